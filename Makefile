@@ -1,0 +1,43 @@
+# `make demo` and `make test` need only make and Python >= 3.11.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test test-slow test-gpu lint format types clean
+
+help:
+	@echo "make demo | test | test-slow | test-gpu | lint | format | types | clean"
+
+# One stamp an extra: a second run finds it and starts at once.
+.venv/%.stamp: setup.cfg pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+	  { echo "Python's venv module is missing: on Debian, apt-get install python3-venv" >&2; rm -rf .venv; exit 1; }
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kbatch needs Python >= 3.11: run make PYTHON=/path/to/python3.11" >&2; rm -rf .venv; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+demo: .venv/demo.stamp
+	$(BIN)/kbatch demo
+
+test: .venv/test.stamp
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: .venv/test.stamp
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-gpu: .venv/test.stamp
+	$(BIN)/python -m pytest -m gpu
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: .venv/dev.stamp
+	$(BIN)/pyright
+
+clean:
+	rm -rf .venv build dist *.egg-info kbatch-demo

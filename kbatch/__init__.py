@@ -1,0 +1,60 @@
+"""kbatch answers which batch size a Keras model should use, and why.
+
+Every name is imported when it is first used, so `import kbatch` is fast and a report never
+starts TensorFlow.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
+    "Study": "kbatch.records.study",
+    "accumulate_gradients": "kbatch.training.accumulation",
+    "analysis": "kbatch.analysis",
+    "load_study": "kbatch.records.loading",
+    "plot_trials": "kbatch.reporting.figures.trials",
+    "powers_of_two": "kbatch.analysis.batch_sizes",
+    "scale_learning_rate": "kbatch.analysis.learning_rates",
+    "write_report": "kbatch.reporting.report",
+}
+
+__all__ = [
+    "BatchSizeHyperModel",
+    "Study",
+    "accumulate_gradients",
+    "analysis",
+    "load_study",
+    "plot_trials",
+    "powers_of_two",
+    "scale_learning_rate",
+    "write_report",
+]
+
+if TYPE_CHECKING:
+    from kbatch import analysis
+    from kbatch.analysis.batch_sizes import powers_of_two
+    from kbatch.analysis.learning_rates import scale_learning_rate
+    from kbatch.records.loading import load_study
+    from kbatch.records.study import Study
+    from kbatch.reporting.figures.trials import plot_trials
+    from kbatch.reporting.report import write_report
+    from kbatch.training.accumulation import accumulate_gradients
+    from kbatch.tuning.hypermodel import BatchSizeHyperModel
+
+
+def __getattr__(name: str):
+    """Imports a public name on first use (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'kbatch' has no attribute {name!r}")
+    home = importlib.import_module(_HOME_OF[name])
+    value = home if name == "analysis" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, also those not imported yet."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,79 @@
+"""The batch sizes that a search may try."""
+
+import operator
+from collections.abc import Iterable
+
+
+def powers_of_two(low: int, high: int) -> tuple[int, ...]:
+    """Lists the powers of two from `low` to `high`, both included.
+
+    Example:
+
+    >>> powers_of_two(16, 100)
+    (16, 32, 64)
+
+    Args:
+        low: Smallest batch size, in examples.
+        high: Largest batch size, in examples.
+
+    Returns:
+        The powers of two in ascending order.
+
+    Raises:
+        ValueError: If no power of two lies between the bounds.
+    """
+    first = max(0, (low - 1).bit_length()) if low > 0 else 0
+    sizes = tuple(2**k for k in range(first, max(0, high).bit_length()))
+    if low < 1 or not sizes:
+        raise ValueError(
+            "`powers_of_two(low, high)` needs 1 <= low <= high with a power of two between "
+            f"them: widen the range. Received: low={low}, high={high}."
+        )
+    return sizes
+
+
+def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
+    """Checks that `batch_sizes` are ascending positive integers.
+
+    Args:
+        batch_sizes: Batch sizes in examples: a tuple, a list, a `range`.
+
+    Returns:
+        The same sizes as Python integers.
+
+    Raises:
+        TypeError: If one of them is no integer.
+        ValueError: If they are empty, not positive, repeated or not ascending.
+    """
+    received = _listed(batch_sizes)
+    hint = "Give ascending positive integers, such as `kbatch.powers_of_two(16, 1024)`."
+    try:
+        sizes = tuple(operator.index(size) for size in received)
+    except TypeError as error:
+        raise TypeError(
+            f"`batch_sizes` must be integers. {hint} Received: batch_sizes={received}."
+        ) from error
+    if any(isinstance(size, bool) for size in received):
+        raise TypeError(f"`batch_sizes` must be integers. {hint} Received: batch_sizes={received}.")
+    if not sizes:
+        raise ValueError(f"`batch_sizes` is empty. {hint} Received: batch_sizes={received}.")
+    if min(sizes) < 1:
+        raise ValueError(
+            f"`batch_sizes` must be positive. {hint} Received: batch_sizes={received}."
+        )
+    if len(set(sizes)) < len(sizes):
+        raise ValueError(f"`batch_sizes` repeats a size. {hint} Received: batch_sizes={received}.")
+    if sizes != tuple(sorted(sizes)):
+        raise ValueError(
+            f"`batch_sizes` must be in ascending order. {hint} Received: batch_sizes={received}."
+        )
+    return sizes
+
+
+def _listed(batch_sizes: Iterable[int]) -> list[int]:
+    if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
+        raise TypeError(
+            "`batch_sizes` must be a sequence of integers, such as "
+            f"`kbatch.powers_of_two(16, 1024)`. Received: batch_sizes={batch_sizes!r}."
+        )
+    return list(batch_sizes)

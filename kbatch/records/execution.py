@@ -1,0 +1,127 @@
+"""The record of one training run of one trial."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from kbatch.analysis.throughput import Throughput, throughput_of_windows
+
+STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochRecord:
+    """What one epoch of training showed.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        metrics: Metrics under Keras's names at the end of the epoch; None for a value that is
+            not finite.
+        examples: Examples trained on, counted in the input pipeline.
+        updates: Optimizer updates.
+        train_s: Seconds of training, validation and callbacks at the epoch's end left out.
+        data_wait_s: Seconds of it that the train step waited for data, None if not measured.
+    """
+
+    epoch: int
+    metrics: Mapping[str, float | None]
+    examples: int
+    updates: int
+    train_s: float
+    data_wait_s: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionRecord:
+    """What one training run showed.
+
+    Attributes:
+        status: One of `STATUSES`.
+        seed: Seed of weights and shuffling, None when none was set.
+        batch_size: Examples of one optimizer update, as asked for.
+        micro_batch_size: Examples that go through the device at once; the batch size when the
+            gradient was not accumulated.
+        batch_size_seen: Largest batch that the train step received, None before the first.
+        dtype_policy: The policy that was active in the model.
+        optimizer: Class name of the optimizer, without the loss-scale wrapper.
+        loss_scaled: Whether the loss was scaled (mixed_float16).
+        learning_rate: Learning rate at the first update, after the rule.
+        learning_rate_scaling: The rule, or None.
+        jit_compile: Whether XLA compiled the train step.
+        window_examples: Examples in each window of steady training.
+        window_durations_s: Duration of each of those windows, in seconds.
+        first_step_s: Seconds of the first step, tracing and compiling included.
+        examples_seen: Examples trained on in all.
+        updates: Optimizer updates in all.
+        train_s: Seconds of training, first step included, validation left out.
+        data_wait_s: Seconds of it spent waiting for data, None if not measured.
+        total_s: Seconds from the start to the end, validation and callbacks included.
+        epochs: The epochs, in order.
+        failure: Why it did not complete, None if it did.
+        notes: What a reader of the numbers must know.
+    """
+
+    status: str
+    seed: int | None
+    batch_size: int
+    micro_batch_size: int
+    dtype_policy: str
+    optimizer: str
+    loss_scaled: bool
+    learning_rate: float | None
+    learning_rate_scaling: str | None
+    jit_compile: bool
+    batch_size_seen: int | None = None
+    window_examples: tuple[int, ...] = ()
+    window_durations_s: tuple[float, ...] = ()
+    first_step_s: float | None = None
+    examples_seen: int = 0
+    updates: int = 0
+    train_s: float = 0.0
+    data_wait_s: float | None = None
+    total_s: float = 0.0
+    epochs: tuple[EpochRecord, ...] = ()
+    failure: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if self.status not in STATUSES:
+            raise ValueError(f"`status` must be one of {STATUSES}. Received: {self.status!r}.")
+        if len(self.window_examples) != len(self.window_durations_s):
+            raise ValueError(
+                "`window_examples` and `window_durations_s` must have the same length. Received: "
+                f"{len(self.window_examples)} and {len(self.window_durations_s)}."
+            )
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of a full batch, the remainder counted as one."""
+        return -(-self.batch_size // self.micro_batch_size)
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """Examples per second of the steady part, None if there was none."""
+        return throughput_of_windows(self.window_examples, self.window_durations_s)
+
+    @property
+    def data_wait_share(self) -> float | None:
+        """Share of the training time spent waiting for data, from 0 to 1."""
+        if self.data_wait_s is None or not self.train_s:
+            return None
+        return self.data_wait_s / self.train_s
+
+    def best_epoch(self, metric: str, direction: str) -> EpochRecord | None:
+        """Finds the epoch with the best value of a metric.
+
+        Args:
+            metric: Name of the metric, as Keras gives it.
+            direction: `"max"` or `"min"`.
+
+        Returns:
+            The first best epoch; the last epoch when none has the metric; None without epochs.
+        """
+        scored = [(e.metrics.get(metric), e) for e in self.epochs]
+        finite = [(value, e) for value, e in scored if value is not None]
+        if not finite:
+            return self.epochs[-1] if self.epochs else None
+        sign = -1 if direction == "max" else 1
+        return min(finite, key=lambda pair: sign * pair[0])[1]

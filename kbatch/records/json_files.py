@@ -1,0 +1,128 @@
+"""Versioned JSON files of frozen records."""
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+
+SCHEMA_VERSION = 1
+
+Record = typing.TypeVar("Record")
+
+
+class RecordError(ValueError):
+    """A file that holds no readable record; the message names it."""
+
+
+def write_record(record: object, path: Path) -> None:
+    """Writes a record so that a reader sees the old file or the new one, never half of it.
+
+    Args:
+        record: A dataclass instance.
+        path: File to write; its folder is made if it is missing.
+
+    Raises:
+        OSError: If the folder cannot be written, with what to do.
+    """
+    document = {
+        "kbatch_schema": SCHEMA_VERSION,
+        "kind": type(record).__name__,
+        "record": _encode(record),
+    }
+    text = json.dumps(document, indent=1, allow_nan=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, text + "\n")
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"kbatch cannot write here ({error.strerror}): give a writable directory",
+            path,
+        ) from error
+
+
+def read_record(kind: type[Record], path: Path) -> Record:
+    """Reads a record that `write_record` wrote.
+
+    Args:
+        kind: Dataclass of the record.
+        path: File to read.
+
+    Returns:
+        The record.
+
+    Raises:
+        RecordError: If the file is broken, of a newer schema or holds another kind.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        version = document["kbatch_schema"]
+        found = document["kind"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path} has schema version {version}, this kbatch reads up to {SCHEMA_VERSION}: "
+            "upgrade kbatch (pip install --upgrade kbatch)."
+        )
+    if found != kind.__name__:
+        raise RecordError(f"{path} holds a {found}, not a {kind.__name__}.")
+    try:
+        return _decode(kind, document["record"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{path} is damaged: {error!r}.") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    ) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            # A temporary file is private to its owner; a record is shared like any other file.
+            os.chmod(file.name, 0o666 & ~_umask())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _encode(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {field.name: _encode(getattr(value, field.name)) for field in fields}
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _decode(kind: typing.Any, value: typing.Any) -> typing.Any:
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _decode(hints[name], item) for name, item in value.items()})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        records = [argument for argument in arguments if dataclasses.is_dataclass(argument)]
+        return _decode(records[0], value) if records else value
+    if origin is tuple:
+        return tuple(_decode(arguments[0], item) for item in value)
+    return value

@@ -1,0 +1,81 @@
+"""Studies read back from their files, without TensorFlow."""
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+from kbatch.records.json_files import RecordError, read_record
+from kbatch.records.study import SearchRecord, Study
+from kbatch.records.trial import TrialRecord
+
+RECORD_NAME = "kbatch.json"
+
+
+class _HasProjectDir(Protocol):
+    project_dir: str
+
+
+def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
+    """Reads the study of a search.
+
+    A trial whose file is broken or of a newer kbatch is left out and named in
+    `Study.problems`; the others load.
+
+    Args:
+        tuner_or_directory: A keras-tuner tuner, its project directory
+            (`directory/project_name`), or a file written by `Study.save`.
+
+    Returns:
+        The study.
+
+    Raises:
+        FileNotFoundError: If there is no kbatch record, with what to run.
+        RecordError: If a file written by `Study.save` cannot be read.
+    """
+    if isinstance(tuner_or_directory, (str, Path)):
+        path = Path(tuner_or_directory)
+    else:
+        path = Path(tuner_or_directory.project_dir)
+    if path.is_file():
+        return read_record(Study, path)
+    study = _read_project(path)
+    if study.trials or study.problems or study.search:
+        return study
+    raise FileNotFoundError(
+        f"There is no kbatch study in {path}: `load_study` needs the project directory of a "
+        "search (`directory/project_name`) whose hypermodel is a `kbatch.BatchSizeHyperModel`. "
+        + _suggestion(path)
+        + f"Received: {str(path)!r}."
+    )
+
+
+def _read_project(path: Path) -> Study:
+    problems: list[str] = []
+
+    def read(kind, file):
+        try:
+            return read_record(kind, file)
+        except RecordError as error:
+            problems.append(str(error))
+            return None
+
+    search_file = path / RECORD_NAME
+    search = read(SearchRecord, search_file) if search_file.exists() else None
+    found = [read(TrialRecord, file) for file in sorted(path.glob(f"trial_*/{RECORD_NAME}"))]
+    trials = sorted((t for t in found if t), key=lambda t: (t.batch_size, t.trial_id))
+    return Study(path.resolve().name, tuple(trials), search, tuple(problems))
+
+
+def _suggestion(path: Path) -> str:
+    """Names a study that lies one folder below, where people often point to."""
+    for file in sorted(path.glob(f"*/{RECORD_NAME}")):
+        if _holds_search(file):
+            return f"One lies in {file.parent}. "
+    return ""
+
+
+def _holds_search(file: Path) -> bool:
+    try:
+        return json.loads(file.read_text(encoding="utf-8")).get("kind") == SearchRecord.__name__
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,124 @@
+"""A study: the trials of one search."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.json_files import write_record
+from kbatch.records.study_table import execution_rows, trial_rows
+from kbatch.records.trial import Objective, TrialRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchRecord:
+    """What holds for all trials of a search.
+
+    Attributes:
+        settings: Arguments of the hypermodel, by name.
+        environment: Machine and software.
+    """
+
+    settings: Mapping[str, object]
+    environment: EnvironmentRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """The trials of one search, read from files or from a tuner.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/digits")
+    >>> study.to_dataframe().sort_values("val_accuracy")
+
+    Attributes:
+        name: Name of the search, the folder's name.
+        trials: The trials by batch size, then trial id.
+        search: What holds for all of them, None if its file is missing.
+        problems: What could not be read, a line each, naming the file.
+    """
+
+    name: str
+    trials: tuple[TrialRecord, ...]
+    search: SearchRecord | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def objective(self) -> Objective | None:
+        """What the search optimised, None for an empty study."""
+        return self.trials[0].objective if self.trials else None
+
+    @property
+    def quality_metric(self) -> Objective | None:
+        """The metric that tells how well a model learned.
+
+        It is the objective, or a validation accuracy or the validation loss where the search
+        optimised throughput.
+        """
+        names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
+        objective = self.objective
+        if objective is None:
+            return None
+        if objective.name in names and not objective.name.startswith("samples_per_second"):
+            return objective
+        accuracies = [n for n in names if "acc" in n]
+        ranked = sorted(accuracies, key=lambda n: not n.startswith("val_"))
+        if ranked:
+            return Objective(ranked[0], "max")
+        losses = [n for n in ("val_loss", "loss") if n in names]
+        return Objective(losses[0], "min") if losses else None
+
+    def best_trial(self) -> TrialRecord | None:
+        """Finds the completed trial with the best objective, None if there is none."""
+        objective = self.objective
+        if objective is None:
+            return None
+        sign = -1 if objective.direction == "max" else 1
+        scored = [
+            (sign * t.metrics[objective.name], t)
+            for t in self.trials
+            if t.status == "completed" and objective.name in t.metrics
+        ]
+        return min(scored, key=lambda pair: pair[0])[1] if scored else None
+
+    def to_dataframe(self, *, executions: bool = False) -> "pd.DataFrame":
+        """Makes a table of the trials.
+
+        The columns are `trial_id`, `status`, `batch_size`, `micro_batch_size`,
+        `accumulation_steps`, `batch_size_seen`, `dtype_policy`, `optimizer`,
+        `learning_rate`, `samples_per_second` with `samples_per_second_low` and `_high`,
+        `first_step_s`, `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
+        `epochs`, `executions` (or `execution` and `seed`), `failure`, then the metrics of the
+        best epoch under Keras's names, then the other hyperparameters (as `hp/name` where a
+        name is taken). Missing is NaN or None.
+
+        Args:
+            executions: One row an execution instead of one a trial.
+
+        Returns:
+            The table, in the order of `trials`.
+        """
+        import pandas as pd
+
+        rows = execution_rows(self.trials) if executions else trial_rows(self.trials)
+        return pd.DataFrame(rows)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the whole study to one JSON file that `load_study` reads.
+
+        Args:
+            path: File to write, with suffix `.json`.
+
+        Raises:
+            ValueError: If the suffix is another one.
+            OSError: If it cannot be written.
+        """
+        path = Path(path)
+        if path.suffix != ".json":
+            raise ValueError(f"`path` must end in `.json`. Received: path={str(path)!r}.")
+        write_record(self, path)

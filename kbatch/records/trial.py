@@ -1,0 +1,142 @@
+"""The record of one trial: one set of hyperparameters, executed once or several times."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from statistics import fmean
+
+from kbatch.analysis.intervals import Interval, mean_interval
+from kbatch.records.execution import EpochRecord, ExecutionRecord
+
+# Worst first: one execution out of memory makes the trial one that ran out of memory.
+_PRECEDENCE = ("running", "interrupted", "out_of_memory", "failed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What the search optimised.
+
+    Attributes:
+        name: Name of the metric.
+        direction: `"max"` or `"min"`.
+    """
+
+    name: str
+    direction: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialRecord:
+    """One trial with all its executions.
+
+    Attributes:
+        trial_id: keras-tuner's identifier.
+        hyperparameters: Every hyperparameter's value.
+        objective: What the search optimised.
+        executions: The executions, in order.
+    """
+
+    trial_id: str
+    hyperparameters: Mapping[str, bool | int | float | str | None]
+    objective: Objective
+    executions: tuple[ExecutionRecord, ...]
+
+    def __post_init__(self):
+        if not self.executions:
+            raise ValueError(
+                f"A trial has at least one execution. Received: trial_id={self.trial_id!r}, "
+                "executions=()."
+            )
+
+    @property
+    def status(self) -> str:
+        """The worst status among the executions."""
+        statuses = {execution.status for execution in self.executions}
+        return next((status for status in _PRECEDENCE if status in statuses), "completed")
+
+    @property
+    def failure(self) -> str | None:
+        """Why the trial did not complete."""
+        return next((e.failure for e in self.executions if e.failure), None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the numbers must know, each note once."""
+        return tuple(dict.fromkeys(note for e in self.executions for note in e.notes))
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of one optimizer update."""
+        return self.executions[-1].batch_size
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Examples that went through the device at once."""
+        return self.executions[-1].micro_batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of a full batch."""
+        return self.executions[-1].accumulation_steps
+
+    @property
+    def dtype_policy(self) -> str:
+        """The dtype policy that was active."""
+        return self.executions[-1].dtype_policy
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Learning rate at the first update."""
+        return self.executions[-1].learning_rate
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Throughput in examples per second, the mean over executions."""
+        return _mean(self.throughputs)
+
+    @property
+    def throughputs(self) -> tuple[float, ...]:
+        """Median throughput of each execution, in examples per second."""
+        measured = (e.throughput for e in self.executions)
+        return tuple(t.median for t in measured if t is not None)
+
+    @property
+    def samples_per_second_interval(self) -> Interval | None:
+        """Over executions a 95 % interval; for a single one the quartiles of its windows."""
+        if len(self.executions) > 1:
+            return mean_interval(self.throughputs)
+        throughput = self.executions[-1].throughput
+        return throughput and Interval(throughput.low, throughput.high)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the best epoch under Keras's names, the mean over executions."""
+        best = [
+            e.best_epoch(self.objective.name, self.objective.direction) for e in self.executions
+        ]
+        names = dict.fromkeys(name for epoch in best if epoch for name in epoch.metrics)
+        means = {name: _mean(self.metric_values(name)) for name in names}
+        return {name: mean for name, mean in means.items() if mean is not None}
+
+    def metric_values(self, name: str) -> tuple[float, ...]:
+        """Gives a metric at the best epoch of each execution that has it."""
+        values = (epoch.metrics.get(name) for epoch in self._best_epochs())
+        return tuple(value for value in values if value is not None)
+
+    def metric_interval(self, name: str) -> Interval | None:
+        """Gives the 95 % interval of a metric over executions, None for fewer than two."""
+        return mean_interval(self.metric_values(name))
+
+    def mean(self, quantity: Callable[[ExecutionRecord], float | None]) -> float | None:
+        """Averages a quantity over the executions that have it."""
+        values = (quantity(e) for e in self.executions)
+        return _mean(tuple(value for value in values if value is not None))
+
+    def _best_epochs(self) -> list[EpochRecord]:
+        best = (
+            e.best_epoch(self.objective.name, self.objective.direction) for e in self.executions
+        )
+        return [epoch for epoch in best if epoch]
+
+
+def _mean(values: tuple[float, ...]) -> float | None:
+    return fmean(values) if values else None
