@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import math
-import os
-import tempfile
 import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+
+from kbatch.records.whole_files import write_whole_file
 
 SCHEMA_VERSION = 1
 
@@ -35,15 +35,7 @@ def write_record(record: object, path: Path) -> None:
         "record": _encode(record),
     }
     text = json.dumps(document, indent=1, allow_nan=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, text + "\n")
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"kbatch cannot write here ({error.strerror}): give a writable directory",
-            path,
-        ) from error
+    write_whole_file(path, (text + "\n").encode())
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
@@ -74,30 +66,8 @@ def read_record(kind: type[Record], path: Path) -> Record:
         raise RecordError(f"{path} holds a {found}, not a {kind.__name__}.")
     try:
         return _decode(kind, document["record"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{path} is damaged: {error!r}.") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            # A temporary file is private to its owner; a record is shared like any other file.
-            os.chmod(file.name, 0o666 & ~_umask())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _encode(value: object) -> object:

@@ -80,9 +80,9 @@ class Study:
             return None
         sign = -1 if objective.direction == "max" else 1
         scored = [
-            (sign * t.metrics[objective.name], t)
+            (sign * value, t)
             for t in self.trials
-            if t.status == "completed" and objective.name in t.metrics
+            if t.status == "completed" and (value := t.objective_value) is not None
         ]
         return min(scored, key=lambda pair: pair[0])[1] if scored else None
 

@@ -102,20 +102,24 @@ class TrialRecord:
     @property
     def samples_per_second_interval(self) -> Interval | None:
         """Over executions a 95 % interval; for a single one the quartiles of its windows."""
-        if len(self.executions) > 1:
-            return mean_interval(self.throughputs)
-        throughput = self.executions[-1].throughput
-        return throughput and Interval(throughput.low, throughput.high)
+        if len(self.executions) == 1:
+            throughput = self.executions[0].throughput
+            return throughput and Interval(throughput.low, throughput.high)
+        return mean_interval(self.throughputs)
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the best epoch under Keras's names, the mean over executions."""
-        best = [
-            e.best_epoch(self.objective.name, self.objective.direction) for e in self.executions
-        ]
-        names = dict.fromkeys(name for epoch in best if epoch for name in epoch.metrics)
+        names = dict.fromkeys(name for epoch in self._best_epochs() for name in epoch.metrics)
         means = {name: _mean(self.metric_values(name)) for name in names}
         return {name: mean for name, mean in means.items() if mean is not None}
+
+    @property
+    def objective_value(self) -> float | None:
+        """Value of the objective: a metric of the best epoch, or the throughput."""
+        if self.objective.name == "samples_per_second":
+            return self.samples_per_second
+        return self.metrics.get(self.objective.name)
 
     def metric_values(self, name: str) -> tuple[float, ...]:
         """Gives a metric at the best epoch of each execution that has it."""
