@@ -1,0 +1,1 @@
+"""Figures, tables and reports of a study, drawn from files without TensorFlow."""

@@ -1,0 +1,84 @@
+"""The conditions behind a study's numbers, in a line that stands beside them."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kbatch.records.study import Study
+from kbatch.reporting.number_text import counted
+
+STATUS_WORDS = {
+    "completed": "completed",
+    "out_of_memory": "out of memory",
+    "failed": "failed",
+    "running": "running",
+    "interrupted": "interrupted",
+}
+
+
+class Conditions(NamedTuple):
+    """What was compared, and where.
+
+    Attributes:
+        device: The device in a few words, None if it was not recorded.
+        versions: Versions of TensorFlow and Keras, such as `"TensorFlow 2.21.0"`.
+        policies: Dtype policies that were active.
+        trials: Trials in the study.
+        executions: Fewest and most executions of a trial.
+        epochs: Fewest and most epochs of an execution that completed, None if none did.
+    """
+
+    device: str | None
+    versions: tuple[str, ...]
+    policies: tuple[str, ...]
+    trials: int
+    executions: tuple[int, int]
+    epochs: tuple[int, int] | None
+
+
+def conditions_of(study: Study) -> Conditions:
+    """Gathers the conditions of a study with at least one trial."""
+    environment = study.search.environment if study.search else None
+    versions = environment.versions if environment else {}
+    named = {"tensorflow": "TensorFlow", "keras": "Keras"}
+    completed = [e for t in study.trials for e in t.executions if e.status == "completed"]
+    return Conditions(
+        device=environment.device if environment else None,
+        versions=tuple(f"{named[key]} {versions[key]}" for key in named if key in versions),
+        policies=tuple(dict.fromkeys(t.dtype_policy for t in study.trials)),
+        trials=len(study.trials),
+        executions=_bounds(len(t.executions) for t in study.trials),
+        epochs=_bounds(len(e.epochs) for e in completed) if completed else None,
+    )
+
+
+def caption(conditions: Conditions) -> str:
+    """Writes the conditions as one line, parts separated by a middle dot."""
+    parts = [
+        conditions.device or "n/a (device not recorded)",
+        *conditions.versions,
+        ", ".join(conditions.policies),
+        f"{counted(conditions.trials, 'trial')}, {executions_text(conditions)}",
+    ]
+    if conditions.epochs:
+        parts.append(f"budget: {epochs_text(conditions.epochs)} each")
+    return " · ".join(parts)
+
+
+def executions_text(conditions: Conditions) -> str:
+    """Says how often each trial was executed."""
+    return f"{_range_text(conditions.executions, 'execution')} each"
+
+
+def epochs_text(epochs: tuple[int, int]) -> str:
+    """Says how many epochs the executions had."""
+    return _range_text(epochs, "epoch")
+
+
+def _range_text(bounds: tuple[int, int], noun: str) -> str:
+    low, high = bounds
+    return counted(low, noun) if low == high else f"{low:,} to {counted(high, noun)}"
+
+
+def _bounds(values: Iterable[int]) -> tuple[int, int]:
+    ordered = sorted(values)
+    return ordered[0], ordered[-1]

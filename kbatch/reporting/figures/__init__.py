@@ -1,0 +1,1 @@
+"""Figures, one module each: the info is computed, then drawn."""

@@ -1,0 +1,41 @@
+"""Colours and markers that stay apart for every kind of colour vision.
+
+The colours of series are those of Okabe and Ito (2008), "Color universal design"; every
+series has a marker of its own as well, so that a figure also works in black and white.
+"""
+
+from typing import NamedTuple
+
+INK = "#24292f"
+MUTED = "#59636e"
+GRID = "#d9dee3"
+PAPER = "#ffffff"
+ALARM = "#d55e00"
+# Vermilion, dark enough for small text on paper.
+ALARM_TEXT = "#a84300"
+
+
+class SeriesStyle(NamedTuple):
+    """How one series is drawn.
+
+    Attributes:
+        color: Colour of line and marker.
+        marker: Matplotlib's marker.
+    """
+
+    color: str
+    marker: str
+
+
+_SERIES = (
+    SeriesStyle("#0072b2", "o"),
+    SeriesStyle("#e69f00", "s"),
+    SeriesStyle("#009e73", "^"),
+    SeriesStyle("#cc79a7", "D"),
+    SeriesStyle("#56b4e9", "v"),
+)
+
+
+def series_style(index: int) -> SeriesStyle:
+    """Gives the style of the n-th series; past the fifth they repeat."""
+    return _SERIES[index % len(_SERIES)]

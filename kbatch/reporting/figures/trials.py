@@ -1,0 +1,247 @@
+"""The figure of the trials: throughput and model quality by batch size."""
+
+import math
+from typing import TYPE_CHECKING
+
+from kbatch.reporting.conditions import STATUS_WORDS, caption
+from kbatch.reporting.figures.batch_axis import batch_axis
+from kbatch.reporting.figures.canvas import (
+    SMALL_PT,
+    TEXT_PT,
+    halo,
+    new_axes,
+    stacked,
+    tidy,
+    write_caption,
+)
+from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series_style
+from kbatch.reporting.figures.trials_info import (
+    Estimate,
+    TrialPoint,
+    TrialsInfo,
+    alt_text,
+    best_label,
+    failure_summary,
+    spread_notes,
+    trials_info,
+)
+from kbatch.reporting.metric_names import metric_axis_label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kbatch.records.study import Study
+
+__all__ = ["HEIGHT_IN", "TrialsInfo", "alt_text", "plot_trials", "trials_info"]
+
+HEIGHT_IN = 5.4
+# Several policies at one batch size stand side by side, this far apart in powers of two.
+_DODGE = 0.12
+
+
+def plot_trials(study: "Study", ax: "Axes | None" = None) -> "Axes":
+    """Plots samples/s and the quality of the model by batch size, one point a trial.
+
+    The upper panel holds the throughput, the lower one the validation accuracy or whatever
+    `study.quality_metric` is. Trials that failed or ran out of memory are marked at the
+    bottom edge, and the trial with the best objective is labelled.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/digits")
+    >>> kbatch.plot_trials(study).figure.savefig("trials.png")
+
+    Args:
+        study: A study, as `load_study` gives it.
+        ax: Axes whose place the two panels take; a new figure if None.
+
+    Returns:
+        The Axes of the upper panel.
+
+    Raises:
+        ValueError: If the study is empty, with what to run.
+    """
+    info = trials_info(study)
+    upper, lower = stacked(new_axes(HEIGHT_IN) if ax is None else ax)
+    for panel in (upper, lower):
+        tidy(panel)
+    batch_axis(lower, info.batch_sizes, "Batch size (examples per update)")
+    _draw_panel(upper, info, [p.samples_per_second for p in info.points])
+    _draw_panel(lower, info, [p.quality for p in info.points])
+    _mark_incomplete(upper, info, labelled=False)
+    _mark_incomplete(lower, info, labelled=True)
+    _label_panels(upper, lower, info)
+    _label_best(upper, lower, info)
+    write_caption(lower, caption(info.conditions), *spread_notes(info))
+    return upper
+
+
+def _draw_panel(panel: "Axes", info: TrialsInfo, estimates: list[Estimate | None]) -> None:
+    for index, policy in enumerate(info.policies):
+        pairs = [
+            (_place(info, point), estimate)
+            for point, estimate in zip(info.points, estimates, strict=True)
+            if point.policy == policy and point.completed and estimate
+        ]
+        _draw_series(panel, index, policy, pairs)
+    if not info.completed:
+        panel.set_yticks([])
+        _say(panel, f"No trial completed: {failure_summary(info)}")
+    elif not any(e for p, e in zip(info.points, estimates, strict=True) if p.completed):
+        panel.set_yticks([])
+        _say(panel, "n/a (not measured)")
+
+
+def _draw_series(
+    panel: "Axes", index: int, policy: str, pairs: list[tuple[float, Estimate]]
+) -> None:
+    if not pairs:
+        return
+    style = series_style(index)
+    places = [place for place, _ in pairs]
+    values = [estimate.value for _, estimate in pairs]
+    # A line through several trials of one batch size would tell a story that is not there.
+    joined = len(set(places)) == len(places)
+    spans = [(place, e.low, e.high) for place, e in pairs if e.low is not None]
+    if spans:
+        panel.vlines(*zip(*spans, strict=True), color=style.color, linewidth=1.6, alpha=0.55)
+    panel.plot(
+        places,
+        values,
+        color=style.color,
+        linestyle="-" if joined else "none",
+        linewidth=1.4,
+        marker=style.marker,
+        markersize=6,
+        markeredgecolor=PAPER,
+        markeredgewidth=0.8,
+        label=policy,
+    )
+
+
+def _mark_incomplete(panel: "Axes", info: TrialsInfo, *, labelled: bool) -> None:
+    """Marks trials without a result at the bottom edge, one label a place."""
+    marked: dict[float, list[str]] = {}
+    for point in info.incomplete:
+        words = marked.setdefault(_place(info, point), [])
+        if STATUS_WORDS[point.status] not in words:
+            words.append(STATUS_WORDS[point.status])
+    for place, words in marked.items():
+        panel.plot(
+            [place],
+            [0],
+            transform=panel.get_xaxis_transform(),
+            color=ALARM,
+            marker="X",
+            markersize=8,
+            markeredgecolor=PAPER,
+            linestyle="none",
+            clip_on=False,
+            zorder=4,
+        )
+        if labelled:
+            _label_incomplete(panel, place, words)
+
+
+def _label_incomplete(panel: "Axes", place: float, words: list[str]) -> None:
+    panel.annotate(
+        ",\n".join(words).replace("out of memory", "out of\nmemory"),
+        (place, 0),
+        xycoords=panel.get_xaxis_transform(),
+        xytext=(0, 8),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=SMALL_PT,
+        color=ALARM_TEXT,
+        path_effects=halo(),
+    )
+
+
+def _label_panels(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
+    upper.set_title(info.name, loc="left", fontsize=TEXT_PT + 1.5, color=INK, fontweight="bold")
+    upper.set_ylabel("Throughput\n(samples/s)")
+    lower.set_ylabel(metric_axis_label(info.quality) if info.quality else "Quality metric")
+    if info.completed:
+        # Throughput is a ratio scale: from zero, twice as high is twice as fast.
+        upper.set_ylim(bottom=0, top=upper.get_ylim()[1] * 1.08)
+        upper.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        _make_room(lower, info)
+    if len(info.policies) > 1 and info.completed:
+        legend = upper.legend(
+            title="dtype policy",
+            title_fontsize=SMALL_PT,
+            alignment="left",
+            loc="upper left",
+            frameon=False,
+            fontsize=TEXT_PT,
+            labelcolor=INK,
+        )
+        legend.get_title().set_color(INK)
+
+
+def _make_room(lower: "Axes", info: TrialsInfo) -> None:
+    """Widens the lower panel for the labels of the best trial and of those that failed."""
+    bottom, top = lower.get_ylim()
+    span = top - bottom
+    lower.set_ylim(bottom - (0.25 if info.incomplete else 0.12) * span, top + 0.14 * span)
+    values = [point.quality.value for point in info.completed if point.quality]
+    if info.quality and "acc" in info.quality.name and values and max(values) <= 1:
+        bottom = lower.get_ylim()[0]
+        lower.set_yticks([tick for tick in lower.get_yticks() if bottom <= tick < 1 + 1e-9])
+
+
+def _label_best(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
+    if info.best is None:
+        return
+    place = _place(info, info.best)
+    for panel, estimate in ((upper, info.best.samples_per_second), (lower, info.best.quality)):
+        panel.axvline(place, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+        if estimate:
+            panel.plot(
+                [place],
+                [estimate.value],
+                marker="o",
+                markersize=13,
+                markerfacecolor="none",
+                markeredgecolor=INK,
+                markeredgewidth=1.2,
+                linestyle="none",
+            )
+    by_throughput = info.objective.name == "samples_per_second"
+    panel, estimate = (
+        (upper, info.best.samples_per_second) if by_throughput else (lower, info.best.quality)
+    )
+    if estimate:
+        above = by_throughput or info.objective.direction == "max"
+        _label_point(panel, best_label(info), place, estimate.value, above=above)
+
+
+def _label_point(panel: "Axes", text: str, place: float, value: float, *, above: bool) -> None:
+    """Labels a point on the side where the panel has room."""
+    x_low, x_high = panel.get_xlim()
+    share = math.log(place / x_low) / math.log(x_high / x_low)
+    side = "left" if share < 0.25 else "right" if share > 0.75 else "center"
+    panel.annotate(
+        text,
+        (place, value),
+        xytext=({"left": -6, "right": 6, "center": 0}[side], 11 if above else -11),
+        textcoords="offset points",
+        ha=side,
+        va="bottom" if above else "top",
+        fontsize=SMALL_PT + 0.5,
+        fontweight="bold",
+        color=INK,
+        path_effects=halo(),
+    )
+
+
+def _place(info: TrialsInfo, point: TrialPoint) -> float:
+    offset = info.policies.index(point.policy) - (len(info.policies) - 1) / 2
+    return point.batch_size * 2 ** (_DODGE * offset)
+
+
+def _say(panel: "Axes", text: str) -> None:
+    panel.text(
+        0.5, 0.5, text, transform=panel.transAxes, ha="center", fontsize=TEXT_PT, color=MUTED
+    )

@@ -1,0 +1,26 @@
+"""Keras's metric names in words."""
+
+from kbatch.records.trial import Objective
+
+
+def metric_words(name: str) -> str:
+    """Spells out a metric's name.
+
+    Example:
+
+    >>> metric_words("val_accuracy")
+    'validation accuracy'
+    """
+    validated = name.startswith("val_")
+    words = name.removeprefix("val_").replace("_", " ")
+    if name == "samples_per_second":
+        return "throughput"
+    return f"validation {words}" if validated else f"training {words}"
+
+
+def metric_axis_label(metric: Objective) -> str:
+    """Labels an axis with a metric, its range or unit, and the direction that is better."""
+    words = metric_words(metric.name)
+    better = "higher is better" if metric.direction == "max" else "lower is better"
+    fraction = "0 to 1, " if "acc" in metric.name else ""
+    return f"{words[0].upper()}{words[1:]}\n({fraction}{better})"

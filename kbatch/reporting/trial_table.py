@@ -1,0 +1,206 @@
+"""The table of the trials in words, for the terminal, HTML and Markdown."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kbatch.analysis.intervals import Interval
+from kbatch.records.study import Study
+from kbatch.records.trial import Objective, TrialRecord
+from kbatch.reporting.conditions import STATUS_WORDS
+from kbatch.reporting.empty_study import refuse_empty
+from kbatch.reporting.metric_names import metric_words
+from kbatch.reporting.number_text import percent, readable, setting
+
+
+class Cell(NamedTuple):
+    """One cell.
+
+    Attributes:
+        text: What is shown.
+        sort_key: Number to sort by, None to sort by the text or for a missing value.
+    """
+
+    text: str
+    sort_key: float | None = None
+
+
+class Column(NamedTuple):
+    """One column.
+
+    Attributes:
+        title: Its header, with the unit.
+        numeric: Whether it holds numbers, which stand to the right.
+    """
+
+    title: str
+    numeric: bool
+
+
+class Row(NamedTuple):
+    """One trial.
+
+    Attributes:
+        trial_id: keras-tuner's identifier.
+        status: Status of the trial, as recorded.
+        best: Whether it has the best objective.
+        cells: One cell a column.
+    """
+
+    trial_id: str
+    status: str
+    best: bool
+    cells: tuple[Cell, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What is shown, a text a column."""
+        return tuple(cell.text for cell in self.cells)
+
+
+class TrialTable(NamedTuple):
+    """The table of the trials.
+
+    Attributes:
+        columns: The columns.
+        rows: The trials by batch size.
+        footnote: What the spreads in the table are.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    footnote: str
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The titles of the columns."""
+        return tuple(column.title for column in self.columns)
+
+
+def trial_table(study: Study) -> TrialTable:
+    """Writes the trials of a study as a table of texts.
+
+    A hyperparameter of the user's gets a column where it differs between trials.
+
+    Args:
+        study: A study with at least one trial.
+
+    Returns:
+        The table.
+
+    Raises:
+        ValueError: If the study is empty, with what to run.
+    """
+    refuse_empty(study)
+    best = study.best_trial()
+    tuned = _tuned_names(study.trials)
+    quality = study.quality_metric
+    return TrialTable(
+        columns=(
+            Column("Batch size", True),
+            Column("Micro-batch", True),
+            Column("Policy", False),
+            Column("Learning rate", True),
+            *(Column(name, True) for name in tuned),
+            Column("Samples/s", True),
+            Column(_quality_title(quality), True),
+            Column("Updates", True),
+            Column("First step (s)", True),
+            Column("Waiting for data", True),
+            Column("Status", False),
+        ),
+        rows=tuple(
+            Row(trial.trial_id, trial.status, trial is best, _cells(trial, quality, tuned))
+            for trial in study.trials
+        ),
+        footnote=_footnote(study.trials),
+    )
+
+
+def _cells(trial: TrialRecord, quality: Objective | None, tuned: list[str]) -> tuple[Cell, ...]:
+    return (
+        Cell(f"{trial.batch_size:,}", trial.batch_size),
+        Cell(f"{trial.micro_batch_size:,}", trial.micro_batch_size),
+        Cell(trial.dtype_policy),
+        _cell(trial, trial.learning_rate, setting),
+        *(_hyperparameter(trial.hyperparameters.get(name)) for name in tuned),
+        _throughput(trial),
+        _quality(trial, quality),
+        _cell(trial, trial.mean(lambda e: e.updates or None), lambda n: f"{n:,.0f}"),
+        _cell(trial, trial.mean(lambda e: e.first_step_s)),
+        _cell(trial, trial.mean(lambda e: e.data_wait_share), percent),
+        Cell(STATUS_WORDS[trial.status]),
+    )
+
+
+def _cell(trial: TrialRecord, value: float | None, write=readable) -> Cell:
+    if value is None:
+        return Cell(f"n/a ({_reason(trial)})")
+    return Cell(write(value), value)
+
+
+def _reason(trial: TrialRecord) -> str:
+    return "not measured" if trial.status == "completed" else STATUS_WORDS[trial.status]
+
+
+def _throughput(trial: TrialRecord) -> Cell:
+    value, interval = trial.samples_per_second, trial.samples_per_second_interval
+    if value is None or interval is None:
+        return _cell(trial, value)
+    if len(trial.executions) > 1:
+        return Cell(_plus_minus(value, interval, 3), value)
+    return Cell(f"{readable(value)} ({readable(interval.low)} to {readable(interval.high)})", value)
+
+
+def _quality(trial: TrialRecord, quality: Objective | None) -> Cell:
+    value = trial.metrics.get(quality.name) if quality else None
+    interval = trial.metric_interval(quality.name) if quality else None
+    if value is None or interval is None:
+        return _cell(trial, value, lambda v: readable(v, 4))
+    return Cell(_plus_minus(value, interval, 4), value)
+
+
+def _plus_minus(value: float, interval: Interval, digits: int) -> str:
+    return f"{readable(value, digits)} ± {readable((interval.high - interval.low) / 2, 2)}"
+
+
+def _hyperparameter(value: bool | int | float | str | None) -> Cell:
+    if value is None:
+        return Cell("n/a (not set)")
+    if isinstance(value, (bool, str)):
+        return Cell(str(value))
+    return Cell(setting(value) if isinstance(value, float) else f"{value:,}", value)
+
+
+def _tuned_names(trials: Iterable[TrialRecord]) -> list[str]:
+    """Names the user's hyperparameters that differ between trials."""
+    values: dict[str, set[object]] = {}
+    for trial in trials:
+        for name, value in trial.hyperparameters.items():
+            values.setdefault(name, set()).add(value)
+    own = ("batch_size", "dtype_policy")
+    return [
+        name
+        for name, seen in values.items()
+        if len(seen) > 1 and name not in own and not name.startswith("tuner/")
+    ]
+
+
+def _quality_title(quality: Objective | None) -> str:
+    if quality is None:
+        return "Quality metric"
+    words = metric_words(quality.name)
+    return words[0].upper() + words[1:]
+
+
+def _footnote(trials: Iterable[TrialRecord]) -> str:
+    repeated = {len(trial.executions) > 1 for trial in trials}
+    sentences = []
+    if True in repeated:
+        sentences.append("± is half the 95 % interval of the mean over executions.")
+    if False in repeated:
+        sentences.append(
+            "Samples/s of a single execution: the median over timing windows (first to third "
+            "quartile); its quality has no interval."
+        )
+    sentences.append("Quality is that of each execution's best epoch.")
+    return " ".join(sentences)

@@ -1,0 +1,120 @@
+"""Records for tests: every argument has a plausible value, a test names those it is about."""
+
+from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.execution import EpochRecord, ExecutionRecord
+from kbatch.records.study import SearchRecord, Study
+from kbatch.records.trial import Objective, TrialRecord
+
+VAL_ACCURACY = Objective("val_accuracy", "max")
+FAILURES = {
+    "out_of_memory": "ResourceExhaustedError: out of memory while allocating 2.1 GiB",
+    "failed": "ValueError: the loss is not finite",
+}
+
+
+def make_epochs(accuracies, *, examples=1437, updates=23, train_s=0.5, data_wait_s=0.01):
+    return tuple(
+        EpochRecord(
+            epoch=epoch,
+            metrics={"loss": 1 - value, "val_accuracy": value, "val_loss": 1.1 - value},
+            examples=examples,
+            updates=updates,
+            train_s=train_s,
+            data_wait_s=data_wait_s,
+        )
+        for epoch, value in enumerate(accuracies)
+    )
+
+
+def make_execution(
+    batch_size=64, *, accuracies=(0.9, 0.97), rate=1000.0, status="completed", **changed
+):
+    completed = status == "completed"
+    fields = {
+        "status": status,
+        "seed": 0,
+        "batch_size": batch_size,
+        "micro_batch_size": min(batch_size, 128),
+        "dtype_policy": "mixed_float16",
+        "optimizer": "Adam",
+        "loss_scaled": True,
+        "learning_rate": 0.001,
+        "learning_rate_scaling": "sqrt",
+        "jit_compile": False,
+        "failure": FAILURES.get(status),
+    }
+    if completed:
+        fields |= {
+            "batch_size_seen": batch_size,
+            "window_examples": (100, 100, 100, 100, 100),
+            "window_durations_s": tuple(100 / rate * k for k in (0.98, 0.99, 1.0, 1.01, 1.02)),
+            "first_step_s": 1.25,
+            "examples_seen": 1437 * len(accuracies),
+            "updates": -(-1437 // batch_size) * len(accuracies),
+            "train_s": 2.5,
+            "data_wait_s": 0.05,
+            "total_s": 4.0,
+            "epochs": make_epochs(accuracies, updates=-(-1437 // batch_size)),
+        }
+    return ExecutionRecord(**(fields | changed))
+
+
+def make_trial(
+    batch_size=64,
+    *executions,
+    trial_id=None,
+    objective=VAL_ACCURACY,
+    hyperparameters=None,
+    **changed,
+):
+    executions = executions or (make_execution(batch_size, **changed),)
+    return TrialRecord(
+        trial_id=f"{batch_size:04d}" if trial_id is None else trial_id,
+        hyperparameters={
+            "batch_size": batch_size,
+            "dtype_policy": executions[0].dtype_policy,
+            **(hyperparameters or {}),
+        },
+        objective=objective,
+        executions=tuple(executions),
+    )
+
+
+def make_environment(**changed):
+    fields = {
+        "versions": {"python": "3.13.1", "tensorflow": "2.21.0", "keras": "3.15.1"},
+        "platform": "Linux-6.8-x86_64",
+        "cpu": "Example CPU at 3 GHz",
+        "cpu_count": 16,
+        "memory_bytes": 64 * 2**30,
+        "devices": ("CPU",),
+        "load_average": 0.4,
+        "command": "python examples/digits.py --seed 0",
+        "created_at": "2025-01-02T03:04:05+00:00",
+    }
+    return EnvironmentRecord(**(fields | changed))
+
+
+def make_search(**changed):
+    settings = {
+        "batch_sizes": [16, 32, 64, 128],
+        "micro_batch_size": 128,
+        "dtype_policy": "mixed_float16",
+        "learning_rate_scaling": "sqrt",
+        "base_batch_size": 16,
+        "seed": 0,
+    }
+    return SearchRecord(settings | changed, make_environment())
+
+
+def make_study(*trials, name="digits", search=None, problems=()):
+    """A study of seven sizes, the largest out of memory, or of the trials given."""
+    if not trials:
+        values = {16: 0.964, 32: 0.978, 64: 0.981, 128: 0.972, 256: 0.95, 512: 0.911}
+        learned = (
+            make_trial(size, accuracies=(value - 0.05, value), rate=900 * size**0.45)
+            for size, value in values.items()
+        )
+        trials = (*learned, make_trial(4096, status="out_of_memory"))
+    ordered = sorted(trials, key=lambda trial: (trial.batch_size, trial.trial_id))
+    return Study(name, tuple(ordered), search or make_search(), tuple(problems))
