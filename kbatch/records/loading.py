@@ -12,7 +12,8 @@ RECORD_NAME = "kbatch.json"
 
 
 class _HasProjectDir(Protocol):
-    project_dir: str
+    @property
+    def project_dir(self) -> str: ...
 
 
 def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:

@@ -1,0 +1,54 @@
+"""Which batch size suits a small convolutional net on handwritten digits?
+
+python examples/digits.py [DIRECTORY]
+"""
+
+import sys
+
+import keras
+import keras_tuner
+from sklearn.datasets import load_digits
+
+import kbatch
+
+layers = keras.layers
+
+
+def build():
+    model = keras.Sequential(
+        [
+            layers.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+directory = sys.argv[1] if len(sys.argv) > 1 else "digits-results"
+digits = load_digits()
+x, y = digits.images[..., None] / 16.0, digits.target
+
+hypermodel = kbatch.BatchSizeHyperModel(
+    build,
+    kbatch.powers_of_two(16, 1024),
+    micro_batch_size=128,
+    learning_rate_scaling="sqrt",
+    seed=0,
+)
+tuner = keras_tuner.GridSearch(
+    hypermodel, objective="val_accuracy", directory=directory, project_name="digits", overwrite=True
+)
+tuner.search(x, y, validation_split=0.2, epochs=20, verbose=2)
+
+study = kbatch.load_study(tuner)
+print(study.to_dataframe()[["batch_size", "samples_per_second", "val_accuracy"]])
+kbatch.plot_trials(study).figure.savefig(f"{directory}/trials.png", bbox_inches="tight")
+kbatch.write_report(study, f"{directory}/report.html")
+print(f"{directory}/trials.png", f"{directory}/report.html", sep="\n")

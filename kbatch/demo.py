@@ -1,0 +1,116 @@
+"""The demonstration: a search over batch sizes on scikit-learn's handwritten digits."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import keras
+import keras_tuner
+from rich.console import Console
+
+from kbatch.records.loading import load_study
+from kbatch.records.study import Study
+from kbatch.tuning.hypermodel import BatchSizeHyperModel
+from kbatch.tuning.progress import SearchProgress
+
+PROJECT_NAME = "digits"
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoSettings:
+    """What the demonstration tries.
+
+    Attributes:
+        batch_sizes: Batch sizes, in examples.
+        epochs: Epochs of each trial.
+        policy: Keras dtype policy.
+        seed: Seed of weights and shuffling.
+        micro_batch_size: Examples that go through the device at once.
+    """
+
+    batch_sizes: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
+    epochs: int = 20
+    policy: str = "mixed_float16"
+    seed: int = 0
+    micro_batch_size: int = 128
+
+
+QUICK = DemoSettings(batch_sizes=(32, 128, 512), epochs=4)
+
+
+def run_demo(directory: Path, settings: DemoSettings, console: Console) -> Study:
+    """Searches over batch sizes on the digits.
+
+    Args:
+        directory: Where keras-tuner and kbatch write; an earlier demonstration is replaced.
+        settings: What to try.
+        console: Where progress is shown.
+
+    Returns:
+        The study.
+    """
+    x, y = load_digits()
+    hypermodel = BatchSizeHyperModel(
+        build_model,
+        settings.batch_sizes,
+        micro_batch_size=settings.micro_batch_size,
+        dtype_policy=settings.policy,
+        learning_rate_scaling="sqrt",
+        seed=settings.seed,
+    )
+    tuner = keras_tuner.GridSearch(
+        hypermodel,
+        objective="val_accuracy",
+        directory=directory,
+        project_name=PROJECT_NAME,
+        overwrite=True,
+    )
+    progress = SearchProgress(
+        tuner, trials=len(settings.batch_sizes), epochs=settings.epochs, console=console
+    )
+    with progress:
+        tuner.search(
+            x,
+            y,
+            validation_split=0.2,
+            epochs=settings.epochs,
+            callbacks=[progress],
+            verbose=0,
+        )
+    return load_study(tuner)
+
+
+def load_digits() -> tuple[Any, Any]:
+    """Loads 1,797 images of 8 x 8 pixels in [0, 1], shape (1797, 8, 8, 1), with their digits.
+
+    Raises:
+        ModuleNotFoundError: If scikit-learn is missing, with the command that installs it.
+    """
+    try:
+        from sklearn.datasets import load_digits as load
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "The demo's images come with scikit-learn: pip install 'kbatch[demo]'."
+        ) from error
+    digits: Any = load()
+    return digits.images[..., None] / 16.0, digits.target
+
+
+def build_model() -> keras.Model:
+    """Builds a small convolutional net whose learning rate suits the smallest batch."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            # Probabilities in float32: float16 rounds them to 0.
+            layers.Dense(10, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model

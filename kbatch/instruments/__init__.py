@@ -1,0 +1,1 @@
+"""What touches the machine: its environment, its failures."""

@@ -1,0 +1,56 @@
+"""The machine and the software, as they are now."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import sys
+
+import psutil
+import tensorflow as tf
+
+from kbatch.records.environment import EnvironmentRecord
+
+_PACKAGES = ("kbatch", "tensorflow", "keras", "keras-tuner", "numpy")
+
+
+def read_environment() -> EnvironmentRecord:
+    """Reads the versions, the processor, the devices and the load of this machine."""
+    return EnvironmentRecord(
+        versions={"python": platform.python_version(), **_versions()},
+        platform=platform.platform(),
+        cpu=_cpu_name(),
+        cpu_count=len(psutil.Process().cpu_affinity() or [])
+        if hasattr(psutil.Process, "cpu_affinity")
+        else os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        devices=_devices(),
+        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        command=" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _devices() -> tuple[str, ...]:
+    gpus = tf.config.list_physical_devices("GPU")
+    names = [tf.config.experimental.get_device_details(gpu).get("device_name", "") for gpu in gpus]
+    return tuple(f"GPU:{i} {name}".strip() for i, name in enumerate(names)) or ("CPU",)

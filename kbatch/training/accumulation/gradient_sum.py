@@ -1,0 +1,43 @@
+"""The sum of gradients over micro-batches: init, add, finalize."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_HALF = ("float16", "bfloat16")
+
+
+def init(variables: Sequence[Any]) -> tuple[tf.Tensor, ...]:
+    """Makes a zero for each variable, in float32 where the variable has half precision."""
+    return tuple(tf.zeros(v.shape, _sum_dtype(v)) for v in variables)
+
+
+def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor, ...]:
+    """Adds the gradients of one micro-batch; a None gradient leaves its sum as it is."""
+    return tuple(_add(s, g) for s, g in zip(sums, gradients, strict=True))
+
+
+def finalize(
+    sums: Sequence[tf.Tensor], variables: Sequence[Any], connected: Sequence[bool]
+) -> list[tf.Tensor | None]:
+    """Gives the optimizer its gradients, None for a variable that the loss does not reach."""
+    return [
+        tf.cast(s, v.dtype) if reached else None
+        for s, v, reached in zip(sums, variables, connected, strict=True)
+    ]
+
+
+def _sum_dtype(variable: Any) -> str:
+    return "float32" if variable.dtype in _HALF else variable.dtype
+
+
+def _add(total: tf.Tensor, gradient: Any) -> tf.Tensor:
+    if gradient is None:
+        return total
+    if isinstance(gradient, tf.IndexedSlices):
+        # Only the rows that were looked up move; a dense copy of an embedding costs more.
+        return tf.tensor_scatter_nd_add(
+            total, gradient.indices[:, None], tf.cast(gradient.values, total.dtype)
+        )
+    return total + tf.cast(gradient, total.dtype)

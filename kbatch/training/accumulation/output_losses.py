@@ -1,0 +1,186 @@
+"""The loss of a micro-batch as its share in the loss of the whole batch.
+
+An output's loss over a batch is a sum of row losses over a denominator D: the rows, the valid
+(unmasked) entries or the sample weights, by its reduction. With D_k the same count over
+micro-batch k, the parts
+
+    D_k / D * loss_k
+
+add up to the loss of the batch, each output with a denominator of its own. They are formed
+before the loss is scaled, so that the float16 backward pass sees the values of a full batch.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_MEAN = ("mean", "sum_over_batch_size")
+
+
+def output_count(model: keras.Model) -> int:
+    """Counts the outputs that have a loss of their own in `compile`."""
+    compile_loss = model._compile_loss
+    return len(compile_loss._flat_losses) if compile_loss is not None else 0
+
+
+def is_opaque(model: keras.Model) -> bool:
+    """Tells whether `compute_loss` is the user's own, which is taken to be a mean over rows."""
+    return type(model).compute_loss is not keras.Model.compute_loss
+
+
+def part_of_batch_loss(
+    model: keras.Model,
+    forward: tuple[Any, Any, Any, Any],
+    *,
+    rows_share: tf.Tensor,
+    totals: Sequence[tf.Tensor],
+) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+    """Computes what one micro-batch adds to the loss of the whole batch.
+
+    Args:
+        model: A compiled model that has just been called on the micro-batch.
+        forward: Inputs, targets, predictions and sample weights of the micro-batch.
+        rows_share: Its rows over the rows of the batch, a float32 scalar.
+        totals: Denominator of each output over the whole batch; ignored where rows count.
+
+    Returns:
+        The part of the total loss, and the part of each output's loss (without loss weights).
+    """
+    x, y, y_pred, sample_weight = forward
+    if is_opaque(model):
+        loss: Any = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+        return loss * tf.cast(rows_share, loss.dtype), ()
+
+    def share(index: int, loss: Any, *call: Any) -> tf.Tensor:
+        if loss.reduction == "sum":
+            return tf.ones([])
+        counted = _denominator(loss, *call)
+        if counted is None:
+            return rows_share
+        return tf.math.divide_no_nan(counted, totals[index])
+
+    parts: dict[int, tf.Tensor] = {}
+
+    def weigh(index: int, loss: Any, *call: Any) -> tf.Tensor:
+        value = loss(*call)
+        parts[index] = value * tf.cast(share(index, loss, *call), value.dtype)
+        return parts[index]
+
+    terms: list[Any] = []
+    if model._compile_loss is not None:
+        with _routed(model._compile_loss, weigh):
+            terms.append(model._compile_loss(y, y_pred, sample_weight))
+    # Penalties do not depend on the rows, and a loss from `add_loss` is a mean over them.
+    penalties: list[Any] = [model._aggregate_additional_loss(p) for p in model.losses]
+    terms += [penalty * rows_share for penalty in penalties]
+    total = tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
+    return total, tuple(parts[index] for index in sorted(parts))
+
+
+def denominators(model: keras.Model, forward: tuple[Any, Any, Any]) -> tuple[tf.Tensor, ...]:
+    """Counts what each output's loss is divided by, over the rows given.
+
+    Args:
+        model: A compiled model that has just been called on these rows.
+        forward: Targets, predictions and sample weights.
+
+    Returns:
+        A float32 scalar for each output; 0 where only the rows count.
+    """
+    found: dict[int, tf.Tensor] = {}
+
+    def count(index: int, loss: Any, *call: Any) -> tf.Tensor:
+        counted = None if loss.reduction == "sum" else _denominator(loss, *call)
+        found[index] = tf.zeros([]) if counted is None else counted
+        return tf.zeros([])
+
+    with _routed(model._compile_loss, count):
+        model._compile_loss(*forward)
+    return tuple(found[index] for index in sorted(found))
+
+
+def need_counting(model: keras.Model) -> bool:
+    """Tells whether a loss is divided by something other than the rows.
+
+    That is so for masks, whether from a layer or from a loss that ignores a class, and for
+    `reduction="mean_with_sample_weight"`.
+    """
+    if is_opaque(model) or model._compile_loss is None:
+        return False
+    losses = [entry.loss for entry in model._compile_loss._flat_losses]
+    return any(_makes_mask(layer) for layer in model._flatten_layers()) or any(
+        loss.reduction == "mean_with_sample_weight" or _may_mask(loss) for loss in losses
+    )
+
+
+def _denominator(
+    loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> tf.Tensor | None:
+    """Counts the denominator of one output, None where it is the number of rows."""
+    mask = _mask(loss, y_true, y_pred)
+    if loss.reduction in _MEAN or sample_weight is None:
+        return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
+    weights = tf.cast(sample_weight, tf.float32)
+    if mask is None:
+        return tf.reduce_sum(weights)
+    mask = tf.cast(mask, tf.float32)
+    if mask.shape.rank == weights.shape.rank + 1:
+        weights = weights[..., None]
+    return tf.reduce_sum(mask * weights)
+
+
+def _mask(loss: Any, y_true: Any, y_pred: Any) -> tf.Tensor | None:
+    def as_float(value):
+        return keras.ops.convert_to_tensor(value, dtype=loss.dtype)
+
+    # Only the mask is used; the graph drops the values.
+    values = loss.call(
+        keras.tree.map_structure(as_float, y_true), keras.tree.map_structure(as_float, y_pred)
+    )
+    masks = [getattr(tensor, "_keras_mask", None) for tensor in (y_pred, values)]
+    present = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
+    return functools.reduce(tf.logical_and, present) if present else None
+
+
+@contextlib.contextmanager
+def _routed(compile_loss: Any, route: Callable[..., tf.Tensor]) -> Iterator[None]:
+    """Sends each output's loss through `route(index, loss, y_true, y_pred, sample_weight)`.
+
+    Keras matches structures and paths of outputs as it does in training; its trackers of the
+    single losses are left out, since they would count micro-batches.
+    """
+    flat_losses, metrics = compile_loss._flat_losses, compile_loss._metrics
+    compile_loss._flat_losses = [
+        entry._replace(loss=functools.partial(route, index, entry.loss))
+        for index, entry in enumerate(flat_losses)
+    ]
+    compile_loss._metrics = [None] * len(flat_losses)
+    try:
+        yield
+    finally:
+        compile_loss._flat_losses, compile_loss._metrics = flat_losses, metrics
+
+
+def _is_kerases(value: Any) -> bool:
+    return getattr(value, "__module__", "").split(".")[0] == "keras"
+
+
+def _makes_mask(layer: keras.Layer) -> bool:
+    if isinstance(layer, keras.layers.Masking):
+        return True
+    if isinstance(layer, keras.layers.Embedding):
+        return layer.mask_zero
+    if isinstance(layer, keras.layers.Lambda):
+        return getattr(layer, "_mask", None) is not None
+    own_mask = type(layer).compute_mask is not keras.Layer.compute_mask
+    return own_mask and not _is_kerases(type(layer))
+
+
+def _may_mask(loss: Any) -> bool:
+    function = getattr(loss, "fn", type(loss))
+    ignores = getattr(loss, "_fn_kwargs", {}).get("ignore_class") is not None
+    return ignores or not _is_kerases(function)

@@ -1,0 +1,247 @@
+"""Training data in batches of one size, whatever form it was given in."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+
+from kbatch.training.errors import InputError
+
+_FORMS = (
+    "Give arrays (NumPy, pandas, tensors, nested in dicts or tuples), a `tf.data.Dataset`, or a "
+    "function `batch_size -> tf.data.Dataset`."
+)
+
+
+class FitData(NamedTuple):
+    """The data arguments of `fit`, as Keras names them."""
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+    class_weight: Any = None
+    validation_data: Any = None
+    validation_split: float = 0.0
+    shuffle: bool = True
+
+
+class Batches(NamedTuple):
+    """Training data ready for `fit`.
+
+    Attributes:
+        dataset: Batches of inputs, targets and perhaps sample weights.
+        validation_data: Arrays as given, or a dataset in validation batches, or None.
+    """
+
+    dataset: tf.data.Dataset
+    validation_data: Any
+
+
+def in_batches(
+    data: FitData,
+    model: keras.Model,
+    *,
+    batch_size: int,
+    validation_batch_size: int,
+    seed: int | None,
+) -> Batches:
+    """Puts training data into batches of `batch_size` examples.
+
+    Args:
+        data: Arguments of `fit`.
+        model: The model to train, whose input rank tells a batched dataset from one that is
+            not.
+        batch_size: Examples in a training batch; the last one of an epoch may have fewer.
+        validation_batch_size: Examples in a validation batch.
+        seed: Seed of the shuffling of arrays, None for another order in each run.
+
+    Returns:
+        Training batches, and validation data.
+
+    Raises:
+        InputError: If the data has a form that kbatch cannot batch, or fewer examples than one
+            batch.
+    """
+    if data.validation_split and data.validation_data is None:
+        data = _split(data)
+    dataset = _dataset(data, model, batch_size, seed)
+    if data.class_weight is not None:
+        dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
+    validation = data.validation_data
+    if _is_dataset(validation):
+        validation = rebatched(validation, model, validation_batch_size)
+    elif callable(validation):
+        validation = _called(validation, model, validation_batch_size)
+    return Batches(dataset.prefetch(tf.data.AUTOTUNE), validation)
+
+
+def rebatched(dataset: tf.data.Dataset, model: keras.Model, batch_size: int) -> tf.data.Dataset:
+    """Gives a dataset, batched or not, in batches of `batch_size` examples."""
+    if is_batched(dataset, model):
+        return dataset.rebatch(batch_size)
+    return dataset.batch(batch_size)
+
+
+def is_batched(dataset: tf.data.Dataset, model: keras.Model) -> bool:
+    """Tells whether a dataset's elements are batches.
+
+    The rank of its elements is compared with the rank of the model's inputs. For a model that
+    is not built yet, elements are batches unless a part of them is a scalar or their first
+    axes differ.
+    """
+    spec = dataset.element_spec
+    inputs = keras.tree.flatten(spec[0] if isinstance(spec, tuple) else spec)
+    expected = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    ranks = [part.shape.rank for part in inputs]
+    if len(ranks) == len(expected) and None not in ranks:
+        return _same_rank(ranks, [len(tensor.shape) for tensor in expected])
+    parts = keras.tree.flatten(spec)
+    if any(part.shape.rank == 0 for part in parts):
+        return False
+    return len({part.shape[0] for part in parts if part.shape.rank}) == 1
+
+
+def _same_rank(ranks: list[int], expected: list[int]) -> bool:
+    if sorted(ranks) == sorted(expected):
+        return True
+    if sorted(rank + 1 for rank in ranks) == sorted(expected):
+        return False
+    raise InputError(
+        "The dataset fits the model neither as batches nor as single examples: compare "
+        "`dataset.element_spec` with `model.inputs`. "
+        f"Received: ranks of the dataset's inputs={ranks}, of the model's inputs={expected}."
+    )
+
+
+def _dataset(
+    data: FitData, model: keras.Model, batch_size: int, seed: int | None
+) -> tf.data.Dataset:
+    x: Any = data.x
+    if _is_dataset(x) or callable(x):
+        if data.y is not None or data.sample_weight is not None:
+            raise InputError(
+                "A dataset brings its own targets and sample weights, as (x, y) or "
+                "(x, y, sample_weight): leave out `y` and `sample_weight`. "
+                f"Received: y of type {type(data.y).__name__}, sample_weight of type "
+                f"{type(data.sample_weight).__name__}."
+            )
+        if isinstance(x, tf.data.Dataset):
+            return _large_enough(rebatched(x, model, batch_size), _size(x, model), batch_size)
+        return _called(x, model, batch_size)
+    return _array_batches(data, batch_size, seed)
+
+
+def _called(function: Callable[[int], Any], model: keras.Model, batch_size: int):
+    dataset = function(batch_size)
+    if not _is_dataset(dataset):
+        raise InputError(
+            "A data function must return a `tf.data.Dataset`: it is called with the batch size. "
+            f"Received: a {type(dataset).__name__} for batch_size={batch_size}."
+        )
+    if not is_batched(dataset, model):
+        raise InputError(
+            "A data function must return batches: end it with `.batch(batch_size)`. "
+            f"Received: element_spec={dataset.element_spec} for batch_size={batch_size}."
+        )
+    return dataset
+
+
+def _is_dataset(data: Any) -> bool:
+    return isinstance(data, tf.data.Dataset)
+
+
+def _size(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
+    """Counts the examples of a dataset where that costs nothing, else None."""
+    cardinality = int(dataset.cardinality())
+    if cardinality < 0 or is_batched(dataset, model):
+        return None
+    return cardinality
+
+
+def _large_enough(dataset, examples: int | None, batch_size: int):
+    if examples is not None and examples < batch_size:
+        raise InputError(
+            "A batch cannot be larger than the training set: leave the sizes above "
+            f"{examples} out of `batch_sizes`. Received: batch_size={batch_size} for {examples} "
+            "training examples."
+        )
+    return dataset
+
+
+def _split(data: FitData) -> FitData:
+    if _is_dataset(data.x) or callable(data.x):
+        raise InputError(
+            "`validation_split` splits arrays only: give `validation_data` beside a dataset. "
+            f"Received: validation_split={data.validation_split}."
+        )
+    try:
+        split: Any = train_validation_split(
+            (data.x, data.y, data.sample_weight), validation_split=data.validation_split
+        )
+    except (ValueError, TypeError) as error:
+        raise InputError(str(error)) from error
+    (x, y, weight), validation = split
+    return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
+
+
+def _array_batches(data: FitData, batch_size: int, seed: int | None) -> tf.data.Dataset:
+    given: Any = tuple(part for part in (data.x, data.y, data.sample_weight) if part is not None)
+    with tf.device("CPU:0"):
+        arrays = keras.tree.map_structure(
+            lambda leaf: None if leaf is None else tf.convert_to_tensor(_array(leaf)), given
+        )
+    lengths = {leaf.shape[0] for leaf in keras.tree.flatten(arrays) if leaf is not None}
+    if len(lengths) != 1:
+        raise InputError(
+            "Inputs, targets and sample weights must have as many rows as each other. "
+            f"Received: {sorted(lengths)} rows."
+        )
+    (examples,) = lengths
+    order = (
+        _orders(examples, seed)
+        if data.shuffle
+        else tf.data.Dataset.from_tensors(tf.range(examples))
+    )
+    indices = order.flat_map(lambda o: tf.data.Dataset.from_tensor_slices(o).batch(batch_size))
+    batches = indices.map(
+        lambda rows: keras.tree.map_structure(
+            lambda leaf: None if leaf is None else tf.gather(leaf, rows), arrays
+        ),
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    )
+    count = tf.data.experimental.assert_cardinality(-(-examples // batch_size))
+    return _large_enough(batches.apply(count), examples, batch_size)
+
+
+def _orders(examples: int, seed: int | None) -> tf.data.Dataset:
+    """Makes a dataset of one permutation, another one in each epoch.
+
+    Keras's own shuffling repeats one order in every epoch once a global seed is set.
+    """
+    seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
+    return seeds.map(lambda s: tf.argsort(tf.random.stateless_uniform([examples], seed=(s, 0))))
+
+
+def _array(leaf: Any) -> Any:
+    if tf.is_tensor(leaf) and not isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        return leaf
+    if not hasattr(leaf, "__array__") or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        raise InputError(_refusal(leaf))
+    array = np.asarray(leaf)
+    if hasattr(leaf, "to_frame") and array.ndim == 1:
+        array = array[:, None]  # A pandas Series is a column, as in Keras.
+    if array.ndim == 0:
+        raise InputError(_refusal(leaf))
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+
+
+def _refusal(data: Any) -> str:
+    return (
+        f"kbatch has to change the batch size, which a {type(data).__name__} does not allow. "
+        f"{_FORMS} Received: {type(data).__module__}.{type(data).__name__}."
+    )

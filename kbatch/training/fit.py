@@ -1,0 +1,86 @@
+"""`model.fit` for one execution of a trial: one batch size, one clock."""
+
+import inspect
+import time
+from typing import Any
+
+import keras
+
+from kbatch.training.clock import TrainingClock
+from kbatch.training.data import FitData, in_batches
+from kbatch.training.errors import InputError
+from kbatch.training.input_meter import InputMeter
+
+
+class TimedFit:
+    """Stands in for `model.fit`: sets the batch size and times the training.
+
+    It stands at the model's own border, so that a `HyperModel.fit` of the user's may prepare
+    the data as it likes before it calls `model.fit`.
+
+    Attributes:
+        clock: The clock of the run.
+        total_s: Seconds in `fit`, in all.
+    """
+
+    def __init__(
+        self, model: keras.Model, *, batch_size: int, validation_batch_size: int, seed: int | None
+    ):
+        self._model = model
+        self._fit = type(model).fit.__get__(model)
+        self._batch_size = batch_size
+        self._validation_batch_size = validation_batch_size
+        self._seed = seed
+        self._meter = InputMeter()
+        self.clock = TrainingClock(self._meter)
+        self.total_s = 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Trains the model; takes what `keras.Model.fit` takes.
+
+        Returns:
+            Keras's history, with `samples_per_second` of the whole run in each epoch.
+
+        Raises:
+            InputError: If the data cannot be put into batches, or another batch size is asked
+                for.
+        """
+        call = inspect.signature(self._fit).bind(*args, **kwargs).arguments
+        self._check_batch_size(call.pop("batch_size", None))
+        call.pop("validation_batch_size", None)
+        given = {name: call.pop(name) for name in FitData._fields if name in call}
+        batches = in_batches(
+            FitData(**given),
+            self._model,
+            batch_size=self._batch_size,
+            validation_batch_size=self._validation_batch_size,
+            seed=self._seed,
+        )
+        callbacks = [self.clock, *keras.tree.flatten(call.pop("callbacks", None) or [])]
+        started_s = time.perf_counter()
+        try:
+            history = self._fit(
+                self._meter.attach(batches.dataset),
+                validation_data=batches.validation_data,
+                validation_batch_size=self._validation_batch_size,
+                callbacks=callbacks,
+                shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
+                **call,
+            )
+        finally:
+            self.total_s += time.perf_counter() - started_s
+        self._add_throughput(history)
+        return history
+
+    def _check_batch_size(self, asked: int | None) -> None:
+        if asked not in (None, self._batch_size):
+            raise InputError(
+                "The batch size of a trial is its hyperparameter: leave `batch_size` out of "
+                "`fit`, or pass `hp.get('batch_size')`. "
+                f"Received: batch_size={asked} in a trial of {self._batch_size}."
+            )
+
+    def _add_throughput(self, history: keras.callbacks.History) -> None:
+        throughput = self.clock.throughput
+        if throughput is not None:
+            history.history["samples_per_second"] = [throughput.median] * len(history.epoch)

@@ -1,0 +1,1 @@
+"""Batch size as a hyperparameter of keras-tuner."""

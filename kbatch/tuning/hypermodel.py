@@ -1,0 +1,212 @@
+"""Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import keras
+import keras_tuner
+
+from kbatch.analysis.batch_sizes import check_batch_sizes
+from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
+from kbatch.training.accumulation import accumulate_gradients
+from kbatch.training.accumulation.binding import check_micro_batch_size, check_model
+from kbatch.training.dtype_policy import building_under, check_active_policy, check_dtype_policy
+from kbatch.training.errors import InputError
+from kbatch.training.fit import TimedFit
+from kbatch.training.learning_rate import scale_optimizer
+from kbatch.tuning.execution import Execution, Settings
+from kbatch.tuning.trial_files import trial_files
+from kbatch.tuning.user_model import BuildFunction, as_hypermodel
+
+LARGEST_DEFAULT_VALIDATION_BATCH = 256
+
+
+class BatchSizeHyperModel(keras_tuner.HyperModel):
+    """Makes batch size a hyperparameter of any keras-tuner search.
+
+    It wraps a build function or HyperModel and works with every tuner. Each trial is built
+    under the dtype policy, its learning rate follows the batch size by the rule, batches above
+    `micro_batch_size` are accumulated, and what happened is written to `kbatch.json` beside
+    keras-tuner's own files, for `kbatch.load_study`.
+
+    Example:
+
+    >>> hypermodel = kbatch.BatchSizeHyperModel(
+    ...     build, kbatch.powers_of_two(16, 1024), micro_batch_size=128,
+    ...     learning_rate_scaling="sqrt", seed=0)
+    >>> tuner = keras_tuner.GridSearch(hypermodel, "val_accuracy", directory="results")
+    >>> tuner.search(x, y, validation_split=0.2, epochs=10)
+    >>> kbatch.plot_trials(kbatch.load_study(tuner))
+
+    Args:
+        hypermodel: A function `hp -> compiled model`, one without argument, or a
+            `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
+            `hp.get("batch_size")`.
+        batch_sizes: Batch sizes to try, in examples: ascending integers.
+        micro_batch_size: Examples that go through the device at once; a larger batch is
+            accumulated. None for the whole batch at once.
+        dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
+            (`"dtype_policy"`) too.
+        learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
+            `"sqrt"` (Adam-like) or None (it does not).
+        base_batch_size: Batch size that the model's learning rate suits; the smallest one if
+            None.
+        validation_batch_size: Examples in a validation batch, the same in every trial. If None,
+            the micro-batch size, or the largest batch size up to 256.
+        seed: Seed of weights and shuffling; a further execution of a trial adds its number.
+            None for other ones in each run.
+
+    Raises:
+        TypeError: If `hypermodel` cannot build or a size is no integer.
+        ValueError: If the sizes, the policy or the rule cannot be used.
+    """
+
+    def __init__(
+        self,
+        hypermodel: "keras_tuner.HyperModel | BuildFunction",
+        batch_sizes: Iterable[int],
+        *,
+        micro_batch_size: int | None = None,
+        dtype_policy: str | Sequence[str] = "mixed_float16",
+        learning_rate_scaling: Literal["linear", "sqrt"] | None = None,
+        base_batch_size: int | None = None,
+        validation_batch_size: int | None = None,
+        seed: int | None = None,
+    ):
+        self._inner = as_hypermodel(hypermodel)
+        super().__init__(name=self._inner.name, tunable=self._inner.tunable)
+        self.batch_sizes = check_batch_sizes(batch_sizes)
+        self.micro_batch_size = (
+            None if micro_batch_size is None else check_micro_batch_size(micro_batch_size)
+        )
+        policies = (dtype_policy,) if isinstance(dtype_policy, str) else tuple(dtype_policy)
+        self.dtype_policies = tuple(check_dtype_policy(policy) for policy in policies)
+        self.learning_rate_scaling = check_rule(learning_rate_scaling)
+        self.base_batch_size = base_batch_size or self.batch_sizes[0]
+        self.validation_batch_size = validation_batch_size or _validation_batch_size(
+            self.batch_sizes, self.micro_batch_size
+        )
+        self.seed = seed
+        self._last = _LastFit()
+
+    def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
+        """Builds the model of a trial; keras-tuner calls it."""
+        batch_size, policy = self._declare(hp)
+        with building_under(policy, self._seed(hp)):
+            model = self._inner.build(hp)
+        with _fatal(TypeError, ValueError):
+            check_model(model)
+            check_active_policy(model, policy)
+        kappa = batch_size / self.base_batch_size
+        ratio = learning_rate_ratio(
+            batch_size=batch_size,
+            base_batch_size=self.base_batch_size,
+            rule=self.learning_rate_scaling,
+        )
+        if self.learning_rate_scaling is not None:
+            scale_optimizer(model.optimizer, ratio=ratio, kappa=kappa)
+        if self._micro(batch_size) < batch_size:
+            accumulate_gradients(model, self._micro(batch_size))
+        return model
+
+    def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
+        """Trains the model of a trial and records it; keras-tuner calls it.
+
+        Takes what `keras.Model.fit` takes, besides data in the forms that `tuner.search` of
+        kbatch allows: arrays, a dataset, batched or not, or a function
+        `batch_size -> tf.data.Dataset`.
+
+        Returns:
+            What the wrapped `fit` returns, with `samples_per_second` among the metrics.
+        """
+        index, seed = self._last.index(hp), self._seed(hp)
+        batch_size = hp.get("batch_size")
+        timed_fit = TimedFit(
+            model,
+            batch_size=batch_size,
+            validation_batch_size=self.validation_batch_size,
+            seed=seed,
+        )
+        settings = Settings(seed, batch_size, self._micro(batch_size), self.learning_rate_scaling)
+        files = trial_files(kwargs.get("callbacks"))
+        execution = Execution(model, settings, timed_fit)
+        self._last = _LastFit()
+        with _fatal(InputError):
+            if files is not None:
+                files.check_settings(self._settings())
+            with execution.recorded(lambda record: files and files.write(index, record)):
+                model.fit = timed_fit
+                try:
+                    results = self._inner.fit(hp, model, *args, **kwargs)
+                finally:
+                    del model.fit
+        self._last = _LastFit(hp, index + 1)
+        return execution.with_throughput(results)
+
+    def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
+        batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
+        with _fatal(InputError):
+            _check_space(hp, self.batch_sizes)
+        if len(self.dtype_policies) == 1:
+            return batch_size, self.dtype_policies[0]
+        policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
+        return batch_size, policy
+
+    def _micro(self, batch_size: int) -> int:
+        return min(batch_size, self.micro_batch_size or batch_size)
+
+    def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
+        return None if self.seed is None else self.seed + self._last.index(hp)
+
+    def _settings(self) -> dict[str, object]:
+        return {
+            "batch_sizes": list(self.batch_sizes),
+            "micro_batch_size": self.micro_batch_size,
+            "dtype_policy": list(self.dtype_policies),
+            "learning_rate_scaling": self.learning_rate_scaling,
+            "base_batch_size": self.base_batch_size,
+            "validation_batch_size": self.validation_batch_size,
+            "seed": self.seed,
+        }
+
+
+class _LastFit:
+    """Which trial trained last, so that its next execution is known by its hyperparameters.
+
+    keras-tuner hands all executions of a trial the same object, and tells their number to
+    nobody.
+    """
+
+    def __init__(self, hp: keras_tuner.HyperParameters | None = None, executions: int = 0):
+        self._hp = hp
+        self._executions = executions
+
+    def index(self, hp: keras_tuner.HyperParameters) -> int:
+        """Gives the number of the execution that `hp` comes to next, from 0."""
+        return self._executions if hp is self._hp else 0
+
+
+@contextlib.contextmanager
+def _fatal(*kinds: type[Exception]) -> Iterator[None]:
+    """Ends the search at a mistake in what was given: no other trial would fare better."""
+    try:
+        yield
+    except kinds as error:
+        raise keras_tuner.errors.FatalValueError(str(error)) from error
+
+
+def _check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -> None:
+    for parameter in hp.space:
+        values = getattr(parameter, "values", batch_sizes)
+        if parameter.name == "batch_size" and tuple(values) != batch_sizes:
+            raise InputError(
+                "The search space has another `batch_size` already, from the project directory "
+                "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
+                f"to start over. Received: batch_sizes={batch_sizes}, there: {tuple(values)}."
+            )
+
+
+def _validation_batch_size(batch_sizes: tuple[int, ...], micro_batch_size: int | None) -> int:
+    moderate = [size for size in batch_sizes if size <= LARGEST_DEFAULT_VALIDATION_BATCH]
+    return micro_batch_size or max(moderate, default=LARGEST_DEFAULT_VALIDATION_BATCH)

@@ -1,0 +1,90 @@
+"""The sidecar files of a search: kbatch.json of the project and of each trial."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import keras_tuner
+
+from kbatch.instruments.environment import read_environment
+from kbatch.records.execution import ExecutionRecord
+from kbatch.records.json_files import read_record, write_record
+from kbatch.records.loading import RECORD_NAME
+from kbatch.records.study import SearchRecord
+from kbatch.records.trial import Objective, TrialRecord
+from kbatch.training.errors import InputError
+
+
+class TrialFiles:
+    """Writes what a trial showed beside keras-tuner's own files.
+
+    keras-tuner keeps the best epoch only and averages executions away.
+    """
+
+    def __init__(self, tuner: Any, trial: Any):
+        self._trial = trial
+        self._objective = _objective(tuner.oracle.objective)
+        self._project = Path(tuner.project_dir)
+        self._file = Path(tuner.get_trial_dir(trial.trial_id)) / RECORD_NAME
+
+    def check_settings(self, settings: Mapping[str, object]) -> None:
+        """Writes the settings of the search, or compares them with those found.
+
+        Raises:
+            InputError: If the project directory holds a search with other settings.
+        """
+        file = self._project / RECORD_NAME
+        if not file.exists():
+            write_record(SearchRecord(settings, read_environment()), file)
+            return
+        found = read_record(SearchRecord, file).settings
+        different = [name for name in settings if found.get(name) != settings[name]]
+        if different:
+            listed = "; ".join(
+                f"{name}: {found.get(name)} there, {settings[name]} here" for name in different
+            )
+            raise InputError(
+                f"The project directory {self._project} holds a search with other settings: give "
+                "another `project_name`, or `overwrite=True` to start over. "
+                f"Received: {listed}."
+            )
+
+    def write(self, index: int, execution: ExecutionRecord) -> None:
+        """Writes execution number `index` of the trial after the ones before it."""
+        executions = (*self._before(index), execution)
+        values = {k: v for k, v in self._trial.hyperparameters.values.items() if _is_plain(v)}
+        record = TrialRecord(self._trial.trial_id, values, self._objective, executions)
+        write_record(record, self._file)
+
+    def _before(self, index: int) -> tuple[ExecutionRecord, ...]:
+        if index == 0:
+            return ()
+        return read_record(TrialRecord, self._file).executions[:index]
+
+
+def trial_files(callbacks: Any) -> TrialFiles | None:
+    """Finds the trial behind the callbacks that a tuner hands to `HyperModel.fit`.
+
+    keras-tuner gives `fit` no trial; its own callback knows it.
+
+    Args:
+        callbacks: The `callbacks` argument.
+
+    Returns:
+        The files of the trial, None when `fit` was not called by a tuner.
+    """
+    for callback in keras.tree.flatten(callbacks or []):
+        if hasattr(callback, "tuner") and hasattr(callback, "trial"):
+            return TrialFiles(callback.tuner, callback.trial)
+    return None
+
+
+def _objective(objective: Any) -> Objective:
+    if isinstance(objective, keras_tuner.Objective) and objective.direction in ("min", "max"):
+        return Objective(objective.name, objective.direction)
+    return Objective(getattr(objective, "name", "objective"), "min")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))

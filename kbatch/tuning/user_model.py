@@ -1,0 +1,53 @@
+"""What a person gave to be tuned: a build function or a HyperModel."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import keras_tuner
+
+BuildFunction = Callable[..., keras.Model]
+
+
+def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tuner.HyperModel:
+    """Gives a HyperModel for a HyperModel, or for a build function with or without `hp`.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if isinstance(given, keras_tuner.HyperModel):
+        return given
+    if isinstance(given, keras.Model):
+        raise TypeError(
+            "`hypermodel` must build a new model for each trial: give a function that returns "
+            f"one, not the model itself. Received: hypermodel={given.name!r}, a keras.Model."
+        )
+    if not callable(given):
+        raise TypeError(
+            "`hypermodel` must be a function `hp -> compiled keras.Model` or a "
+            f"`keras_tuner.HyperModel`. Received: hypermodel={given!r}."
+        )
+    return _FunctionHyperModel(given)
+
+
+class _FunctionHyperModel(keras_tuner.HyperModel):
+    """A build function in the form of a HyperModel."""
+
+    def __init__(self, function: BuildFunction):
+        super().__init__(name=getattr(function, "__name__", None))
+        self._function = function
+        self._takes_hp = _takes_argument(function)
+
+    def build(self, hp: keras_tuner.HyperParameters) -> Any:
+        return self._function(hp) if self._takes_hp else self._function()
+
+
+def _takes_argument(function: BuildFunction) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # A builtin without a signature.
+        return True
+    return True
