@@ -1,0 +1,49 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from kbatch.analysis import learning_rate_ratio, scale_learning_rate
+
+RULES = ["linear", "sqrt", None]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("a", "b", "c"), list(itertools.permutations([1, 24, 1000])))
+def test_two_steps_give_the_same_as_one(rule, a, b, c):
+    through = scale_learning_rate(
+        scale_learning_rate(0.1, batch_size=b, base_batch_size=a, rule=rule),
+        batch_size=c,
+        base_batch_size=b,
+        rule=rule,
+    )
+    direct = scale_learning_rate(0.1, batch_size=c, base_batch_size=a, rule=rule)
+    np.testing.assert_allclose(through, direct)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_base_size_keeps_its_learning_rate(rule):
+    assert scale_learning_rate(0.3, batch_size=48, base_batch_size=48, rule=rule) == 0.3
+
+
+def test_without_a_rule_every_size_keeps_the_learning_rate():
+    assert scale_learning_rate(0.3, batch_size=4096, base_batch_size=1, rule=None) == 0.3
+
+
+def test_the_square_root_rule_squared_is_the_linear_rule():
+    sizes = {"batch_size": 96, "base_batch_size": 32}
+    assert learning_rate_ratio(**sizes, rule="linear") == 3
+    np.testing.assert_allclose(learning_rate_ratio(**sizes, rule="sqrt") ** 2, 3)
+
+
+def test_an_unknown_rule_is_named():
+    with pytest.raises(ValueError, match="learning_rate_scaling='cubic'"):
+        scale_learning_rate(0.1, batch_size=2, base_batch_size=1, rule="cubic")
+
+
+@pytest.mark.parametrize(("batch_size", "base_batch_size"), [(0, 8), (8, 0), (-8, 8)])
+def test_sizes_must_be_positive(batch_size, base_batch_size):
+    with pytest.raises(ValueError, match=f"batch_size={batch_size}"):
+        scale_learning_rate(
+            0.1, batch_size=batch_size, base_batch_size=base_batch_size, rule="linear"
+        )

@@ -1,0 +1,97 @@
+import json
+import os
+
+import pytest
+from records_factory import (
+    make_environment,
+    make_epochs,
+    make_execution,
+    make_search,
+    make_study,
+    make_trial,
+)
+
+from kbatch.records.json_files import RecordError, read_record, write_record
+from kbatch.records.study import Study
+from kbatch.records.trial import TrialRecord
+
+RECORDS = [
+    make_epochs((0.5,), data_wait_s=None)[0],
+    make_execution(),
+    make_execution(status="out_of_memory"),
+    make_execution(notes=("a note", "another"), seed=None),
+    make_trial(),
+    make_trial(64, make_execution(), make_execution(seed=1), hyperparameters={"units": 8}),
+    make_environment(),
+    make_environment(memory_bytes=None, load_average=None, devices=("GPU:0 X", "GPU:1 X")),
+    make_search(),
+    make_study(),
+    make_study(problems=("trial_3/kbatch.json is damaged",)),
+    Study("empty", ()),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_every_record_comes_back_as_it_was_written(record, tmp_path):
+    write_record(record, tmp_path / "new" / "record.json")
+    assert read_record(type(record), tmp_path / "new" / "record.json") == record
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_unknown(value, tmp_path):
+    write_record(make_execution(first_step_s=value), tmp_path / "r.json")
+    execution = read_record(type(make_execution()), tmp_path / "r.json")
+    assert execution.first_step_s is None
+
+
+def test_a_newer_schema_says_to_upgrade(tmp_path):
+    path = tmp_path / "kbatch.json"
+    write_record(make_trial(), path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kbatch_schema": 99}))
+    with pytest.raises(RecordError, match=r"schema version 99.*upgrade kbatch") as raised:
+        read_record(TrialRecord, path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, 300, -3])
+def test_a_truncated_file_is_named(kept, tmp_path):
+    path = tmp_path / "kbatch.json"
+    write_record(make_trial(), path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(RecordError, match="damaged") as raised:
+        read_record(TrialRecord, path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "3",
+        "{}",
+        '{"kbatch_schema": 1, "kind": "TrialRecord"}',
+        '{"kbatch_schema": 1, "kind": "TrialRecord", "record": []}',
+        '{"kbatch_schema": 1, "kind": "TrialRecord", "record": {"colour": 1}}',
+        "\N{SNOWMAN}",
+    ],
+)
+def test_another_document_is_damaged(text, tmp_path):
+    path = tmp_path / "kbatch.json"
+    path.write_text(text, encoding="utf-16" if text == "\N{SNOWMAN}" else "utf-8")
+    with pytest.raises(RecordError, match=r"kbatch\.json .*damaged"):
+        read_record(TrialRecord, path)
+
+
+def test_another_kind_is_named(tmp_path):
+    write_record(make_environment(), tmp_path / "kbatch.json")
+    with pytest.raises(RecordError, match="holds a EnvironmentRecord, not a TrialRecord"):
+        read_record(TrialRecord, tmp_path / "kbatch.json")
+
+
+def test_a_record_that_cannot_be_encoded_leaves_the_old_file(tmp_path):
+    path = tmp_path / "kbatch.json"
+    write_record(make_trial(64), path)
+    with pytest.raises(TypeError):
+        write_record(make_trial(32, hyperparameters={"layer": object()}), path)
+    assert read_record(TrialRecord, path) == make_trial(64)
+    assert os.listdir(tmp_path) == ["kbatch.json"]

@@ -1,0 +1,175 @@
+import re
+
+import numpy as np
+import pytest
+from records_factory import make_epochs, make_execution, make_study, make_trial
+
+from kbatch.analysis import mean_interval
+from kbatch.records.study import Study
+from kbatch.records.trial import Objective
+
+COMMON = [
+    *("status", "batch_size", "micro_batch_size", "accumulation_steps"),
+    *("dtype_policy", "optimizer", "learning_rate", "samples_per_second"),
+    *("samples_per_second_low", "samples_per_second_high", "first_step_s", "data_wait_share"),
+    *("train_s", "total_s", "examples_seen", "updates", "epochs", "failure"),
+]
+
+
+def test_the_columns_are_the_documented_ones():
+    columns = list(make_study().to_dataframe().columns)
+    assert columns == [
+        *("trial_id", "status", "batch_size", "micro_batch_size", "accumulation_steps"),
+        *("batch_size_seen", "dtype_policy", "optimizer", "learning_rate"),
+        *("samples_per_second", "samples_per_second_low", "samples_per_second_high"),
+        *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen", "updates"),
+        *("epochs", "executions", "failure", "loss", "val_accuracy", "val_loss"),
+    ]
+    words = re.findall(r"`(\w+)`", Study.to_dataframe.__doc__.split("Args:")[0])
+    documented = ["samples_per_second_high" if word == "_high" else word for word in words]
+    of_executions = ("execution", "seed")
+    assert columns[:21] == [name for name in documented if name not in of_executions]
+
+
+def test_the_columns_of_executions_are_the_documented_ones():
+    columns = list(make_study().to_dataframe(executions=True).columns)
+    assert columns[:3] == ["trial_id", "execution", "seed"]
+    assert set(COMMON) <= set(columns)
+    assert "executions" not in columns
+
+
+def test_one_row_a_trial_or_one_row_an_execution():
+    study = make_study(
+        make_trial(16, make_execution(16), make_execution(16, seed=1)),
+        make_trial(32, status="failed"),
+    )
+    trials, executions = study.to_dataframe(), study.to_dataframe(executions=True)
+    assert trials["trial_id"].tolist() == ["0016", "0032"]
+    assert trials["executions"].tolist() == [2, 1]
+    assert executions["trial_id"].tolist() == ["0016", "0016", "0032"]
+    assert executions["execution"].tolist() == [0, 1, 0]
+
+
+def test_a_trial_is_the_mean_of_its_executions():
+    study = make_study(
+        make_trial(
+            64,
+            make_execution(rate=1000, accuracies=(0.9,)),
+            make_execution(rate=1200, accuracies=(0.8, 0.98)),
+        )
+    )
+    row = study.to_dataframe().iloc[0]
+    rows = study.to_dataframe(executions=True)
+    for column in ("samples_per_second", "val_accuracy", "updates", "epochs", "data_wait_share"):
+        np.testing.assert_allclose(row[column], rows[column].mean())
+    interval = mean_interval([1000, 1200])
+    np.testing.assert_allclose(
+        [row["samples_per_second_low"], row["samples_per_second_high"]],
+        [interval.low, interval.high],
+    )
+
+
+def test_missing_values_are_missing():
+    row = make_study(make_trial(64, status="failed"), make_trial(128)).to_dataframe().iloc[0]
+    for column in ("samples_per_second", "first_step_s", "data_wait_share", "val_accuracy"):
+        assert np.isnan(row[column])
+
+
+def test_a_hyperparameter_never_covers_a_column():
+    trial = make_trial(64, hyperparameters={"learning_rate": 0.5, "loss": "mse", "units": 8})
+    row = make_study(trial).to_dataframe().iloc[0]
+    assert row["learning_rate"] == 0.001
+    assert (row["hp/learning_rate"], row["hp/loss"], row["units"]) == (0.5, "mse", 8)
+
+
+@pytest.mark.parametrize(("direction", "expected"), [("max", 0.97), ("min", 0.8)])
+def test_the_metrics_are_those_of_the_best_epoch(direction, expected):
+    objective = Objective("val_accuracy", direction)
+    trial = make_trial(64, objective=objective, accuracies=(0.9, 0.97, 0.8, 0.97))
+    assert trial.metrics["val_accuracy"] == expected
+    assert (
+        trial.executions[0].best_epoch("val_accuracy", direction).epoch
+        == {"max": 1, "min": 2}[direction]
+    )
+
+
+def test_an_epoch_whose_metric_is_unknown_is_not_the_best():
+    lost = make_epochs((0.5,))[0]
+    execution = make_execution(epochs=(make_epochs((0.5,))[0], lost))
+    assert execution.best_epoch("absent", "max") is lost
+    assert make_execution(epochs=()).best_epoch("val_accuracy", "max") is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "best"),
+    [
+        (Objective("val_accuracy", "max"), 64),
+        (Objective("val_loss", "min"), 64),
+        (Objective("val_accuracy", "min"), 16),
+        (Objective("samples_per_second", "max"), 256),
+        (Objective("absent", "max"), None),
+    ],
+)
+def test_the_best_trial_follows_the_objective(objective, best):
+    measured = {16: (0.90, 1000), 64: (0.98, 2000), 256: (0.95, 3000)}
+    study = make_study(
+        *(
+            make_trial(size, objective=objective, accuracies=(accuracy,), rate=rate)
+            for size, (accuracy, rate) in measured.items()
+        ),
+        make_trial(512, objective=objective, accuracies=(0.999,), rate=9000, status="failed"),
+    )
+    found = study.best_trial()
+    assert (found and found.batch_size) == best
+
+
+@pytest.mark.parametrize(
+    ("objective", "quality"),
+    [
+        (Objective("val_loss", "min"), Objective("val_loss", "min")),
+        (Objective("samples_per_second", "max"), Objective("val_accuracy", "max")),
+    ],
+)
+def test_the_quality_metric_is_the_objective_or_an_accuracy(objective, quality):
+    assert make_study(make_trial(objective=objective)).quality_metric == quality
+
+
+def test_an_empty_study_has_no_best_trial():
+    empty = Study("empty", ())
+    assert (empty.objective, empty.quality_metric, empty.best_trial()) == (None, None, None)
+    assert len(empty.to_dataframe()) == 0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "worst"),
+    [
+        (["completed", "completed"], "completed"),
+        (["completed", "failed"], "failed"),
+        (["failed", "out_of_memory"], "out_of_memory"),
+        (["completed", "interrupted"], "interrupted"),
+        (["running", "completed"], "running"),
+    ],
+)
+def test_a_trial_has_the_worst_status_of_its_executions(statuses, worst):
+    trial = make_trial(64, *(make_execution(status=status) for status in statuses))
+    assert trial.status == worst
+
+
+def test_a_trial_without_executions_is_refused():
+    with pytest.raises(ValueError, match=r"executions=\(\)"):
+        type(make_trial())("0", {}, Objective("loss", "min"), ())
+
+
+def test_an_unknown_status_is_refused():
+    with pytest.raises(ValueError, match="'done'"):
+        make_execution(status="done")
+
+
+def test_windows_need_an_example_count_and_a_duration_each():
+    with pytest.raises(ValueError, match="1 and 2"):
+        make_execution(window_examples=(1,), window_durations_s=(0.1, 0.2))
+
+
+@pytest.mark.parametrize(("batch", "micro", "steps"), [(128, 32, 4), (100, 32, 4), (8, 8, 1)])
+def test_the_remainder_counts_as_an_accumulation_step(batch, micro, steps):
+    assert make_execution(batch, micro_batch_size=micro).accumulation_steps == steps

@@ -1,0 +1,54 @@
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from kbatch.records.whole_files import write_whole_file
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from kbatch.records.whole_files import write_whole_file
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_whole_file(Path(sys.argv[1]), b"new" * 1000)
+except OSError as error:
+    sys.exit(f"said: {error}")
+"""
+
+
+def test_the_folder_is_made_and_the_content_written(tmp_path):
+    write_whole_file(tmp_path / "a" / "b" / "file", b"content")
+    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"content"
+
+
+def test_a_write_that_fails_halfway_leaves_the_old_file_alone(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, check=False
+    )
+    assert "said:" in done.stderr
+    assert "give a writable directory" in done.stderr
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_in_the_way_of_the_folder_says_what_to_do(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(OSError, match="give a writable directory") as raised:
+        write_whole_file(tmp_path / "taken" / "file", b"")
+    assert "taken" in str(raised.value)
+
+
+def test_the_file_can_be_read_by_those_the_umask_allows(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_whole_file(tmp_path / "file", b"")
+        assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)

@@ -1,0 +1,75 @@
+import pytest
+from records_factory import make_execution, make_study, make_trial
+
+from kbatch.records.study import Study
+from kbatch.reporting.trial_table import trial_table
+
+
+def column(study, title):
+    table = trial_table(study)
+    return [row.texts[table.headers.index(title)] for row in table.rows]
+
+
+def test_every_row_has_a_cell_a_column():
+    table = trial_table(make_study())
+    assert len(table.rows) == 7
+    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+    assert [row.best for row in table.rows].index(True) == 2
+
+
+def test_numbers_are_short_and_show_their_spread():
+    assert column(make_study(make_trial(4096, rate=12345)), "Samples/s") == [
+        "12,300 (12,200 to 12,500)"
+    ]
+    repeated = make_trial(
+        64,
+        *(make_execution(rate=r, accuracies=(a,)) for r, a in ((1000, 0.9), (1010, 0.91))),
+    )
+    # Half of the interval of two values d apart: 12.706 d / 2.
+    assert column(make_study(repeated), "Samples/s") == ["1,000 ± 64"]
+    assert column(make_study(repeated), "Validation accuracy") == ["0.9050 ± 0.064"]
+    assert column(make_study(), "Batch size")[-1] == "4,096"
+    assert column(make_study(), "Learning rate")[0] == "0.001"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [("out_of_memory", "out of memory"), ("failed", "failed"), ("running", "running")],
+)
+def test_a_missing_value_says_why(status, reason):
+    study = make_study(make_trial(64, status=status), make_trial(128))
+    for title in ("Samples/s", "Validation accuracy", "Updates", "First step (s)"):
+        assert column(study, title)[0] == f"n/a ({reason})"
+    assert column(study, "Status")[0] == reason
+    text = " ".join(" ".join(row.texts) for row in trial_table(study).rows).lower()
+    assert "nan" not in text
+    assert "none" not in text
+
+
+def test_a_value_that_was_not_measured_says_so():
+    study = make_study(make_trial(64, data_wait_s=None, learning_rate=None))
+    assert column(study, "Waiting for data") == ["n/a (not measured)"]
+    assert column(study, "Learning rate") == ["n/a (not measured)"]
+
+
+def test_hyperparameters_stand_in_the_table_where_they_differ():
+    study = make_study(
+        make_trial(16, hyperparameters={"units": 8, "drop": 0.5, "tuner/epochs": 1}),
+        make_trial(32, hyperparameters={"units": 1600, "drop": 0.5, "tuner/epochs": 2}),
+    )
+    assert column(study, "units") == ["8", "1,600"]
+    assert {"drop", "tuner/epochs"}.isdisjoint(trial_table(study).headers)
+
+
+def test_the_footnote_explains_the_spreads_that_are_there():
+    single = make_study(make_trial(64))
+    repeated = make_study(make_trial(64, make_execution(), make_execution()))
+    assert "quartile" in trial_table(single).footnote
+    assert "±" not in trial_table(single).footnote
+    assert "95 %" in trial_table(repeated).footnote
+    assert "quartile" not in trial_table(repeated).footnote
+
+
+def test_an_empty_study_is_refused():
+    with pytest.raises(ValueError, match=r"tuner\.search"):
+        trial_table(Study("digits", ()))

@@ -1,0 +1,240 @@
+import re
+import subprocess
+import sys
+
+import matplotlib
+import pytest
+from matplotlib import pyplot
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from records_factory import make_execution, make_study, make_trial
+
+import kbatch
+from kbatch.analysis import mean_interval
+from kbatch.records.study import Study
+from kbatch.records.trial import Objective
+from kbatch.reporting.figures.palette import ALARM, series_style
+from kbatch.reporting.figures.saving import save_figure
+from kbatch.reporting.figures.trials import alt_text, plot_trials, trials_info
+
+
+def panels(study, ax=None):
+    upper = plot_trials(study, ax)
+    (lower,) = [a for a in upper.figure.axes if a.get_xlabel()]
+    return upper, lower
+
+
+def texts(panel):
+    return " ".join(text.get_text().replace("\n", " ") for text in panel.texts).replace("\xa0", " ")
+
+
+def several_policies():
+    return make_study(
+        *(
+            make_trial(size, dtype_policy=policy, trial_id=f"{policy}{size}")
+            for policy in ("float32", "mixed_float16")
+            for size in (16, 32)
+        )
+    )
+
+
+def test_the_info_holds_every_trial_with_its_numbers():
+    info = trials_info(make_study())
+    assert info.batch_sizes == (16, 32, 64, 128, 256, 512, 4096)
+    assert [point.status for point in info.points] == ["completed"] * 6 + ["out_of_memory"]
+    assert info.quality == Objective("val_accuracy", "max")
+    assert (info.best.batch_size, info.best.quality.value) == (64, 0.981)
+    point = info.points[0]
+    assert point.samples_per_second.low < point.samples_per_second.value
+    assert point.samples_per_second.value < point.samples_per_second.high
+    assert (point.quality.low, point.quality.high) == (None, None)
+    assert (info.points[-1].samples_per_second, info.points[-1].quality) == (None, None)
+    assert info.conditions.device == "CPU, 16 cores"
+    assert info.conditions.epochs == (2, 2)
+
+
+def test_several_executions_have_an_interval_for_both():
+    trial = make_trial(
+        64,
+        *(make_execution(rate=r, accuracies=(a,)) for r, a in ((1000, 0.9), (1100, 0.92))),
+    )
+    point = trials_info(make_study(trial)).points[0]
+    assert tuple(point.quality[1:]) == pytest.approx(
+        [mean_interval([0.9, 0.92]).low, mean_interval([0.9, 0.92]).high]
+    )
+    assert point.samples_per_second.low == pytest.approx(mean_interval([1000, 1100]).low)
+
+
+def test_every_completed_trial_is_drawn_in_both_panels():
+    study = make_study()
+    info = trials_info(study)
+    for panel, values in zip(
+        panels(study),
+        (
+            [p.samples_per_second.value for p in info.completed],
+            [p.quality.value for p in info.completed],
+        ),
+        strict=True,
+    ):
+        series = next(line for line in panel.lines if len(line.get_xdata()) == 6)
+        assert list(series.get_xdata()) == [16, 32, 64, 128, 256, 512]
+        assert list(series.get_ydata()) == values
+
+
+def test_labels_units_and_conditions_are_in_the_figure():
+    upper, lower = panels(make_study())
+    assert upper.get_ylabel() == "Throughput\n(samples/s)"
+    assert lower.get_ylabel() == "Validation accuracy\n(0 to 1, higher is better)"
+    assert lower.get_xlabel() == "Batch size (examples per update)"
+    assert [t.get_text() for t in lower.get_xticklabels()][:3] == ["16", "32", "64"]
+    for condition in ("CPU, 16 cores", "TensorFlow 2.21.0", "Keras 3.15.1", "mixed_float16"):
+        assert condition in texts(lower)
+    assert "7 trials, 1 execution each" in texts(lower)
+    assert "budget: 2 epochs each" in texts(lower)
+    assert "One execution a trial" in texts(lower)
+    assert upper.get_shared_x_axes().joined(upper, lower)
+
+
+def test_the_best_trial_is_labelled_in_the_panel_of_the_objective():
+    upper, lower = panels(make_study())
+    assert "best, batch size 64: 0.9810" in texts(lower)
+    assert "best" not in texts(upper)
+    fastest = Objective("samples_per_second", "max")
+    upper, lower = panels(
+        make_study(*(make_trial(size, objective=fastest, rate=size) for size in (16, 32)))
+    )
+    assert "best, batch size 32: 32.00" in texts(upper)
+    assert "best" not in texts(lower)
+
+
+def test_a_failed_trial_is_marked_at_the_bottom_edge():
+    study = make_study(
+        make_trial(32), make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
+    )
+    upper, lower = panels(study)
+    for panel in (upper, lower):
+        crosses = [line for line in panel.lines if line.get_marker() == "X"]
+        assert [line.get_xdata()[0] for line in crosses] == [64, 128]
+        assert {to_hex(line.get_color()) for line in crosses} == {ALARM}
+        assert {line.get_ydata()[0] for line in crosses} == {0}
+        assert crosses[0].get_transform() == panel.get_xaxis_transform()
+    assert "failed" in texts(lower)
+    assert "out of memory" in texts(lower)
+
+
+def test_each_policy_has_its_colour_marker_and_legend():
+    upper, _ = panels(several_policies())
+    series = {line.get_label(): line for line in upper.lines if line.get_label()[0] != "_"}
+    assert list(series) == ["float32", "mixed_float16"]
+    for index, line in enumerate(series.values()):
+        style = series_style(index)
+        assert (to_hex(line.get_color()), line.get_marker()) == style
+    assert [t.get_text() for t in upper.get_legend().get_texts()] == list(series)
+    assert panels(make_study())[0].get_legend() is None
+
+
+def test_several_trials_of_a_size_are_not_joined_by_a_line():
+    study = make_study(make_trial(16, trial_id="a"), make_trial(16, trial_id="b"), make_trial(32))
+    upper, _ = panels(study)
+    series = next(line for line in upper.lines if len(line.get_xdata()) == 3)
+    assert series.get_linestyle() == "None"
+
+
+def test_bars_stand_where_there_are_intervals():
+    single, repeated = make_study(), make_study(make_trial(64, make_execution(), make_execution()))
+    assert [len(panel.collections) for panel in panels(single)] == [1, 0]
+    assert [len(panel.collections) for panel in panels(repeated)] == [1, 1]
+
+
+def test_a_study_in_which_all_failed_says_so():
+    study = make_study(make_trial(64, status="failed"), make_trial(128, status="out_of_memory"))
+    upper, _ = panels(study)
+    assert "No trial completed: 1 failed, 1 out of memory" in texts(upper)
+    upper.figure.canvas.draw()
+
+
+def test_a_metric_that_nobody_measured_is_not_available():
+    _, lower = panels(make_study(make_trial(64, epochs=())))
+    assert "n/a (not measured)" in texts(lower)
+
+
+def test_a_study_without_its_search_file_can_be_plotted():
+    _, lower = panels(Study("digits", make_study().trials))
+    assert "n/a (device not recorded)" in texts(lower)
+
+
+def test_an_empty_study_says_what_to_run():
+    with pytest.raises(ValueError, match=r"tuner\.search.*kbatch demo.*study\.trials=\(\)"):
+        plot_trials(Study("digits", ()))
+
+
+def test_given_axes_are_used_with_and_without_a_grid():
+    figure = Figure(layout="constrained")
+    left, right = figure.subplots(1, 2)
+    upper, lower = panels(make_study(), left)
+    assert upper is left
+    assert lower.figure is figure
+    figure.canvas.draw()
+    assert lower.get_position().y1 <= upper.get_position().y0
+    assert lower.get_position().x1 < right.get_position().x0
+    free = Figure()
+    upper, lower = panels(make_study(), free.add_axes((0.2, 0.2, 0.7, 0.7)))
+    boxes = [panel.get_axes_locator()(panel, None) for panel in (upper, lower)]
+    assert boxes[1].y1 <= boxes[0].y0
+    assert boxes[0].height == pytest.approx(boxes[1].height)
+
+
+def test_nothing_global_changes_and_no_figure_stays_open(tmp_path):
+    before = dict(matplotlib.rcParams)
+    ax = plot_trials(make_study())
+    for suffix in ("png", "svg", "pdf"):
+        save_figure(ax, tmp_path / f"trials.{suffix}")
+    assert dict(matplotlib.rcParams) == before
+    assert pyplot.get_fignums() == []
+
+
+def test_in_a_notebook_pyplot_owns_the_figure(tmp_path):
+    code = (
+        "import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel');"
+        "sys.path.insert(0, 'tests');"
+        "import kbatch, matplotlib; matplotlib.use('agg'); from matplotlib import pyplot;"
+        "from records_factory import make_study;"
+        "ax = kbatch.plot_trials(make_study()); assert pyplot.gcf() is ax.figure;"
+        "pyplot.close('all');"
+        "kbatch.write_report(make_study(), sys.argv[1]); assert pyplot.get_fignums() == []"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "r.html")], check=True)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
+def test_the_same_study_gives_the_same_bytes(tmp_path, suffix):
+    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    save_figure(plot_trials(several_policies()), first)
+    save_figure(plot_trials(several_policies()).figure, second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_pdf_embeds_truetype_fonts_and_has_no_date(tmp_path):
+    save_figure(plot_trials(make_study()), tmp_path / "trials.pdf")
+    content = (tmp_path / "trials.pdf").read_bytes()
+    assert b"/Subtype /Type3" not in content
+    assert re.search(rb"/FontFile2|/CIDFontType2|/ObjStm", content)
+    assert b"CreationDate" not in content
+
+
+def test_an_unknown_suffix_names_those_that_work(tmp_path):
+    with pytest.raises(ValueError, match=r"`\.png`, `\.svg` or `\.pdf`.*'\.bmp'"):
+        save_figure(plot_trials(make_study()), tmp_path / "trials.bmp")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_alternative_text_tells_what_the_figure_shows():
+    text = alt_text(trials_info(make_study()))
+    assert "7 trials over batch size, 16 to 4,096" in text
+    assert "Throughput lies between 3,130 samples/s at batch size 16 and" in text
+    assert "best, batch size 64: 0.9810" in text
+    assert "batch size 4,096 (out of memory)" in text
+
+
+def test_the_public_name_is_this_function():
+    assert kbatch.plot_trials is plot_trials

@@ -1,0 +1,55 @@
+import subprocess
+import sys
+
+import pytest
+
+import kbatch
+
+WORK = """
+import sys
+sys.path.insert(0, "tests")
+from pathlib import Path
+{work}
+heavy = sorted({{name.split(".")[0] for name in sys.modules}} & {{{heavy}}})
+sys.exit(f"imported: {{heavy}}" if heavy else 0)
+"""
+HOST = '"tensorflow", "keras", "keras_tuner"'
+DRAWING = '"numpy", "pandas", "matplotlib", "jinja2", "rich"'
+STUDY = "import kbatch; from records_factory import make_study; study = make_study();"
+
+
+def run(work, heavy, folder):
+    code = WORK.format(work=work, heavy=heavy)
+    return subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "heavy"),
+    [
+        ("import kbatch; dir(kbatch)", f"{HOST}, {DRAWING}"),
+        (
+            f"{STUDY} path = Path(sys.argv[1]) / 's.json'; study.save(path);"
+            "kbatch.load_study(path).to_dataframe()",
+            f'{HOST}, "matplotlib", "jinja2"',
+        ),
+        (f"{STUDY} kbatch.plot_trials(study)", f'{HOST}, "pandas"'),
+        (f"{STUDY} kbatch.write_report(study, sys.argv[1] + '/r.html')", HOST),
+        (f"{STUDY} kbatch.write_report(study, sys.argv[1] + '/r.md')", HOST),
+        ("import kbatch; kbatch.powers_of_two(1, 8); kbatch.scale_learning_rate", HOST),
+    ],
+)
+def test_what_reads_and_tells_never_starts_tensorflow(work, heavy, tmp_path):
+    done = run(work, heavy, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_check_sees_an_import(tmp_path):
+    assert "imported: ['numpy']" in run("import numpy", DRAWING, tmp_path).stderr
+
+
+def test_every_public_name_is_listed_and_an_unknown_one_refused():
+    assert set(kbatch.__all__) <= set(dir(kbatch))
+    with pytest.raises(AttributeError, match="no attribute 'plot_trails'"):
+        _ = kbatch.plot_trails
