@@ -5,6 +5,7 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis import mean_interval
+from kbatch.records.execution import EpochRecord
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective
 
@@ -75,6 +76,12 @@ def test_missing_values_are_missing():
         assert np.isnan(row[column])
 
 
+def test_a_metric_never_covers_a_column():
+    epoch = EpochRecord(0, {"val_accuracy": 0.5, "updates": 3.5}, 64, 1, 0.1, None)
+    row = make_study(make_trial(64, epochs=(epoch,), updates=1)).to_dataframe().iloc[0]
+    assert (row["updates"], row["val_accuracy"]) == (1, 0.5)
+
+
 def test_a_hyperparameter_never_covers_a_column():
     trial = make_trial(64, hyperparameters={"learning_rate": 0.5, "loss": "mse", "units": 8})
     row = make_study(trial).to_dataframe().iloc[0]
@@ -117,7 +124,14 @@ def test_the_best_trial_follows_the_objective(objective, best):
             make_trial(size, objective=objective, accuracies=(accuracy,), rate=rate)
             for size, (accuracy, rate) in measured.items()
         ),
-        make_trial(512, objective=objective, accuracies=(0.999,), rate=9000, status="failed"),
+        make_trial(
+            512,
+            objective=objective,
+            status="failed",
+            epochs=make_epochs((0.01, 0.999)),
+            window_examples=(9000,),
+            window_durations_s=(1.0,),
+        ),
     )
     found = study.best_trial()
     assert (found and found.batch_size) == best
@@ -132,6 +146,13 @@ def test_the_best_trial_follows_the_objective(objective, best):
 )
 def test_the_quality_metric_is_the_objective_or_an_accuracy(objective, quality):
     assert make_study(make_trial(objective=objective)).quality_metric == quality
+
+
+def test_throughput_is_no_quality_even_where_it_is_a_metric():
+    epoch = EpochRecord(0, {"samples_per_second": 9.0, "val_loss": 0.5}, 64, 1, 0.1, None)
+    objective = Objective("samples_per_second", "max")
+    study = make_study(make_trial(64, objective=objective, epochs=(epoch,)))
+    assert study.quality_metric == Objective("val_loss", "min")
 
 
 def test_an_empty_study_has_no_best_trial():
