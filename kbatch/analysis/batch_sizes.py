@@ -70,6 +70,32 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
     return sizes
 
 
+def check_size(size: int, name: str) -> int:
+    """Checks that a number of examples is a positive integer.
+
+    Args:
+        size: The number.
+        name: Name of the argument, for the message.
+
+    Returns:
+        The number as a Python integer.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is not positive.
+    """
+    message = f"`{name}` must be a positive integer, in examples. Received: {name}={size!r}."
+    try:
+        whole = operator.index(size)
+    except TypeError as error:
+        raise TypeError(message) from error
+    if isinstance(size, bool):
+        raise TypeError(message)
+    if whole < 1:
+        raise ValueError(message)
+    return whole
+
+
 def _listed(batch_sizes: Iterable[int]) -> list[int]:
     if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
         raise TypeError(

@@ -16,7 +16,7 @@ Record = typing.TypeVar("Record")
 
 
 class RecordError(ValueError):
-    """A file that holds no readable record; the message names it."""
+    """A record that cannot be read or written; the message names the file."""
 
 
 def write_record(record: object, path: Path) -> None:

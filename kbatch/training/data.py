@@ -46,6 +46,7 @@ def in_batches(
     model: keras.Model,
     *,
     batch_size: int,
+    largest_batch_size: int,
     validation_batch_size: int,
     seed: int | None,
 ) -> Batches:
@@ -56,6 +57,7 @@ def in_batches(
         model: The model to train, whose input rank tells a batched dataset from one that is
             not.
         batch_size: Examples in a training batch; the last one of an epoch may have fewer.
+        largest_batch_size: The largest batch size to come, which the data must fill once.
         validation_batch_size: Examples in a validation batch.
         seed: Seed of the shuffling of arrays, None for another order in each run.
 
@@ -63,12 +65,13 @@ def in_batches(
         Training batches, and validation data.
 
     Raises:
-        InputError: If the data has a form that kbatch cannot batch, or fewer examples than one
-            batch.
+        InputError: If the data has a form that kbatch cannot batch, or is known to have fewer
+            examples than the largest batch.
     """
     if data.validation_split and data.validation_data is None:
         data = _split(data)
-    dataset = _dataset(data, model, batch_size, seed)
+    dataset, examples = _dataset(data, model, batch_size, seed)
+    _check_examples(examples, largest_batch_size)
     if data.class_weight is not None:
         dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
     validation = data.validation_data
@@ -119,7 +122,8 @@ def _same_rank(ranks: list[int], expected: list[int]) -> bool:
 
 def _dataset(
     data: FitData, model: keras.Model, batch_size: int, seed: int | None
-) -> tf.data.Dataset:
+) -> tuple[tf.data.Dataset, int | None]:
+    """Gives training batches, and the number of examples where it is known."""
     x: Any = data.x
     if _is_dataset(x) or callable(x):
         if data.y is not None or data.sample_weight is not None:
@@ -130,8 +134,8 @@ def _dataset(
                 f"{type(data.sample_weight).__name__}."
             )
         if isinstance(x, tf.data.Dataset):
-            return _large_enough(rebatched(x, model, batch_size), _size(x, model), batch_size)
-        return _called(x, model, batch_size)
+            return rebatched(x, model, batch_size), _size(x, model)
+        return _called(x, model, batch_size), None
     return _array_batches(data, batch_size, seed)
 
 
@@ -162,14 +166,13 @@ def _size(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
     return cardinality
 
 
-def _large_enough(dataset, examples: int | None, batch_size: int):
-    if examples is not None and examples < batch_size:
+def _check_examples(examples: int | None, largest_batch_size: int) -> None:
+    if examples is not None and examples < largest_batch_size:
         raise InputError(
             "A batch cannot be larger than the training set: leave the sizes above "
-            f"{examples} out of `batch_sizes`. Received: batch_size={batch_size} for {examples} "
-            "training examples."
+            f"{examples} out of `batch_sizes`. Received: batch_size={largest_batch_size} for "
+            f"{examples} training examples."
         )
-    return dataset
 
 
 def _split(data: FitData) -> FitData:
@@ -188,7 +191,7 @@ def _split(data: FitData) -> FitData:
     return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
 
 
-def _array_batches(data: FitData, batch_size: int, seed: int | None) -> tf.data.Dataset:
+def _array_batches(data: FitData, batch_size: int, seed: int | None) -> tuple[tf.data.Dataset, int]:
     given: Any = tuple(part for part in (data.x, data.y, data.sample_weight) if part is not None)
     with tf.device("CPU:0"):
         arrays = keras.tree.map_structure(
@@ -215,7 +218,7 @@ def _array_batches(data: FitData, batch_size: int, seed: int | None) -> tf.data.
         deterministic=True,
     )
     count = tf.data.experimental.assert_cardinality(-(-examples // batch_size))
-    return _large_enough(batches.apply(count), examples, batch_size)
+    return batches.apply(count), examples
 
 
 def _orders(examples: int, seed: int | None) -> tf.data.Dataset:

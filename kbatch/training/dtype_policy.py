@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
@@ -10,18 +10,19 @@ import numpy as np
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 
 
-def check_dtype_policy(policy: str) -> str:
-    """Checks that Keras knows a dtype policy.
+def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
+    """Checks that Keras knows a dtype policy, or each of several.
 
     Raises:
-        ValueError: If it does not.
+        ValueError: If it does not, or none is given.
     """
-    if policy not in POLICIES:
+    policies = (dtype_policy,) if isinstance(dtype_policy, str) else tuple(dtype_policy)
+    if not policies or not set(policies) <= set(POLICIES):
         raise ValueError(
-            f"`dtype_policy` must be one of {', '.join(POLICIES)}. "
-            f"Received: dtype_policy={policy!r}."
+            f"`dtype_policy` must be at least one of {', '.join(POLICIES)}. "
+            f"Received: dtype_policy={dtype_policy!r}."
         )
-    return policy
+    return policies
 
 
 @contextlib.contextmanager

@@ -24,11 +24,18 @@ class TimedFit:
     """
 
     def __init__(
-        self, model: keras.Model, *, batch_size: int, validation_batch_size: int, seed: int | None
+        self,
+        model: keras.Model,
+        *,
+        batch_size: int,
+        largest_batch_size: int,
+        validation_batch_size: int,
+        seed: int | None,
     ):
         self._model = model
         self._fit = type(model).fit.__get__(model)
         self._batch_size = batch_size
+        self._largest_batch_size = largest_batch_size
         self._validation_batch_size = validation_batch_size
         self._seed = seed
         self._meter = InputMeter()
@@ -53,10 +60,12 @@ class TimedFit:
             FitData(**given),
             self._model,
             batch_size=self._batch_size,
+            largest_batch_size=self._largest_batch_size,
             validation_batch_size=self._validation_batch_size,
             seed=self._seed,
         )
-        callbacks = [self.clock, *keras.tree.flatten(call.pop("callbacks", None) or [])]
+        check = _BatchSizeCheck(self._batch_size, self._meter)
+        callbacks = [self.clock, check, *keras.tree.flatten(call.pop("callbacks", None) or [])]
         started_s = time.perf_counter()
         try:
             history = self._fit(
@@ -84,3 +93,21 @@ class TimedFit:
         throughput = self.clock.throughput
         if throughput is not None:
             history.history["samples_per_second"] = [throughput.median] * len(history.epoch)
+
+
+class _BatchSizeCheck(keras.callbacks.Callback):
+    """Ends training when the batches that arrive have another size than the trial's."""
+
+    def __init__(self, batch_size: int, meter: InputMeter):
+        super().__init__()
+        self._batch_size = batch_size
+        self._meter = meter
+
+    def on_epoch_end(self, epoch: int, logs: Any = None):
+        seen = self._meter.read().largest_batch
+        if seen != self._batch_size:
+            raise InputError(
+                f"The largest batch of an epoch had {seen} examples: leave the sizes above the "
+                "training set out of `batch_sizes`, and let a data function batch by the size it "
+                f"is called with. Received: batch_size={self._batch_size}."
+            )

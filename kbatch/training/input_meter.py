@@ -45,7 +45,10 @@ class InputMeter:
         options.experimental_optimization.inject_prefetch = False
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
         counted = counted.with_options(options)
-        return counted.apply(tf.data.experimental.assert_cardinality(dataset.cardinality()))
+        cardinality = dataset.cardinality()
+        if cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return counted
+        return counted.apply(tf.data.experimental.assert_cardinality(cardinality))
 
     def read(self) -> InputReading:
         """Reads the totals since the meter was made."""

@@ -1,8 +1,7 @@
 """One execution of a trial, from its first step to its record."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -12,52 +11,76 @@ from kbatch.records.execution import ExecutionRecord
 from kbatch.training.dtype_policy import loss_scaled
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
+from kbatch.tuning.trial_files import TrialFiles
 
 
-class Settings(NamedTuple):
-    """What an execution was asked to do."""
+class ExecutionPlan(NamedTuple):
+    """What an execution is asked to do.
 
+    Attributes:
+        number: Number of the execution in its trial, from 0.
+        seed: Seed of weights and shuffling, or None.
+        batch_size: Examples of one optimizer update.
+        micro_batch_size: Examples that go through the device at once.
+        largest_batch_size: Largest batch size of the search.
+        validation_batch_size: Examples in a validation batch.
+        learning_rate_scaling: Rule that was applied, or None.
+    """
+
+    number: int
     seed: int | None
     batch_size: int
     micro_batch_size: int
+    largest_batch_size: int
+    validation_batch_size: int
     learning_rate_scaling: str | None
 
 
 class Execution:
-    """Follows one training run and makes its record."""
+    """One training run, timed and recorded."""
 
-    def __init__(self, model: keras.Model, settings: Settings, timed_fit: TimedFit):
-        optimizer: Any = model.optimizer
-        self._started = ExecutionRecord(
-            status="running",
-            **settings._asdict(),
-            dtype_policy=model.dtype_policy.name,
-            optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
-            loss_scaled=loss_scaled(model),
-            learning_rate=current_learning_rate(optimizer),
-            jit_compile=bool(model.jit_compile),
+    def __init__(self, model: keras.Model, plan: ExecutionPlan, files: TrialFiles | None):
+        self._model: Any = model
+        self._plan = plan
+        self._files = files
+        self._fit = TimedFit(
+            model,
+            batch_size=plan.batch_size,
+            largest_batch_size=plan.largest_batch_size,
+            validation_batch_size=plan.validation_batch_size,
+            seed=plan.seed,
         )
-        self._fit = timed_fit
+        self._started = _started(model, plan)
 
-    @contextlib.contextmanager
-    def recorded(self, write: Callable[[ExecutionRecord], Any]) -> Iterator[None]:
-        """Writes the record when the run starts, and again when it ends in whatever way."""
-        write(self._started)
+    def run(self, fit: Callable[[], Any]) -> Any:
+        """Runs the training with the timed `model.fit` in place and writes its record.
+
+        Args:
+            fit: Trains the model.
+
+        Returns:
+            What `fit` returns; to a dict of metrics samples/s is added.
+        """
+        self._write(self._started)
+        self._model.fit = self._fit
         try:
-            yield
+            results = fit()
         except BaseException as error:
-            write(self._record(failure_status(error), failure_text(error)))
+            self._write(self._ended(failure_status(error), failure_text(error)))
             raise
-        write(self._record("completed"))
-
-    def with_throughput(self, results: Any) -> Any:
-        """Adds samples/s to metrics that a `fit` of the user's returned as a dict."""
+        finally:
+            del self._model.fit
+        self._write(self._ended("completed"))
         throughput = self._fit.clock.throughput
-        if not isinstance(results, dict) or throughput is None:
-            return results
-        return {"samples_per_second": throughput.median} | results
+        if isinstance(results, dict) and throughput is not None:
+            return {"samples_per_second": throughput.median} | results
+        return results
 
-    def _record(self, status: str, failure: str | None = None) -> ExecutionRecord:
+    def _write(self, record: ExecutionRecord) -> None:
+        if self._files is not None:
+            self._files.write(self._plan.number, record)
+
+    def _ended(self, status: str, failure: str | None = None) -> ExecutionRecord:
         clock = self._fit.clock
         reading = clock.reading
         examples, durations_s = clock.windows
@@ -76,3 +99,19 @@ class Execution:
             epochs=tuple(clock.epochs),
             failure=failure,
         )
+
+
+def _started(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
+    optimizer: Any = model.optimizer
+    return ExecutionRecord(
+        status="running",
+        seed=plan.seed,
+        batch_size=plan.batch_size,
+        micro_batch_size=plan.micro_batch_size,
+        dtype_policy=model.dtype_policy.name,
+        optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
+        loss_scaled=loss_scaled(model),
+        learning_rate=current_learning_rate(optimizer),
+        learning_rate_scaling=plan.learning_rate_scaling,
+        jit_compile=bool(model.jit_compile),
+    )

@@ -7,15 +7,15 @@ from typing import Any, Literal
 import keras
 import keras_tuner
 
-from kbatch.analysis.batch_sizes import check_batch_sizes
+from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
+from kbatch.records.json_files import RecordError
 from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.accumulation.binding import check_micro_batch_size, check_model
-from kbatch.training.dtype_policy import building_under, check_active_policy, check_dtype_policy
+from kbatch.training.accumulation.binding import check_model
+from kbatch.training.dtype_policy import building_under, check_active_policy, check_dtype_policies
 from kbatch.training.errors import InputError
-from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import scale_optimizer
-from kbatch.tuning.execution import Execution, Settings
+from kbatch.tuning.execution import Execution, ExecutionPlan
 from kbatch.tuning.trial_files import trial_files
 from kbatch.tuning.user_model import BuildFunction, as_hypermodel
 
@@ -77,16 +77,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._inner = as_hypermodel(hypermodel)
         super().__init__(name=self._inner.name, tunable=self._inner.tunable)
         self.batch_sizes = check_batch_sizes(batch_sizes)
-        self.micro_batch_size = (
-            None if micro_batch_size is None else check_micro_batch_size(micro_batch_size)
-        )
-        policies = (dtype_policy,) if isinstance(dtype_policy, str) else tuple(dtype_policy)
-        self.dtype_policies = tuple(check_dtype_policy(policy) for policy in policies)
+        self.micro_batch_size = _size_or_none(micro_batch_size, "micro_batch_size")
+        self.dtype_policies = check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(learning_rate_scaling)
-        self.base_batch_size = base_batch_size or self.batch_sizes[0]
-        self.validation_batch_size = validation_batch_size or _validation_batch_size(
-            self.batch_sizes, self.micro_batch_size
+        self.base_batch_size = (
+            _size_or_none(base_batch_size, "base_batch_size") or self.batch_sizes[0]
         )
+        self.validation_batch_size = _size_or_none(
+            validation_batch_size, "validation_batch_size"
+        ) or _validation_batch_size(self.batch_sizes, self.micro_batch_size)
         self.seed = seed
         self._last = _LastFit()
 
@@ -120,29 +119,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         Returns:
             What the wrapped `fit` returns, with `samples_per_second` among the metrics.
         """
-        index, seed = self._last.index(hp), self._seed(hp)
-        batch_size = hp.get("batch_size")
-        timed_fit = TimedFit(
-            model,
-            batch_size=batch_size,
-            validation_batch_size=self.validation_batch_size,
-            seed=seed,
-        )
-        settings = Settings(seed, batch_size, self._micro(batch_size), self.learning_rate_scaling)
         files = trial_files(kwargs.get("callbacks"))
-        execution = Execution(model, settings, timed_fit)
-        self._last = _LastFit()
-        with _fatal(InputError):
+        execution = Execution(model, self._plan(hp), files)
+        # An execution that fails is the trial's last.
+        number, self._last = self._last.number(hp), _LastFit()
+        with _fatal(InputError, RecordError):
             if files is not None:
                 files.check_settings(self._settings())
-            with execution.recorded(lambda record: files and files.write(index, record)):
-                model.fit = timed_fit
-                try:
-                    results = self._inner.fit(hp, model, *args, **kwargs)
-                finally:
-                    del model.fit
-        self._last = _LastFit(hp, index + 1)
-        return execution.with_throughput(results)
+            results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
+        self._last = _LastFit(hp, number + 1)
+        return results
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
@@ -153,11 +139,23 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
+    def _plan(self, hp: keras_tuner.HyperParameters) -> ExecutionPlan:
+        batch_size: Any = hp.get("batch_size")
+        return ExecutionPlan(
+            number=self._last.number(hp),
+            seed=self._seed(hp),
+            batch_size=batch_size,
+            micro_batch_size=self._micro(batch_size),
+            largest_batch_size=self.batch_sizes[-1],
+            validation_batch_size=self.validation_batch_size,
+            learning_rate_scaling=self.learning_rate_scaling,
+        )
+
     def _micro(self, batch_size: int) -> int:
         return min(batch_size, self.micro_batch_size or batch_size)
 
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
-        return None if self.seed is None else self.seed + self._last.index(hp)
+        return None if self.seed is None else self.seed + self._last.number(hp)
 
     def _settings(self) -> dict[str, object]:
         return {
@@ -182,7 +180,7 @@ class _LastFit:
         self._hp = hp
         self._executions = executions
 
-    def index(self, hp: keras_tuner.HyperParameters) -> int:
+    def number(self, hp: keras_tuner.HyperParameters) -> int:
         """Gives the number of the execution that `hp` comes to next, from 0."""
         return self._executions if hp is self._hp else 0
 
@@ -205,6 +203,10 @@ def _check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) 
                 "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
                 f"to start over. Received: batch_sizes={batch_sizes}, there: {tuple(values)}."
             )
+
+
+def _size_or_none(size: int | None, name: str) -> int | None:
+    return None if size is None else check_size(size, name)
 
 
 def _validation_batch_size(batch_sizes: tuple[int, ...], micro_batch_size: int | None) -> int:

@@ -9,7 +9,7 @@ import keras_tuner
 
 from kbatch.instruments.environment import read_environment
 from kbatch.records.execution import ExecutionRecord
-from kbatch.records.json_files import read_record, write_record
+from kbatch.records.json_files import RecordError, read_record, write_record
 from kbatch.records.loading import RECORD_NAME
 from kbatch.records.study import SearchRecord
 from kbatch.records.trial import Objective, TrialRecord
@@ -33,10 +33,11 @@ class TrialFiles:
 
         Raises:
             InputError: If the project directory holds a search with other settings.
+            RecordError: If it cannot be read or written.
         """
         file = self._project / RECORD_NAME
         if not file.exists():
-            write_record(SearchRecord(settings, read_environment()), file)
+            _write(SearchRecord(settings, read_environment()), file)
             return
         found = read_record(SearchRecord, file).settings
         different = [name for name in settings if found.get(name) != settings[name]]
@@ -55,7 +56,7 @@ class TrialFiles:
         executions = (*self._before(index), execution)
         values = {k: v for k, v in self._trial.hyperparameters.values.items() if _is_plain(v)}
         record = TrialRecord(self._trial.trial_id, values, self._objective, executions)
-        write_record(record, self._file)
+        _write(record, self._file)
 
     def _before(self, index: int) -> tuple[ExecutionRecord, ...]:
         if index == 0:
@@ -78,6 +79,13 @@ def trial_files(callbacks: Any) -> TrialFiles | None:
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):
             return TrialFiles(callback.tuner, callback.trial)
     return None
+
+
+def _write(record: SearchRecord | TrialRecord, file: Path) -> None:
+    try:
+        write_record(record, file)
+    except OSError as error:
+        raise RecordError(str(error)) from error
 
 
 def _objective(objective: Any) -> Objective:

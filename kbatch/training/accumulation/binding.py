@@ -1,9 +1,8 @@
 """Gradient accumulation turned on for a compiled model."""
 
-import operator
-
 import keras
 
+from kbatch.analysis.batch_sizes import check_size
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 
 
@@ -36,7 +35,9 @@ def accumulate_gradients(model: keras.Model, micro_batch_size: int) -> keras.Mod
             accumulates.
     """
     check_model(model)
-    model.train_step = AccumulatingTrainStep(model, check_micro_batch_size(micro_batch_size)).run
+    model.train_step = AccumulatingTrainStep(
+        model, check_size(micro_batch_size, "micro_batch_size")
+    ).run
     # Keras keeps the function that it built from the train step before.
     model.train_function = None
     return model
@@ -76,25 +77,3 @@ def check_model(model: keras.Model) -> None:
             "The model has no trainable weights: unfreeze a layer before training. "
             f"Received: model={model.name!r}."
         )
-
-
-def check_micro_batch_size(micro_batch_size: int) -> int:
-    """Checks that a micro-batch size is a positive integer.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is not positive.
-    """
-    message = (
-        "`micro_batch_size` must be a positive integer, the examples that go through the device "
-        f"at once. Received: micro_batch_size={micro_batch_size!r}."
-    )
-    if isinstance(micro_batch_size, bool):
-        raise TypeError(message)
-    try:
-        size = operator.index(micro_batch_size)
-    except TypeError as error:
-        raise TypeError(message) from error
-    if size < 1:
-        raise ValueError(message)
-    return size

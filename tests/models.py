@@ -1,0 +1,27 @@
+"""Small models and data that the tests train on."""
+
+import keras
+import numpy as np
+
+layers = keras.layers
+
+
+def rows(count, *, seed=0, features=8, classes=3):
+    """Random inputs of shape (count, features) and class labels of shape (count,)."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, features)).astype("float32")
+    return x, rng.integers(0, classes, count)
+
+
+def mlp(*, optimizer="adam", **compile_arguments):
+    """A compiled classifier of (rows, 8) into 3 classes, under the global dtype policy."""
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Dense(16, activation="relu"),
+            layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    arguments = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    model.compile(optimizer, **(arguments | compile_arguments))
+    return model

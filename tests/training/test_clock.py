@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+
+from kbatch.training.clock import TrainingClock
+from kbatch.training.input_meter import InputReading
+
+
+class FakeMeter:
+    def __init__(self):
+        self.reading = InputReading(0, 0, 0, 0.0)
+
+    def deliver(self, examples):
+        batches, before, largest, wait_s = self.reading
+        self.reading = InputReading(
+            batches + 1, before + examples, max(largest, examples), wait_s + 0.25
+        )
+
+    def read(self):
+        return self.reading
+
+
+class Timeline:
+    """Plays steps of given length (examples, seconds) to a clock with a clock of its own."""
+
+    def __init__(self):
+        self.time_s = 0.0
+        self.meter = FakeMeter()
+        self.clock = TrainingClock(self.meter, now=lambda: self.time_s)
+
+    def epoch(self, number, steps, *, pause_s=0.0, logs=None):
+        self.clock.on_epoch_begin(number)
+        for step, (examples, seconds) in enumerate(steps):
+            self.time_s += pause_s
+            self.clock.on_train_batch_begin(step)
+            self.meter.deliver(examples)
+            self.time_s += seconds
+            self.clock.on_train_batch_end(step)
+        logs = {} if logs is None else logs
+        self.time_s += 100.0  # Validation and checkpoints.
+        self.clock.on_epoch_end(number, logs)
+        return logs
+
+
+def test_first_steps_new_lengths_pauses_and_validation_are_left_out():
+    line = Timeline()
+    line.clock.on_train_begin()
+    steps = [(32, 9.0), (32, 5.0), (32, 0.1), (32, 0.1), (30, 7.0)]
+    line.epoch(0, steps, pause_s=3.0)
+    line.epoch(1, [(32, 0.1), (32, 0.1), (32, 0.1), (32, 0.1), (30, 0.1)], pause_s=3.0)
+    examples, durations_s = line.clock.windows
+    assert sum(examples) == 6 * 32 + 30
+    assert sum(durations_s) == pytest.approx(0.7)
+    assert line.clock.first_step_s == 9.0
+    assert line.clock.throughput.median == pytest.approx(320)
+
+
+def test_each_epoch_keeps_its_own_share():
+    line = Timeline()
+    line.clock.on_train_begin()
+    line.epoch(0, [(32, 1.0), (30, 1.0)], logs={"loss": 0.5, "per_class": np.zeros(3)})
+    line.epoch(1, [(32, 0.5), (30, 0.5)], logs={"loss": float("nan")})
+    first, second = line.clock.epochs
+    assert (first.examples, first.updates, first.train_s, first.data_wait_s) == (62, 2, 2.0, 0.5)
+    assert (second.examples, second.updates, second.train_s) == (62, 2, 1.0)
+    assert first.metrics == {"loss": 0.5}
+    assert second.metrics == {"loss": None}
+
+
+def test_the_throughput_so_far_is_a_metric_of_the_epoch_once_it_is_known():
+    line = Timeline()
+    line.clock.on_train_begin()
+    assert "samples_per_second" not in line.epoch(0, [(32, 1.0), (32, 1.0)])
+    logs = line.epoch(1, [(32, 0.5), (32, 0.5)])
+    assert logs["samples_per_second"] == pytest.approx(64)
+
+
+def test_a_new_fit_warms_up_again():
+    line = Timeline()
+    for _ in range(2):
+        line.clock.on_train_begin()
+        line.epoch(0, [(32, 9.0), (32, 9.0), (32, 1.0)])
+    assert sum(line.clock.windows[1]) == pytest.approx(2.0)

@@ -1,0 +1,142 @@
+import keras
+import models
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+
+from kbatch.training.data import FitData, in_batches
+from kbatch.training.errors import InputError
+
+MODEL = models.mlp()
+X, Y = models.rows(94)
+
+
+def batches_of(data, *, batch_size=32, model=MODEL, seed=0):
+    return in_batches(
+        data,
+        model,
+        batch_size=batch_size,
+        largest_batch_size=batch_size,
+        validation_batch_size=16,
+        seed=seed,
+    )
+
+
+def lengths(dataset):
+    return [len(keras.tree.flatten(batch)[0]) for batch in dataset]
+
+
+def sliced(*parts):
+    return tf.data.Dataset.from_tensor_slices(parts)
+
+
+FORMS = {
+    "arrays": FitData(X, Y),
+    "tensors": FitData(tf.constant(X), tf.constant(Y)),
+    "pandas": FitData(pd.DataFrame(X), pd.Series(Y)),
+    "unbatched dataset": FitData(sliced(X, Y)),
+    "batched dataset": FitData(sliced(X, Y).batch(7)),
+    "function": FitData(lambda batch_size: sliced(X, Y).batch(batch_size)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_all_rows_in_batches_of_the_size(form):
+    dataset = batches_of(FORMS[form]).dataset
+    assert lengths(dataset) == [32, 32, 30]
+    seen = np.concatenate([x for x, _ in dataset.as_numpy_iterator()])
+    np.testing.assert_allclose(np.sort(seen, axis=0), np.sort(X, axis=0))
+
+
+@pytest.mark.parametrize("form", ["arrays", "pandas"])
+def test_arrays_have_the_dtypes_and_ranks_that_keras_gives_them(form):
+    data = FORMS[form]._replace(x=FORMS[form].x.astype("float64"))
+    x, y = next(iter(batches_of(data).dataset))
+    expected_y = (32, 1) if form == "pandas" else (32,)
+    assert (x.dtype, x.shape, y.shape) == (tf.float32, (32, 8), expected_y)
+
+
+def test_nested_inputs_keep_their_structure():
+    data = FitData({"a": X, "b": (X[:, :1], None)}, Y)
+    x, _ = next(iter(batches_of(data).dataset))
+    assert x["a"].shape == (32, 8)
+    assert x["b"][0].shape == (32, 1)
+
+
+def orders(seed):
+    dataset = batches_of(FitData(np.arange(94.0)[:, None], Y), batch_size=94, seed=seed).dataset
+    return [next(dataset.as_numpy_iterator())[0].ravel().astype(int).tolist() for _ in range(3)]
+
+
+def test_arrays_are_shuffled_anew_in_each_epoch_and_alike_for_a_seed():
+    first = orders(seed=0)
+    assert first[0] != first[1] != first[2]
+    assert sorted(first[0]) == list(range(94))
+    assert orders(seed=0) == first
+    assert orders(seed=1) != first
+
+
+def test_shuffle_false_keeps_the_order():
+    dataset = batches_of(FitData(X, Y, shuffle=False)).dataset
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in dataset]), X)
+
+
+def test_class_weights_become_sample_weights():
+    data = FitData(X, Y, class_weight={0: 1.0, 1: 5.0, 2: 0.5})
+    _, y, weight = next(iter(batches_of(data).dataset))
+    np.testing.assert_allclose(weight, np.array([1.0, 5.0, 0.5])[y])
+
+
+def test_validation_split_takes_the_last_rows_before_shuffling():
+    batches = batches_of(FitData(X, Y, validation_split=0.25), batch_size=10)
+    x, y = batches.validation_data[:2]
+    np.testing.assert_array_equal(x, X[-24:])
+    np.testing.assert_array_equal(y, Y[-24:])
+    assert sum(lengths(batches.dataset)) == 70
+
+
+def test_validation_data_in_a_dataset_is_rebatched():
+    batches = batches_of(FitData(X, Y, validation_data=sliced(X, Y).batch(50)))
+    assert lengths(batches.validation_data) == [16, 16, 16, 16, 16, 14]
+
+
+def test_an_unbuilt_model_takes_batched_and_unbatched_datasets():
+    model = keras.Sequential([keras.layers.Dense(3)])
+    for data in (FORMS["unbatched dataset"], FORMS["batched dataset"]):
+        assert lengths(batches_of(data, model=model).dataset) == [32, 32, 30]
+
+
+class Py(keras.utils.PyDataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return X, Y
+
+
+def batch_generator():
+    yield X, Y
+
+
+REFUSED = {
+    "generator": (FitData(batch_generator()), "tf.data.Dataset"),
+    "PyDataset": (FitData(Py()), "does not allow"),
+    "list of numbers": (FitData([1.0, 2.0], Y), "Give arrays"),
+    "sparse": (FitData(tf.sparse.from_dense(X), Y), "SparseTensor"),
+    "dataset and targets": (FitData(sliced(X), Y), "leave out `y`"),
+    "function of arrays": (FitData(lambda batch_size: X), "must return a `tf.data.Dataset`"),
+    "function without batches": (FitData(lambda b: sliced(X, Y)), r"\.batch\(batch_size\)"),
+    "dataset of images": (FitData(sliced(X[None, None, None], Y[:1])), "compare"),
+    "split of a dataset": (FitData(sliced(X, Y), validation_split=0.2), "validation_data"),
+    "different lengths": (FitData(X, Y[:-1]), r"\[93, 94\] rows"),
+    "batch above the arrays": (FitData(X[:20], Y[:20]), "batch_size=32 for 20"),
+    "batch above the dataset": (FitData(sliced(X, Y).take(20)), "batch_size=32 for 20"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_data_that_cannot_be_batched_is_refused_with_what_to_give(case):
+    data, message = REFUSED[case]
+    with pytest.raises(InputError, match=message):
+        batches_of(data)

@@ -1,0 +1,52 @@
+import models
+import pytest
+import tensorflow as tf
+
+from kbatch.training.input_meter import InputMeter
+
+
+def metered(rows, batch_size, *, delay_s=0.0):
+    def slow(x):
+        return tf.py_function(lambda v: sleep(v, delay_s), [x], x.dtype)
+
+    dataset = tf.data.Dataset.from_tensor_slices(models.rows(rows)[0])
+    meter = InputMeter()
+    return meter, meter.attach(dataset.batch(batch_size).map(slow))
+
+
+def sleep(value, seconds):
+    import time
+
+    time.sleep(seconds)
+    return value
+
+
+def test_counts_what_was_taken_and_nothing_else():
+    meter, dataset = metered(94, 32)
+    for _ in dataset.take(2):
+        pass
+    assert meter.read()[:3] == (2, 64, 32)
+    for _ in dataset:
+        pass
+    assert meter.read()[:3] == (5, 158, 32)
+
+
+def test_the_batches_stay_as_they_are():
+    _, dataset = metered(94, 32)
+    assert [len(x) for x in dataset] == [32, 32, 30]
+    assert int(dataset.cardinality()) == 3
+
+
+@pytest.mark.parametrize("delay_s", [0.02, 0.05])
+def test_waiting_is_at_least_the_delay_of_the_pipeline(delay_s):
+    meter, dataset = metered(94, 32, delay_s=delay_s)
+    for _ in dataset:
+        pass
+    assert meter.read().wait_s >= 3 * delay_s
+
+
+def test_time_between_requests_is_not_waiting():
+    meter, dataset = metered(94, 32)
+    for x in dataset:
+        sleep(x, 0.1)
+    assert meter.read().wait_s < 0.3

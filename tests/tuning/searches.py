@@ -1,0 +1,25 @@
+"""Searches that the tuning tests share."""
+
+import keras_tuner
+import models
+
+import kbatch
+
+
+def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):
+    defaults = {"micro_batch_size": 8, "learning_rate_scaling": "sqrt", "seed": 0}
+    return kbatch.BatchSizeHyperModel(build, batch_sizes, **(defaults | arguments))
+
+
+def tuner(directory, hypermodel, kind=keras_tuner.GridSearch, **arguments):
+    defaults = {"objective": "val_accuracy", "project_name": "search"}
+    return kind(hypermodel, directory=directory, **(defaults | arguments))
+
+
+def search(directory, hypermodel, kind=keras_tuner.GridSearch, *, data=None, fit=None, **arguments):
+    """Runs a search of two epochs on 94 rows and returns the tuner."""
+    found = tuner(directory, hypermodel, kind, **arguments)
+    data = models.rows(94) if data is None else data
+    defaults = {"validation_data": models.rows(40, seed=1), "epochs": 2, "verbose": 0}
+    found.search(*data, **(defaults | (fit or {})))
+    return found

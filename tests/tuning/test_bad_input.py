@@ -1,0 +1,128 @@
+"""What `BatchSizeHyperModel` refuses, and what it says."""
+
+import keras
+import keras_tuner
+import models
+import pytest
+import searches
+import tensorflow as tf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"batch_sizes": ()}, ValueError, "empty"),
+        ({"batch_sizes": (0, 8)}, ValueError, r"\[0, 8\]"),
+        ({"batch_sizes": (8, 8)}, ValueError, "repeats"),
+        ({"batch_sizes": (8.5,)}, TypeError, "integers"),
+        ({"dtype_policy": "float12"}, ValueError, "mixed_float16"),
+        ({"dtype_policy": ()}, ValueError, "at least one"),
+        ({"learning_rate_scaling": "cubic"}, ValueError, "'linear'"),
+        ({"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
+        ({"micro_batch_size": "auto"}, TypeError, "micro_batch_size='auto'"),
+        ({"base_batch_size": 0}, ValueError, "base_batch_size=0"),
+        ({"validation_batch_size": -1}, ValueError, "validation_batch_size=-1"),
+        ({"build": 3}, TypeError, "hypermodel=3"),
+        ({"build": models.mlp()}, TypeError, "not the model itself"),
+    ],
+)
+def test_arguments_are_checked_at_once(arguments, error, message):
+    with pytest.raises(error, match=message):
+        searches.hypermodel(**arguments)
+
+
+def no_model():
+    return None
+
+
+def uncompiled():
+    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+
+
+def own_train_step():
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            return {}
+
+    model = Own([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (no_model, "return model"),
+        (uncompiled, "must be compiled"),
+        (own_train_step, "`train_step` of its own"),
+    ],
+)
+def test_a_build_function_is_checked_before_the_search(tmp_path, build, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        searches.tuner(tmp_path, searches.hypermodel(build))
+
+
+def generator():
+    yield models.rows(8)
+
+
+class Py(keras.utils.PyDataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return models.rows(8)
+
+
+@pytest.mark.parametrize(
+    ("data", "fit", "message"),
+    [
+        ((generator(),), {}, "generator does not allow"),
+        ((Py(),), {}, "Py does not allow"),
+        (None, {"batch_size": 64}, "batch_size=64 in a trial of 8"),
+    ],
+)
+def test_data_that_cannot_be_rebatched_ends_the_search(tmp_path, data, fit, message):
+    with pytest.raises(ValueError, match=message):
+        searches.search(tmp_path, searches.hypermodel(), data=data, fit=fit)
+
+
+def test_a_batch_larger_than_the_training_set_ends_the_search_at_once(tmp_path):
+    hypermodel = searches.hypermodel(batch_sizes=(8, 32, 128))
+    with pytest.raises(ValueError, match="batch_size=128 for 94"):
+        searches.search(tmp_path, hypermodel)
+    assert not list(tmp_path.glob("search/trial_0001"))
+
+
+def test_another_search_space_in_the_directory_is_refused(tmp_path):
+    searches.search(tmp_path, searches.hypermodel(), keras_tuner.RandomSearch, max_trials=1)
+    other = searches.hypermodel(batch_sizes=(8, 64))
+    with pytest.raises(ValueError, match="another `project_name`"):
+        searches.search(tmp_path, other, keras_tuner.RandomSearch, max_trials=3)
+
+
+def test_other_settings_in_the_directory_are_refused_and_named(tmp_path):
+    searches.search(tmp_path, searches.hypermodel(), keras_tuner.RandomSearch, max_trials=1)
+    other = searches.hypermodel(learning_rate_scaling="linear")
+    with pytest.raises(ValueError, match="learning_rate_scaling: sqrt there, linear here"):
+        searches.search(tmp_path, other, keras_tuner.RandomSearch, max_trials=3)
+
+
+def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
+    tuner = searches.tuner(tmp_path, searches.hypermodel())
+    (tmp_path / "search" / "kbatch.json").mkdir()
+    with pytest.raises((OSError, ValueError), match=r"kbatch\.json"):
+        tuner.search(*models.rows(94), validation_data=models.rows(40), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "seen"),
+    [
+        (tf.data.Dataset.from_tensor_slices(models.rows(20)).batch(4), 20),
+        (lambda size: tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(50), 50),
+    ],
+)
+def test_batches_that_arrive_in_another_size_end_the_search(tmp_path, data, seen):
+    hypermodel = searches.hypermodel(batch_sizes=(32,))
+    with pytest.raises(ValueError, match=f"{seen} examples: .*batch_size=32"):
+        searches.search(tmp_path, hypermodel, data=(data,))

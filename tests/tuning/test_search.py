@@ -1,0 +1,258 @@
+"""Searches with stock tuners, and what is recorded of them."""
+
+import json
+
+import keras
+import keras_tuner
+import models
+import numpy as np
+import pytest
+import searches
+import tensorflow as tf
+
+import kbatch
+
+KINDS = {
+    "grid": (keras_tuner.GridSearch, {}),
+    "random": (keras_tuner.RandomSearch, {"max_trials": 3}),
+    "bayesian": (keras_tuner.BayesianOptimization, {"max_trials": 3}),
+    "hyperband": (keras_tuner.Hyperband, {"max_epochs": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """A grid of three sizes, with its study."""
+    tuner = searches.search(tmp_path_factory.mktemp("grid"), searches.hypermodel())
+    return tuner, kbatch.load_study(tuner)
+
+
+def test_every_trial_holds_what_really_happened(grid):
+    _, study = grid
+    assert study.problems == ()
+    assert [trial.batch_size for trial in study.trials] == [8, 16, 32]
+    for trial in study.trials:
+        (run,) = trial.executions
+        assert (run.status, run.seed) == ("completed", 0)
+        assert run.batch_size_seen == trial.batch_size
+        assert (run.dtype_policy, run.loss_scaled, run.optimizer) == ("mixed_float16", True, "Adam")
+        assert run.micro_batch_size == 8
+        assert run.examples_seen == 2 * 94
+        assert run.updates == 2 * -(-94 // trial.batch_size)
+        assert [epoch.examples for epoch in run.epochs] == [94, 94]
+        assert {"accuracy", "loss", "val_accuracy", "val_loss"} <= run.epochs[0].metrics.keys()
+        assert 0 <= run.data_wait_s <= run.train_s <= run.total_s
+        assert 0 < run.first_step_s < run.total_s
+        assert run.learning_rate == pytest.approx(1e-3 * (trial.batch_size / 8) ** 0.5, rel=1e-5)
+
+
+def test_keras_tuner_holds_the_same_figures(grid):
+    tuner, study = grid
+    for trial in study.trials:
+        metrics = tuner.oracle.get_trial(trial.trial_id).metrics
+        speed = metrics.get_history("samples_per_second")[0].value[0]
+        assert speed == pytest.approx(trial.samples_per_second)
+        accuracy = metrics.get_history("val_accuracy")[0].value[0]
+        assert accuracy == pytest.approx(trial.metrics["val_accuracy"])
+
+
+def test_the_search_record_holds_settings_and_environment(grid):
+    search = grid[1].search
+    assert search.settings["batch_sizes"] == [8, 16, 32]
+    assert search.settings["seed"] == 0
+    assert search.environment.versions["keras"] == keras.__version__
+
+
+def test_best_hyperparameters_and_models_are_those_of_the_best_trial(grid):
+    tuner, study = grid
+    best = study.best_trial()
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size
+    (model,) = tuner.get_best_models()
+    result = model.evaluate(*models.rows(40, seed=1), verbose=0, return_dict=True)
+    assert result["accuracy"] == pytest.approx(best.metrics["val_accuracy"])
+
+
+def test_a_seed_gives_the_same_search(grid, tmp_path):
+    again = kbatch.load_study(searches.search(tmp_path, searches.hypermodel()))
+    for first, second in zip(grid[1].trials, again.trials, strict=True):
+        assert first.metrics["val_loss"] == second.metrics["val_loss"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tuner_sees_batch_size_from_the_first_trial_on(tmp_path, kind):
+    tuner, arguments = KINDS[kind]
+    study = kbatch.load_study(searches.search(tmp_path, searches.hypermodel(), tuner, **arguments))
+    assert study.trials
+    for trial in study.trials:
+        assert trial.status == "completed"
+        assert trial.hyperparameters["batch_size"] == trial.executions[0].batch_size_seen
+
+
+def test_several_executions_are_kept_each_with_its_seed(tmp_path):
+    study = kbatch.load_study(
+        searches.search(tmp_path, searches.hypermodel(batch_sizes=(8, 32)), executions_per_trial=3)
+    )
+    for trial in study.trials:
+        assert [run.seed for run in trial.executions] == [0, 1, 2]
+        assert len({run.epochs[-1].metrics["val_loss"] for run in trial.executions}) == 3
+        assert trial.samples_per_second_interval is not None
+    assert len(study.to_dataframe(executions=True)) == 6
+
+
+def test_several_policies_are_a_hyperparameter(tmp_path):
+    policies = ["float32", "mixed_bfloat16"]
+    study = kbatch.load_study(
+        searches.search(tmp_path, searches.hypermodel(batch_sizes=(16,), dtype_policy=policies))
+    )
+    assert sorted(trial.dtype_policy for trial in study.trials) == policies
+    assert not any(trial.executions[0].loss_scaled for trial in study.trials)
+
+
+def test_throughput_can_be_the_objective(tmp_path):
+    tuner = searches.search(
+        tmp_path,
+        searches.hypermodel(batch_sizes=(8, 32)),
+        objective=keras_tuner.Objective("samples_per_second", "max"),
+    )
+    study = kbatch.load_study(tuner)
+    fastest = max(study.trials, key=lambda trial: trial.samples_per_second)
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == fastest.batch_size
+    assert study.quality_metric.name == "val_accuracy"
+
+
+def as_dataset():
+    return (tf.data.Dataset.from_tensor_slices(models.rows(94)),)
+
+
+def as_batched_dataset():
+    return (tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(10),)
+
+
+def as_function():
+    return (lambda size: tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(size),)
+
+
+@pytest.mark.parametrize("data", [as_dataset, as_batched_dataset, as_function])
+def test_every_form_of_data_is_seen_in_the_batch_size_of_the_trial(tmp_path, data):
+    study = kbatch.load_study(searches.search(tmp_path, searches.hypermodel(), data=data()))
+    for trial in study.trials:
+        assert trial.executions[0].batch_size_seen == trial.batch_size
+        assert trial.executions[0].examples_seen == 2 * 94
+
+
+class OwnFit(keras_tuner.HyperModel):
+    """A HyperModel that prepares its data and names its arguments."""
+
+    def build(self, hp):
+        units = hp.Choice("units", [4, 8])
+        model = keras.Sequential(
+            [
+                keras.layers.Input((8,)),
+                keras.layers.Dense(units),
+                keras.layers.Dense(3, activation="softmax", dtype="float32"),
+            ]
+        )
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    def fit(self, hp, model, x, y, validation_data, **kwargs):
+        history = model.fit(
+            x * 2, y, validation_data=validation_data, batch_size=hp.get("batch_size"), **kwargs
+        )
+        return {"val_accuracy": max(history.history["val_accuracy"]), "mine": 1.0}
+
+
+def test_a_hypermodel_of_the_users_keeps_its_space_and_its_fit(tmp_path):
+    tuner = searches.search(tmp_path, searches.hypermodel(OwnFit(), (8, 32)))
+    study = kbatch.load_study(tuner)
+    table = study.to_dataframe()
+    assert sorted(zip(table.batch_size, table.units, strict=True)) == [
+        (8, 4),
+        (8, 8),
+        (32, 4),
+        (32, 8),
+    ]
+    for trial in tuner.oracle.trials.values():
+        assert trial.metrics.get_history("mine")[0].value == [1.0]
+        assert trial.metrics.exists("samples_per_second")
+
+
+class CountBatches(keras.callbacks.Callback):
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def on_train_batch_end(self, batch, logs=None):
+        with self.file.open("a") as lines:
+            lines.write("batch\n")
+
+
+def test_callbacks_weights_and_epochs_pass_through(tmp_path):
+    file = tmp_path / "batches"
+    weights = np.zeros(94)
+    study = kbatch.load_study(
+        searches.search(
+            tmp_path,
+            searches.hypermodel(batch_sizes=(32,)),
+            fit={"callbacks": [CountBatches(file)], "epochs": 3, "sample_weight": weights},
+        )
+    )
+    assert file.read_text().count("batch") == 3 * 3
+    (trial,) = study.trials
+    assert len(trial.executions[0].epochs) == 3
+    assert trial.executions[0].epochs[-1].metrics["loss"] == 0.0
+
+
+def test_class_weights_pass_through(tmp_path):
+    study = kbatch.load_study(
+        searches.search(
+            tmp_path,
+            searches.hypermodel(batch_sizes=(32,)),
+            fit={"class_weight": {0: 0.0, 1: 0.0, 2: 0.0}},
+        )
+    )
+    assert study.trials[0].executions[0].epochs[-1].metrics["loss"] == 0.0
+
+
+def test_validation_runs_at_one_batch_size_in_all_trials(tmp_path):
+    lengths = []
+
+    class Spy(keras.Model):
+        def test_step(self, data):
+            lengths.append(data[0].shape[0])
+            return super().test_step(data)
+
+    def build():
+        inputs = keras.Input((8,))
+        outputs = keras.layers.Dense(3, activation="softmax", dtype="float32")(inputs)
+        model = Spy(inputs, outputs)
+        model.compile(
+            "sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], run_eagerly=True
+        )
+        return model
+
+    searches.search(tmp_path, searches.hypermodel(build, (8, 32), validation_batch_size=20))
+    assert set(lengths) == {20}
+
+
+def test_a_failing_trial_is_recorded_with_its_cause(tmp_path):
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise RuntimeError("the disk is full\nand more")
+
+    hypermodel = searches.hypermodel(batch_sizes=(8, 32))
+    tuner = searches.search(tmp_path, hypermodel, fit={"callbacks": [Fails()]})
+    study = kbatch.load_study(tuner)
+    assert [trial.status for trial in study.trials] == ["failed", "failed"]
+    assert study.trials[0].failure == "RuntimeError: the disk is full"
+
+
+def test_a_damaged_record_leaves_the_other_trials(tmp_path):
+    tuner = searches.search(tmp_path, searches.hypermodel(batch_sizes=(8, 16)))
+    file = tmp_path / "search" / "trial_0000" / "kbatch.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps(document | {"kbatch_schema": 999}))
+    study = kbatch.load_study(tuner)
+    assert [trial.batch_size for trial in study.trials] == [16]
+    assert "trial_0000" in study.problems[0]
+    assert "upgrade kbatch" in study.problems[0]
