@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from kbatch.records.study import Study
 
+# Columns of a table in a log file, where no terminal tells its width.
+_LOG_WIDTH = 110
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
@@ -102,6 +105,8 @@ def _demo(options: argparse.Namespace) -> None:
         given["batch_sizes"] = check_batch_sizes(_integers(options.batch_sizes))
     options.output.mkdir(parents=True, exist_ok=True)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_LOG_WIDTH)
     console.print("Starting TensorFlow ...", highlight=False)
     with quiet_start():
         from kbatch.demo import QUICK, DemoSettings, run_demo
@@ -139,7 +144,12 @@ def _print_table(study: "Study", console: "Console") -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i in varying:
         column = content.columns[i]
-        table.add_column(column.title, justify="right" if column.numeric else "left")
+        words = column.title.split()
+        table.add_column(
+            column.title,
+            justify="right" if column.numeric else "left",
+            min_width=max(len(word) for row in content.rows for word in (row.texts[i], *words)),
+        )
     for row in content.rows:
         table.add_row(*(row.texts[i] for i in varying), style="bold" if row.best else None)
     console.print(table)

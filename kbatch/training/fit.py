@@ -1,10 +1,14 @@
 """`model.fit` for one execution of a trial: one batch size, one clock."""
 
+import contextlib
 import inspect
 import time
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from kbatch.training.clock import TrainingClock
 from kbatch.training.data import FitData, in_batches
@@ -68,14 +72,15 @@ class TimedFit:
         callbacks = [self.clock, check, *keras.tree.flatten(call.pop("callbacks", None) or [])]
         started_s = time.perf_counter()
         try:
-            history = self._fit(
-                self._meter.attach(batches.dataset),
-                validation_data=batches.validation_data,
-                validation_batch_size=self._validation_batch_size,
-                callbacks=callbacks,
-                shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
-                **call,
-            )
+            with _without_end_of_data_warning(batches.dataset, call):
+                history = self._fit(
+                    self._meter.attach(batches.dataset),
+                    validation_data=batches.validation_data,
+                    validation_batch_size=self._validation_batch_size,
+                    callbacks=callbacks,
+                    shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
+                    **call,
+                )
         finally:
             self.total_s += time.perf_counter() - started_s
         self._add_throughput(history)
@@ -93,6 +98,15 @@ class TimedFit:
         throughput = self.clock.throughput
         if throughput is not None:
             history.history["samples_per_second"] = [throughput.median] * len(history.epoch)
+
+
+@contextlib.contextmanager
+def _without_end_of_data_warning(dataset: tf.data.Dataset, call: dict[str, Any]) -> Iterator[None]:
+    """Silences Keras where an epoch ends with the data: rebatched, its length is not known."""
+    with warnings.catch_warnings():
+        if dataset.cardinality() < 0 and not call.get("steps_per_epoch"):
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+        yield
 
 
 class _BatchSizeCheck(keras.callbacks.Callback):

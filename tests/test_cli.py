@@ -1,0 +1,124 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import kbatch
+from kbatch import cli
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
+
+
+def run(*words, cwd=None, code=0):
+    """Runs a command line in a process of its own and returns what it printed."""
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A quick demonstration in a process of its own: its directory and its output."""
+    directory = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "kbatch", "demo", "--quick"]
+    return directory, run(*command, "--output", str(directory))
+
+
+def test_the_demo_prints_progress_a_table_and_paths(demo):
+    directory, done = demo
+    assert re.search(r"trial 3/3, batch +512, .* samples/s, val_accuracy 0\.\d+", done.stdout)
+    assert re.search(r"^ +32 +32 ", done.stdout, re.MULTILINE)
+    for file in ("trials.png", "report.html"):
+        assert str(directory / file) in done.stdout
+        assert (directory / file).stat().st_size > 10_000
+
+
+def test_the_demo_is_free_of_start_up_noise_and_control_characters(demo):
+    _, done = demo
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert "oneDNN" not in done.stdout
+
+
+def test_the_demo_really_accumulates_under_mixed_float16(demo):
+    study = kbatch.load_study(demo[0] / "digits")
+    assert [trial.accumulation_steps for trial in study.trials] == [1, 1, 4]
+    assert all(trial.executions[0].loss_scaled for trial in study.trials)
+    assert {trial.dtype_policy for trial in study.trials} == {"mixed_float16"}
+
+
+def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(tmp_path):
+    flags = ["--policy", "float32", "--seed", "3", "--batch-sizes", "64,256"]
+    found = []
+    for name in ("first", "second"):
+        status = cli.main(["demo", "--quick", "--output", str(tmp_path / name), *flags])
+        assert status == 0
+        found.append(kbatch.load_study(tmp_path / name / "digits").to_dataframe())
+    assert list(found[0].batch_size) == [64, 256]
+    assert set(found[0].dtype_policy) == {"float32"}
+    pd.testing.assert_series_equal(found[0].val_accuracy, found[1].val_accuracy)
+    pd.testing.assert_series_equal(found[0].val_loss, found[1].val_loss)
+
+
+def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
+    project = str(demo[0] / "digits")
+    for command, name in (
+        ("report", "report.html"),
+        ("report", "report.md"),
+        ("plot", "trials.svg"),
+        ("export", "trials.csv"),
+        ("export", "trials.json"),
+    ):
+        path = tmp_path / name
+        assert cli.main([command, project, "-o", str(path)]) == 0
+        assert path.stat().st_size > 100
+        assert capsys.readouterr().out == f"{path}\n"
+    assert list(pd.read_csv(tmp_path / "trials.csv").batch_size) == [32, 128, 512]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "--batch-sizes", "16,big"], "--batch-sizes 16,big"),
+        (["demo", "--batch-sizes", "16,16"], "repeats a size"),
+        (["demo", "--policy", "float12", "--quick"], "mixed_float16"),
+        (["report", "nowhere"], "no kbatch study in nowhere"),
+        (["demo", "--output", "{file}/below"], "Not a directory"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    words = [word.format(file=tmp_path / "file") for word in words]
+    assert cli.main(words) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_export_refuses_another_suffix(demo, tmp_path, capsys):
+    words = ["export", str(demo[0] / "digits"), "-o", str(tmp_path / "trials.xlsx")]
+    assert cli.main(words) == 1
+    assert ".csv or .json" in capsys.readouterr().err
+
+
+def test_help_needs_no_tensorflow():
+    done = run(sys.executable, "-X", "importtime", "-m", "kbatch", "--help")
+    assert "demo" in done.stdout
+    assert "tensorflow" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_example_is_the_script_that_the_demo_runs(tmp_path):
+    run(sys.executable, str(EXAMPLE), str(tmp_path / "example"))
+    run(sys.executable, "-m", "kbatch", "demo", "--output", str(tmp_path / "demo"))
+    tables = [
+        kbatch.load_study(tmp_path / name / "digits").to_dataframe() for name in ("example", "demo")
+    ]
+    assert list(tables[0].batch_size) == [16, 32, 64, 128, 256, 512, 1024]
+    pd.testing.assert_series_equal(tables[0].val_accuracy, tables[1].val_accuracy)
+    assert tables[0].val_accuracy.min() > 0.85
+    assert (tmp_path / "example" / "trials.png").stat().st_size > 10_000
