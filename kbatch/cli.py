@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kbatch.records.study import Study
 
 # Columns of a table in a log file, where no terminal tells its width.
-_LOG_WIDTH = 110
+_LOG_WIDTH = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,24 +137,22 @@ def _print_table(study: "Study", console: "Console") -> None:
     from kbatch.reporting.trial_table import trial_table
 
     content = trial_table(study)
-    varying = [
-        i for i in range(len(content.columns)) if len({r.texts[i] for r in content.rows}) > 1
-    ]
+    rows = [row.texts for row in content.rows]
+    if console.width < _LOG_WIDTH:  # Spreads stand in the report.
+        rows = [tuple(text.partition(" (")[0] for text in row) for row in rows]
+    varying = [i for i in range(len(content.columns)) if len({row[i] for row in rows}) > 1]
     shared = [i for i in range(len(content.columns)) if i not in varying]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i in varying:
         column = content.columns[i]
-        words = column.title.split()
-        table.add_column(
-            column.title,
-            justify="right" if column.numeric else "left",
-            min_width=max(len(word) for row in content.rows for word in (row.texts[i], *words)),
-        )
-    for row in content.rows:
-        table.add_row(*(row.texts[i] for i in varying), style="bold" if row.best else None)
+        texts = [*column.title.split(), *(row[i] for row in rows)]
+        justify = "right" if column.numeric else "left"
+        table.add_column(column.title, justify=justify, width=max(map(len, texts)))
+    for row, trial in zip(rows, content.rows, strict=True):
+        table.add_row(*(row[i] for i in varying), style="bold" if trial.best else None)
     console.print(table)
-    if shared and content.rows:
-        first = content.rows[0].texts
+    if shared and rows:
+        first = rows[0]
         same = ", ".join(f"{content.columns[i].title.lower()} {first[i]}" for i in shared)
         console.print(f"in every trial: {same}", highlight=False, soft_wrap=True)
 

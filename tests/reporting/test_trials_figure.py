@@ -107,6 +107,14 @@ def test_the_best_trial_is_labelled_in_the_panel_of_the_objective():
     assert "best" not in texts(lower)
 
 
+@pytest.mark.parametrize(("direction", "side"), [("max", "bottom"), ("min", "top")])
+def test_the_label_stands_on_the_free_side_of_the_best_point(direction, side):
+    objective = Objective("val_loss", direction)
+    _, lower = panels(make_study(*(make_trial(s, objective=objective) for s in (16, 32))))
+    (label,) = [text for text in lower.texts if text.get_text().startswith("best")]
+    assert label.get_verticalalignment() == side
+
+
 def test_a_failed_trial_is_marked_at_the_bottom_edge():
     study = make_study(
         make_trial(32), make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
