@@ -8,6 +8,7 @@ import keras
 
 from kbatch.instruments.failures import failure_status, failure_text
 from kbatch.records.execution import ExecutionRecord
+from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
 from kbatch.training.dtype_policy import loss_scaled
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
@@ -114,4 +115,11 @@ def _started(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
         learning_rate=current_learning_rate(optimizer),
         learning_rate_scaling=plan.learning_rate_scaling,
         jit_compile=bool(model.jit_compile),
+        notes=_notes(model, plan),
     )
+
+
+def _notes(model: keras.Model, plan: ExecutionPlan) -> tuple[str, ...]:
+    parts = coupled_parts(model)
+    accumulated = plan.micro_batch_size < plan.batch_size
+    return (coupling_note(parts),) if parts and accumulated else ()

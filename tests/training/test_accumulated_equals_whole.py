@@ -2,31 +2,12 @@ import keras
 import models
 import numpy as np
 import pytest
+from equal_training import assert_equal_training, trained
 
 import kbatch
 
-
-def trained(build, data, *, batch_size, micro_batch_size, epochs=2, **fit):
-    """Weights and history after training, accumulated or (None) with Keras's own step."""
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(1)
-    model = build()
-    if micro_batch_size is not None:
-        kbatch.accumulate_gradients(model, micro_batch_size)
-    history = model.fit(
-        *data, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, **fit
-    )
-    return model, history.history
-
-
-def assert_equal_training(build, data, *, micro_batch_size, tolerance=1e-6, **fit):
-    whole, expected = trained(build, data, micro_batch_size=None, **fit)
-    parts, found = trained(build, data, micro_batch_size=micro_batch_size, **fit)
-    for w, p in zip(whole.get_weights(), parts.get_weights(), strict=True):
-        assert np.linalg.norm(w - p) <= tolerance * np.linalg.norm(w)
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=max(10 * tolerance, 1e-5))
+DATA = models.rows(94)
+schedules = keras.optimizers.schedules
 
 
 @pytest.mark.parametrize(
@@ -36,102 +17,215 @@ def assert_equal_training(build, data, *, micro_batch_size, tolerance=1e-6, **fi
 )
 def test_for_every_way_to_cut(count, batch_size, micro_batch_size):
     assert_equal_training(
-        models.mlp,
-        models.rows(count),
-        batch_size=batch_size,
-        micro_batch_size=micro_batch_size,
+        models.mlp, models.rows(count), batch_size=batch_size, micro_batch_size=micro_batch_size
     )
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_for_every_optimizer(optimizer):
-    assert_equal_training(
-        lambda: models.mlp(optimizer=optimizer),
-        models.rows(94),
-        batch_size=32,
-        micro_batch_size=8,
-    )
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05),
+    "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.01),
+    "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=4),
+    "schedule": lambda: keras.optimizers.SGD(schedules.ExponentialDecay(0.5, 2, 0.5)),
+}
 
 
-def test_with_sample_weights():
-    weights = np.random.default_rng(2).random(94)
-    assert_equal_training(
-        models.mlp, models.rows(94), batch_size=32, micro_batch_size=8, sample_weight=weights
-    )
-
-
-def test_in_mixed_float16():
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        assert_equal_training(
-            models.mlp, models.rows(94), batch_size=32, micro_batch_size=8, tolerance=2e-3
-        )
-    finally:
-        keras.config.set_dtype_policy(policy)
-
-
-def test_optimizer_counts_updates_not_micro_batches():
-    model, _ = trained(models.mlp, models.rows(94), batch_size=32, micro_batch_size=8, epochs=2)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_for_every_optimizer(name):
+    model = assert_equal_training(lambda: models.mlp(optimizer=OPTIMIZERS[name]()), DATA)
     assert int(model.optimizer.iterations) == 2 * 3
 
 
-def test_changing_the_micro_batch_rebuilds_the_train_function():
-    model, _ = trained(models.mlp, models.rows(32), batch_size=32, micro_batch_size=8)
-    before = model.train_function
-    kbatch.accumulate_gradients(model, 4)
-    model.fit(*models.rows(32), batch_size=32, verbose=0)
-    assert model.train_function is not before
+def test_sample_weights():
+    weights = np.random.default_rng(2).random(94)
+    assert_equal_training(models.mlp, DATA, sample_weight=weights)
 
 
-def own_train_step():
-    class OwnStep(keras.Sequential):
-        def train_step(self, data):
-            return {}
-
-    model = OwnStep([keras.layers.Input((8,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse")
-    return model
+def test_class_weights():
+    assert_equal_training(models.mlp, DATA, class_weight={0: 0.2, 1: 5.0, 2: 1.0})
 
 
-def uncompiled():
-    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
-
-
-def frozen():
-    model = models.mlp()
-    model.trainable = False
-    return model
-
-
-def accumulating():
-    return models.mlp(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=4))
+def test_weighted_metrics():
+    weights = np.random.default_rng(2).random(94)
+    assert_equal_training(
+        lambda: models.mlp(weighted_metrics=["accuracy"]), DATA, sample_weight=weights
+    )
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    "callback",
     [
-        (uncompiled, "must be compiled"),
-        (own_train_step, "`train_step` of its own"),
-        (frozen, "no trainable weights"),
-        (accumulating, "gradient_accumulation_steps=4"),
+        lambda: keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch)),
+        lambda: keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=10.0),
     ],
+    ids=["LearningRateScheduler", "ReduceLROnPlateau"],
 )
-def test_a_model_that_cannot_be_accumulated_is_refused(build, message):
-    with pytest.raises(ValueError, match=message):
-        kbatch.accumulate_gradients(build(), 8)
+def test_callbacks_that_set_the_learning_rate(callback):
+    assert_equal_training(
+        lambda: models.mlp(optimizer="sgd"), DATA, epochs=3, callbacks=[callback()]
+    )
 
 
-@pytest.mark.parametrize(
-    ("size", "error"), [(0, ValueError), (-4, ValueError), (2.5, TypeError), (True, TypeError)]
-)
-def test_a_micro_batch_is_a_positive_integer(size, error):
-    with pytest.raises(error, match=f"micro_batch_size={size}"):
-        kbatch.accumulate_gradients(models.mlp(), size)
+def test_frozen_layers_stay_and_the_others_train():
+    def build():
+        model = models.mlp()
+        model.layers[0].trainable = False
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    assert_equal_training(build, DATA)
 
 
-def test_parts_of_different_length_are_refused():
-    model = kbatch.accumulate_gradients(models.mlp(), 8)
-    x, y = models.rows(32)
-    with pytest.raises(ValueError, match="same number of rows"):
-        model.train_on_batch(x, y[:30])
+class Unconnected(keras.layers.Layer):
+    """A layer with a weight that its output does not depend on."""
+
+    def build(self, shape):
+        self.used = self.add_weight(shape=(shape[-1],), initializer="ones")
+        self.unused = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return x * self.used
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_variables_that_the_loss_does_not_reach(optimizer):
+    def build():
+        model = keras.Sequential(
+            [keras.layers.Input((8,)), Unconnected(), keras.layers.Dense(3, activation="softmax")]
+        )
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        return model
+
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        assert_equal_training(build, DATA)
+
+
+TOKENS = np.random.default_rng(3).integers(0, 20, (94, 6))
+
+
+def embedding(optimizer, *, dense=False):
+    """Mean of embeddings, looked up, or (dense) as a matrix product with one-hot rows."""
+    inputs = keras.Input((6,), dtype="int32")
+    if dense:
+        one_hot = keras.layers.CategoryEncoding(20, output_mode="one_hot")(inputs[..., None])
+        vectors = keras.layers.Dense(4, use_bias=False, kernel_initializer="uniform")(one_hot)
+    else:
+        vectors = keras.layers.Embedding(20, 4, embeddings_initializer="uniform")(inputs)
+    outputs = keras.layers.Dense(3, activation="softmax")(
+        keras.layers.GlobalAveragePooling1D()(vectors)
+    )
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    return model
+
+
+def test_an_embedding_under_sgd():
+    assert_equal_training(lambda: embedding("sgd"), (TOKENS, DATA[1]))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_an_embedding_under_adam_takes_the_step_of_the_dense_gradient(optimizer):
+    assert_equal_training(
+        lambda: embedding(optimizer),
+        (TOKENS, DATA[1]),
+        reference=lambda: embedding(optimizer, dense=True),
+    )
+
+
+def many_inputs():
+    a, b = keras.Input((8,), name="a"), keras.Input((6,), dtype="int32", name="b")
+    vectors = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(20, 4)(b))
+    joined = keras.layers.Concatenate()([keras.layers.Dense(4)(a), vectors])
+    model = keras.Model({"a": a, "b": b}, keras.layers.Dense(3, activation="softmax")(joined))
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def test_several_inputs_in_a_dict():
+    assert_equal_training(many_inputs, ({"a": DATA[0], "b": TOKENS}, DATA[1]))
+
+
+class Subclass(keras.Model):
+    """A model that is built by its first batch and takes nested inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(4)
+        self.last = keras.layers.Dense(3, activation="softmax")
+
+    def call(self, inputs):
+        x, (y,) = inputs
+        return self.last(keras.ops.tanh(self.first(x)) + self.first(y))
+
+
+def test_a_subclassed_model_with_nested_inputs():
+    def build():
+        model = Subclass()
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    assert_equal_training(build, ((DATA[0], (DATA[0][::-1].copy(),)), DATA[1]))
+
+
+def with_dropout():
+    model = keras.Sequential(
+        [
+            keras.layers.Input((8,)),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def test_dropout_is_the_same_for_a_seed():
+    runs = [
+        trained(with_dropout, DATA, batch_size=32, micro_batch_size=8)[0].get_weights()
+        for _ in range(2)
+    ]
+    for first, second in zip(*runs, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_dropout_is_drawn_anew_for_each_micro_batch():
+    seen = []
+
+    class Spy(keras.layers.Layer):
+        def call(self, x):
+            seen.append(np.asarray(x) == 0)  # So it runs eagerly only.
+            return x
+
+    model = keras.Sequential(
+        [
+            keras.layers.Input((8,)),
+            keras.layers.Dense(8),
+            keras.layers.Dropout(0.5),
+            Spy(),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile("sgd", "mse", run_eagerly=True)
+    kbatch.accumulate_gradients(model, 8)
+    seen.clear()
+    model.train_on_batch(np.ones((16, 8), "float32"), np.ones((16, 3), "float32"))
+    first, second = [mask for mask in seen if len(mask) == 8][-2:]
+    assert (first != second).any()
+
+
+def test_no_state_crosses_steps():
+    """Steps made by one train function equal steps made by a new one each."""
+    first, _ = trained(models.mlp, DATA, batch_size=32, micro_batch_size=8)
+    keras.utils.set_random_seed(1)
+    second = models.mlp()
+    for _ in range(2):
+        for start in (0, 32, 64):
+            kbatch.accumulate_gradients(second, 8)
+            second.train_on_batch(DATA[0][start : start + 32], DATA[1][start : start + 32])
+    for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)

@@ -214,6 +214,20 @@ def test_class_weights_pass_through(tmp_path):
     assert study.trials[0].executions[0].epochs[-1].metrics["loss"] == 0.0
 
 
+def test_what_cannot_be_cut_stands_in_the_record_where_it_was_cut(tmp_path):
+    def build():
+        model = models.mlp()
+        model.add(keras.layers.BatchNormalization(name="last_norm"))
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    with pytest.warns(UserWarning, match="last_norm"):
+        tuner = searches.search(tmp_path, searches.hypermodel(build, (8, 16)))
+    whole, cut = kbatch.load_study(tuner).trials
+    assert whole.notes == ()
+    assert "last_norm (BatchNormalization)" in cut.notes[0]
+
+
 def test_validation_runs_at_one_batch_size_in_all_trials(tmp_path):
     lengths = []
 

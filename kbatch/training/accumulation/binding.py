@@ -1,12 +1,22 @@
 """Gradient accumulation turned on for a compiled model."""
 
+import warnings
+from typing import Any
+
 import keras
 
 from kbatch.analysis.batch_sizes import check_size
+from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 
 
-def accumulate_gradients(model: keras.Model, micro_batch_size: int) -> keras.Model:
+def accumulate_gradients(
+    model: keras.Model,
+    micro_batch_size: int,
+    *,
+    gradient_moments: bool = True,
+    batch_norm_once: bool = True,
+) -> keras.Model:
     """Makes a compiled model train on large batches in micro-batches.
 
     The model's train step is replaced by one that sends `micro_batch_size` examples at a time
@@ -24,6 +34,11 @@ def accumulate_gradients(model: keras.Model, micro_batch_size: int) -> keras.Mod
         model: A compiled model without a `train_step` of its own. It is changed.
         micro_batch_size: Examples in a micro-batch. A batch that it does not divide ends in a
             smaller one, and each example keeps its weight.
+        gradient_moments: Whether to report the two moments behind the gradient noise scale as
+            `gradient_variance` (tr(Sigma)) and `gradient_squared_norm` (|G|^2), means over the
+            updates of the epoch. Not under a strategy of several replicas.
+        batch_norm_once: Whether the moving statistics of BatchNormalization advance once an
+            update, by the statistics of the whole batch, instead of once a micro-batch.
 
     Returns:
         The same model.
@@ -35,9 +50,17 @@ def accumulate_gradients(model: keras.Model, micro_batch_size: int) -> keras.Mod
             accumulates.
     """
     check_model(model)
-    model.train_step = AccumulatingTrainStep(
-        model, check_size(micro_batch_size, "micro_batch_size")
-    ).run
+    size = check_size(micro_batch_size, "micro_batch_size")
+    parts = coupled_parts(model)
+    if parts:
+        warnings.warn(coupling_note(parts), stacklevel=2)
+    step = AccumulatingTrainStep(
+        model,
+        size,
+        gradient_moments=gradient_moments,
+        batch_norm_once=batch_norm_once,
+    )
+    model.train_step = step.run
     # Keras keeps the function that it built from the train step before.
     model.train_function = None
     return model
@@ -66,11 +89,18 @@ def check_model(model: keras.Model) -> None:
             "computes into `compute_loss`, or train it without kbatch. "
             f"Received: a {type(model).__name__}."
         )
-    if getattr(model.optimizer, "gradient_accumulation_steps", None):
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if getattr(optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
             "The optimizer already accumulates over `fit` batches: leave out "
             "`gradient_accumulation_steps`, kbatch cuts each batch instead. Received: "
-            f"gradient_accumulation_steps={model.optimizer.gradient_accumulation_steps}."
+            f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}."
+        )
+    losses: list[Any] = keras.tree.flatten(model.loss)
+    if any(getattr(loss, "reduction", "sum") in (None, "none") for loss in losses):
+        raise ValueError(
+            "A loss with `reduction=None` is one value a row, and training minimises a single "
+            "one: give the loss another reduction. Received: reduction=None."
         )
     if model.built and not model.trainable_weights:
         raise ValueError(

@@ -29,9 +29,8 @@ class MicroBatches(NamedTuple):
         """How many micro-batches there are."""
         return -(-self.rows // self.size)
 
-    def at(self, index: tf.Tensor, size: tf.Tensor | int) -> Any:
-        """Cuts out the micro-batch at `index` (from 0), of `size` examples."""
-        start = index * self.size
+    def part(self, start: tf.Tensor, size: tf.Tensor | int) -> Any:
+        """Cuts out `size` rows from row `start` on."""
         return keras.tree.map_structure(
             lambda leaf: None if leaf is None else _rows(leaf, start, size), self.leaves
         )

@@ -22,9 +22,9 @@ _MEAN = ("mean", "sum_over_batch_size")
 
 
 def output_count(model: keras.Model) -> int:
-    """Counts the outputs that have a loss of their own in `compile`."""
+    """Counts the losses that are followed one by one: those of `compile`."""
     compile_loss = model._compile_loss
-    return len(compile_loss._flat_losses) if compile_loss is not None else 0
+    return 0 if compile_loss is None or is_opaque(model) else len(compile_loss._flat_losses)
 
 
 def is_opaque(model: keras.Model) -> bool:

@@ -4,13 +4,17 @@ One `tf.while_loop` over the micro-batches, then one `apply_gradients`: the opti
 schedule, its moving averages and its loss scale see one large batch.
 """
 
+import contextlib
+import functools
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from kbatch.training.accumulation import gradient_sum, output_losses
+from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.micro_batches import MicroBatches, cut
+from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 
 
 class _Sums(NamedTuple):
@@ -19,6 +23,8 @@ class _Sums(NamedTuple):
     gradients: tuple[tf.Tensor, ...]
     loss: tf.Tensor
     output_losses: tuple[tf.Tensor, ...]
+    micro_sq_norm: tf.Tensor
+    batch_statistics: tuple[BatchStatistics, ...]
 
 
 class AccumulatingTrainStep:
@@ -28,10 +34,18 @@ class AccumulatingTrainStep:
         micro_batch_size: Examples that go through the device at once.
     """
 
-    def __init__(self, model: keras.Model, micro_batch_size: int):
-        self._model = model
+    def __init__(
+        self,
+        model: keras.Model,
+        micro_batch_size: int,
+        *,
+        gradient_moments: bool,
+        batch_norm_once: bool,
+    ):
         self.micro_batch_size = micro_batch_size
-        self._connected: list[bool] = []
+        self._model = model
+        self._moments = MomentMeans() if gradient_moments else None
+        self._batch_norm_once = batch_norm_once
 
     def run(self, data: Any) -> dict[str, Any]:
         """Makes one optimizer update from one batch, as `keras.Model.train_step` does.
@@ -45,117 +59,168 @@ class AccumulatingTrainStep:
         model = self._model
         batch = cut(keras.utils.unpack_x_y_sample_weight(data), self.micro_batch_size)
         _build(model, batch)
-        sums = self._accumulate(batch)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        moments = self._moments if replicas == 1 else None
+        update = _Update(model, batch, self._batch_norm_once, moments is not None)
+        sums = update.accumulate()
+        anew = tf.equal(tf.convert_to_tensor(model._loss_tracker.count), 0.0)
+        update.apply(sums)
+        metrics = model.get_metrics_result()
+        if moments is None:
+            return metrics
+        scale: Any = model.optimizer.scale_loss(tf.ones([]))
+        norms = (sums.micro_sq_norm / scale**2, squared_norm(sums.gradients) / scale**2)
+        return metrics | moments.update(*norms, batch.rows, batch.count, anew)
+
+
+class _Update:
+    """One optimizer update: init, one `add` a micro-batch, apply."""
+
+    def __init__(
+        self, model: keras.Model, batch: MicroBatches, batch_norm_once: bool, moments: bool
+    ):
+        self._model = model
+        self._batch = batch
+        self._with_moments = moments
+        self._batch_norm = BatchNormUpdate(model) if batch_norm_once else None
+        self._totals = self._denominators()
+        # Which variables the loss reaches; known once a micro-batch has been traced.
+        self._connected: list[bool] = []
+
+    def accumulate(self) -> _Sums:
+        """Runs all micro-batches, one after the other: that is what saves the memory."""
+        batch = self._batch
+        # XLA wants one size in the loop: the rest, if there is one, follows it.
+        fixed = self._model.jit_compile
+
+        end = batch.full * batch.size if fixed else batch.rows
+
+        def add(start: tf.Tensor, sums: _Sums) -> tuple[tf.Tensor, _Sums]:
+            size = batch.size if fixed else tf.minimum(batch.size, batch.rows - start)
+            return start + batch.size, self._add(sums, batch.part(start, size))
+
+        _, sums = tf.while_loop(
+            lambda start, _: start < end, add, (tf.constant(0), self._init()), parallel_iterations=1
+        )
+        return self._add_rest(sums, batch.rows - end) if fixed else sums
+
+    def _add_rest(self, sums: _Sums, rest: tf.Tensor) -> _Sums:
+        # XLA compiles the branch also where there is no rest, but not for zero rows.
+        size = tf.maximum(rest, 1)
+        part = functools.partial(self._batch.part, self._batch.rows - size, size)
+        return tf.cond(rest > 0, lambda: self._add(sums, part()), lambda: sums)
+
+    def apply(self, sums: _Sums) -> None:
+        """Applies the gradients once and writes the statistics and losses of the batch."""
+        model = self._model
         variables = model.trainable_weights
         gradients = gradient_sum.finalize(sums.gradients, variables, self._connected)
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        self._track_losses(sums, batch.rows)
-        return model.get_metrics_result()
-
-    def _accumulate(self, batch: MicroBatches) -> _Sums:
-        totals = self._denominators(batch)
-
-        def update(index, sums, size):
-            return self._update(sums, batch.at(index, size), batch.rows, totals)
-
-        def last_size(index):
-            return tf.minimum(batch.size, batch.rows - index * batch.size)
-
-        # XLA wants one size in the loop: the rest, if there is one, follows it.
-        fixed = self._model.jit_compile
-        _, sums = tf.while_loop(
-            lambda index, _: index < (batch.full if fixed else batch.count),
-            lambda index, sums: (
-                index + 1,
-                update(index, sums, batch.size if fixed else last_size(index)),
-            ),
-            (tf.constant(0), self._init()),
-            # Micro-batches one after the other: that is what saves the memory.
-            parallel_iterations=1,
-        )
-        if not fixed:
-            return sums
-        rest = batch.rows - batch.full * batch.size
-        return tf.cond(rest > 0, lambda: update(batch.full, sums, rest), lambda: sums)
+        if self._batch_norm is not None:
+            self._batch_norm.finalize(sums.batch_statistics)
+        # A loss is divided by the replicas for the sum over them; a tracker reports it whole.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        model._loss_tracker.update_state(sums.loss * replicas, sample_weight=self._batch.rows)
+        trackers = getattr(model._compile_loss, "metrics", ())
+        for tracker, loss in zip(trackers, sums.output_losses, strict=False):
+            tracker.update_state(loss * replicas)
 
     def _init(self) -> _Sums:
-        outputs = 0
-        if not output_losses.is_opaque(self._model):
-            outputs = output_losses.output_count(self._model)
+        outputs = output_losses.output_count(self._model)
         return _Sums(
             gradient_sum.init(self._model.trainable_weights),
             tf.zeros([]),
             tuple(tf.zeros([]) for _ in range(outputs)),
+            tf.zeros([]),
+            () if self._batch_norm is None else self._batch_norm.init(),
         )
 
-    def _update(self, sums: _Sums, micro_batch, rows: tf.Tensor, totals) -> _Sums:
+    def _add(self, sums: _Sums, micro_batch: tuple[Any, Any, Any]) -> _Sums:
         model = self._model
         x, y, sample_weight = micro_batch
+        rows_share = _rows(x) / tf.cast(self._batch.rows, tf.float32)
         with tf.GradientTape() as tape:
-            y_pred = self._forward(x, training=True)
+            with self._observed():
+                y_pred = _forward(model, x, training=True)
             loss, parts = output_losses.part_of_batch_loss(
                 model,
                 (x, y, y_pred, sample_weight),
-                rows_share=_rows(x) / tf.cast(rows, tf.float32),
-                totals=totals,
+                rows_share=rows_share,
+                totals=self._totals,
             )
             scaled_loss = model.optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled_loss, model.trainable_weights)
+        gradients: Any = tape.gradient(scaled_loss, model.trainable_weights)
         self._connected = [gradient is not None for gradient in gradients]
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        losses = zip(sums.output_losses, parts, strict=True)
         return _Sums(
             gradient_sum.add(sums.gradients, gradients),
             sums.loss + tf.cast(loss, tf.float32),
-            tuple(
-                s + tf.cast(p, tf.float32) for s, p in zip(sums.output_losses, parts, strict=True)
-            ),
+            tuple(total + tf.cast(part, tf.float32) for total, part in losses),
+            sums.micro_sq_norm + self._micro_sq_norm(gradients, rows_share),
+            ()
+            if self._batch_norm is None
+            else self._batch_norm.add(sums.batch_statistics, rows_share),
         )
 
-    def _denominators(self, batch: MicroBatches) -> tuple[tf.Tensor, ...]:
-        model = self._model
+    def _micro_sq_norm(self, gradients: Any, rows_share: tf.Tensor) -> tf.Tensor:
+        """Gives w_k |g_k|^2; the gradient of a micro-batch's part of the loss is w_k g_k."""
+        return squared_norm(gradients) / rows_share if self._with_moments else tf.zeros([])
+
+    def _observed(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._batch_norm is None else self._batch_norm.observed()
+
+    def _denominators(self) -> tuple[tf.Tensor, ...]:
+        model, batch = self._model, self._batch
         if not output_losses.need_counting(model):
             return ()
 
         def counted(x, y, sample_weight):
-            y_pred = self._forward(x, training=False)
+            y_pred = _forward(model, x, training=False)
             return output_losses.denominators(model, (y, y_pred, sample_weight))
 
         if not tf.executing_eagerly():
             # In a graph the whole batch may be counted at once: what the masks do not need of
             # the forward pass is pruned.
             return counted(*batch.leaves)
-        indices: Any = tf.unstack(tf.range(batch.count))
+        starts: Any = tf.unstack(tf.range(0, batch.rows, batch.size))
         counts = [
-            counted(*batch.at(index, min(batch.size, int(batch.rows) - index * batch.size)))
-            for index in indices
+            counted(*batch.part(start, tf.minimum(batch.size, batch.rows - start)))
+            for start in starts
         ]
         return tuple(tf.add_n(column) for column in zip(*counts, strict=True))
 
-    def _forward(self, x: Any, training: bool) -> Any:
-        if self._model._call_has_training_arg:
-            return self._model(x, training=training)
-        return self._model(x)
 
-    def _track_losses(self, sums: _Sums, rows: tf.Tensor) -> None:
-        # A loss is divided by the replicas for the sum over them; a tracker reports it whole.
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        self._model._loss_tracker.update_state(sums.loss * replicas, sample_weight=rows)
-        compile_loss = self._model._compile_loss
-        if compile_loss is not None and sums.output_losses:
-            for tracker, loss in zip(compile_loss.metrics, sums.output_losses, strict=False):
-                tracker.update_state(loss * replicas)
-
-
-def _build(model: keras.Model, batch: MicroBatches) -> None:
+def _build(model: Any, batch: MicroBatches) -> None:
     """Builds weights, metrics and losses before the loop, which cannot create variables."""
     if tf.distribute.has_strategy():
         return  # Keras has done so, outside the replicas.
+    if tf.executing_eagerly():
+        _build_eagerly(model, batch)
+        return
     symbols = keras.tree.map_structure(
         lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype.name),
         batch.leaves,
     )
     with tf.init_scope():
         model._symbolic_build(data_batch=symbols)
+
+
+def _build_eagerly(model: Any, batch: MicroBatches) -> None:
+    """Builds by a call on one row: layers that run eagerly only cannot be called on symbols."""
+    compile_loss = model._compile_loss
+    if model.built and (compile_loss is None or compile_loss.built):
+        return
+    x, y, sample_weight = batch.part(tf.constant(0), 1)
+    y_pred = _forward(model, x, training=False)
+    if compile_loss is not None:
+        compile_loss(y, y_pred, sample_weight)
+        for tracker in compile_loss.metrics:
+            tracker.reset_state()
+
+
+def _forward(model: Any, x: Any, *, training: bool) -> Any:
+    return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
 def _rows(x: Any) -> tf.Tensor:

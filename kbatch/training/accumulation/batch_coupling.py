@@ -1,0 +1,47 @@
+"""What looks at a batch as a whole and so sees micro-batches instead.
+
+BatchNormalization normalises by the statistics of the rows it is given, and some losses compare
+the rows of a batch with each other: cut into micro-batches they compute something else, which
+no weighting repairs.
+"""
+
+from typing import Any
+
+import keras
+
+_COUPLED_LAYERS = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
+# Losses of Keras that relate the rows of a batch: ratios of sums over all of it, or pairs.
+_COUPLED_LOSSES = ("circle", "dice", "tversky")
+
+
+def coupled_parts(model: keras.Model) -> tuple[str, ...]:
+    """Names the layers and losses of a model that cannot be cut by rows.
+
+    Args:
+        model: A compiled model.
+
+    Returns:
+        A name with its kind for each, such as `"bn1 (BatchNormalization)"`; empty if the model
+        can be cut exactly, as far as types tell.
+    """
+    layers = [
+        f"{layer.name} ({type(layer).__name__})"
+        for layer in model._flatten_layers(include_self=False)
+        if isinstance(layer, _COUPLED_LAYERS) and layer.trainable
+    ]
+    losses = {_loss_name(loss) for loss in keras.tree.flatten(model.loss)}
+    return (*layers, *sorted(f"{name} (loss)" for name in losses if name in _COUPLED_LOSSES))
+
+
+def coupling_note(parts: tuple[str, ...]) -> str:
+    """Says in a sentence what the coupled parts mean for the result."""
+    return (
+        f"Not equal to the whole batch: {', '.join(parts)} work on each micro-batch by itself. "
+        "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
+        "for an exact large batch."
+    )
+
+
+def _loss_name(loss: Any) -> str:
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    return name.lower()

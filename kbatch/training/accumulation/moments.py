@@ -1,0 +1,79 @@
+"""The two moments behind the gradient noise scale, from gradients that are there anyway.
+
+With K micro-gradients g_k, each the mean over n_k of the N examples, w_k = n_k / N:
+
+    m = sum_k w_k |g_k|^2        M = |sum_k w_k g_k|^2
+    S = (m - M) N / (K - 1)      unbiased for tr(Sigma), the variance of one example's gradient
+    G2 = M - S / N               unbiased for |G|^2, the squared norm of the true gradient
+
+McCandlish et al. (2018), arXiv:1812.06162, appendix A.1. The noise scale is mean(S) over
+mean(G2): average first, divide last.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+NAMES = ("gradient_variance", "gradient_squared_norm")
+
+
+class MomentMeans:
+    """Means of S and G2 over the updates of an epoch.
+
+    Updates of a single micro-batch tell nothing about the noise, and updates that overflowed
+    are skipped by the optimizer too: neither counts.
+    """
+
+    def __init__(self):
+        # Sums of S and of G2, and the number of updates behind them. It belongs to no model, so
+        # that no weights file knows it.
+        self._sums = tf.Variable(tf.zeros([3]), trainable=False)
+
+    def update(
+        self, micro_sq_norm: tf.Tensor, batch_sq_norm: tf.Tensor, rows: Any, steps: Any, anew: Any
+    ) -> dict[str, tf.Tensor]:
+        """Takes in one update.
+
+        Args:
+            micro_sq_norm: m.
+            batch_sq_norm: M.
+            rows: N, examples of the update.
+            steps: K, micro-batches of the update.
+            anew: Whether the means start with this update.
+
+        Returns:
+            Both means by name; NaN before the first update that counts.
+        """
+        rows, steps = tf.cast(rows, tf.float32), tf.cast(steps, tf.float32)
+        variance = (micro_sq_norm - batch_sq_norm) * rows / tf.maximum(steps - 1.0, 1.0)
+        squared_norm = batch_sq_norm - variance / rows
+        counts = (steps > 1.0) & tf.math.is_finite(micro_sq_norm + batch_sq_norm)
+        found = tf.where(counts, tf.stack([variance, squared_norm, 1.0]), tf.zeros([3]))
+        self._sums.assign(tf.where(anew, tf.zeros([3]), self._sums) + found)
+        means = self._sums[:2] / self._sums[2]
+        return dict(zip(NAMES, tf.unstack(means), strict=True))
+
+
+def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:
+    """Sums the squares of all elements of all gradients, a float32 scalar.
+
+    float16 gradients are at most 65504 each, so their squares stay in float32's range before
+    the loss scale is divided out, and small ones do not vanish.
+    """
+    return tf.add_n([tf.zeros([]), *(_squares(g) for g in gradients if g is not None)])
+
+
+def _squares(gradient: Any) -> tf.Tensor:
+    if isinstance(gradient, tf.IndexedSlices):
+        return 2.0 * tf.nn.l2_loss(_summed_by_index(gradient))
+    return 2.0 * tf.nn.l2_loss(tf.cast(gradient, tf.float32))
+
+
+def _summed_by_index(slices: tf.IndexedSlices) -> tf.Tensor:
+    """Adds up the rows that belong to one index: a row looked up twice has one gradient."""
+    order = tf.argsort(slices.indices)
+    indices = tf.gather(slices.indices, order)
+    starts = tf.concat([[0], tf.cast(indices[1:] != indices[:-1], tf.int32)], axis=0)
+    values = tf.cast(tf.gather(slices.values, order), tf.float32)
+    return tf.math.unsorted_segment_sum(values, tf.cumsum(starts), tf.shape(indices)[0])

@@ -1,0 +1,48 @@
+"""Accumulated training held against Keras's own step on the whole batch."""
+
+import keras
+import numpy as np
+
+import kbatch
+
+MOMENTS = {"gradient_variance", "gradient_squared_norm"}
+
+
+def trained(build, data, *, batch_size, micro_batch_size, epochs=2, **fit):
+    """Model and history after training, accumulated or (None) with Keras's own step."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    model = build()
+    if micro_batch_size is not None:
+        kbatch.accumulate_gradients(model, micro_batch_size)
+    history = model.fit(
+        *data, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, **fit
+    )
+    return model, history.history
+
+
+def assert_equal_training(
+    build, data, *, batch_size=32, micro_batch_size=8, tolerance=1e-6, reference=None, **fit
+):
+    """Asserts equal weights, losses and metrics after two epochs.
+
+    Weights are compared per variable: ||difference|| <= tolerance ||weight||.
+    """
+    arguments = {"batch_size": batch_size, **fit}
+    whole, expected = trained(reference or build, data, micro_batch_size=None, **arguments)
+    parts, found = trained(build, data, micro_batch_size=micro_batch_size, **arguments)
+    assert_equal_weights(whole, parts, tolerance)
+    assert found.keys() - MOMENTS == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(
+            found[name], values, rtol=max(10 * tolerance, 2e-5), err_msg=name
+        )
+    return parts
+
+
+def assert_equal_weights(whole, parts, tolerance):
+    variables = zip(whole.weights, parts.weights, strict=True)
+    for first, second in variables:
+        expected, found = np.asarray(first, "float64"), np.asarray(second, "float64")
+        distance, size = np.linalg.norm(expected - found), np.linalg.norm(expected)
+        assert distance <= tolerance * max(size, 1e-3), (first.path, distance / max(size, 1e-3))

@@ -1,0 +1,54 @@
+"""Trains under MirroredStrategy on two logical CPUs and prints how far accumulation is off.
+
+Logical devices are made before TensorFlow's first use, so this runs in a process of its own.
+"""
+
+import json
+import sys
+
+import keras
+import models
+import numpy as np
+import tensorflow as tf
+
+import kbatch
+
+
+def trained(strategy, micro_batch_size, build):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = build()
+    if micro_batch_size is not None:
+        kbatch.accumulate_gradients(model, micro_batch_size)
+    x, y = models.rows(94)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
+    history = model.fit(data, epochs=2, verbose=0)
+    return (
+        model.get_weights(),
+        history.history,
+        int(keras.ops.convert_to_numpy(model.optimizer.iterations)),
+    )
+
+
+def main(policy):
+    keras.config.set_dtype_policy(policy)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    results = {}
+    for name, optimizer in (("adam", "adam"), ("clip", keras.optimizers.SGD(0.1, clipnorm=0.05))):
+
+        def build(optimizer=optimizer):
+            config = keras.optimizers.get(optimizer).get_config()
+            return models.mlp(optimizer=type(keras.optimizers.get(optimizer)).from_config(config))
+
+        whole, expected, _ = trained(strategy, None, build)
+        parts, found, updates = trained(strategy, 4, build)
+        off = [np.linalg.norm(w - p) / np.linalg.norm(w) for w, p in zip(whole, parts, strict=True)]
+        losses = [abs(f / e - 1) for f, e in zip(found["loss"], expected["loss"], strict=True)]
+        results[name] = {"weights": max(off), "loss": max(losses), "updates": updates}
+    print(json.dumps(results, default=float))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

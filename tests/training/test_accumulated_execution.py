@@ -1,0 +1,181 @@
+"""The ways in which Keras runs a train step, and what stays of it."""
+
+import subprocess
+import sys
+
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from equal_training import assert_equal_training, assert_equal_weights, trained
+
+import kbatch
+
+X, Y = models.rows(94)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 3}],
+    ids=lambda arguments: next(iter(arguments)),
+)
+@pytest.mark.parametrize("micro_batch_size", [8, 5])
+def test_every_way_of_execution(arguments, micro_batch_size):
+    assert_equal_training(
+        lambda: models.mlp(**arguments),
+        (X, Y),
+        micro_batch_size=micro_batch_size,
+        reference=models.mlp,
+    )
+
+
+def convolutional(**arguments):
+    model = keras.Sequential(
+        [
+            keras.layers.Input((8, 1)),
+            keras.layers.Conv1D(4, 3, activation="relu"),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **arguments)
+    return model
+
+
+def test_convolutions_under_xla_with_a_ragged_tail():
+    assert_equal_training(lambda: convolutional(jit_compile=True), (X[..., None], Y))
+
+
+def test_train_on_batch_returns_what_kerases_does():
+    results = []
+    for accumulate in (False, True):
+        keras.utils.set_random_seed(1)
+        model = models.mlp()
+        if accumulate:
+            kbatch.accumulate_gradients(model, 8)
+        results.append([model.train_on_batch(X[:30], Y[:30], return_dict=True) for _ in range(3)])
+    for expected, found in zip(*results, strict=True):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5)
+
+
+def test_changing_the_micro_batch_rebuilds_the_train_function():
+    model, _ = trained(models.mlp, (X, Y), batch_size=32, micro_batch_size=8)
+    sizes = []
+
+    class Spy(keras.layers.Layer):
+        def call(self, x):
+            sizes.append(x.shape[0])
+            return x
+
+    model = keras.Sequential([keras.layers.Input((8,)), Spy(), keras.layers.Dense(3)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    for micro_batch_size in (8, 4):
+        sizes.clear()
+        kbatch.accumulate_gradients(model, micro_batch_size)
+        model.train_on_batch(X[:16], X[:16, :3])
+        assert sizes.count(micro_batch_size) == 16 // micro_batch_size
+
+
+def test_a_saved_model_loads_without_kbatch(tmp_path):
+    model, _ = trained(models.mlp, (X, Y), batch_size=32, micro_batch_size=8)
+    model.save(tmp_path / "model.keras")
+    code = (
+        "import keras, sys; model = keras.models.load_model('model.keras');"
+        "assert 'kbatch' not in sys.modules; print(model.optimizer.iterations.numpy())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "6", done.stderr
+
+
+def test_weights_load_across_accumulation_settings(tmp_path):
+    accumulated, _ = trained(models.mlp, (X, Y), batch_size=32, micro_batch_size=8)
+    plain, _ = trained(models.mlp, (X, Y), batch_size=32, micro_batch_size=None)
+    accumulated.save_weights(tmp_path / "accumulated.weights.h5")
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    for source in ("accumulated", "plain"):
+        for target in (models.mlp(), kbatch.accumulate_gradients(models.mlp(), 4)):
+            target.fit(X, Y, verbose=0)
+            target.load_weights(tmp_path / f"{source}.weights.h5")
+            assert_equal_weights(accumulated, target, 1e-6)
+
+
+def test_a_clone_is_a_plain_model():
+    clone = keras.models.clone_model(kbatch.accumulate_gradients(models.mlp(), 8))
+    assert "train_step" not in vars(clone)
+
+
+def own_train_step():
+    class OwnStep(keras.Sequential):
+        def train_step(self, data):
+            return {}
+
+    model = OwnStep([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def uncompiled():
+    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+
+
+def frozen():
+    model = models.mlp()
+    model.trainable = False
+    return model
+
+
+def accumulating(wrap=lambda optimizer: optimizer):
+    return models.mlp(optimizer=wrap(keras.optimizers.SGD(gradient_accumulation_steps=4)))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (uncompiled, "must be compiled"),
+        (own_train_step, "`train_step` of its own"),
+        (frozen, "no trainable weights"),
+        (accumulating, "gradient_accumulation_steps=4"),
+        (
+            lambda: accumulating(keras.optimizers.LossScaleOptimizer),
+            "gradient_accumulation_steps=4",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_accumulated_is_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        kbatch.accumulate_gradients(build(), 8)
+
+
+@pytest.mark.parametrize(
+    ("size", "error"), [(0, ValueError), (-4, ValueError), (2.5, TypeError), (True, TypeError)]
+)
+def test_a_micro_batch_is_a_positive_integer(size, error):
+    with pytest.raises(error, match=f"micro_batch_size={size}"):
+        kbatch.accumulate_gradients(models.mlp(), size)
+
+
+def test_parts_of_different_length_are_refused():
+    model = kbatch.accumulate_gradients(models.mlp(), 8)
+    with pytest.raises(ValueError, match="same number of rows"):
+        model.train_on_batch(X[:32], Y[:30])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [tf.RaggedTensor.from_tensor(X[:32]), tf.sparse.from_dense(X[:32])],
+    ids=["ragged", "sparse"],
+)
+def test_ragged_and_sparse_inputs_are_refused(x):
+    model = kbatch.accumulate_gradients(models.mlp(), 8)
+    with pytest.raises(TypeError, match="convert the data"):
+        model.train_step((x, Y[:32]))
+
+
+def test_a_loss_without_reduction_is_refused():
+    loss = keras.losses.SparseCategoricalCrossentropy(reduction=None)
+    with pytest.raises(ValueError, match="reduction=None"):
+        kbatch.accumulate_gradients(models.mlp(loss=loss), 8)

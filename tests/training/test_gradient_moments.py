@@ -1,0 +1,107 @@
+"""The two moments behind the noise scale, against a naive reference."""
+
+import keras
+import models
+import numpy as np
+import pytest
+
+import kbatch
+
+X, Y = models.rows(94)
+
+
+def flat_gradient(model, x, y):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True))
+    gradients = tape.gradient(loss, model.trainable_weights)
+    return np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in gradients]).astype(float)
+
+
+def reference(model, x, y, micro_batch_size):
+    """S and G2 of one batch, from the definition."""
+    cuts = [slice(i, i + micro_batch_size) for i in range(0, len(x), micro_batch_size)]
+    micro = [flat_gradient(model, x[cut], y[cut]) for cut in cuts]
+    shares = np.array([len(x[cut]) for cut in cuts]) / len(x)
+    m = float(shares @ [g @ g for g in micro])
+    whole = shares @ np.array(micro)
+    big = float(whole @ whole)
+    variance = (m - big) * len(x) / (len(cuts) - 1)
+    return variance, big - variance / len(x)
+
+
+def still(build=models.mlp, **arguments):
+    """A model that does not move, so that every batch sees the same weights."""
+    keras.utils.set_random_seed(1)
+    return build(optimizer=keras.optimizers.SGD(0.0), **arguments)
+
+
+def found(model, x, y, micro_batch_size, batch_size, epochs=1):
+    kbatch.accumulate_gradients(model, micro_batch_size)
+    history = model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
+    names = ("gradient_variance", "gradient_squared_norm")
+    return [history.history[name][-1] for name in names]
+
+
+def tokens(optimizer="sgd"):
+    model = keras.Sequential(
+        [
+            keras.layers.Input((6,), dtype="int32"),
+            keras.layers.Embedding(10, 4),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    return model
+
+
+IDS = np.random.default_rng(3).integers(0, 10, (94, 6))
+
+
+@pytest.mark.parametrize(("build", "x"), [(models.mlp, X), (tokens, IDS)], ids=["dense", "lookup"])
+@pytest.mark.parametrize("micro_batch_size", [1, 8, 7])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_one_update(build, x, micro_batch_size, jit_compile):
+    model = still(build)
+    model.jit_compile = jit_compile
+    expected = reference(model, x[:32], Y[:32], micro_batch_size)
+    result = found(model, x[:32], Y[:32], micro_batch_size, batch_size=32)
+    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
+
+
+def test_means_over_ragged_updates_of_the_last_epoch():
+    model = still()
+    parts = [slice(0, 32), slice(32, 64), slice(64, 94)]
+    expected = np.mean([reference(model, X[p], Y[p], 8) for p in parts], axis=0)
+    result = found(model, X, Y, 8, batch_size=32, epochs=2)
+    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
+
+
+def test_an_update_of_one_micro_batch_does_not_count():
+    model = still()
+    expected = reference(model, X[:32], Y[:32], 8)
+    result = found(model, X[:40], Y[:40], 8, batch_size=32)
+    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
+    assert np.isnan(found(still(), X, Y, 32, batch_size=32)).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**10, 2.0**15])
+def test_the_loss_scale_is_divided_out(scale):
+    expected = reference(still(), X[:32], Y[:32], 8)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=scale)
+    keras.utils.set_random_seed(1)
+    result = found(models.mlp(optimizer=optimizer), X[:32], Y[:32], 8, batch_size=32)
+    np.testing.assert_allclose(result, expected, rtol=2e-4)
+
+
+def test_they_can_be_left_out():
+    model = kbatch.accumulate_gradients(models.mlp(), 8, gradient_moments=False)
+    assert set(model.fit(X, Y, verbose=0).history) == {"accuracy", "loss"}
+
+
+def test_validation_does_not_show_them():
+    model = kbatch.accumulate_gradients(models.mlp(), 8)
+    history = model.fit(X, Y, batch_size=32, validation_data=(X, Y), verbose=0).history
+    assert not [name for name in history if name.startswith("val_gradient")]
