@@ -1,6 +1,7 @@
 """The command line of kbatch."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +82,7 @@ def _add_plot(commands) -> None:
 
 def _add_export(commands) -> None:
     export = commands.add_parser("export", help="write the trials as a table")
-    _add_study_arguments(export, "trials.csv", "table to write, .csv or .json")
+    _add_study_arguments(export, "kbatch-trials.csv", "table to write, .csv or .json")
     export.set_defaults(run=_export)
 
 
@@ -105,7 +106,7 @@ def _demo(options: argparse.Namespace) -> None:
         given["batch_sizes"] = check_batch_sizes(_integers(options.batch_sizes))
     options.output.mkdir(parents=True, exist_ok=True)
     console = Console()
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=_LOG_WIDTH)
     console.print("Starting TensorFlow ...", highlight=False)
     with quiet_start():
@@ -114,6 +115,7 @@ def _demo(options: argparse.Namespace) -> None:
     settings = dataclasses.replace(QUICK if options.quick else DemoSettings(), **chosen)
     study = run_demo(options.output, settings, console)
     _print_table(study, console)
+    _print_decision(study, console)
     _write_results(study, options.output, console)
 
 
@@ -155,6 +157,14 @@ def _print_table(study: "Study", console: "Console") -> None:
         first = rows[0]
         same = ", ".join(f"{content.columns[i].title.lower()} {first[i]}" for i in shared)
         console.print(f"in every trial: {same}", highlight=False, soft_wrap=True)
+
+
+def _print_decision(study: "Study", console: "Console") -> None:
+    from kbatch.reporting.decision import decision
+
+    words = decision(study)
+    sentences = [words.headline, words.speed, words.compared, words.certainty]
+    console.print(" ".join(filter(None, sentences)), highlight=False)
 
 
 def _report(options: argparse.Namespace) -> None:

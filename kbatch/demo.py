@@ -8,12 +8,12 @@ import keras
 import keras_tuner
 from rich.console import Console
 
-from kbatch.records.loading import load_study
+from kbatch.records.loading import RECORD_NAME, load_study
 from kbatch.records.study import Study
 from kbatch.tuning.hypermodel import BatchSizeHyperModel
 from kbatch.tuning.progress import SearchProgress
 
-PROJECT_NAME = "digits"
+PROJECT_NAME = "demo-search"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +42,18 @@ def run_demo(directory: Path, settings: DemoSettings, console: Console) -> Study
     """Searches over batch sizes on the digits.
 
     Args:
-        directory: Where keras-tuner and kbatch write; an earlier demonstration is replaced.
+        directory: Where keras-tuner and kbatch write, in a folder `demo-search`; that of an
+            earlier demonstration is replaced.
         settings: What to try.
         console: Where progress is shown.
 
     Returns:
         The study.
+
+    Raises:
+        FileExistsError: If the folder `demo-search` holds something else.
     """
+    _check_folder(directory / PROJECT_NAME)
     x, y = load_digits()
     hypermodel = BatchSizeHyperModel(
         build_model,
@@ -78,6 +83,14 @@ def run_demo(directory: Path, settings: DemoSettings, console: Console) -> Study
             verbose=0,
         )
     return load_study(tuner)
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not (folder / RECORD_NAME).exists():
+        raise FileExistsError(
+            f"{folder} is no earlier demonstration, which would be replaced: give another "
+            "`--output`."
+        )
 
 
 def load_digits() -> tuple[Any, Any]:

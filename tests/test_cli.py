@@ -44,7 +44,7 @@ def test_the_demo_is_free_of_start_up_noise_and_control_characters(demo):
 
 
 def test_the_demo_really_accumulates_under_mixed_float16(demo):
-    study = kbatch.load_study(demo[0] / "digits")
+    study = kbatch.load_study(demo[0] / "demo-search")
     assert [trial.accumulation_steps for trial in study.trials] == [1, 1, 4]
     assert all(trial.executions[0].loss_scaled for trial in study.trials)
     assert {trial.dtype_policy for trial in study.trials} == {"mixed_float16"}
@@ -56,7 +56,7 @@ def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(tmp_path)
     for name in ("first", "second"):
         status = cli.main(["demo", "--quick", "--output", str(tmp_path / name), *flags])
         assert status == 0
-        found.append(kbatch.load_study(tmp_path / name / "digits").to_dataframe())
+        found.append(kbatch.load_study(tmp_path / name / "demo-search").to_dataframe())
     assert list(found[0].batch_size) == [64, 256]
     assert set(found[0].dtype_policy) == {"float32"}
     pd.testing.assert_series_equal(found[0].val_accuracy, found[1].val_accuracy)
@@ -64,7 +64,7 @@ def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(tmp_path)
 
 
 def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
-    project = str(demo[0] / "digits")
+    project = str(demo[0] / "demo-search")
     for command, name in (
         ("report", "report.html"),
         ("report", "report.md"),
@@ -87,12 +87,14 @@ def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
         (["demo", "--policy", "float12", "--quick"], "mixed_float16"),
         (["report", "nowhere"], "no kbatch study in nowhere"),
         (["demo", "--output", "{file}/below"], "Not a directory"),
+        (["demo", "--quick", "--output", "{mine}"], "no earlier demonstration"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(words, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    words = [word.format(file=tmp_path / "file") for word in words]
+    (tmp_path / "mine" / "demo-search").mkdir(parents=True)
+    words = [word.format(file=tmp_path / "file", mine=tmp_path / "mine") for word in words]
     assert cli.main(words) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -100,7 +102,7 @@ def test_a_mistake_is_told_in_one_line(words, message, tmp_path, capsys, monkeyp
 
 
 def test_export_refuses_another_suffix(demo, tmp_path, capsys):
-    words = ["export", str(demo[0] / "digits"), "-o", str(tmp_path / "trials.xlsx")]
+    words = ["export", str(demo[0] / "demo-search"), "-o", str(tmp_path / "trials.xlsx")]
     assert cli.main(words) == 1
     assert ".csv or .json" in capsys.readouterr().err
 
@@ -116,7 +118,8 @@ def test_the_example_is_the_script_that_the_demo_runs(tmp_path):
     run(sys.executable, str(EXAMPLE), str(tmp_path / "example"))
     run(sys.executable, "-m", "kbatch", "demo", "--output", str(tmp_path / "demo"))
     tables = [
-        kbatch.load_study(tmp_path / name / "digits").to_dataframe() for name in ("example", "demo")
+        kbatch.load_study(tmp_path / name).to_dataframe()
+        for name in ("example/digits", "demo/demo-search")
     ]
     assert list(tables[0].batch_size) == [16, 32, 64, 128, 256, 512, 1024]
     pd.testing.assert_series_equal(tables[0].val_accuracy, tables[1].val_accuracy)

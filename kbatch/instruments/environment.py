@@ -26,9 +26,16 @@ def read_environment() -> EnvironmentRecord:
         memory_bytes=psutil.virtual_memory().total,
         devices=_devices(),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        command=" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        command=_command(),
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def _command() -> str:
+    """Gives the command line as a person would type it again."""
+    program = os.path.basename(sys.argv[0])
+    words = ["python", program] if program.endswith(".py") else [program]
+    return " ".join([*words, *sys.argv[1:]])
 
 
 def _versions() -> dict[str, str]:

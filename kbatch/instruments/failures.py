@@ -1,6 +1,10 @@
 """What went wrong when a training run raised."""
 
+import re
+
 import tensorflow as tf
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # What cuDNN and cuBLAS say when they could not allocate, under error classes of their own.
 _ALLOCATION_TEXTS = (
@@ -32,6 +36,10 @@ def failure_status(error: BaseException) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """Describes an exception in one line of at most 300 characters."""
-    first_line = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first_line}".strip(" :")[:300]
+    """Describes an exception in one line of at most 300 characters.
+
+    Keras's messages name the place in their first line and the cause in the next ones.
+    """
+    lines = [_COLOURS.sub("", line).strip() for line in str(error).splitlines()]
+    text = " ".join([line for line in lines if line][:3])
+    return f"{type(error).__name__}: {text}".strip(" :")[:300]

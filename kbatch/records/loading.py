@@ -31,12 +31,12 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
 
     Raises:
         FileNotFoundError: If there is no kbatch record, with what to run.
-        RecordError: If a file written by `Study.save` cannot be read.
+        RecordError: If a file written by `Study.save` cannot be read, or a tuner found an older
+            search with other settings in its directory, whose trials are not its own.
     """
-    if isinstance(tuner_or_directory, (str, Path)):
-        path = Path(tuner_or_directory)
-    else:
-        path = Path(tuner_or_directory.project_dir)
+    if not isinstance(tuner_or_directory, (str, Path)):
+        return _study_of(tuner_or_directory)
+    path = Path(tuner_or_directory)
     if path.is_file():
         return read_record(Study, path)
     study = _read_project(path)
@@ -48,6 +48,21 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         + _suggestion(path)
         + f"Received: {str(path)!r}."
     )
+
+
+def _study_of(tuner: _HasProjectDir) -> Study:
+    study = load_study(Path(tuner.project_dir))
+    settings = getattr(getattr(tuner, "hypermodel", None), "settings", None)
+    difference = study.search.difference(settings) if study.search and settings else None
+    if difference:
+        # keras-tuner reloads a finished search without a word, and runs nothing.
+        raise RecordError(
+            f"{tuner.project_dir} holds an older search with other settings, and the tuner ran "
+            "none of its own: give another `project_name`, or `overwrite=True` to start over "
+            "(`load_study` with the directory reads the older one). "
+            f"Received: {difference}."
+        )
+    return study
 
 
 def _read_project(path: Path) -> Study:

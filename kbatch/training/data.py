@@ -20,7 +20,7 @@ _FORMS = (
 class FitData(NamedTuple):
     """The data arguments of `fit`, as Keras names them."""
 
-    x: Any
+    x: Any = None
     y: Any = None
     sample_weight: Any = None
     class_weight: Any = None
@@ -125,6 +125,8 @@ def _dataset(
 ) -> tuple[tf.data.Dataset, int | None]:
     """Gives training batches, and the number of examples where it is known."""
     x: Any = data.x
+    if x is None:
+        raise InputError(f"There is no training data: `x` is missing. {_FORMS} Received: x=None.")
     if _is_dataset(x) or callable(x):
         if data.y is not None or data.sample_weight is not None:
             raise InputError(
@@ -159,11 +161,14 @@ def _is_dataset(data: Any) -> bool:
 
 
 def _size(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
-    """Counts the examples of a dataset where that costs nothing, else None."""
+    """Gives the most examples that a dataset can have, from its length and its first batch."""
     cardinality = int(dataset.cardinality())
-    if cardinality < 0 or is_batched(dataset, model):
+    if cardinality < 0:
         return None
-    return cardinality
+    if not is_batched(dataset, model):
+        return cardinality
+    first = [keras.tree.flatten(batch)[0] for batch in dataset.take(1)]
+    return cardinality * first[0].shape[0] if first else 0
 
 
 def _check_examples(examples: int | None, largest_batch_size: int) -> None:
@@ -186,7 +191,7 @@ def _split(data: FitData) -> FitData:
             (data.x, data.y, data.sample_weight), validation_split=data.validation_split
         )
     except (ValueError, TypeError) as error:
-        raise InputError(str(error)) from error
+        raise InputError(str(error)[:300]) from error
     (x, y, weight), validation = split
     return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
 

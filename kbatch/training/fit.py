@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from kbatch.training.clock import TrainingClock
-from kbatch.training.data import FitData, in_batches
+from kbatch.training.data import Batches, FitData, in_batches
 from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
 
@@ -21,6 +21,14 @@ class TimedFit:
 
     It stands at the model's own border, so that a `HyperModel.fit` of the user's may prepare
     the data as it likes before it calls `model.fit`.
+
+    Args:
+        model: The model to train.
+        batch_size: Examples in a training batch.
+        largest_batch_size: Largest batch size of the search, which the data must fill once.
+        validation_batch_size: Examples in a validation batch.
+        seed: Seed of the shuffling, or None.
+        metrics: Metrics that each epoch must have.
 
     Attributes:
         clock: The clock of the run.
@@ -35,6 +43,7 @@ class TimedFit:
         largest_batch_size: int,
         validation_batch_size: int,
         seed: int | None,
+        metrics: tuple[str, ...] = (),
     ):
         self._model = model
         self._fit = type(model).fit.__get__(model)
@@ -42,6 +51,7 @@ class TimedFit:
         self._largest_batch_size = largest_batch_size
         self._validation_batch_size = validation_batch_size
         self._seed = seed
+        self._metrics = metrics
         self._meter = InputMeter()
         self.clock = TrainingClock(self._meter)
         self.total_s = 0.0
@@ -68,11 +78,13 @@ class TimedFit:
             validation_batch_size=self._validation_batch_size,
             seed=self._seed,
         )
-        check = _BatchSizeCheck(self._batch_size, self._meter)
+        _check_end(batches.dataset, call)
+        expected = () if call.get("validation_freq", 1) != 1 else self._metrics
+        check = _EpochCheck(self._batch_size, expected, self._meter)
         callbacks = [self.clock, check, *keras.tree.flatten(call.pop("callbacks", None) or [])]
         started_s = time.perf_counter()
         try:
-            with _without_end_of_data_warning(batches.dataset, call):
+            with _without_end_of_data_warning(batches):
                 history = self._fit(
                     self._meter.attach(batches.dataset),
                     validation_data=batches.validation_data,
@@ -101,27 +113,45 @@ class TimedFit:
 
 
 @contextlib.contextmanager
-def _without_end_of_data_warning(dataset: tf.data.Dataset, call: dict[str, Any]) -> Iterator[None]:
+def _without_end_of_data_warning(batches: Batches) -> Iterator[None]:
     """Silences Keras where an epoch ends with the data: rebatched, its length is not known."""
+    datasets = [d for d in batches if isinstance(d, tf.data.Dataset)]
     with warnings.catch_warnings():
-        if dataset.cardinality() < 0 and not call.get("steps_per_epoch"):
+        if any(dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY for dataset in datasets):
             warnings.filterwarnings("ignore", message="Your input ran out of data")
         yield
 
 
-class _BatchSizeCheck(keras.callbacks.Callback):
-    """Ends training when the batches that arrive have another size than the trial's."""
+def _check_end(dataset: tf.data.Dataset, call: dict[str, Any]) -> None:
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY and not call.get("steps_per_epoch"):
+        raise InputError(
+            "The dataset never ends: leave out `.repeat()`, or give `steps_per_epoch`. "
+            "Received: a dataset of infinite cardinality."
+        )
 
-    def __init__(self, batch_size: int, meter: InputMeter):
+
+class _EpochCheck(keras.callbacks.Callback):
+    """Ends training when an epoch shows that it is not what was asked for."""
+
+    def __init__(self, batch_size: int, metrics: tuple[str, ...], meter: InputMeter):
         super().__init__()
         self._batch_size = batch_size
+        self._metrics = metrics
         self._meter = meter
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
+        """Compares the batches that arrived and the metrics with those expected."""
         seen = self._meter.read().largest_batch
         if seen != self._batch_size:
             raise InputError(
                 f"The largest batch of an epoch had {seen} examples: leave the sizes above the "
                 "training set out of `batch_sizes`, and let a data function batch by the size it "
                 f"is called with. Received: batch_size={self._batch_size}."
+            )
+        missing = [name for name in self._metrics if name not in (logs or {})]
+        if missing:
+            raise InputError(
+                f"The objective {missing[0]!r} is not among the metrics: give `validation_data` "
+                "or `validation_split` for one that starts with val_, compile the model with it, "
+                f"or choose another objective. Received: metrics {sorted(logs or {})}."
             )

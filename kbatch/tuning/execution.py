@@ -26,6 +26,7 @@ class ExecutionPlan(NamedTuple):
         largest_batch_size: Largest batch size of the search.
         validation_batch_size: Examples in a validation batch.
         learning_rate_scaling: Rule that was applied, or None.
+        metrics: Metrics that each epoch must have.
     """
 
     number: int
@@ -35,6 +36,7 @@ class ExecutionPlan(NamedTuple):
     largest_batch_size: int
     validation_batch_size: int
     learning_rate_scaling: str | None
+    metrics: tuple[str, ...]
 
 
 class Execution:
@@ -50,6 +52,7 @@ class Execution:
             largest_batch_size=plan.largest_batch_size,
             validation_batch_size=plan.validation_batch_size,
             seed=plan.seed,
+            metrics=plan.metrics,
         )
         self._started = _started(model, plan)
 
@@ -71,11 +74,20 @@ class Execution:
             raise
         finally:
             del self._model.fit
-        self._write(self._ended("completed"))
+        self._write(self._ended(*self._outcome()))
         throughput = self._fit.clock.throughput
         if isinstance(results, dict) and throughput is not None:
             return {"samples_per_second": throughput.median} | results
         return results
+
+    def _outcome(self) -> tuple[str, str | None]:
+        for epoch in self._fit.clock.epochs:
+            if epoch.metrics.get("loss", 0.0) is None:
+                return "failed", (
+                    f"diverged: the loss is NaN or infinite after epoch {epoch.epoch + 1}, lower "
+                    "the learning rate"
+                )
+        return "completed", None
 
     def _write(self, record: ExecutionRecord) -> None:
         if self._files is not None:

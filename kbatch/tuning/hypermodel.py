@@ -16,7 +16,7 @@ from kbatch.training.dtype_policy import building_under, check_active_policy, ch
 from kbatch.training.errors import InputError
 from kbatch.training.learning_rate import scale_optimizer
 from kbatch.tuning.execution import Execution, ExecutionPlan
-from kbatch.tuning.trial_files import trial_files
+from kbatch.tuning.trial_files import TrialFiles, trial_files
 from kbatch.tuning.user_model import BuildFunction, as_hypermodel
 
 LARGEST_DEFAULT_VALIDATION_BATCH = 256
@@ -120,12 +120,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             What the wrapped `fit` returns, with `samples_per_second` among the metrics.
         """
         files = trial_files(kwargs.get("callbacks"))
-        execution = Execution(model, self._plan(hp), files)
+        execution = Execution(model, self._plan(hp, files), files)
         # An execution that fails is the trial's last.
         number, self._last = self._last.number(hp), _LastFit()
         with _fatal(InputError, RecordError):
             if files is not None:
-                files.check_settings(self._settings())
+                files.check_settings(self.settings)
             results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
         self._last = _LastFit(hp, number + 1)
         return results
@@ -139,8 +139,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
-    def _plan(self, hp: keras_tuner.HyperParameters) -> ExecutionPlan:
+    def _plan(self, hp: keras_tuner.HyperParameters, files: TrialFiles | None) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
+        # A `fit` of the user's may compute the objective itself, after training.
+        stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
         return ExecutionPlan(
             number=self._last.number(hp),
             seed=self._seed(hp),
@@ -149,6 +151,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             largest_batch_size=self.batch_sizes[-1],
             validation_batch_size=self.validation_batch_size,
             learning_rate_scaling=self.learning_rate_scaling,
+            metrics=files.objective_names if files is not None and stock_fit else (),
         )
 
     def _micro(self, batch_size: int) -> int:
@@ -157,7 +160,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
         return None if self.seed is None else self.seed + self._last.number(hp)
 
-    def _settings(self) -> dict[str, object]:
+    @property
+    def settings(self) -> dict[str, object]:
+        """What holds for all trials of the search, by argument name."""
         return {
             "batch_sizes": list(self.batch_sizes),
             "micro_batch_size": self.micro_batch_size,
@@ -191,7 +196,7 @@ def _fatal(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        raise keras_tuner.errors.FatalValueError(str(error)) from error
+        raise keras_tuner.errors.FatalValueError(str(error)) from None
 
 
 def _check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -> None:

@@ -66,8 +66,8 @@ class SearchProgress(keras.callbacks.Callback):
         """Prints the line of the trial."""
         self._progress.update(self._task, completed=self._number * self._epochs)
         seconds = time.perf_counter() - self._started_s
-        figures = [f"{self._name()}", f"{seconds:5.1f} s", *_figures(self._logs)]
-        self._console.print(", ".join(figures), highlight=False, soft_wrap=True)
+        figures = [self._name(), f"{seconds:5.1f} s", *_figures(self._logs)]
+        self._console.print(", ".join(figures) + " (last epoch)", highlight=False, soft_wrap=True)
 
     def _name(self) -> str:
         running = list(self._tuner.oracle.ongoing_trials.values())

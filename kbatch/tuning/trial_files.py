@@ -25,8 +25,14 @@ class TrialFiles:
     def __init__(self, tuner: Any, trial: Any):
         self._trial = trial
         self._objective = _objective(tuner.oracle.objective)
+        self._objective_names = _names(tuner.oracle.objective)
         self._project = Path(tuner.project_dir)
         self._file = Path(tuner.get_trial_dir(trial.trial_id)) / RECORD_NAME
+
+    @property
+    def objective_names(self) -> tuple[str, ...]:
+        """Names of the metrics that the search optimises, those of a model only."""
+        return tuple(name for name in self._objective_names if name != "samples_per_second")
 
     def check_settings(self, settings: Mapping[str, object]) -> None:
         """Writes the settings of the search, or compares them with those found.
@@ -39,16 +45,12 @@ class TrialFiles:
         if not file.exists():
             _write(SearchRecord(settings, read_environment()), file)
             return
-        found = read_record(SearchRecord, file).settings
-        different = [name for name in settings if found.get(name) != settings[name]]
-        if different:
-            listed = "; ".join(
-                f"{name}: {found.get(name)} there, {settings[name]} here" for name in different
-            )
+        difference = read_record(SearchRecord, file).difference(settings)
+        if difference:
             raise InputError(
                 f"The project directory {self._project} holds a search with other settings: give "
                 "another `project_name`, or `overwrite=True` to start over. "
-                f"Received: {listed}."
+                f"Received: {difference}."
             )
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
@@ -92,6 +94,12 @@ def _objective(objective: Any) -> Objective:
     if isinstance(objective, keras_tuner.Objective) and objective.direction in ("min", "max"):
         return Objective(objective.name, objective.direction)
     return Objective(getattr(objective, "name", "objective"), "min")
+
+
+def _names(objective: Any) -> tuple[str, ...]:
+    if objective.name == "default_objective":
+        return ()  # The user's own `fit` returns the value itself.
+    return tuple(part.name for part in getattr(objective, "objectives", [objective]))
 
 
 def _is_plain(value: Any) -> bool:

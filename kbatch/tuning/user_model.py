@@ -18,6 +18,11 @@ def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tune
     """
     if isinstance(given, keras_tuner.HyperModel):
         return given
+    if isinstance(given, type) and issubclass(given, keras_tuner.HyperModel):
+        raise TypeError(
+            f"`hypermodel` must be an instance, not a class: give `{given.__name__}()`. "
+            f"Received: hypermodel={given!r}."
+        )
     if isinstance(given, keras.Model):
         raise TypeError(
             "`hypermodel` must build a new model for each trial: give a function that returns "

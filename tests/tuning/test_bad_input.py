@@ -7,6 +7,8 @@ import pytest
 import searches
 import tensorflow as tf
 
+import kbatch
+
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
@@ -94,6 +96,14 @@ def test_a_batch_larger_than_the_training_set_ends_the_search_at_once(tmp_path):
     assert not list(tmp_path.glob("search/trial_0001"))
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_so_does_one_larger_than_a_dataset(tmp_path, batched):
+    data = tf.data.Dataset.from_tensor_slices(models.rows(90))
+    hypermodel = searches.hypermodel(batch_sizes=(8, 32, 128))
+    with pytest.raises(ValueError, match="batch_size=128 for 90"):
+        searches.search(tmp_path, hypermodel, data=(data.batch(10) if batched else data,))
+
+
 def test_another_search_space_in_the_directory_is_refused(tmp_path):
     searches.search(tmp_path, searches.hypermodel(), keras_tuner.RandomSearch, max_trials=1)
     other = searches.hypermodel(batch_sizes=(8, 64))
@@ -118,7 +128,7 @@ def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
 @pytest.mark.parametrize(
     ("data", "seen"),
     [
-        (tf.data.Dataset.from_tensor_slices(models.rows(20)).batch(4), 20),
+        (tf.data.Dataset.from_tensor_slices(models.rows(20)).batch(4).filter(lambda *_: True), 20),
         (lambda size: tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(50), 50),
     ],
 )
@@ -126,3 +136,48 @@ def test_batches_that_arrive_in_another_size_end_the_search(tmp_path, data, seen
     hypermodel = searches.hypermodel(batch_sizes=(32,))
     with pytest.raises(ValueError, match=f"{seen} examples: .*batch_size=32"):
         searches.search(tmp_path, hypermodel, data=(data,))
+
+
+def test_a_finished_search_with_other_settings_is_not_taken_for_the_new_one(tmp_path):
+    searches.search(tmp_path, searches.hypermodel())
+    again = searches.search(tmp_path, searches.hypermodel(seed=1))
+    with pytest.raises(ValueError, match=r"overwrite=True.*seed: 0 there, 1 here"):
+        kbatch.load_study(again)
+    assert len(kbatch.load_study(tmp_path / "search").trials) == 3
+
+
+def test_no_training_data_ends_the_search(tmp_path):
+    with pytest.raises(ValueError, match="`x` is missing"):
+        searches.search(tmp_path, searches.hypermodel(), data=())
+
+
+def test_data_without_end_needs_steps_per_epoch(tmp_path):
+    endless = tf.data.Dataset.from_tensor_slices(models.rows(94)).repeat()
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        searches.search(tmp_path, searches.hypermodel(), data=(endless,))
+    tuner = searches.search(
+        tmp_path,
+        searches.hypermodel(batch_sizes=(8,)),
+        data=(endless,),
+        fit={"steps_per_epoch": 4},
+        project_name="steps",
+    )
+    assert kbatch.load_study(tuner).trials[0].executions[0].examples_seen == 2 * 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("fit", "objective"), [({"validation_data": None}, "val_accuracy"), ({}, "val_auc")]
+)
+def test_an_objective_that_is_no_metric_ends_the_search_after_an_epoch(tmp_path, fit, objective):
+    objective = keras_tuner.Objective(objective, "max")
+    with pytest.raises(ValueError, match=rf"{objective.name}.*metrics \['accuracy', 'loss'"):
+        searches.search(tmp_path, searches.hypermodel(), fit=fit, objective=objective)
+    assert not list(tmp_path.glob("search/trial_0001"))
+
+
+def test_a_class_instead_of_an_instance_is_refused():
+    class Mine(keras_tuner.HyperModel):
+        pass
+
+    with pytest.raises(TypeError, match=r"give `Mine\(\)`"):
+        searches.hypermodel(Mine)

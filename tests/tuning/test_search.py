@@ -258,7 +258,24 @@ def test_a_failing_trial_is_recorded_with_its_cause(tmp_path):
     tuner = searches.search(tmp_path, hypermodel, fit={"callbacks": [Fails()]})
     study = kbatch.load_study(tuner)
     assert [trial.status for trial in study.trials] == ["failed", "failed"]
-    assert study.trials[0].failure == "RuntimeError: the disk is full"
+    assert study.trials[0].failure == "RuntimeError: the disk is full and more"
+
+
+def test_a_diverged_trial_is_a_failed_one_and_says_so(tmp_path):
+    hypermodel = searches.hypermodel(
+        lambda: models.mlp(optimizer=keras.optimizers.SGD(1e30)), (16,), dtype_policy="float32"
+    )
+    (trial,) = kbatch.load_study(searches.search(tmp_path, hypermodel)).trials
+    assert trial.status == "failed"
+    assert trial.failure.startswith("diverged")
+
+
+def test_validation_in_a_batched_dataset_gives_no_warning(tmp_path, recwarn):
+    validation = tf.data.Dataset.from_tensor_slices(models.rows(40, seed=1)).batch(7)
+    searches.search(
+        tmp_path, searches.hypermodel(batch_sizes=(16,)), fit={"validation_data": validation}
+    )
+    assert not [w for w in recwarn if "ran out of data" in str(w.message)]
 
 
 def test_a_damaged_record_leaves_the_other_trials(tmp_path):
