@@ -27,6 +27,13 @@ class SearchRecord:
     environment: EnvironmentRecord
 
 
+    def difference(self, settings: Mapping[str, object]) -> str | None:
+        """Words how other settings differ, None if they do not."""
+        names = [name for name in settings if self.settings.get(name) != settings[name]]
+        listed = [f"{n}: {self.settings.get(n)} there, {settings[n]} here" for n in names]
+        return "; ".join(listed) or None
+
+
 @dataclasses.dataclass(frozen=True)
 class Study:
     """The trials of one search, read from files or from a tuner.
