@@ -12,6 +12,8 @@ _T_975 = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
+# Student's t is 12.7 for two values and 4.3 for three.
+FEWEST_VALUES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +39,10 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
         values: One value a repetition.
 
     Returns:
-        The interval, or None for fewer than two values.
+        The interval, or None for fewer than three values: with two it is so wide, 13 standard
+        errors to each side, that it says nothing.
     """
-    if len(values) < 2:
+    if len(values) < FEWEST_VALUES:
         return None
     mean = float(np.mean(values))
     standard_error = float(np.std(values, ddof=1)) / math.sqrt(len(values))

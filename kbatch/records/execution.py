@@ -1,8 +1,10 @@
 """The record of one training run of one trial."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
+from kbatch.analysis.intervals import Interval
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 
 STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
@@ -28,6 +30,11 @@ class EpochRecord:
     updates: int
     train_s: float
     data_wait_s: float | None
+
+    def finite(self, metric: str) -> float | None:
+        """Gives the value of a metric, None if it is missing or not finite."""
+        value = self.metrics.get(metric)
+        return value if value is not None and math.isfinite(value) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +110,14 @@ class ExecutionRecord:
         return throughput_of_windows(self.window_examples, self.window_durations_s)
 
     @property
+    def throughput_quartiles(self) -> Interval | None:
+        """First and third quartile over the windows, None for fewer than two windows."""
+        throughput = self.throughput
+        if throughput is None or throughput.windows < 2:
+            return None
+        return Interval(throughput.low, throughput.high)
+
+    @property
     def data_wait_share(self) -> float | None:
         """Share of the training time spent waiting for data, from 0 to 1."""
         if self.data_wait_s is None or not self.train_s:
@@ -119,8 +134,7 @@ class ExecutionRecord:
         Returns:
             The first best epoch; the last epoch when none has the metric; None without epochs.
         """
-        scored = [(e.metrics.get(metric), e) for e in self.epochs]
-        finite = [(value, e) for value, e in scored if value is not None]
+        finite = [(value, e) for e in self.epochs if (value := e.finite(metric)) is not None]
         if not finite:
             return self.epochs[-1] if self.epochs else None
         sign = -1 if direction == "max" else 1

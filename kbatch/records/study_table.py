@@ -67,7 +67,7 @@ def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -
         "optimizer": execution.optimizer,
         "learning_rate": execution.learning_rate,
         "samples_per_second": throughput and throughput.median,
-        **_interval_columns(throughput and Interval(throughput.low, throughput.high)),
+        **_interval_columns(execution.throughput_quartiles),
         "first_step_s": execution.first_step_s,
         "data_wait_share": execution.data_wait_share,
         "train_s": execution.train_s,

@@ -101,10 +101,12 @@ class TrialRecord:
 
     @property
     def samples_per_second_interval(self) -> Interval | None:
-        """Over executions a 95 % interval; for a single one the quartiles of its windows."""
+        """Over executions a 95 % interval; for a single one the quartiles of its windows.
+
+        None for two executions, and for a single one with fewer than two windows.
+        """
         if len(self.executions) == 1:
-            throughput = self.executions[0].throughput
-            return throughput and Interval(throughput.low, throughput.high)
+            return self.executions[0].throughput_quartiles
         return mean_interval(self.throughputs)
 
     @property
@@ -123,11 +125,11 @@ class TrialRecord:
 
     def metric_values(self, name: str) -> tuple[float, ...]:
         """Gives a metric at the best epoch of each execution that has it."""
-        values = (epoch.metrics.get(name) for epoch in self._best_epochs())
+        values = (epoch.finite(name) for epoch in self._best_epochs())
         return tuple(value for value in values if value is not None)
 
     def metric_interval(self, name: str) -> Interval | None:
-        """Gives the 95 % interval of a metric over executions, None for fewer than two."""
+        """Gives the 95 % interval of a metric over executions, None for fewer than three."""
         return mean_interval(self.metric_values(name))
 
     def mean(self, quantity: Callable[[ExecutionRecord], float | None]) -> float | None:

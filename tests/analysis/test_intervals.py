@@ -5,7 +5,7 @@ from scipy import stats
 from kbatch.analysis import mean_interval
 
 
-@pytest.mark.parametrize("n", [2, 3, 10, 31, 32, 60, 500])
+@pytest.mark.parametrize("n", [3, 4, 10, 31, 32, 60, 500])
 def test_it_is_students_interval(n):
     values = np.random.default_rng(n).normal(5, 2, size=n)
     interval = mean_interval(values)
@@ -13,7 +13,7 @@ def test_it_is_students_interval(n):
     np.testing.assert_allclose([interval.low, interval.high], [low, high], rtol=3e-4)
 
 
-@pytest.mark.parametrize("n", [2, 4, 12])
+@pytest.mark.parametrize("n", [3, 4, 12])
 def test_it_covers_the_true_mean_in_95_of_100_cases(n):
     draws = np.random.default_rng(0).normal(5, 2, size=(4000, n))
     intervals = [mean_interval(values) for values in draws]
@@ -27,6 +27,6 @@ def test_equal_values_have_an_interval_without_width():
     assert interval.low == interval.high == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize("values", [[], [0.9]])
-def test_fewer_than_two_values_have_none(values):
+@pytest.mark.parametrize("values", [[], [0.9], [0.5, 0.7]])
+def test_fewer_than_three_values_have_none(values):
     assert mean_interval(values) is None

@@ -1,3 +1,4 @@
+import math
 import re
 
 import numpy as np
@@ -57,17 +58,42 @@ def test_a_trial_is_the_mean_of_its_executions():
             64,
             make_execution(rate=1000, accuracies=(0.9,)),
             make_execution(rate=1200, accuracies=(0.8, 0.98)),
+            make_execution(rate=1300, accuracies=(0.7, 0.8, 0.9)),
         )
     )
     row = study.to_dataframe().iloc[0]
     rows = study.to_dataframe(executions=True)
     for column in ("samples_per_second", "val_accuracy", "updates", "epochs", "data_wait_share"):
         np.testing.assert_allclose(row[column], rows[column].mean())
-    interval = mean_interval([1000, 1200])
+    interval = mean_interval([1000, 1200, 1300])
     np.testing.assert_allclose(
         [row["samples_per_second_low"], row["samples_per_second_high"]],
         [interval.low, interval.high],
     )
+
+
+@pytest.mark.parametrize("executions", [True, False])
+def test_a_single_timing_window_has_no_spread(executions):
+    trial = make_trial(64, window_examples=(100,), window_durations_s=(0.1,))
+    assert (trial.samples_per_second, trial.samples_per_second_interval) == (1000, None)
+    row = make_study(trial).to_dataframe(executions=executions).iloc[0]
+    assert (row["samples_per_second_low"], row["samples_per_second_high"]) == (None, None)
+    two = make_trial(64, window_examples=(100, 100), window_durations_s=(0.1, 0.2))
+    assert two.samples_per_second_interval.low < two.samples_per_second_interval.high
+
+
+def test_two_executions_have_a_mean_without_an_interval():
+    trial = make_trial(64, make_execution(rate=1000), make_execution(rate=1200))
+    assert (trial.samples_per_second, trial.samples_per_second_interval) == (1100, None)
+    assert trial.metric_interval("val_accuracy") is None
+
+
+def test_a_metric_that_is_not_finite_is_missing():
+    trial = make_trial(64, epochs=make_epochs((math.nan, 0.9, math.inf)))
+    assert trial.executions[0].best_epoch("val_accuracy", "max").epoch == 1
+    assert trial.objective_value == 0.9
+    lost = make_trial(64, epochs=make_epochs((math.nan,)))
+    assert (lost.metrics, lost.objective_value) == ({}, None)
 
 
 def test_missing_values_are_missing():
