@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kbatch.records.study import Study
 from kbatch.records.trial import TrialRecord
-from kbatch.reporting.conditions import STATUS_WORDS, conditions_of, epochs_text
+from kbatch.reporting.conditions import conditions_of, epochs_text
 from kbatch.reporting.number_text import listed, percent
+from kbatch.reporting.outcomes import diverged, outcome
+from kbatch.reporting.spreads import spreads
+from kbatch.reporting.trial_names import trial_names
 
 _MUCH_DATA_WAIT = 0.2
 _UNSTABLE_SPREAD = 0.2
@@ -21,9 +24,11 @@ def caveats(study: Study) -> tuple[str, ...]:
     Returns:
         The caveats, those about missing results first.
     """
-    rules = (_problems, _incomplete, _other_batch, _data_wait, _unstable, _busy_host, _budget)
-    found = [text for rule in rules for text in rule(study)]
-    return (*found, *_single_execution(study), *_notes(study))
+    rules = (
+        *(_problems, _incomplete, _other_batch, _data_wait, _one_window, _unstable, _busy_host),
+        *(_budget, _few_executions, _notes),
+    )
+    return tuple(text for rule in rules for text in rule(study))
 
 
 def _problems(study: Study) -> Iterator[str]:
@@ -32,13 +37,16 @@ def _problems(study: Study) -> Iterator[str]:
 
 
 def _incomplete(study: Study) -> Iterator[str]:
+    names = trial_names(study.trials)._replace(several_policies=True)
     for trial in study.trials:
-        if trial.status != "completed":
-            reason = f": {one_line(trial.failure)}" if trial.failure else "."
-            yield (
-                f"Batch size {trial.batch_size:,} ({trial.dtype_policy}) has no result, its "
-                f"status is {STATUS_WORDS[trial.status]}{reason}"
-            )
+        if trial.status == "completed":
+            continue
+        reason = one_line(trial.failure) if trial.failure else ""
+        if diverged(trial):
+            why = f"its training {reason}"
+        else:
+            why = f"its status is {outcome(trial)}{f': {reason}' if reason else '.'}"
+        yield f"Batch size {names.name(trial)} has no result, {why}"
 
 
 def _other_batch(study: Study) -> Iterator[str]:
@@ -59,6 +67,19 @@ def _data_wait(study: Study) -> Iterator[str]:
         yield (
             f"Training waited for data more than {percent(_MUCH_DATA_WAIT)} of its time at "
             f"{sizes}: there the samples/s measure the input pipeline, not the model."
+        )
+
+
+def _one_window(study: Study) -> Iterator[str]:
+    def short(trial: TrialRecord) -> bool:
+        return trial.status == "completed" and any(
+            len(execution.window_examples) == 1 for execution in trial.executions
+        )
+
+    if sizes := _sizes_where(study.trials, short):
+        yield (
+            f"Training was timed over one window only at {sizes}: samples/s may be off by much. "
+            "Train longer for a spread."
         )
 
 
@@ -104,8 +125,15 @@ def _budget(study: Study) -> Iterator[str]:
     )
 
 
-def _single_execution(study: Study) -> Iterator[str]:
-    if any(len(trial.executions) == 1 for trial in study.trials if trial.status == "completed"):
+def _few_executions(study: Study) -> Iterator[str]:
+    found = spreads(study.trials)
+    if found.pairs:
+        yield (
+            "2 executions of a trial are too few for an interval: with them it would be so wide "
+            "that it says nothing, so the mean stands alone. Repeat with executions_per_trial=3 or "
+            "more."
+        )
+    if found.single:
         yield (
             "A trial with one execution has no interval for its quality: a small difference may be "
             "chance. Repeat with executions_per_trial=3 or more to know."

@@ -6,14 +6,6 @@ from typing import NamedTuple
 from kbatch.records.study import Study
 from kbatch.reporting.number_text import counted
 
-STATUS_WORDS = {
-    "completed": "completed",
-    "out_of_memory": "out of memory",
-    "failed": "failed",
-    "running": "running",
-    "interrupted": "interrupted",
-}
-
 
 class Conditions(NamedTuple):
     """What was compared, and where.
@@ -25,6 +17,7 @@ class Conditions(NamedTuple):
         trials: Trials in the study.
         executions: Fewest and most executions of a trial.
         epochs: Fewest and most epochs of an execution that completed, None if none did.
+        examples: Fewest and most training examples of a first epoch, None if none completed.
     """
 
     device: str | None
@@ -33,6 +26,7 @@ class Conditions(NamedTuple):
     trials: int
     executions: tuple[int, int]
     epochs: tuple[int, int] | None
+    examples: tuple[int, int] | None
 
 
 def conditions_of(study: Study) -> Conditions:
@@ -41,6 +35,7 @@ def conditions_of(study: Study) -> Conditions:
     versions = environment.versions if environment else {}
     named = {"tensorflow": "TensorFlow", "keras": "Keras"}
     completed = [e for t in study.trials for e in t.executions if e.status == "completed"]
+    examples = [e.epochs[0].examples for e in completed if e.epochs]
     return Conditions(
         device=environment.device if environment else None,
         versions=tuple(f"{named[key]} {versions[key]}" for key in named if key in versions),
@@ -48,6 +43,7 @@ def conditions_of(study: Study) -> Conditions:
         trials=len(study.trials),
         executions=_bounds(len(t.executions) for t in study.trials),
         epochs=_bounds(len(e.epochs) for e in completed) if completed else None,
+        examples=_bounds(examples) if examples else None,
     )
 
 
@@ -60,13 +56,26 @@ def caption(conditions: Conditions) -> str:
         f"{counted(conditions.trials, 'trial')}, {executions_text(conditions)}",
     ]
     if conditions.epochs:
-        parts.append(f"budget: {epochs_text(conditions.epochs)} each")
+        parts.append(f"budget: {budget_text(conditions)} each")
     return " · ".join(parts)
 
 
 def executions_text(conditions: Conditions) -> str:
     """Says how often each trial was executed."""
     return f"{_range_text(conditions.executions, 'execution')} each"
+
+
+def budget_text(conditions: Conditions) -> str:
+    """Says how long the executions trained; they need to have completed."""
+    epochs = epochs_text(conditions.epochs) if conditions.epochs else "no epoch"
+    if conditions.examples is None:
+        return epochs
+    return f"{epochs} of {examples_text(conditions.examples)}"
+
+
+def examples_text(examples: tuple[int, int]) -> str:
+    """Says how many examples an epoch trains on."""
+    return _range_text(examples, "example")
 
 
 def epochs_text(epochs: tuple[int, int]) -> str:

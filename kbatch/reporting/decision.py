@@ -1,18 +1,18 @@
 """The decision that a study supports, in sentences, with how sure it is."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.records.study import Study
-from kbatch.records.trial import Objective, TrialRecord
-from kbatch.reporting.conditions import (
-    STATUS_WORDS,
-    Conditions,
-    conditions_of,
-    epochs_text,
-    executions_text,
-)
+from kbatch.records.trial import TrialRecord
+from kbatch.reporting.conditions import Conditions, budget_text, conditions_of, executions_text
 from kbatch.reporting.metric_names import metric_words
+from kbatch.reporting.no_decision import missing_reason, what_to_do
 from kbatch.reporting.number_text import counted, listed, percent, readable
+from kbatch.reporting.trial_names import TrialNames, trial_names
+
+_MOST_NAMED = 5
 
 
 class Decision(NamedTuple):
@@ -20,9 +20,10 @@ class Decision(NamedTuple):
 
     Attributes:
         headline: Which batch size had the best objective.
-        speed: Its throughput against the fastest, None if it was not measured.
+        speed: Its throughput against the fastest, None if it was not measured or stands in the
+            headline.
         compared: What was compared: sizes, budget, executions, device.
-        certainty: How sure the order is.
+        certainty: How sure the order is, and how ties were decided.
     """
 
     headline: str
@@ -33,44 +34,51 @@ class Decision(NamedTuple):
 
 def decision(study: Study) -> Decision:
     """Words the decision of a study with at least one trial."""
-    best = study.best_trial()
+    best, names = study.best_trial(), trial_names(study.trials)
     if best is None:
-        return _no_decision(study)
+        return Decision(
+            headline=f"No batch size can be named: {missing_reason(study)}.",
+            speed=None,
+            compared=_compared(study, names),
+            certainty=what_to_do(study),
+        )
+    tied = _tied(study, best)
     return Decision(
-        headline=_headline(study, best),
-        speed=_speed(study, best),
-        compared=_compared(study),
-        certainty=_certainty(study, best),
+        headline=_headline(best, tied, names),
+        speed=_speed(study, best, names),
+        compared=_compared(study, names),
+        certainty=" ".join(filter(None, (_tie(tied, names), _certainty(study, best, names)))),
     )
 
 
-def _no_decision(study: Study) -> Decision:
-    completed = [trial for trial in study.trials if trial.status == "completed"]
-    if completed:
-        reason = f"no completed trial has the objective {study.trials[0].objective.name}"
-    else:
-        words = [STATUS_WORDS[trial.status] for trial in study.trials]
-        kinds = listed(f"{words.count(word):,} {word}" for word in dict.fromkeys(words))
-        reason = f"none of {counted(len(words), 'trial')} completed ({kinds})"
-    return Decision(
-        headline=f"No batch size can be named: {reason}.",
-        speed=None,
-        compared=_compared(study),
-        certainty="Read the failures below, then search again; a smaller micro-batch size "
-        "needs less memory.",
-    )
+def _tied(study: Study, best: TrialRecord) -> list[TrialRecord]:
+    return [
+        trial
+        for trial in study.trials
+        if trial is not best
+        and trial.status == "completed"
+        and trial.objective_value == best.objective_value
+    ]
 
 
-def _headline(study: Study, best: TrialRecord) -> str:
-    several = len({trial.dtype_policy for trial in study.trials}) > 1
-    policy = f" under {best.dtype_policy}" if several else ""
+def _headline(best: TrialRecord, tied: list[TrialRecord], names: TrialNames) -> str:
     words, value = metric_words(best.objective.name), best.objective_value
     number = readable(value, 4) if value is not None else "n/a (not measured)"
     unit = " samples/s" if best.objective.name == "samples_per_second" else ""
-    return f"Batch size {best.batch_size:,}{policy} had the best {words}: {number}{unit}."
+    others = f", tied with {counted(len(tied), 'other trial')}" if tied else ""
+    return f"Batch size {names.name(best)} had the best {words}: {number}{unit}{others}."
 
 
-def _speed(study: Study, best: TrialRecord) -> str | None:
+def _tie(tied: list[TrialRecord], names: TrialNames) -> str:
+    if not tied:
+        return ""
+    return (
+        f"The same value was reached by batch size {_named(tied, names)}: of tied trials the "
+        "first is named, the one with the smallest batch size."
+    )
+
+
+def _speed(study: Study, best: TrialRecord, names: TrialNames) -> str | None:
     rate = best.samples_per_second
     rates = [
         (trial.samples_per_second, trial)
@@ -81,20 +89,26 @@ def _speed(study: Study, best: TrialRecord) -> str | None:
         return None
     fastest_rate, fastest = max(rates, key=lambda pair: pair[0])
     if fastest is best:
+        if best.objective.name == "samples_per_second":
+            return None
         return f"It was also the fastest, with {readable(rate)} samples/s."
+    named = ", ".join((f"batch size {fastest.batch_size:,}", *names.settings(fastest)))
     return (
         f"It trained at {readable(rate)} samples/s, {percent(rate / fastest_rate)} of the fastest "
-        f"trial (batch size {fastest.batch_size:,}, {readable(fastest_rate)} samples/s)."
+        f"trial ({named}, {readable(fastest_rate)} samples/s)."
     )
 
 
-def _compared(study: Study) -> str:
+def _compared(study: Study, names: TrialNames) -> str:
     conditions = conditions_of(study)
     sizes = sorted({trial.batch_size for trial in study.trials})
     between = f" from {sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f" of {sizes[0]:,}"
+    varied = ("dtype policy",) if names.several_policies else ()
+    differ = (*names.hyperparameters, *varied)
+    also = f" that differ in {listed(differ)} too" if differ else ""
     return (
         f"Compared: {counted(len(sizes), 'batch size')}{between} in "
-        f"{counted(conditions.trials, 'trial')}, {executions_text(conditions)}, "
+        f"{counted(conditions.trials, 'trial')}{also}, {executions_text(conditions)}, "
         f"{_budget(conditions)}, on {conditions.device or 'a device that was not recorded'}."
     )
 
@@ -102,10 +116,10 @@ def _compared(study: Study) -> str:
 def _budget(conditions: Conditions) -> str:
     if conditions.epochs is None:
         return "none of them completed"
-    return f"trained for {epochs_text(conditions.epochs)}"
+    return f"trained for {budget_text(conditions)}"
 
 
-def _certainty(study: Study, best: TrialRecord) -> str:
+def _certainty(study: Study, best: TrialRecord, names: TrialNames) -> str:
     others = [t for t in study.trials if t.status == "completed" and t is not best]
     if not others:
         return "It is the only trial that completed, so nothing was compared."
@@ -113,20 +127,38 @@ def _certainty(study: Study, best: TrialRecord) -> str:
         return (
             "It is a single execution without an interval: whether it would win again is not known."
         )
-    ties = [trial for trial in others if _overlap(best, trial, best.objective)]
-    if not ties:
+    first = _interval(best)
+    if first is None:
+        return (
+            f"It has {counted(len(best.executions), 'execution')}, too few for an interval: "
+            "whether it would win again is not known."
+        )
+    intervals = [(trial, _interval(trial)) for trial in others]
+    near = [trial for trial, second in intervals if second is None or _overlap(first, second)]
+    if not near:
         return "Its 95 % interval overlaps that of no other trial."
-    sizes = listed(dict.fromkeys(f"{trial.batch_size:,}" for trial in ties))
-    return f"It cannot be told apart from batch size {sizes}: their 95 % intervals overlap."
+    unknown = " or are not known" if any(second is None for _, second in intervals) else ""
+    return (
+        f"It cannot be told apart from batch size {_named(near, names)}: their 95 % intervals "
+        f"overlap{unknown}."
+    )
 
 
-def _overlap(best: TrialRecord, other: TrialRecord, objective: Objective) -> bool:
-    """Whether two trials may be equally good; without an interval that is not excluded."""
-    if objective.name == "samples_per_second":
-        first, second = best.samples_per_second_interval, other.samples_per_second_interval
-    else:
-        first = best.metric_interval(objective.name)
-        second = other.metric_interval(objective.name)
-    if first is None or second is None:
-        return True
+def _interval(trial: TrialRecord) -> Interval | None:
+    """Gives the interval of the objective over executions, None for too few of them."""
+    if len(trial.executions) < FEWEST_VALUES:
+        return None
+    if trial.objective.name == "samples_per_second":
+        return trial.samples_per_second_interval
+    return trial.metric_interval(trial.objective.name)
+
+
+def _overlap(first: Interval, second: Interval) -> bool:
     return first.low <= second.high and second.low <= first.high
+
+
+def _named(trials: Iterable[TrialRecord], names: TrialNames) -> str:
+    ordered = sorted(trials, key=lambda trial: (trial.batch_size, names.order(trial)))
+    found = list(dict.fromkeys(names.name(trial) for trial in ordered))
+    more = len(found) - _MOST_NAMED
+    return listed([*found[:_MOST_NAMED], f"{more:,} more"] if more > 0 else found)

@@ -18,9 +18,14 @@ def metric_words(name: str) -> str:
     return f"validation {words}" if validated else f"training {words}"
 
 
+def is_fraction(name: str) -> bool:
+    """Whether a metric lies between 0 and 1 by its meaning, as an accuracy does."""
+    return "acc" in name
+
+
 def metric_axis_label(metric: Objective) -> str:
     """Labels an axis with a metric, its range or unit, and the direction that is better."""
     words = metric_words(metric.name)
     better = "higher is better" if metric.direction == "max" else "lower is better"
-    fraction = "0 to 1, " if "acc" in metric.name else ""
+    fraction = "0 to 1, " if is_fraction(metric.name) else ""
     return f"{words[0].upper()}{words[1:]}\n({fraction}{better})"

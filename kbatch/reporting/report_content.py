@@ -6,7 +6,7 @@ from typing import NamedTuple
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.study import Study
 from kbatch.reporting.caveats import caveats
-from kbatch.reporting.conditions import caption, conditions_of
+from kbatch.reporting.conditions import caption, conditions_of, examples_text
 from kbatch.reporting.decision import Decision, decision
 from kbatch.reporting.empty_study import refuse_empty
 from kbatch.reporting.figures.trials_info import alt_text, trials_info
@@ -38,7 +38,7 @@ class ReportContent(NamedTuple):
         caveats: What limits the conclusions.
         environment: Machine and software.
         command: The command line that ran the search, None if it was not recorded.
-        settings: Arguments of the hypermodel, and the seeds of the executions.
+        settings: Arguments of the hypermodel, the number of training examples and the seeds.
     """
 
     name: str
@@ -96,9 +96,14 @@ def _environment_facts(environment: EnvironmentRecord) -> tuple[Fact, ...]:
 def _settings(study: Study) -> tuple[Fact, ...]:
     settings = study.search.settings if study.search else {}
     executions = [e for trial in study.trials for e in trial.executions]
+    examples = conditions_of(study).examples
     seeds = dict.fromkeys("none" if e.seed is None else str(e.seed) for e in executions)
     return (
         *(Fact(name, json.dumps(value, ensure_ascii=False)) for name, value in settings.items()),
+        Fact(
+            "training data",
+            f"{examples_text(examples)} an epoch" if examples else "n/a (no trial completed)",
+        ),
         Fact("optimizer", ", ".join(dict.fromkeys(e.optimizer for e in executions))),
         Fact("jit_compile", ", ".join(dict.fromkeys(str(e.jit_compile) for e in executions))),
         Fact("seeds of the executions", ", ".join(seeds)),

@@ -6,10 +6,12 @@ from typing import NamedTuple
 from kbatch.analysis.intervals import Interval
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective, TrialRecord
-from kbatch.reporting.conditions import STATUS_WORDS
 from kbatch.reporting.empty_study import refuse_empty
 from kbatch.reporting.metric_names import metric_words
 from kbatch.reporting.number_text import percent, readable, setting
+from kbatch.reporting.outcomes import outcome
+from kbatch.reporting.spreads import spreads
+from kbatch.reporting.trial_names import trial_names, value_text
 
 
 class Cell(NamedTuple):
@@ -92,7 +94,7 @@ def trial_table(study: Study) -> TrialTable:
     """
     refuse_empty(study)
     best = study.best_trial()
-    tuned = _tuned_names(study.trials)
+    tuned = trial_names(study.trials).hyperparameters
     quality = study.quality_metric
     return TrialTable(
         columns=(
@@ -116,7 +118,9 @@ def trial_table(study: Study) -> TrialTable:
     )
 
 
-def _cells(trial: TrialRecord, quality: Objective | None, tuned: list[str]) -> tuple[Cell, ...]:
+def _cells(
+    trial: TrialRecord, quality: Objective | None, tuned: tuple[str, ...]
+) -> tuple[Cell, ...]:
     return (
         Cell(f"{trial.batch_size:,}", trial.batch_size),
         Cell(f"{trial.micro_batch_size:,}", trial.micro_batch_size),
@@ -128,7 +132,7 @@ def _cells(trial: TrialRecord, quality: Objective | None, tuned: list[str]) -> t
         _cell(trial, trial.mean(lambda e: e.updates or None), lambda n: f"{n:,.0f}"),
         _cell(trial, trial.mean(lambda e: e.first_step_s)),
         _cell(trial, trial.mean(lambda e: e.data_wait_share), percent),
-        Cell(STATUS_WORDS[trial.status]),
+        Cell(outcome(trial)),
     )
 
 
@@ -139,7 +143,7 @@ def _cell(trial: TrialRecord, value: float | None, write=readable) -> Cell:
 
 
 def _reason(trial: TrialRecord) -> str:
-    return "not measured" if trial.status == "completed" else STATUS_WORDS[trial.status]
+    return "not measured" if trial.status == "completed" else outcome(trial)
 
 
 def _throughput(trial: TrialRecord) -> Cell:
@@ -168,21 +172,7 @@ def _hyperparameter(value: bool | int | float | str | None) -> Cell:
         return Cell("n/a (not set)")
     if isinstance(value, (bool, str)):
         return Cell(str(value))
-    return Cell(setting(value) if isinstance(value, float) else f"{value:,}", value)
-
-
-def _tuned_names(trials: Iterable[TrialRecord]) -> list[str]:
-    """Names the user's hyperparameters that differ between trials."""
-    values: dict[str, set[object]] = {}
-    for trial in trials:
-        for name, value in trial.hyperparameters.items():
-            values.setdefault(name, set()).add(value)
-    own = ("batch_size", "dtype_policy")
-    return [
-        name
-        for name, seen in values.items()
-        if len(seen) > 1 and name not in own and not name.startswith("tuner/")
-    ]
+    return Cell(value_text(value) if isinstance(value, float) else f"{value:,}", value)
 
 
 def _quality_title(quality: Objective | None) -> str:
@@ -193,14 +183,18 @@ def _quality_title(quality: Objective | None) -> str:
 
 
 def _footnote(trials: Iterable[TrialRecord]) -> str:
-    repeated = {len(trial.executions) > 1 for trial in trials}
+    found = spreads(trials)
     sentences = []
-    if True in repeated:
+    if found.intervals:
         sentences.append("± is half the 95 % interval of the mean over executions.")
-    if False in repeated:
+    if found.pairs:
+        sentences.append("Two executions have a mean and no interval.")
+    if found.quartiles:
         sentences.append(
             "Samples/s of a single execution: the median over timing windows (first to third "
             "quartile); its quality has no interval."
         )
+    elif found.single:
+        sentences.append("A single execution has no interval.")
     sentences.append("Quality is that of each execution's best epoch.")
     return " ".join(sentences)

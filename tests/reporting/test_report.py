@@ -119,7 +119,7 @@ def test_markdown_has_its_figure_beside_it(tmp_path):
 def test_markdown_tables_have_a_cell_a_column():
     text = render_markdown(make_study(), picture_name="x.png")
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
-    assert [len(block.splitlines()) for block in blocks] == [2 + 7, 2 + 9, 2 + 9]
+    assert [len(block.splitlines()) for block in blocks] == [2 + 7, 2 + 10, 2 + 9]
     for block in blocks:
         counts = {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}
         assert len(counts) == 1

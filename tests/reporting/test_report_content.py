@@ -10,6 +10,7 @@ from records_factory import (
     make_trial,
 )
 
+from kbatch.records.execution import EpochRecord
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective
 from kbatch.reporting.caveats import caveats, one_line
@@ -37,7 +38,7 @@ def test_the_decision_names_size_value_speed_and_what_was_compared():
     )
     assert found.compared == (
         "Compared: 7 batch sizes from 16 to 4,096 in 7 trials, 1 execution each, trained for "
-        "2 epochs, on CPU, 16 cores."
+        "2 epochs of 1,437 examples, on CPU, 16 cores."
     )
     assert "single execution without an interval" in found.certainty
 
@@ -57,7 +58,7 @@ def test_the_policy_is_named_where_there_are_several():
     study = make_study(
         make_trial(16, dtype_policy="float32"), make_trial(32, accuracies=(0.99,), rate=9000)
     )
-    assert decision(study).headline.startswith("Batch size 32 under mixed_float16 had the best")
+    assert decision(study).headline.startswith("Batch size 32 (mixed_float16) had the best")
     assert decision(study).speed == "It was also the fastest, with 9,000 samples/s."
 
 
@@ -65,6 +66,106 @@ def test_throughput_as_the_objective_has_its_unit():
     fastest = Objective("samples_per_second", "max")
     study = make_study(*(make_trial(s, objective=fastest, rate=100 * s) for s in (16, 32)))
     assert decision(study).headline == "Batch size 32 had the best throughput: 3,200 samples/s."
+    assert decision(study).speed is None
+
+
+def test_the_hyperparameters_that_differ_are_named():
+    study = make_study(
+        make_trial(16, hyperparameters={"units": 1600, "drop": 0.5}, accuracies=(0.99,)),
+        make_trial(32, hyperparameters={"units": 8, "drop": 0.5}, rate=2000),
+        make_trial(64, hyperparameters={"units": 8, "drop": 0.5}, status="failed"),
+    )
+    found = decision(study)
+    assert found.headline == "Batch size 16 (units=1600) had the best validation accuracy: 0.9900."
+    assert "the fastest trial (batch size 32, units=8, 2,000 samples/s)" in found.speed
+    assert "in 3 trials that differ in units too" in found.compared
+    assert caveat(study, "Batch size 64 (units=8, mixed_float16) has no result") != []
+
+
+def test_a_tie_is_told_with_how_it_was_decided():
+    study = make_study(
+        *(
+            make_trial(size, accuracies=(1.0,), hyperparameters={"units": u}, trial_id=f"{u}")
+            for size, u in ((64, 8), (16, 9), (32, 10))
+        ),
+        make_trial(8, accuracies=(0.9,), hyperparameters={"units": 8}),
+    )
+    found = decision(study)
+    assert found.headline == (
+        "Batch size 16 (units=9) had the best validation accuracy: 1.000, tied with 2 other trials."
+    )
+    assert found.certainty.startswith(
+        "The same value was reached by batch size 32 (units=10) and 64 (units=8): of tied trials "
+        "the first is named, the one with the smallest batch size."
+    )
+    assert "tied" not in decision(make_study()).headline
+
+
+def test_many_tied_trials_are_counted():
+    study = make_study(*(make_trial(size) for size in range(16, 24)))
+    assert "batch size 17, 18, 19, 20, 21 and 2 more:" in decision(study).certainty
+
+
+def test_two_executions_are_too_few_to_tell_trials_apart():
+    study = make_study(repeated(16, 0.9, 0.91), repeated(32, 0.5, 0.51))
+    assert "It has 2 executions, too few for an interval" in decision(study).certainty
+    assert caveat(study, "2 executions of a trial are too few for an interval") != []
+    assert caveat(make_study(repeated(16, 0.9, 0.9, 0.9)), "too few for an interval") == []
+
+
+def test_a_trial_without_an_interval_is_not_said_to_overlap():
+    study = make_study(repeated(16, 0.90, 0.91, 0.90), repeated(32, 0.5))
+    assert "95 % intervals overlap or are not known" in decision(study).certainty
+
+
+def test_a_single_timing_window_is_told():
+    short = make_trial(16, window_examples=(100,), window_durations_s=(0.1,))
+    (text,) = caveat(make_study(short, make_trial(32)), "one window only")
+    assert "at batch size 16:" in text
+    assert "Train longer for a spread" in text
+    assert caveat(make_study(), "one window only") == []
+
+
+def test_a_diverged_trial_is_told_once():
+    study = make_study(
+        make_trial(16), make_trial(32, status="failed", failure="diverged: loss nan")
+    )
+    assert caveat(study, "Batch size 32") == [
+        "Batch size 32 (mixed_float16) has no result, its training diverged: loss nan"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trials", "advice"),
+    [
+        ((make_trial(16, status="out_of_memory"),), "smaller `micro_batch_size`, which needs"),
+        ((make_trial(16, status="failed"),), "Read the failures below"),
+        ((make_trial(16, status="failed", failure="diverged: nan"),), "smaller learning rate"),
+        ((make_trial(16, status="interrupted"),), "run it again"),
+    ],
+)
+def test_without_a_completed_trial_the_advice_follows_the_cause(trials, advice):
+    found = decision(make_study(*trials)).certainty
+    assert advice in found
+    assert ("micro_batch_size" in found) is (trials[0].status == "out_of_memory")
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics", "advice"),
+    [
+        ("val_auc", {"loss": 1.0}, "not among the metrics: loss. Give `validation_data`"),
+        ("val_auc", {"val_loss": 1.0}, "not among the metrics: val_loss. Compile the model"),
+        ("val_auc", {"val_auc": None}, "val_auc was not finite in any epoch"),
+        ("auc", {}, "not among the metrics: none. Compile the model"),
+        ("samples_per_second", {"loss": 1.0}, "train longer"),
+    ],
+)
+def test_without_the_objective_the_advice_names_the_metrics(name, metrics, advice):
+    epoch = EpochRecord(0, metrics, 64, 1, 0.1, None)
+    untimed = {"window_examples": (), "window_durations_s": ()}
+    trial = make_trial(64, objective=Objective(name, "max"), epochs=(epoch,), **untimed)
+    assert advice in decision(make_study(trial)).certainty
+    assert "memory" not in decision(make_study(trial)).certainty
 
 
 def test_without_a_completed_trial_no_size_is_named():
@@ -147,6 +248,7 @@ def test_the_content_says_how_to_reproduce_and_where_it_was_measured():
     assert ("seed", "0") in content.settings
     assert ("batch_sizes", "[16, 32, 64, 128]") in content.settings
     assert ("seeds of the executions", "0") in content.settings
+    assert ("training data", "1,437 examples an epoch") in content.settings
     assert ("Host memory", "64.0 GiB") in content.environment
     assert ("tensorflow", "2.21.0") in content.environment
 
@@ -155,6 +257,18 @@ def test_without_the_search_file_there_is_still_a_report():
     content = report_content(Study("digits", make_study().trials))
     assert (content.command, content.environment) == (None, ())
     assert "a device that was not recorded" in content.decision.compared
+
+
+def test_the_number_of_training_examples_is_that_of_the_first_epoch():
+    study = make_study(
+        make_trial(16, epochs=make_epochs((0.9, 0.9), examples=100)),
+        make_trial(32, epochs=make_epochs((0.9, 0.9), examples=96)),
+    )
+    content = report_content(study)
+    assert ("training data", "96 to 100 examples an epoch") in content.settings
+    assert "2 epochs of 96 to 100 examples" in content.conditions
+    failed = report_content(make_study(make_trial(16, status="failed")))
+    assert ("training data", "n/a (no trial completed)") in failed.settings
 
 
 def test_what_the_system_does_not_tell_is_not_available():

@@ -10,6 +10,24 @@ def column(study, title):
     return [row.texts[table.headers.index(title)] for row in table.rows]
 
 
+def test_without_a_spread_a_number_stands_alone():
+    short = make_trial(16, window_examples=(100,), window_durations_s=(0.1,))
+    pair = make_trial(32, *(make_execution(32, accuracies=(a,)) for a in (0.5, 0.7)))
+    study = make_study(short, pair)
+    assert column(study, "Samples/s") == ["1,000", "1,000"]
+    assert column(study, "Validation accuracy") == ["0.9700", "0.6000"]
+    footnote = trial_table(study).footnote
+    assert "Two executions have a mean and no interval." in footnote
+    assert "±" not in footnote
+    assert "quartile" not in footnote
+
+
+def test_a_diverged_trial_says_so():
+    study = make_study(make_trial(16, status="failed", failure="diverged: the loss was nan"))
+    assert column(study, "Status") == ["diverged"]
+    assert column(study, "Samples/s") == ["n/a (diverged)"]
+
+
 def test_every_row_has_a_cell_a_column():
     table = trial_table(make_study())
     assert len(table.rows) == 7
@@ -23,11 +41,14 @@ def test_numbers_are_short_and_show_their_spread():
     ]
     repeated = make_trial(
         64,
-        *(make_execution(rate=r, accuracies=(a,)) for r, a in ((1000, 0.9), (1010, 0.91))),
+        *(
+            make_execution(rate=r, accuracies=(a,))
+            for r, a in ((1000, 0.9), (1010, 0.91), (1010, 0.91))
+        ),
     )
-    # Half of the interval of two values d apart: 12.706 d / 2.
-    assert column(make_study(repeated), "Samples/s") == ["1,000 ± 64"]
-    assert column(make_study(repeated), "Validation accuracy") == ["0.9050 ± 0.064"]
+    # Half of the interval of three values 0, d and d: 4.303 d / 3.
+    assert column(make_study(repeated), "Samples/s") == ["1,010 ± 14"]
+    assert column(make_study(repeated), "Validation accuracy") == ["0.9067 ± 0.014"]
     assert column(make_study(), "Batch size")[-1] == "4,096"
     assert column(make_study(), "Learning rate")[0] == "0.001"
 
@@ -63,7 +84,7 @@ def test_hyperparameters_stand_in_the_table_where_they_differ():
 
 def test_the_footnote_explains_the_spreads_that_are_there():
     single = make_study(make_trial(64))
-    repeated = make_study(make_trial(64, make_execution(), make_execution()))
+    repeated = make_study(make_trial(64, *[make_execution()] * 3))
     assert "quartile" in trial_table(single).footnote
     assert "±" not in trial_table(single).footnote
     assert "95 %" in trial_table(repeated).footnote

@@ -1,3 +1,4 @@
+import math
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from records_factory import make_execution, make_study, make_trial
+from records_factory import make_epochs, make_execution, make_study, make_trial
 
 import kbatch
 from kbatch.analysis import mean_interval
@@ -16,6 +17,7 @@ from kbatch.records.trial import Objective
 from kbatch.reporting.figures.palette import ALARM, series_style
 from kbatch.reporting.figures.saving import save_figure
 from kbatch.reporting.figures.trials import alt_text, plot_trials, trials_info
+from kbatch.reporting.figures.trials_info import best_label
 
 
 def panels(study, ax=None):
@@ -56,13 +58,16 @@ def test_the_info_holds_every_trial_with_its_numbers():
 def test_several_executions_have_an_interval_for_both():
     trial = make_trial(
         64,
-        *(make_execution(rate=r, accuracies=(a,)) for r, a in ((1000, 0.9), (1100, 0.92))),
+        *(
+            make_execution(rate=r, accuracies=(a,))
+            for r, a in ((1000, 0.9), (1100, 0.92), (1200, 0.94))
+        ),
     )
     point = trials_info(make_study(trial)).points[0]
     assert tuple(point.quality[1:]) == pytest.approx(
-        [mean_interval([0.9, 0.92]).low, mean_interval([0.9, 0.92]).high]
+        [mean_interval([0.9, 0.92, 0.94]).low, mean_interval([0.9, 0.92, 0.94]).high]
     )
-    assert point.samples_per_second.low == pytest.approx(mean_interval([1000, 1100]).low)
+    assert point.samples_per_second.low == pytest.approx(mean_interval([1000, 1100, 1200]).low)
 
 
 def test_every_completed_trial_is_drawn_in_both_panels():
@@ -90,7 +95,7 @@ def test_labels_units_and_conditions_are_in_the_figure():
     for condition in ("CPU, 16 cores", "TensorFlow 2.21.0", "Keras 3.15.1", "mixed_float16"):
         assert condition in texts(lower)
     assert "7 trials, 1 execution each" in texts(lower)
-    assert "budget: 2 epochs each" in texts(lower)
+    assert "budget: 2 epochs of 1,437 examples each" in texts(lower)
     assert "One execution a trial" in texts(lower)
     assert upper.get_shared_x_axes().joined(upper, lower)
 
@@ -103,7 +108,7 @@ def test_the_best_trial_is_labelled_in_the_panel_of_the_objective():
     upper, lower = panels(
         make_study(*(make_trial(size, objective=fastest, rate=size) for size in (16, 32)))
     )
-    assert "best, batch size 32: 32.00" in texts(upper)
+    assert "best, batch size 32: 32.00 samples/s" in texts(upper)
     assert "best" not in texts(lower)
 
 
@@ -149,9 +154,124 @@ def test_several_trials_of_a_size_are_not_joined_by_a_line():
 
 
 def test_bars_stand_where_there_are_intervals():
-    single, repeated = make_study(), make_study(make_trial(64, make_execution(), make_execution()))
+    single, repeated = make_study(), make_study(make_trial(64, *[make_execution()] * 3))
     assert [len(panel.collections) for panel in panels(single)] == [1, 0]
     assert [len(panel.collections) for panel in panels(repeated)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "low", "high"), [((0.5, 0.99, 0.8), None, 1), ((0.01, 0.4, 0.2), 0, None)]
+)
+def test_an_accuracy_bar_ends_where_accuracy_ends(accuracies, low, high):
+    executions = [make_execution(accuracies=(a,)) for a in accuracies]
+    study = make_study(make_trial(64, *executions))
+    raw, shown = study.trials[0].metric_interval("val_accuracy"), trials_info(study).best.quality
+    assert (shown.low, shown.high) == (
+        raw.low if low is None else low,
+        raw.high if high is None else high,
+    )
+    _, lower = panels(study)
+    assert all(-1e-6 <= tick <= 1 + 1e-6 for tick in lower.get_yticks())
+    (bars,) = lower.collections
+    assert bars.get_segments()[0][:, 1] == pytest.approx([shown.low, shown.high])
+
+
+def test_two_executions_have_no_bars_and_one_window_has_none():
+    pair = make_study(make_trial(64, *(make_execution(accuracies=(a,)) for a in (0.5, 0.7))))
+    upper, lower = panels(pair)
+    assert [len(panel.collections) for panel in (upper, lower)] == [0, 0]
+    assert "too few for an interval" in texts(lower)
+    short = make_study(make_trial(64, window_examples=(100,), window_durations_s=(0.1,)))
+    upper, lower = panels(short)
+    assert len(upper.collections) == 0
+    assert "no bars, because training was too short" in texts(lower)
+
+
+def with_units(*units, sizes=(16, 32), **changed):
+    return make_study(
+        *(
+            make_trial(s, trial_id=f"{s} {u}", hyperparameters={"units": u, "drop": 0.5}, **changed)
+            for s in sizes
+            for u in units
+        )
+    )
+
+
+def test_hyperparameters_that_differ_make_series_of_their_own():
+    upper, lower = panels(with_units(16, 8, 128))
+    labels = ["units=8", "units=16", "units=128"]
+    assert [t.get_text() for t in upper.get_legend().get_texts()] == labels
+    for panel in (upper, lower):
+        lines = {line.get_label(): line for line in panel.lines if line.get_label()[0] != "_"}
+        assert list(lines) == labels
+        assert {len(line.get_xdata()) for line in lines.values()} == {2}
+        assert {line.get_linestyle() for line in lines.values()} == {"-"}
+        styles = {(to_hex(line.get_color()), line.get_marker()) for line in lines.values()}
+        assert styles == {series_style(index) for index in range(3)}
+    assert "not joined" not in texts(lower)
+    assert "series each for units=8, units=16 and units=128" in alt_text(
+        trials_info(with_units(16, 8, 128))
+    )
+
+
+@pytest.mark.parametrize(("count", "drawn"), [(6, 6), (7, 1)])
+def test_more_than_six_combinations_are_points_and_the_caption_says_so(count, drawn):
+    study = with_units(*range(1, 1 + count))
+    upper, lower = panels(study)
+    lines = [line for line in upper.lines if line.get_label()[0] != "_"]
+    assert len(lines) == drawn
+    assert {(to_hex(s.get_color()), s.get_marker()) for s in lines} == {
+        series_style(index) for index in range(drawn)
+    }
+    few = drawn == count
+    assert {line.get_linestyle() for line in lines} == {"-" if few else "None"}
+    assert ("the trials also differ in units (7 combinations)" in texts(lower)) is not few
+
+
+def test_trials_of_many_combinations_are_not_joined_even_one_a_batch_size():
+    study = make_study(*(make_trial(16 + u, hyperparameters={"units": u}) for u in range(7)))
+    assert [one.joined for one in trials_info(study).series] == [False]
+
+
+def test_an_accuracy_axis_has_no_tick_outside_0_to_1():
+    accuracies = {16: 0.0, 32: 0.5, 64: 1.0}
+    learned = (make_trial(s, accuracies=(a,)) for s, a in accuracies.items())
+    _, lower = panels(make_study(*learned, make_trial(128, status="failed")))
+    assert lower.get_ylim()[0] < -0.2
+    assert 0 <= min(lower.get_yticks()) < max(lower.get_yticks()) <= 1 + 1e-9
+
+
+def test_the_best_label_names_the_hyperparameters_that_differ():
+    info = trials_info(
+        make_study(
+            make_trial(16, hyperparameters={"units": 8, "drop": 0.5}, accuracies=(0.99,)),
+            make_trial(32, hyperparameters={"units": 9, "drop": 0.5}, dtype_policy="float32"),
+        )
+    )
+    assert best_label(info) == "best, batch size 16, units=8, mixed_float16: 0.9900"
+
+
+def test_series_stand_beside_each_other_and_apart_from_other_batch_sizes():
+    info = trials_info(with_units(*range(6), sizes=(30, 31, 32)))
+    by_size = {size: [p.place for p in info.points if p.batch_size == size] for size in (30, 31)}
+    assert len(set(by_size[30])) == 6
+    assert max(by_size[30]) < min(by_size[31])
+
+
+def test_a_diverged_trial_is_marked_as_such():
+    study = make_study(make_trial(16), make_trial(32, status="failed", failure="diverged: nan"))
+    _, lower = panels(study)
+    assert "diverged" in texts(lower)
+    assert "failed" not in texts(lower)
+    assert "batch size 32 (diverged)" in alt_text(trials_info(study))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_metric_that_is_nan_in_every_trial_is_said_without_a_warning():
+    nan = make_execution(epochs=make_epochs((math.nan,)))
+    upper, lower = panels(make_study(make_trial(64, nan, nan, nan)))
+    assert "n/a (not measured in any trial)" in texts(lower)
+    upper.figure.canvas.draw()
 
 
 def test_a_study_in_which_all_failed_says_so():
@@ -163,7 +283,7 @@ def test_a_study_in_which_all_failed_says_so():
 
 def test_a_metric_that_nobody_measured_is_not_available():
     _, lower = panels(make_study(make_trial(64, epochs=())))
-    assert "n/a (not measured)" in texts(lower)
+    assert "n/a (not measured in any trial)" in texts(lower)
 
 
 def test_a_study_without_its_search_file_can_be_plotted():

@@ -1,7 +1,8 @@
 """Colours and markers that stay apart for every kind of colour vision.
 
-The colours of series are those of Okabe and Ito (2008), "Color universal design"; every
-series has a marker of its own as well, so that a figure also works in black and white.
+The colours of series are those of Okabe and Ito (2008), "Color universal design", with
+grey for black; every series has a marker of its own as well, so that a figure also works in
+black and white.
 """
 
 from typing import NamedTuple
@@ -33,9 +34,11 @@ _SERIES = (
     SeriesStyle("#009e73", "^"),
     SeriesStyle("#cc79a7", "D"),
     SeriesStyle("#56b4e9", "v"),
+    # Black would be lost on a dark page.
+    SeriesStyle("#767676", "P"),
 )
 
 
 def series_style(index: int) -> SeriesStyle:
-    """Gives the style of the n-th series; past the fifth they repeat."""
+    """Gives the style of the n-th series; past the sixth they repeat."""
     return _SERIES[index % len(_SERIES)]

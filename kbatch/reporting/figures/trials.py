@@ -1,9 +1,10 @@
 """The figure of the trials: throughput and model quality by batch size."""
 
 import math
+import textwrap
 from typing import TYPE_CHECKING
 
-from kbatch.reporting.conditions import STATUS_WORDS, caption
+from kbatch.reporting.conditions import caption
 from kbatch.reporting.figures.batch_axis import batch_axis
 from kbatch.reporting.figures.canvas import (
     SMALL_PT,
@@ -15,17 +16,18 @@ from kbatch.reporting.figures.canvas import (
     write_caption,
 )
 from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series_style
+from kbatch.reporting.figures.series import Series
 from kbatch.reporting.figures.trials_info import (
     Estimate,
-    TrialPoint,
     TrialsInfo,
     alt_text,
     best_label,
     failure_summary,
+    series_notes,
     spread_notes,
     trials_info,
 )
-from kbatch.reporting.metric_names import metric_axis_label
+from kbatch.reporting.metric_names import is_fraction, metric_axis_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["HEIGHT_IN", "TrialsInfo", "alt_text", "plot_trials", "trials_info"]
 
 HEIGHT_IN = 5.4
-# Several policies at one batch size stand side by side, this far apart in powers of two.
-_DODGE = 0.12
+_LEGEND_CHARACTERS = 78
+_LABEL_CHARACTERS = 44
 
 
 def plot_trials(study: "Study", ax: "Axes | None" = None) -> "Axes":
@@ -72,36 +74,34 @@ def plot_trials(study: "Study", ax: "Axes | None" = None) -> "Axes":
     _mark_incomplete(lower, info, labelled=True)
     _label_panels(upper, lower, info)
     _label_best(upper, lower, info)
-    write_caption(lower, caption(info.conditions), *spread_notes(info))
+    write_caption(lower, caption(info.conditions), *spread_notes(info), *series_notes(info))
     return upper
 
 
 def _draw_panel(panel: "Axes", info: TrialsInfo, estimates: list[Estimate | None]) -> None:
-    for index, policy in enumerate(info.policies):
+    for index, series in enumerate(info.series):
         pairs = [
-            (_place(info, point), estimate)
+            (point.place, estimate)
             for point, estimate in zip(info.points, estimates, strict=True)
-            if point.policy == policy and point.completed and estimate
+            if point.trial_id in series.trial_ids and point.completed and estimate
         ]
-        _draw_series(panel, index, policy, pairs)
+        _draw_series(panel, index, series, pairs)
     if not info.completed:
         panel.set_yticks([])
         _say(panel, f"No trial completed: {failure_summary(info)}")
     elif not any(e for p, e in zip(info.points, estimates, strict=True) if p.completed):
         panel.set_yticks([])
-        _say(panel, "n/a (not measured)")
+        _say(panel, "n/a (not measured in any trial)")
 
 
 def _draw_series(
-    panel: "Axes", index: int, policy: str, pairs: list[tuple[float, Estimate]]
+    panel: "Axes", index: int, series: Series, pairs: list[tuple[float, Estimate]]
 ) -> None:
     if not pairs:
         return
     style = series_style(index)
     places = [place for place, _ in pairs]
     values = [estimate.value for _, estimate in pairs]
-    # A line through several trials of one batch size would tell a story that is not there.
-    joined = len(set(places)) == len(places)
     spans = [(place, e.low, e.high) for place, e in pairs if e.low is not None]
     if spans:
         panel.vlines(*zip(*spans, strict=True), color=style.color, linewidth=1.6, alpha=0.55)
@@ -109,26 +109,25 @@ def _draw_series(
         places,
         values,
         color=style.color,
-        linestyle="-" if joined else "none",
+        linestyle="-" if series.joined else "none",
         linewidth=1.4,
         marker=style.marker,
         markersize=6,
         markeredgecolor=PAPER,
         markeredgewidth=0.8,
-        label=policy,
+        label=series.label,
     )
 
 
 def _mark_incomplete(panel: "Axes", info: TrialsInfo, *, labelled: bool) -> None:
-    """Marks trials without a result at the bottom edge, one label a place."""
-    marked: dict[float, list[str]] = {}
+    """Marks trials without a result at the bottom edge, one label a batch size."""
+    marked: dict[int, list[str]] = {}
     for point in info.incomplete:
-        words = marked.setdefault(_place(info, point), [])
-        if STATUS_WORDS[point.status] not in words:
-            words.append(STATUS_WORDS[point.status])
-    for place, words in marked.items():
+        words = marked.setdefault(point.batch_size, [])
+        if point.outcome not in words:
+            words.append(point.outcome)
         panel.plot(
-            [place],
+            [point.place],
             [0],
             transform=panel.get_xaxis_transform(),
             color=ALARM,
@@ -139,8 +138,8 @@ def _mark_incomplete(panel: "Axes", info: TrialsInfo, *, labelled: bool) -> None
             clip_on=False,
             zorder=4,
         )
-        if labelled:
-            _label_incomplete(panel, place, words)
+    for batch_size, words in marked.items() if labelled else ():
+        _label_incomplete(panel, batch_size, words)
 
 
 def _label_incomplete(panel: "Axes", place: float, words: list[str]) -> None:
@@ -159,25 +158,38 @@ def _label_incomplete(panel: "Axes", place: float, words: list[str]) -> None:
 
 
 def _label_panels(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
-    upper.set_title(info.name, loc="left", fontsize=TEXT_PT + 1.5, color=INK, fontweight="bold")
+    legend_rows = _name_series(upper, info) if len(info.series) > 1 and info.completed else 0
+    upper.set_title(
+        info.name,
+        loc="left",
+        pad=6 + 1.6 * TEXT_PT * legend_rows,
+        fontsize=TEXT_PT + 1.5,
+        color=INK,
+        fontweight="bold",
+    )
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel(metric_axis_label(info.quality) if info.quality else "Quality metric")
     if info.completed:
         # Throughput is a ratio scale: from zero, twice as high is twice as fast.
-        upper.set_ylim(bottom=0, top=upper.get_ylim()[1] * 1.08)
+        by_throughput = info.objective.name == "samples_per_second"
+        upper.set_ylim(bottom=0, top=upper.get_ylim()[1] * (1.25 if by_throughput else 1.08))
         upper.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         _make_room(lower, info)
-    if len(info.policies) > 1 and info.completed:
-        legend = upper.legend(
-            title="dtype policy",
-            title_fontsize=SMALL_PT,
-            alignment="left",
-            loc="upper left",
-            frameon=False,
-            fontsize=TEXT_PT,
-            labelcolor=INK,
-        )
-        legend.get_title().set_color(INK)
+
+
+def _name_series(upper: "Axes", info: TrialsInfo) -> int:
+    """Names the series above the panel, where they cover no point, in so many rows."""
+    columns = max(1, min(3, _LEGEND_CHARACTERS // max(len(s.label) + 6 for s in info.series)))
+    legend = upper.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=columns,
+        borderaxespad=0,
+        frameon=False,
+        fontsize=TEXT_PT,
+        labelcolor=INK,
+    )
+    return -(-len(legend.get_texts()) // columns)
 
 
 def _make_room(lower: "Axes", info: TrialsInfo) -> None:
@@ -186,15 +198,15 @@ def _make_room(lower: "Axes", info: TrialsInfo) -> None:
     span = top - bottom
     lower.set_ylim(bottom - (0.25 if info.incomplete else 0.12) * span, top + 0.14 * span)
     values = [point.quality.value for point in info.completed if point.quality]
-    if info.quality and "acc" in info.quality.name and values and max(values) <= 1:
-        bottom = lower.get_ylim()[0]
+    if info.quality and is_fraction(info.quality.name) and values and max(values) <= 1:
+        bottom = max(lower.get_ylim()[0], -1e-9)
         lower.set_yticks([tick for tick in lower.get_yticks() if bottom <= tick < 1 + 1e-9])
 
 
 def _label_best(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
     if info.best is None:
         return
-    place = _place(info, info.best)
+    place = info.best.place
     for panel, estimate in ((upper, info.best.samples_per_second), (lower, info.best.quality)):
         panel.axvline(place, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
         if estimate:
@@ -223,7 +235,7 @@ def _label_point(panel: "Axes", text: str, place: float, value: float, *, above:
     share = math.log(place / x_low) / math.log(x_high / x_low)
     side = "left" if share < 0.25 else "right" if share > 0.75 else "center"
     panel.annotate(
-        text,
+        _label_lines(text),
         (place, value),
         xytext=({"left": -6, "right": 6, "center": 0}[side], 11 if above else -11),
         textcoords="offset points",
@@ -236,9 +248,12 @@ def _label_point(panel: "Axes", text: str, place: float, value: float, *, above:
     )
 
 
-def _place(info: TrialsInfo, point: TrialPoint) -> float:
-    offset = info.policies.index(point.policy) - (len(info.policies) - 1) / 2
-    return point.batch_size * 2 ** (_DODGE * offset)
+def _label_lines(text: str) -> str:
+    """Breaks a long label before its number."""
+    if len(text) <= _LABEL_CHARACTERS:
+        return text
+    words, _, number = text.rpartition(": ")
+    return "\n".join((*textwrap.wrap(f"{words}:", _LABEL_CHARACTERS), number))
 
 
 def _say(panel: "Axes", text: str) -> None:

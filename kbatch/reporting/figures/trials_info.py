@@ -6,10 +6,14 @@ from typing import NamedTuple
 from kbatch.analysis.intervals import Interval
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective, TrialRecord
-from kbatch.reporting.conditions import STATUS_WORDS, Conditions, conditions_of
+from kbatch.reporting.conditions import Conditions, conditions_of
 from kbatch.reporting.empty_study import refuse_empty
-from kbatch.reporting.metric_names import metric_words
+from kbatch.reporting.figures.series import MOST_SERIES, Series, places, trial_series
+from kbatch.reporting.metric_names import is_fraction, metric_words
 from kbatch.reporting.number_text import counted, listed, readable
+from kbatch.reporting.outcomes import outcome
+from kbatch.reporting.spreads import Spreads, spreads
+from kbatch.reporting.trial_names import TrialNames, trial_names
 
 
 class Estimate(NamedTuple):
@@ -17,8 +21,8 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: The value.
-        low: Lower end of its interval, None if it has none.
-        high: Upper end of its interval, None if it has none.
+        low: Lower end of its interval, None if it has none; not below 0 for an accuracy.
+        high: Upper end of its interval, None if it has none; not above 1 for an accuracy.
     """
 
     value: float
@@ -32,16 +36,20 @@ class TrialPoint(NamedTuple):
     Attributes:
         trial_id: keras-tuner's identifier.
         batch_size: Examples of one optimizer update.
-        policy: The dtype policy that was active.
+        place: Where it is drawn on the batch axis, beside trials of other series.
+        settings: What it has beside the batch size where trials differ, such as `"units=8"`.
         status: Status of the trial.
+        outcome: How it ended, in words.
         samples_per_second: Throughput in examples per second, None if it was not measured.
         quality: The quality metric, None if it was not measured.
     """
 
     trial_id: str
     batch_size: int
-    policy: str
+    place: float
+    settings: tuple[str, ...]
     status: str
+    outcome: str
     samples_per_second: Estimate | None
     quality: Estimate | None
 
@@ -57,28 +65,29 @@ class TrialsInfo(NamedTuple):
     Attributes:
         name: Name of the study.
         points: The trials by batch size.
+        series: Trials that are drawn alike, each with a colour and a marker.
+        differ: What the trials differ in beside the batch size and the policy.
         quality: The metric of the lower panel, None if no trial has one.
         best: The completed trial with the best objective, None if none completed.
         objective: What the search optimised.
         conditions: Device, versions and budget.
+        spreads: Which spreads the numbers have.
     """
 
     name: str
     points: tuple[TrialPoint, ...]
+    series: tuple[Series, ...]
+    differ: tuple[str, ...]
     quality: Objective | None
     best: TrialPoint | None
     objective: Objective
     conditions: Conditions
+    spreads: Spreads
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Every batch size once, ascending, failed ones included."""
         return tuple(sorted({point.batch_size for point in self.points}))
-
-    @property
-    def policies(self) -> tuple[str, ...]:
-        """The dtype policies, each a series of its own."""
-        return self.conditions.policies
 
     @property
     def completed(self) -> tuple[TrialPoint, ...]:
@@ -105,28 +114,47 @@ def trials_info(study: Study) -> TrialsInfo:
     """
     refuse_empty(study)
     quality, objective = study.quality_metric, study.trials[0].objective
-    points = {trial.trial_id: _point(trial, quality) for trial in study.trials}
+    names = trial_names(study.trials)
+    series = trial_series(study.trials, names)
+    placed = places(study.trials, series)
+    points = {
+        trial.trial_id: _point(trial, quality, names, placed[trial.trial_id])
+        for trial in study.trials
+    }
     best = study.best_trial()
     return TrialsInfo(
         name=study.name,
         points=tuple(points.values()),
+        series=series,
+        differ=names.hyperparameters,
         quality=quality,
         best=points[best.trial_id] if best else None,
         objective=objective,
         conditions=conditions_of(study),
+        spreads=spreads(study.trials),
     )
 
 
-def _point(trial: TrialRecord, quality: Objective | None) -> TrialPoint:
+def _point(
+    trial: TrialRecord, quality: Objective | None, names: TrialNames, place: float
+) -> TrialPoint:
     return TrialPoint(
         trial_id=trial.trial_id,
         batch_size=trial.batch_size,
-        policy=trial.dtype_policy,
+        place=place,
+        settings=names.settings(trial),
         status=trial.status,
+        outcome=outcome(trial),
         samples_per_second=_estimate(trial.samples_per_second, trial.samples_per_second_interval),
-        quality=quality
-        and _estimate(trial.metrics.get(quality.name), trial.metric_interval(quality.name)),
+        quality=quality and _quality(trial, quality.name),
     )
+
+
+def _quality(trial: TrialRecord, name: str) -> Estimate | None:
+    value, interval = trial.metrics.get(name), trial.metric_interval(name)
+    if value is not None and interval is not None and is_fraction(name) and 0 <= value <= 1:
+        interval = Interval(max(0.0, interval.low), min(1.0, interval.high))
+    return _estimate(value, interval)
 
 
 def _estimate(value: float | None, interval: Interval | None) -> Estimate | None:
@@ -142,30 +170,48 @@ def best_label(info: TrialsInfo) -> str:
         return ""
     throughput = info.objective.name == "samples_per_second"
     estimate = point.samples_per_second if throughput else point.quality
-    number = f": {readable(estimate.value, 4)}" if estimate else ""
-    return f"best, batch size {point.batch_size}{number}"
+    unit = " samples/s" if throughput else ""
+    number = f": {readable(estimate.value, 4)}{unit}" if estimate else ""
+    return f"{', '.join(('best', f'batch size {point.batch_size:,}', *point.settings))}{number}"
 
 
 def spread_notes(info: TrialsInfo) -> tuple[str, ...]:
     """Says what the bars are, and where there are none."""
-    low, high = info.conditions.executions
-    if not info.completed:
-        return ()
-    if high == 1:
-        return (
-            "Bars above: quartiles of the timing windows. One execution a trial: no bars below.",
+    found = info.spreads
+    mixed = found.intervals or found.pairs
+    notes = []
+    if found.intervals:
+        notes.append("Bars: 95 % interval of the mean over executions.")
+    if found.pairs:
+        notes.append("Two executions a trial: the mean without bars, too few for an interval.")
+    if found.single:
+        who = "Trials with one execution" if mixed else "One execution a trial"
+        bars = (
+            "bars above are quartiles of the timing windows, no bars below."
+            if found.quartiles
+            else "no bars, because training was too short to time it more than once."
         )
-    if low > 1:
-        return ("Bars: 95 % interval of the mean over executions.",)
-    return (
-        "Bars: 95 % interval of the mean over executions.",
-        "Trials with one execution: quartiles of the timing windows above, no bars below.",
-    )
+        notes.append(f"{who}: {bars}")
+    return tuple(notes)
+
+
+def series_notes(info: TrialsInfo) -> tuple[str, ...]:
+    """Says why points are not joined by lines."""
+    if not info.completed or all(one.joined for one in info.series):
+        return ()
+    if info.differ:
+        combinations = len({point.settings for point in info.points})
+        if combinations > MOST_SERIES:
+            return (
+                f"Points are not joined: the trials also differ in {listed(info.differ)} "
+                f"({combinations:,} combinations).",
+            )
+    return ("Points are not joined: several trials have the same batch size and settings.",)
 
 
 def failure_summary(info: TrialsInfo) -> str:
     """Counts the trials that did not complete, by status."""
-    statuses = Counter(STATUS_WORDS[point.status] for point in info.incomplete)
+    statuses = Counter(point.outcome for point in info.incomplete)
     return ", ".join(f"{count:,} {word}" for word, count in statuses.items())
 
 
@@ -181,16 +227,24 @@ def alt_text(info: TrialsInfo) -> str:
     sentences = [
         f"Two charts of {counted(len(info.points), 'trial')} over batch size, {between}, on a "
         f"logarithmic axis: throughput above, {quality} below.",
+        *_series_sentences(info),
         *_range_sentences(info),
     ]
     if info.best:
         sentences.append(f"Marked as {best_label(info)}.")
     if info.incomplete:
         marked = listed(
-            f"batch size {p.batch_size:,} ({STATUS_WORDS[p.status]})" for p in info.incomplete
+            f"batch size {p.batch_size:,} ({', '.join((*p.settings, p.outcome))})"
+            for p in info.incomplete
         )
         sentences.append(f"Marked as not completed: {marked}.")
     return " ".join(sentences)
+
+
+def _series_sentences(info: TrialsInfo) -> list[str]:
+    if len(info.series) == 1:
+        return []
+    return [f"A series each for {listed(one.label for one in info.series)}."]
 
 
 def _range_sentences(info: TrialsInfo) -> list[str]:
