@@ -19,9 +19,10 @@ class EpochRecord:
         metrics: Metrics under Keras's names at the end of the epoch; None for a value that is
             not finite.
         examples: Examples trained on, counted in the input pipeline.
-        updates: Optimizer updates.
-        train_s: Seconds of training, validation and callbacks at the epoch's end left out.
+        updates: Optimizer updates made; an update that overflowed is skipped.
+        train_s: Seconds of training, validation and callbacks left out.
         data_wait_s: Seconds of it that the train step waited for data, None if not measured.
+        batches: Batches trained on, None if not counted.
     """
 
     epoch: int
@@ -30,6 +31,7 @@ class EpochRecord:
     updates: int
     train_s: float
     data_wait_s: float | None
+    batches: int | None = None
 
     def finite(self, metric: str) -> float | None:
         """Gives the value of a metric, None if it is missing or not finite."""
@@ -57,12 +59,15 @@ class ExecutionRecord:
         window_examples: Examples in each window of steady training.
         window_durations_s: Duration of each of those windows, in seconds.
         first_step_s: Seconds of the first step, tracing and compiling included.
-        examples_seen: Examples trained on in all.
-        updates: Optimizer updates in all.
-        train_s: Seconds of training, first step included, validation left out.
+        examples_seen: Examples trained on in all, None if they were not counted.
+        batches: Batches trained on in all, likewise.
+        updates: Optimizer updates in all, without those that overflowed, likewise.
+        train_s: Seconds of training, first step included, validation left out, likewise.
         data_wait_s: Seconds of it spent waiting for data, None if not measured.
-        total_s: Seconds from the start to the end, validation and callbacks included.
+        total_s: Seconds from the start to the end, validation and callbacks included, likewise.
         epochs: The epochs, in order.
+        reported: Metrics that keras-tuner was given: those of the best epoch, or what a
+            `HyperModel.fit` of the user's returned.
         failure: Why it did not complete, None if it did.
         notes: What a reader of the numbers must know.
     """
@@ -81,18 +86,25 @@ class ExecutionRecord:
     window_examples: tuple[int, ...] = ()
     window_durations_s: tuple[float, ...] = ()
     first_step_s: float | None = None
-    examples_seen: int = 0
-    updates: int = 0
-    train_s: float = 0.0
+    examples_seen: int | None = None
+    batches: int | None = None
+    updates: int | None = None
+    train_s: float | None = None
     data_wait_s: float | None = None
-    total_s: float = 0.0
+    total_s: float | None = None
     epochs: tuple[EpochRecord, ...] = ()
+    reported: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     failure: str | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self):
         if self.status not in STATUSES:
             raise ValueError(f"`status` must be one of {STATUSES}. Received: {self.status!r}.")
+        if not 1 <= self.micro_batch_size <= self.batch_size:
+            raise ValueError(
+                "A micro-batch has at least one example and at most those of the batch. Received: "
+                f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
+            )
         if len(self.window_examples) != len(self.window_durations_s):
             raise ValueError(
                 "`window_examples` and `window_durations_s` must have the same length. Received: "
@@ -123,6 +135,20 @@ class ExecutionRecord:
         if self.data_wait_s is None or not self.train_s:
             return None
         return self.data_wait_s / self.train_s
+
+    def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
+        """Gives the finite metrics that stand for the run: the reported ones.
+
+        Args:
+            metric: Name of the objective.
+            direction: `"max"` or `"min"`.
+
+        Returns:
+            Those of the best epoch where none were reported.
+        """
+        best = self.best_epoch(metric, direction)
+        metrics = self.reported or (best.metrics if best else {})
+        return {n: v for n, v in metrics.items() if v is not None and math.isfinite(v)}
 
     def best_epoch(self, metric: str, direction: str) -> EpochRecord | None:
         """Finds the epoch with the best value of a metric.

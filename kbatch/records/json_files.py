@@ -89,10 +89,30 @@ def _decode(kind: typing.Any, value: typing.Any) -> typing.Any:
         return kind(**{name: _decode(hints[name], item) for name, item in value.items()})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        records = [argument for argument in arguments if dataclasses.is_dataclass(argument)]
-        return _decode(records[0], value) if records else value
+        return _decode_union(arguments, value)
     if origin is tuple:
         return tuple(_decode(arguments[0], item) for item in value)
+    if origin is not None:
+        return {name: _decode(arguments[1], item) for name, item in value.items()}
+    return _plain(kind, value)
+
+
+def _decode_union(kinds: tuple[typing.Any, ...], value: typing.Any) -> typing.Any:
+    if value is None and types.NoneType in kinds:
+        return None
+    records = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    if records:
+        return _decode(records[0], value)
+    if any(_is_plain(kind, value) for kind in kinds):
+        return value
+    raise TypeError(f"{value!r} is none of {kinds}")
+
+
+def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
+    if kind is not object and not _is_plain(kind, value):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
+
+
+def _is_plain(kind: typing.Any, value: typing.Any) -> bool:
+    return isinstance(value, (int, float) if kind is float else kind)

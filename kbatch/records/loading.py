@@ -78,8 +78,26 @@ def _read_project(path: Path) -> Study:
     search_file = path / RECORD_NAME
     search = read(SearchRecord, search_file) if search_file.exists() else None
     found = [read(TrialRecord, file) for file in sorted(path.glob(f"trial_*/{RECORD_NAME}"))]
+    problems += _unrecorded(path)
     trials = sorted((t for t in found if t), key=lambda t: (t.batch_size, t.trial_id))
     return Study(path.resolve().name, tuple(trials), search, tuple(problems))
+
+
+def _unrecorded(path: Path) -> list[str]:
+    """Words keras-tuner's trials that ended before kbatch saw them, in building the model."""
+    lines = []
+    for file in sorted(path.glob("trial_*/trial.json")):
+        if (file.parent / RECORD_NAME).exists():
+            continue
+        try:
+            trial = json.loads(file.read_text(encoding="utf-8"))
+            status, message = trial["status"], trial.get("message") or ""
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if status in ("FAILED", "INVALID"):
+            last = [line for line in message.splitlines() if line.strip()][-1:]
+            lines.append(f"{file.parent.name} failed before training: {''.join(last)[:200]}")
+    return lines
 
 
 def _suggestion(path: Path) -> str:

@@ -26,7 +26,6 @@ class SearchRecord:
     settings: Mapping[str, object]
     environment: EnvironmentRecord
 
-
     def difference(self, settings: Mapping[str, object]) -> str | None:
         """Words how other settings differ, None if they do not."""
         names = [name for name in settings if self.settings.get(name) != settings[name]]

@@ -1,6 +1,6 @@
 """Rows of the study's table, one mapping a trial or an execution."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 from kbatch.analysis.intervals import Interval
 from kbatch.records.execution import ExecutionRecord
@@ -10,23 +10,29 @@ from kbatch.records.trial import TrialRecord
 _OWN = ("batch_size", "dtype_policy")
 
 
-def trial_rows(trials: Iterable[TrialRecord]) -> list[dict[str, object]]:
+def trial_rows(trials: Sequence[TrialRecord]) -> list[dict[str, object]]:
     """Makes one row a trial, averaged over its executions."""
-    return [_trial_row(trial) for trial in trials]
+    taken = _metric_names(trials)
+    return [_extended(_trial_row(trial), trial, trial.metrics, taken) for trial in trials]
 
 
-def execution_rows(trials: Iterable[TrialRecord]) -> list[dict[str, object]]:
+def execution_rows(trials: Sequence[TrialRecord]) -> list[dict[str, object]]:
     """Makes one row an execution."""
+    taken = _metric_names(trials)
     return [
-        _execution_row(trial, index, execution)
+        _extended(_execution_row(trial, index, execution), trial, _metrics(trial, execution), taken)
         for trial in trials
         for index, execution in enumerate(trial.executions)
     ]
 
 
+def _metrics(trial: TrialRecord, execution: ExecutionRecord) -> dict[str, float]:
+    return execution.best_metrics(trial.objective.name, trial.objective.direction)
+
+
 def _trial_row(trial: TrialRecord) -> dict[str, object]:
     first = trial.executions[0]
-    row = {
+    return {
         "trial_id": trial.trial_id,
         "status": trial.status,
         "batch_size": trial.batch_size,
@@ -48,13 +54,11 @@ def _trial_row(trial: TrialRecord) -> dict[str, object]:
         "executions": len(trial.executions),
         "failure": trial.failure,
     }
-    return _extended(row, trial, trial.metrics)
 
 
 def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -> dict[str, object]:
     throughput = execution.throughput
-    best = execution.best_epoch(trial.objective.name, trial.objective.direction)
-    row = {
+    return {
         "trial_id": trial.trial_id,
         "execution": index,
         "seed": execution.seed,
@@ -77,7 +81,6 @@ def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -
         "epochs": len(execution.epochs),
         "failure": execution.failure,
     }
-    return _extended(row, trial, best.metrics if best else {})
 
 
 def _interval_columns(interval: Interval | None) -> dict[str, float | None]:
@@ -87,10 +90,16 @@ def _interval_columns(interval: Interval | None) -> dict[str, float | None]:
     }
 
 
-def _extended(row, trial: TrialRecord, metrics) -> dict[str, object]:
-    """Adds metrics and hyperparameters without covering a column."""
+def _extended(
+    row: dict[str, object], trial: TrialRecord, metrics: Mapping[str, object], taken: set[str]
+) -> dict[str, object]:
+    """Adds metrics and hyperparameters without covering a column of any trial."""
     row |= {name: value for name, value in metrics.items() if name not in row}
     for name, value in trial.hyperparameters.items():
         if name not in _OWN:
-            row[f"hp/{name}" if name in row else name] = value
+            row[f"hp/{name}" if name in row or name in taken else name] = value
     return row
+
+
+def _metric_names(trials: Sequence[TrialRecord]) -> set[str]:
+    return {name for trial in trials for name in trial.metrics}

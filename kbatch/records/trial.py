@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, mean_interval
-from kbatch.records.execution import EpochRecord, ExecutionRecord
+from kbatch.records.execution import ExecutionRecord
 
 # Worst first: one execution out of memory makes the trial one that ran out of memory.
 _PRECEDENCE = ("running", "interrupted", "out_of_memory", "failed")
@@ -112,7 +112,7 @@ class TrialRecord:
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the best epoch under Keras's names, the mean over executions."""
-        names = dict.fromkeys(name for epoch in self._best_epochs() for name in epoch.metrics)
+        names = dict.fromkeys(name for metrics in self._best_metrics() for name in metrics)
         means = {name: _mean(self.metric_values(name)) for name in names}
         return {name: mean for name, mean in means.items() if mean is not None}
 
@@ -125,8 +125,7 @@ class TrialRecord:
 
     def metric_values(self, name: str) -> tuple[float, ...]:
         """Gives a metric at the best epoch of each execution that has it."""
-        values = (epoch.finite(name) for epoch in self._best_epochs())
-        return tuple(value for value in values if value is not None)
+        return tuple(metrics[name] for metrics in self._best_metrics() if name in metrics)
 
     def metric_interval(self, name: str) -> Interval | None:
         """Gives the 95 % interval of a metric over executions, None for fewer than three."""
@@ -137,11 +136,9 @@ class TrialRecord:
         values = (quantity(e) for e in self.executions)
         return _mean(tuple(value for value in values if value is not None))
 
-    def _best_epochs(self) -> list[EpochRecord]:
-        best = (
-            e.best_epoch(self.objective.name, self.objective.direction) for e in self.executions
-        )
-        return [epoch for epoch in best if epoch]
+    def _best_metrics(self) -> list[dict[str, float]]:
+        objective = self.objective
+        return [e.best_metrics(objective.name, objective.direction) for e in self.executions]
 
 
 def _mean(values: tuple[float, ...]) -> float | None:

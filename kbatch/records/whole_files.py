@@ -1,7 +1,7 @@
 """Files that a reader sees whole, the old one or the new one."""
 
 import os
-import tempfile
+import threading
 from pathlib import Path
 
 
@@ -27,22 +27,15 @@ def write_whole_file(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    # os.open gives the file the rights that the user's umask leaves, as any other file has them.
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            # A temporary file is private to its owner; a record is shared like any other file.
-            os.chmod(file.name, 0o666 & ~_umask())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

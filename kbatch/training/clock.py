@@ -1,49 +1,73 @@
-"""The clock of a training run: a Keras callback that times its steps."""
+"""The clock of a training run: Keras callbacks that time its steps."""
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 
 from kbatch.analysis.throughput import Throughput, steady_windows, throughput_of_windows
 from kbatch.records.execution import EpochRecord
-from kbatch.training.input_meter import InputMeter, InputReading
+from kbatch.training.input_meter import InputReading
+from kbatch.training.learning_rate import current_learning_rate
 
 # The first steps trace, compile and fill caches.
 WARM_UP_STEPS = 2
 
 
+class _Meter(Protocol):
+    def read(self) -> InputReading: ...
+
+
 class TrainingClock(keras.callbacks.Callback):
     """Times each train step and keeps the steady ones apart.
 
-    A step lasts from Keras's `on_train_batch_begin` to `on_train_batch_end`, which waits for
-    the device: data loading is in it; validation, checkpoints and callbacks at the end of an
-    epoch are not. The first steps, and a step of a batch length not seen before (it may have
-    compiled), are not steady.
+    A step lasts from the last callback of Keras's `on_train_batch_begin` to the first of
+    `on_train_batch_end`, which waits for the device: data loading is in it; validation,
+    checkpoints and what other callbacks do are not. So the clock stands first among the
+    callbacks and `clock.last` stands last. The first steps, and a step whose batch has a shape
+    not seen before (it may have compiled), are not steady.
+
+    Args:
+        meter: Counts what reaches the train step.
+        every_shape_compiles: Whether a new length of any axis compiles anew (XLA), not only a
+            new number of rows.
+        now: Gives the time, in seconds.
 
     Attributes:
         first_step_s: Seconds of the first step, tracing and compiling included.
+        first_learning_rate: Learning rate at the first update.
         train_s: Seconds in train steps, in all.
         epochs: The epochs so far.
+        last: The callback that stands last.
     """
 
-    def __init__(self, meter: InputMeter, now: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        meter: _Meter,
+        *,
+        every_shape_compiles: bool = False,
+        now: Callable[[], float] = time.perf_counter,
+    ):
         super().__init__()
         self.first_step_s: float | None = None
+        self.first_learning_rate: float | None = None
         self.train_s = 0.0
         self.epochs: list[EpochRecord] = []
+        self.last: keras.callbacks.Callback = _Last(self)
         self._meter = meter
+        self._every_shape_compiles = every_shape_compiles
         self._now = now
         self._examples: list[int] = []
         self._durations_s: list[float] = []
         self._steady: list[bool] = []
-        self._lengths: set[int] = set()
-        self._reading = self._epoch_reading = meter.read()
-        self._epoch_train_s = 0.0
+        self._shapes: set[float] = set()
         self._begun_s = 0.0
         self._steps_since_begin = 0
+        self._reading = self._epoch_reading = meter.read()
+        self._epoch_train_s = 0.0
+        self._epoch_iterations = 0
 
     @property
     def windows(self) -> tuple[list[int], list[float]]:
@@ -66,11 +90,14 @@ class TrainingClock(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
         """Notes where the epoch starts."""
-        self._epoch_reading = self._meter.read()
+        self._epoch_reading = self._reading = self._meter.read()
         self._epoch_train_s = self.train_s
+        self._epoch_iterations = _iterations(self.model)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None):
-        """Starts the step."""
+    def begin_step(self) -> None:
+        """Starts a step."""
+        if self.first_learning_rate is None:
+            self.first_learning_rate = current_learning_rate(getattr(self.model, "optimizer", None))
         self._begun_s = self._now()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
@@ -81,31 +108,57 @@ class TrainingClock(keras.callbacks.Callback):
         self._reading = reading
         if self.first_step_s is None:
             self.first_step_s = duration_s
-        warm = self._steps_since_begin >= WARM_UP_STEPS and examples in self._lengths
+        shape = reading.shape if self._every_shape_compiles else float(examples)
+        self._steady.append(self._steps_since_begin >= WARM_UP_STEPS and shape in self._shapes)
         self._steps_since_begin += 1
-        self._lengths.add(examples)
+        self._shapes.add(shape)
         self._examples.append(examples)
         self._durations_s.append(duration_s)
-        self._steady.append(warm)
         self.train_s += duration_s
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        """Keeps the epoch; adds `samples_per_second` to its logs."""
-        reading, before = self._meter.read(), self._epoch_reading
+        """Adds `samples_per_second` to the logs, for the callbacks that follow."""
+        throughput = self.throughput
+        if logs is not None and throughput is not None:
+            logs["samples_per_second"] = throughput.median
+
+    def keep_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Keeps the epoch with the metrics that all callbacks have left."""
+        before = self._epoch_reading
         self.epochs.append(
             EpochRecord(
                 epoch=epoch,
-                metrics=_scalars(logs or {}),
-                examples=reading.examples - before.examples,
-                updates=reading.batches - before.batches,
+                metrics=_scalars(logs),
+                examples=self._reading.examples - before.examples,
+                batches=self._reading.batches - before.batches,
+                updates=_iterations(self.model) - self._epoch_iterations,
                 train_s=self.train_s - self._epoch_train_s,
-                data_wait_s=reading.wait_s - before.wait_s,
+                data_wait_s=self._reading.wait_s - before.wait_s,
             )
         )
-        throughput = self.throughput
-        if logs is not None and throughput is not None:
-            # Callbacks after this one, keras-tuner's among them, see it as a metric.
-            logs["samples_per_second"] = throughput.median
+
+
+class _Last(keras.callbacks.Callback):
+    """Starts the steps and ends the epochs of a clock after all other callbacks."""
+
+    def __init__(self, clock: TrainingClock):
+        super().__init__()
+        self._clock = clock
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None):
+        self._clock.begin_step()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        self._clock.keep_epoch(epoch, logs or {})
+
+
+def _iterations(model: Any) -> int:
+    """Counts the updates that the optimizer made; it skips those that overflowed."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return 0
+    iterations: Any = keras.ops.convert_to_numpy(optimizer.iterations)
+    return int(iterations)
 
 
 def _scalars(logs: dict[str, Any]) -> dict[str, float | None]:

@@ -7,8 +7,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 
+from kbatch.training.array_batches import array_batches
+from kbatch.training.batched import is_batched
 from kbatch.training.errors import InputError
 
 _FORMS = (
@@ -72,7 +75,7 @@ def in_batches(
         data = _split(data)
     dataset, examples = _dataset(data, model, batch_size, seed)
     _check_examples(examples, largest_batch_size)
-    if data.class_weight is not None:
+    if data.class_weight is not None and (_is_dataset(data.x) or callable(data.x)):
         dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
     validation = data.validation_data
     if _is_dataset(validation):
@@ -87,37 +90,6 @@ def rebatched(dataset: tf.data.Dataset, model: keras.Model, batch_size: int) -> 
     if is_batched(dataset, model):
         return dataset.rebatch(batch_size)
     return dataset.batch(batch_size)
-
-
-def is_batched(dataset: tf.data.Dataset, model: keras.Model) -> bool:
-    """Tells whether a dataset's elements are batches.
-
-    The rank of its elements is compared with the rank of the model's inputs. For a model that
-    is not built yet, elements are batches unless a part of them is a scalar or their first
-    axes differ.
-    """
-    spec = dataset.element_spec
-    inputs = keras.tree.flatten(spec[0] if isinstance(spec, tuple) else spec)
-    expected = keras.tree.flatten(getattr(model, "inputs", None) or [])
-    ranks = [part.shape.rank for part in inputs]
-    if len(ranks) == len(expected) and None not in ranks:
-        return _same_rank(ranks, [len(tensor.shape) for tensor in expected])
-    parts = keras.tree.flatten(spec)
-    if any(part.shape.rank == 0 for part in parts):
-        return False
-    return len({part.shape[0] for part in parts if part.shape.rank}) == 1
-
-
-def _same_rank(ranks: list[int], expected: list[int]) -> bool:
-    if sorted(ranks) == sorted(expected):
-        return True
-    if sorted(rank + 1 for rank in ranks) == sorted(expected):
-        return False
-    raise InputError(
-        "The dataset fits the model neither as batches nor as single examples: compare "
-        "`dataset.element_spec` with `model.inputs`. "
-        f"Received: ranks of the dataset's inputs={ranks}, of the model's inputs={expected}."
-    )
 
 
 def _dataset(
@@ -138,7 +110,9 @@ def _dataset(
         if isinstance(x, tf.data.Dataset):
             return rebatched(x, model, batch_size), _size(x, model)
         return _called(x, model, batch_size), None
-    return _array_batches(data, batch_size, seed)
+    arrays, examples = _arrays(data)
+    batches = array_batches(arrays, batch_size=batch_size, shuffle=data.shuffle, seed=seed)
+    return batches, examples
 
 
 def _called(function: Callable[[int], Any], model: keras.Model, batch_size: int):
@@ -196,8 +170,19 @@ def _split(data: FitData) -> FitData:
     return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
 
 
-def _array_batches(data: FitData, batch_size: int, seed: int | None) -> tuple[tf.data.Dataset, int]:
-    given: Any = tuple(part for part in (data.x, data.y, data.sample_weight) if part is not None)
+def _arrays(data: FitData) -> tuple[Any, int]:
+    """Gives inputs, targets and sample weights as tensors, and their number of rows."""
+    weight = data.sample_weight
+    if data.class_weight is not None:
+        if weight is not None:
+            raise InputError(
+                "Give `class_weight` or `sample_weight`, not both. "
+                f"Received: class_weight={data.class_weight} and a sample_weight."
+            )
+        weight = class_weight_to_sample_weights(np.asarray(data.y), data.class_weight)
+    given = (data.x, data.y, weight)
+    while given[-1] is None:
+        given = given[:-1]
     with tf.device("CPU:0"):
         arrays = keras.tree.map_structure(
             lambda leaf: None if leaf is None else tf.convert_to_tensor(_array(leaf)), given
@@ -208,31 +193,7 @@ def _array_batches(data: FitData, batch_size: int, seed: int | None) -> tuple[tf
             "Inputs, targets and sample weights must have as many rows as each other. "
             f"Received: {sorted(lengths)} rows."
         )
-    (examples,) = lengths
-    order = (
-        _orders(examples, seed)
-        if data.shuffle
-        else tf.data.Dataset.from_tensors(tf.range(examples))
-    )
-    indices = order.flat_map(lambda o: tf.data.Dataset.from_tensor_slices(o).batch(batch_size))
-    batches = indices.map(
-        lambda rows: keras.tree.map_structure(
-            lambda leaf: None if leaf is None else tf.gather(leaf, rows), arrays
-        ),
-        num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=True,
-    )
-    count = tf.data.experimental.assert_cardinality(-(-examples // batch_size))
-    return batches.apply(count), examples
-
-
-def _orders(examples: int, seed: int | None) -> tf.data.Dataset:
-    """Makes a dataset of one permutation, another one in each epoch.
-
-    Keras's own shuffling repeats one order in every epoch once a global seed is set.
-    """
-    seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
-    return seeds.map(lambda s: tf.argsort(tf.random.stateless_uniform([examples], seed=(s, 0))))
+    return arrays, lengths.pop()
 
 
 def _array(leaf: Any) -> Any:

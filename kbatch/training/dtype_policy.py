@@ -1,6 +1,7 @@
 """The dtype policy and the seed under which a model is built."""
 
 import contextlib
+import operator
 import random
 from collections.abc import Iterator, Sequence
 
@@ -29,6 +30,8 @@ def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
 def building_under(policy: str, seed: int | None) -> Iterator[None]:
     """Sets the global dtype policy and the seeds, and puts them back afterwards.
 
+    TensorFlow's own global seed cannot be read; keras-tuner resets it before the next build.
+
     keras-tuner clears Keras's session before each build, which resets both: set before the
     search, they would be lost in every trial.
 
@@ -49,6 +52,21 @@ def building_under(policy: str, seed: int | None) -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
+def check_seed(seed: int | None) -> int | None:
+    """Checks that a seed is None or an integer of at least 0.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:
+        raise ValueError(
+            f"`seed` must be None or an integer of at least 0. Received: seed={seed!r}."
+        )
+    return operator.index(seed)
+
+
 def check_active_policy(model: keras.Model, policy: str) -> None:
     """Checks that a built model really runs under a policy.
 
@@ -56,7 +74,11 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
         ValueError: If it does not, or float16 gradients would underflow for want of a loss
             scale.
     """
+    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.weights]
+    used = {layer.dtype_policy.name for layer in layers}
     active = model.dtype_policy.name
+    if used and policy not in used:
+        active = ", ".join(sorted(used))
     if active != policy:
         raise ValueError(
             "The model is not built under the dtype policy of its trial: leave the policy out "

@@ -10,10 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kbatch.training.array_batches import seed_of
 from kbatch.training.clock import TrainingClock
 from kbatch.training.data import Batches, FitData, in_batches
 from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
+
+_SIGNATURE = inspect.signature(keras.Model.fit)
 
 
 class TimedFit:
@@ -33,6 +36,7 @@ class TimedFit:
     Attributes:
         clock: The clock of the run.
         total_s: Seconds in `fit`, in all.
+        notes: What a reader of the figures must know.
     """
 
     def __init__(
@@ -52,9 +56,11 @@ class TimedFit:
         self._validation_batch_size = validation_batch_size
         self._seed = seed
         self._metrics = metrics
+        self._fits = 0
         self._meter = InputMeter()
-        self.clock = TrainingClock(self._meter)
+        self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
         self.total_s = 0.0
+        self.notes: list[str] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model; takes what `keras.Model.fit` takes.
@@ -66,22 +72,38 @@ class TimedFit:
             InputError: If the data cannot be put into batches, or another batch size is asked
                 for.
         """
-        call = inspect.signature(self._fit).bind(*args, **kwargs).arguments
-        self._check_batch_size(call.pop("batch_size", None))
-        call.pop("validation_batch_size", None)
+        call = _SIGNATURE.bind(self._model, *args, **kwargs).arguments
+        del call["self"]
+        self._check_size("batch_size", self._batch_size, call.pop("batch_size", None))
+        self._check_size(
+            "validation_batch_size",
+            self._validation_batch_size,
+            call.pop("validation_batch_size", None),
+        )
         given = {name: call.pop(name) for name in FitData._fields if name in call}
+        initial_epoch = call.get("initial_epoch", 0)
         batches = in_batches(
             FitData(**given),
             self._model,
             batch_size=self._batch_size,
             largest_batch_size=self._largest_batch_size,
             validation_batch_size=self._validation_batch_size,
-            seed=self._seed,
+            # Each fit draws orders of its own, also where it goes on from an epoch.
+            seed=seed_of(self._seed, self._fits, initial_epoch),
         )
         _check_end(batches.dataset, call)
+        if initial_epoch:
+            self.notes.append(
+                f"It went on from epoch {initial_epoch} of another trial: counts and times are "
+                "those of the rest."
+            )
+        self._fits += 1
+        return self._train(batches, call)
+
+    def _train(self, batches: Batches, call: dict[str, Any]) -> keras.callbacks.History:
         expected = () if call.get("validation_freq", 1) != 1 else self._metrics
         check = _EpochCheck(self._batch_size, expected, self._meter)
-        callbacks = [self.clock, check, *keras.tree.flatten(call.pop("callbacks", None) or [])]
+        theirs = keras.tree.flatten(call.pop("callbacks", None) or [])
         started_s = time.perf_counter()
         try:
             with _without_end_of_data_warning(batches):
@@ -89,7 +111,7 @@ class TimedFit:
                     self._meter.attach(batches.dataset),
                     validation_data=batches.validation_data,
                     validation_batch_size=self._validation_batch_size,
-                    callbacks=callbacks,
+                    callbacks=[self.clock, *theirs, check, self.clock.last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
                     **call,
                 )
@@ -98,12 +120,11 @@ class TimedFit:
         self._add_throughput(history)
         return history
 
-    def _check_batch_size(self, asked: int | None) -> None:
-        if asked not in (None, self._batch_size):
+    def _check_size(self, name: str, size: int, asked: int | None) -> None:
+        if asked not in (None, size):
             raise InputError(
-                "The batch size of a trial is its hyperparameter: leave `batch_size` out of "
-                "`fit`, or pass `hp.get('batch_size')`. "
-                f"Received: batch_size={asked} in a trial of {self._batch_size}."
+                f"`{name}` is set by `BatchSizeHyperModel`: leave it out of `search` and `fit`, "
+                f"or give it there. Received: {name}={asked} in a trial of {size}."
             )
 
     def _add_throughput(self, history: keras.callbacks.History) -> None:

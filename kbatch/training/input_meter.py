@@ -1,6 +1,6 @@
 """Examples and waiting time, counted inside the input pipeline."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -10,16 +10,18 @@ class InputReading(NamedTuple):
     """What a model has received so far.
 
     Attributes:
-        batches: Batches delivered, one for each optimizer update.
+        batches: Batches delivered.
         examples: Examples in them.
         largest_batch: Examples in the largest of them.
         wait_s: Seconds between the request for a batch and its arrival, in all.
+        shape: A number that tells the shapes of the last batch from others.
     """
 
     batches: int
     examples: int
     largest_batch: int
     wait_s: float
+    shape: float
 
 
 class InputMeter:
@@ -30,14 +32,15 @@ class InputMeter:
 
     def __init__(self):
         with tf.device("CPU:0"):
-            self._totals = tf.Variable(tf.zeros([4], tf.float64), trainable=False)
+            self._totals = tf.Variable(tf.zeros([5], tf.float64), trainable=False)
 
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Makes a dataset of the same batches that counts them as they are taken.
 
         The outermost step runs when a batch is asked for: it stamps the time, asks for the
-        batch, and stamps the time again.
+        batch, and stamps the time again. The largest batch starts anew.
         """
+        self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1], tf.float64))
         requests = tf.data.Dataset.range(1).repeat().map(lambda _: tf.timestamp())
         counted = tf.data.Dataset.zip(requests, dataset).map(self._count)
         options = tf.data.Options()
@@ -52,19 +55,35 @@ class InputMeter:
 
     def read(self) -> InputReading:
         """Reads the totals since the meter was made."""
-        batches, examples, largest, wait_s = self._totals.numpy()
-        return InputReading(int(batches), int(examples), int(largest), float(wait_s))
+        batches, examples, largest, wait_s, shape = self._totals.numpy()
+        return InputReading(int(batches), int(examples), int(largest), float(wait_s), float(shape))
 
-    def _count(self, asked_s: tf.Tensor, batch):
+    def _count(self, asked_s: tf.Tensor, batch: Any) -> Any:
         leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
         rows = tf.cast(tf.shape(leaves[0])[0], tf.float64)
         with tf.control_dependencies(leaves):
             waited_s = tf.timestamp() - asked_s
-        largest = tf.maximum(self._totals[2], rows)
+        batches, examples, largest, wait_s, _ = tf.unstack(self._totals)
         update = self._totals.assign(
-            [self._totals[0] + 1, self._totals[1] + rows, largest, self._totals[3] + waited_s]
+            tf.stack(
+                [
+                    batches + 1,
+                    examples + rows,
+                    tf.maximum(largest, rows),
+                    wait_s + waited_s,
+                    _shape_number(leaves),
+                ]
+            )
         )
         with tf.control_dependencies([update]):
             return keras.tree.map_structure(
                 lambda leaf: None if leaf is None else tf.identity(leaf), batch
             )
+
+
+def _shape_number(leaves: list[Any]) -> tf.Tensor:
+    """Sums the lengths of all axes, each times a root of its own: equal for equal shapes."""
+    lengths = tf.cast(tf.concat([tf.shape(leaf) for leaf in leaves], axis=0), tf.float64)
+    return tf.reduce_sum(
+        lengths * tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
+    )

@@ -22,6 +22,8 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
         ratio: Factor of the learning rate.
         kappa: Batch size over base batch size.
     """
+    if ratio == kappa == 1:
+        return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     current: Any = inner._learning_rate
     if isinstance(current, Schedule):
@@ -30,7 +32,8 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
         read: Any = current
         inner.learning_rate = lambda: read() * ratio
     else:
-        inner.learning_rate = float(current) * ratio
+        rate: Any = keras.ops.convert_to_numpy(current)
+        inner.learning_rate = float(rate) * ratio
 
 
 def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedule:
@@ -50,6 +53,8 @@ def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedu
 
 def current_learning_rate(optimizer: Any) -> float | None:
     """Reads the learning rate at the current step, None if it is no scalar."""
+    if optimizer is None:
+        return None
     value: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
     return float(value) if value.size == 1 else None
 
@@ -63,8 +68,9 @@ class _StretchedSchedule(Schedule):
         self.kappa = kappa
 
     def __call__(self, step: Any) -> Any:
-        stretched: Any = keras.ops.cast(step, "float32")
-        rate: Any = self.schedule(stretched * self.kappa)
+        step = keras.ops.convert_to_tensor(step)
+        whole: Any = keras.ops.cast(step, "float32")
+        rate: Any = self.schedule(keras.ops.cast(whole * self.kappa, step.dtype))
         return rate * self.ratio
 
     def get_config(self) -> dict[str, Any]:

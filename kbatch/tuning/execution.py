@@ -1,7 +1,8 @@
 """One execution of a trial, from its first step to its record."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -9,7 +10,8 @@ import keras
 from kbatch.instruments.failures import failure_status, failure_text
 from kbatch.records.execution import ExecutionRecord
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
-from kbatch.training.dtype_policy import loss_scaled
+from kbatch.training.dtype_policy import building_under, loss_scaled
+from kbatch.training.errors import InputError
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
 from kbatch.tuning.trial_files import TrialFiles
@@ -63,21 +65,44 @@ class Execution:
             fit: Trains the model.
 
         Returns:
-            What `fit` returns; to a dict of metrics samples/s is added.
+            What `fit` returns, with samples/s among its metrics.
+
+        Raises:
+            InputError: If throughput is the objective and there were too few steps to measure it.
         """
         self._write(self._started)
         self._model.fit = self._fit
         try:
-            results = fit()
+            # Layers that are built by their first batch are so under the policy too.
+            with building_under(self._started.dtype_policy, seed=None):
+                results = self._with_throughput(fit())
         except BaseException as error:
             self._write(self._ended(failure_status(error), failure_text(error)))
             raise
         finally:
             del self._model.fit
-        self._write(self._ended(*self._outcome()))
+        status, failure = self._outcome()
+        reported = {} if self._files is None else self._files.reported(results)
+        self._write(self._ended(status, failure, reported))
+        return results
+
+    def _with_throughput(self, results: Any) -> Any:
         throughput = self._fit.clock.throughput
-        if isinstance(results, dict) and throughput is not None:
+        wanted = self._files is not None and self._files.maximises_throughput
+        if throughput is None:
+            if wanted:
+                raise InputError(
+                    "There were too few steps to measure samples/s, which is the objective: train "
+                    "for more epochs, or leave out the largest batch sizes. "
+                    f"Received: {self._fit.clock.reading.batches} steps with "
+                    f"batch_size={self._plan.batch_size}."
+                )
+            return results
+        if isinstance(results, dict):
             return {"samples_per_second": throughput.median} | results
+        if wanted and isinstance(results, keras.callbacks.History):
+            # It is the same for all epochs: the other metrics are those of the last one.
+            return {name: values[-1] for name, values in results.history.items()}
         return results
 
     def _outcome(self) -> tuple[str, str | None]:
@@ -93,24 +118,41 @@ class Execution:
         if self._files is not None:
             self._files.write(self._plan.number, record)
 
-    def _ended(self, status: str, failure: str | None = None) -> ExecutionRecord:
+    def _ended(
+        self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
+    ) -> ExecutionRecord:
         clock = self._fit.clock
-        reading = clock.reading
-        examples, durations_s = clock.windows
+        ended = dataclasses.replace(
+            self._started, status=status, failure=failure, reported=reported or {}
+        )
+        if clock.first_step_s is None:
+            note = "Training did not go through `model.fit`: nothing was timed or counted."
+            return dataclasses.replace(ended, notes=(*ended.notes, note))
+        reading, (examples, durations_s) = clock.reading, clock.windows
         return dataclasses.replace(
-            self._started,
-            status=status,
+            ended,
+            learning_rate=clock.first_learning_rate,
             batch_size_seen=reading.largest_batch or None,
             window_examples=tuple(examples),
             window_durations_s=tuple(durations_s),
             first_step_s=clock.first_step_s,
             examples_seen=reading.examples,
-            updates=reading.batches,
+            batches=reading.batches,
+            updates=sum(epoch.updates for epoch in clock.epochs),
             train_s=clock.train_s,
             data_wait_s=reading.wait_s,
             total_s=self._fit.total_s,
             epochs=tuple(clock.epochs),
-            failure=failure,
+            notes=(*ended.notes, *self._fit.notes, *self._learning_rate_note()),
+        )
+
+    def _learning_rate_note(self) -> tuple[str, ...]:
+        ruled, seen = self._started.learning_rate, self._fit.clock.first_learning_rate
+        if ruled is None or seen is None or math.isclose(ruled, seen, rel_tol=1e-5):
+            return ()
+        return (
+            f"The first update used the learning rate {seen:.3g}, not the {ruled:.3g} that the "
+            "model was built with: a callback or the tuner's `optimizer` set it.",
         )
 
 

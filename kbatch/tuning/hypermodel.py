@@ -12,7 +12,12 @@ from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
 from kbatch.records.json_files import RecordError
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.accumulation.binding import check_model
-from kbatch.training.dtype_policy import building_under, check_active_policy, check_dtype_policies
+from kbatch.training.dtype_policy import (
+    building_under,
+    check_active_policy,
+    check_dtype_policies,
+    check_seed,
+)
 from kbatch.training.errors import InputError
 from kbatch.training.learning_rate import scale_optimizer
 from kbatch.tuning.execution import Execution, ExecutionPlan
@@ -75,7 +80,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         seed: int | None = None,
     ):
         self._inner = as_hypermodel(hypermodel)
-        super().__init__(name=self._inner.name, tunable=self._inner.tunable)
+        # An inner HyperModel that is not tunable keeps to its defaults; the batch size is tuned.
+        super().__init__(name=self._inner.name)
         self.batch_sizes = check_batch_sizes(batch_sizes)
         self.micro_batch_size = _size_or_none(micro_batch_size, "micro_batch_size")
         self.dtype_policies = check_dtype_policies(dtype_policy)
@@ -86,14 +92,17 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.validation_batch_size = _size_or_none(
             validation_batch_size, "validation_batch_size"
         ) or _validation_batch_size(self.batch_sizes, self.micro_batch_size)
-        self.seed = seed
+        self.seed = check_seed(seed)
         self._last = _LastFit()
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """Builds the model of a trial; keras-tuner calls it."""
         batch_size, policy = self._declare(hp)
-        with building_under(policy, self._seed(hp)):
+        number, last, self._last = self._last.number(hp), self._last, _LastFit()
+        with building_under(policy, self._seed(number)):
             model = self._inner.build(hp)
+        # A build that fails ends the trial: what comes next is a new run of it.
+        self._last = last
         with _fatal(TypeError, ValueError):
             check_model(model)
             check_active_policy(model, policy)
@@ -109,6 +118,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             accumulate_gradients(model, self._micro(batch_size))
         return model
 
+    def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
+        """Declares the batch size and what the wrapped HyperModel declares; for keras-tuner."""
+        self._declare(hp)
+        self._inner.declare_hyperparameters(hp)
+
     def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
         """Trains the model of a trial and records it; keras-tuner calls it.
 
@@ -119,15 +133,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         Returns:
             What the wrapped `fit` returns, with `samples_per_second` among the metrics.
         """
-        files = trial_files(kwargs.get("callbacks"))
-        execution = Execution(model, self._plan(hp, files), files)
         # An execution that fails is the trial's last.
         number, self._last = self._last.number(hp), _LastFit()
         with _fatal(InputError, RecordError):
+            files = trial_files(kwargs.get("callbacks"))
+            execution = Execution(model, self._plan(hp, number, files), files)
             if files is not None:
                 files.check_settings(self.settings)
             results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
-        self._last = _LastFit(hp, number + 1)
+        self._last = _LastFit(hp, (number + 1) % files.executions if files is not None else 0)
         return results
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
@@ -139,13 +153,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
-    def _plan(self, hp: keras_tuner.HyperParameters, files: TrialFiles | None) -> ExecutionPlan:
+    def _plan(
+        self, hp: keras_tuner.HyperParameters, number: int, files: TrialFiles | None
+    ) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
         # A `fit` of the user's may compute the objective itself, after training.
         stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
         return ExecutionPlan(
-            number=self._last.number(hp),
-            seed=self._seed(hp),
+            number=number,
+            seed=self._seed(number),
             batch_size=batch_size,
             micro_batch_size=self._micro(batch_size),
             largest_batch_size=self.batch_sizes[-1],
@@ -157,8 +173,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def _micro(self, batch_size: int) -> int:
         return min(batch_size, self.micro_batch_size or batch_size)
 
-    def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
-        return None if self.seed is None else self.seed + self._last.number(hp)
+    def _seed(self, number: int) -> int | None:
+        return None if self.seed is None else self.seed + number
 
     @property
     def settings(self) -> dict[str, object]:

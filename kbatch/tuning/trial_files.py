@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 import keras_tuner
+import numpy as np
+from keras_tuner.src.engine import tuner_utils
 
 from kbatch.instruments.environment import read_environment
 from kbatch.records.execution import ExecutionRecord
@@ -23,6 +25,12 @@ class TrialFiles:
     """
 
     def __init__(self, tuner: Any, trial: Any):
+        if "://" in str(tuner.project_dir):
+            raise InputError(
+                "kbatch writes its records to local directories only: give a local `directory`. "
+                f"Received: {tuner.project_dir}."
+            )
+        self._tuner = tuner
         self._trial = trial
         self._objective = _objective(tuner.oracle.objective)
         self._objective_names = _names(tuner.oracle.objective)
@@ -30,9 +38,30 @@ class TrialFiles:
         self._file = Path(tuner.get_trial_dir(trial.trial_id)) / RECORD_NAME
 
     @property
+    def executions(self) -> int:
+        """How many executions the tuner makes of each trial."""
+        return getattr(self._tuner, "executions_per_trial", 1)
+
+    @property
     def objective_names(self) -> tuple[str, ...]:
         """Names of the metrics that the search optimises, those of a model only."""
         return tuple(name for name in self._objective_names if name != "samples_per_second")
+
+    @property
+    def maximises_throughput(self) -> bool:
+        """Whether samples/s is the objective."""
+        return "samples_per_second" in self._objective_names
+
+    def reported(self, results: Any) -> dict[str, float]:
+        """Gives the metrics that keras-tuner takes from what `fit` returned.
+
+        Args:
+            results: A history, a dict of metrics or a number.
+        """
+        tuner_utils.validate_trial_results(results, self._tuner.oracle.objective, "fit()")
+        metrics = tuner_utils.convert_to_metrics_dict(results, self._tuner.oracle.objective) or {}
+        numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
+        return {name: v for name, v in numbers.items() if name != "samples_per_second"}
 
     def check_settings(self, settings: Mapping[str, object]) -> None:
         """Writes the settings of the search, or compares them with those found.

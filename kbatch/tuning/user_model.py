@@ -49,10 +49,14 @@ class _FunctionHyperModel(keras_tuner.HyperModel):
 
 
 def _takes_argument(function: BuildFunction) -> bool:
+    """Tells whether a build function wants `hp`: by name, or as an argument it requires."""
     try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:  # A builtin without a signature.
         return True
-    return True
+    return any(
+        parameter.name == "hp"
+        or parameter.kind is parameter.VAR_POSITIONAL
+        or (parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD)
+        for parameter in parameters
+    )

@@ -7,12 +7,12 @@ from kbatch.training.input_meter import InputReading
 
 class FakeMeter:
     def __init__(self):
-        self.reading = InputReading(0, 0, 0, 0.0)
+        self.reading = InputReading(0, 0, 0, 0.0, 0.0)
 
-    def deliver(self, examples):
-        batches, before, largest, wait_s = self.reading
+    def deliver(self, examples, shape):
+        batches, before, largest, wait_s, _ = self.reading
         self.reading = InputReading(
-            batches + 1, before + examples, max(largest, examples), wait_s + 0.25
+            batches + 1, before + examples, max(largest, examples), wait_s + 0.25, shape
         )
 
     def read(self):
@@ -22,22 +22,25 @@ class FakeMeter:
 class Timeline:
     """Plays steps of given length (examples, seconds) to a clock with a clock of its own."""
 
-    def __init__(self):
+    def __init__(self, **arguments):
         self.time_s = 0.0
         self.meter = FakeMeter()
-        self.clock = TrainingClock(self.meter, now=lambda: self.time_s)
+        self.clock = TrainingClock(self.meter, now=lambda: self.time_s, **arguments)
+        self.callbacks = [self.clock, self.clock.last]
 
     def epoch(self, number, steps, *, pause_s=0.0, logs=None):
         self.clock.on_epoch_begin(number)
-        for step, (examples, seconds) in enumerate(steps):
-            self.time_s += pause_s
+        for step, (examples, seconds, *shape) in enumerate(steps):
             self.clock.on_train_batch_begin(step)
-            self.meter.deliver(examples)
+            self.time_s += pause_s  # Other callbacks.
+            self.clock.last.on_train_batch_begin(step)
+            self.meter.deliver(examples, *shape or [float(examples)])
             self.time_s += seconds
             self.clock.on_train_batch_end(step)
         logs = {} if logs is None else logs
         self.time_s += 100.0  # Validation and checkpoints.
         self.clock.on_epoch_end(number, logs)
+        self.clock.last.on_epoch_end(number, logs)
         return logs
 
 
@@ -60,10 +63,11 @@ def test_each_epoch_keeps_its_own_share():
     line.epoch(0, [(32, 1.0), (30, 1.0)], logs={"loss": 0.5, "per_class": np.zeros(3)})
     line.epoch(1, [(32, 0.5), (30, 0.5)], logs={"loss": float("nan")})
     first, second = line.clock.epochs
-    assert (first.examples, first.updates, first.train_s, first.data_wait_s) == (62, 2, 2.0, 0.5)
-    assert (second.examples, second.updates, second.train_s) == (62, 2, 1.0)
-    assert first.metrics == {"loss": 0.5}
-    assert second.metrics == {"loss": None}
+    assert (first.examples, first.batches, first.train_s, first.data_wait_s) == (62, 2, 2.0, 0.5)
+    assert (second.examples, second.batches, second.train_s) == (62, 2, 1.0)
+    assert first.metrics["loss"] == 0.5
+    assert "per_class" not in first.metrics
+    assert second.metrics["loss"] is None
 
 
 def test_the_throughput_so_far_is_a_metric_of_the_epoch_once_it_is_known():
@@ -80,3 +84,23 @@ def test_a_new_fit_warms_up_again():
         line.clock.on_train_begin()
         line.epoch(0, [(32, 9.0), (32, 9.0), (32, 1.0)])
     assert sum(line.clock.windows[1]) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("exact", "steady_steps"), [(False, 4), (True, 1)])
+def test_under_xla_every_new_shape_compiles(exact, steady_steps):
+    line = Timeline(every_shape_compiles=exact)
+    line.clock.on_train_begin()
+    line.epoch(0, [(32, 1.0, 5.0), (32, 1.0, 5.0), (32, 1.0, 6.0), (32, 1.0, 7.0), (32, 1.0, 8.0)])
+    line.epoch(1, [(32, 1.0, 5.0)])
+    assert sum(line.clock.windows[1]) == pytest.approx(steady_steps)
+
+
+def test_metrics_that_other_callbacks_add_are_kept():
+    line = Timeline()
+    line.clock.on_train_begin()
+    line.clock.on_epoch_begin(0)
+    logs = {"loss": 1.0}
+    line.clock.on_epoch_end(0, logs)
+    logs["val_f1"] = 0.5
+    line.clock.last.on_epoch_end(0, logs)
+    assert line.clock.epochs[0].metrics == {"loss": 1.0, "val_f1": 0.5}

@@ -101,6 +101,36 @@ def test_validation_data_in_a_dataset_is_rebatched():
     assert lengths(batches.validation_data) == [16, 16, 16, 16, 16, 14]
 
 
+def test_lists_of_inputs_stay_apart():
+    x, y = next(iter(batches_of(FitData([X, X[:, :1]], [Y, Y])).dataset))
+    assert [part.shape for part in x] == [(32, 8), (32, 1)]
+    assert len(y) == 2
+
+
+def test_sample_weights_without_targets_stay_weights():
+    x, y, weight = next(iter(batches_of(FitData(X, sample_weight=np.ones(94))).dataset))
+    assert (x.shape, y, weight.shape) == ((32, 8), None, (32,))
+
+
+def test_a_class_that_has_no_weight_weighs_one():
+    _, y, weight = next(iter(batches_of(FitData(X, Y, class_weight={1: 5.0})).dataset))
+    np.testing.assert_allclose(weight, np.where(y == 1, 5.0, 1.0))
+
+
+def column(name):
+    return keras.Input((1,), name=name)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_columns_of_a_table_fit_inputs_of_one_feature(batched):
+    inputs = {"b": column("b"), "a": column("a")}
+    joined = keras.layers.Concatenate()(list(inputs.values()))
+    model = keras.Model(inputs, keras.layers.Dense(3)(joined))
+    data = sliced({"a": X[:, 0], "b": X[:, 1]}, Y)
+    data = data.batch(10) if batched else data
+    assert lengths(batches_of(FitData(data), model=model).dataset) == [32, 32, 30]
+
+
 def test_an_unbuilt_model_takes_batched_and_unbatched_datasets():
     model = keras.Sequential([keras.layers.Dense(3)])
     for data in (FORMS["unbatched dataset"], FORMS["batched dataset"]):
@@ -120,6 +150,8 @@ def batch_generator():
 
 
 REFUSED = {
+    "both weights": (FitData(X, Y, np.ones(94), {1: 2.0}), "not both"),
+    "nothing": (FitData(), "`x` is missing"),
     "generator": (FitData(batch_generator()), "tf.data.Dataset"),
     "PyDataset": (FitData(Py()), "does not allow"),
     "list of numbers": (FitData([1.0, 2.0], Y), "Give arrays"),
@@ -133,6 +165,12 @@ REFUSED = {
     "batch above the arrays": (FitData(X[:20], Y[:20]), "batch_size=32 for 20"),
     "batch above the dataset": (FitData(sliced(X, Y).take(20)), "batch_size=32 for 20"),
 }
+
+
+def test_a_dataset_of_sequences_for_an_unbuilt_model_is_refused():
+    sequences = sliced(np.zeros((94, 50, 4), "float32"), np.zeros((94, 50, 4), "float32"))
+    with pytest.raises(InputError, match=r"begin it with `keras.Input`"):
+        batches_of(FitData(sequences), model=keras.Sequential([keras.layers.Dense(4)]))
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -37,8 +37,8 @@ def still(build=models.mlp, **arguments):
     return build(optimizer=keras.optimizers.SGD(0.0), **arguments)
 
 
-def found(model, x, y, micro_batch_size, batch_size, epochs=1):
-    kbatch.accumulate_gradients(model, micro_batch_size)
+def found(model, x, y, micro_batch_size, batch_size, epochs=1, every=1):
+    kbatch.accumulate_gradients(model, micro_batch_size, moments_every=every)
     history = model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
     names = ("gradient_variance", "gradient_squared_norm")
     return [history.history[name][-1] for name in names]
@@ -79,6 +79,26 @@ def test_means_over_ragged_updates_of_the_last_epoch():
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("every", "measured"), [(2, [0, 2]), (3, [0])])
+def test_every_nth_update_is_measured_from_the_first_of_an_epoch_on(every, measured):
+    model = still()
+    parts = [slice(0, 32), slice(32, 64), slice(64, 94)]
+    expected = np.mean([reference(model, X[parts[i]], Y[parts[i]], 8) for i in measured], axis=0)
+    result = found(model, X, Y, 8, batch_size=32, epochs=2, every=every)
+    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
+
+
+def test_a_growing_loss_scale_is_divided_out_as_it_was():
+    expected = reference(still(), X[:32], Y[:32], 8)
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.0), initial_scale=4.0, dynamic_growth_steps=1
+    )
+    keras.utils.set_random_seed(1)
+    result = found(models.mlp(optimizer=optimizer), X[:32], Y[:32], 8, batch_size=32, epochs=3)
+    assert float(optimizer.dynamic_scale) > 4.0
+    np.testing.assert_allclose(result, expected, rtol=2e-4)
+
+
 def test_an_update_of_one_micro_batch_does_not_count():
     model = still()
     expected = reference(model, X[:32], Y[:32], 8)
@@ -97,7 +117,7 @@ def test_the_loss_scale_is_divided_out(scale):
 
 
 def test_they_can_be_left_out():
-    model = kbatch.accumulate_gradients(models.mlp(), 8, gradient_moments=False)
+    model = kbatch.accumulate_gradients(models.mlp(), 8, moments_every=0)
     assert set(model.fit(X, Y, verbose=0).history) == {"accuracy", "loss"}
 
 

@@ -22,6 +22,8 @@ import kbatch
         ({"learning_rate_scaling": "cubic"}, ValueError, "'linear'"),
         ({"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
         ({"micro_batch_size": "auto"}, TypeError, "micro_batch_size='auto'"),
+        ({"seed": -1}, ValueError, "seed=-1"),
+        ({"seed": 1.5}, ValueError, "seed=1.5"),
         ({"base_batch_size": 0}, ValueError, "base_batch_size=0"),
         ({"validation_batch_size": -1}, ValueError, "validation_batch_size=-1"),
         ({"build": 3}, TypeError, "hypermodel=3"),
@@ -82,6 +84,7 @@ class Py(keras.utils.PyDataset):
         ((generator(),), {}, "generator does not allow"),
         ((Py(),), {}, "Py does not allow"),
         (None, {"batch_size": 64}, "batch_size=64 in a trial of 8"),
+        (None, {"validation_batch_size": 64}, "validation_batch_size=64 in a trial of 8"),
     ],
 )
 def test_data_that_cannot_be_rebatched_ends_the_search(tmp_path, data, fit, message):
@@ -181,3 +184,21 @@ def test_a_class_instead_of_an_instance_is_refused():
 
     with pytest.raises(TypeError, match=r"give `Mine\(\)`"):
         searches.hypermodel(Mine)
+
+
+def test_throughput_as_objective_needs_steps_to_measure(tmp_path):
+    objective = keras_tuner.Objective("samples_per_second", "max")
+    hypermodel = searches.hypermodel(batch_sizes=(94,))
+    with pytest.raises(ValueError, match=r"too few steps .*batch_size=94"):
+        searches.search(tmp_path, hypermodel, objective=objective, fit={"epochs": 1})
+
+
+def test_a_model_without_a_layer_under_the_policy_is_refused(tmp_path):
+    def build():
+        layers = [keras.layers.Input((8,)), keras.layers.Dense(3, dtype="float32")]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(ValueError, match="policy of the model='float32'"):
+        searches.tuner(tmp_path, searches.hypermodel(build))

@@ -1,6 +1,7 @@
 """Searches with stock tuners, and what is recorded of them."""
 
 import json
+import time
 
 import keras
 import keras_tuner
@@ -38,7 +39,8 @@ def test_every_trial_holds_what_really_happened(grid):
         assert (run.dtype_policy, run.loss_scaled, run.optimizer) == ("mixed_float16", True, "Adam")
         assert run.micro_batch_size == 8
         assert run.examples_seen == 2 * 94
-        assert run.updates == 2 * -(-94 // trial.batch_size)
+        assert run.batches == 2 * -(-94 // trial.batch_size)
+        assert 0 < run.updates <= run.batches
         assert [epoch.examples for epoch in run.epochs] == [94, 94]
         assert {"accuracy", "loss", "val_accuracy", "val_loss"} <= run.epochs[0].metrics.keys()
         assert 0 <= run.data_wait_s <= run.train_s <= run.total_s
@@ -238,7 +240,8 @@ def test_validation_runs_at_one_batch_size_in_all_trials(tmp_path):
 
     def build():
         inputs = keras.Input((8,))
-        outputs = keras.layers.Dense(3, activation="softmax", dtype="float32")(inputs)
+        hidden = keras.layers.Dense(4)(inputs)
+        outputs = keras.layers.Dense(3, activation="softmax", dtype="float32")(hidden)
         model = Spy(inputs, outputs)
         model.compile(
             "sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], run_eagerly=True
@@ -259,6 +262,257 @@ def test_a_failing_trial_is_recorded_with_its_cause(tmp_path):
     study = kbatch.load_study(tuner)
     assert [trial.status for trial in study.trials] == ["failed", "failed"]
     assert study.trials[0].failure == "RuntimeError: the disk is full and more"
+
+
+class KeepWeights(keras.callbacks.Callback):
+    """Writes the weights at the start and at the end of training."""
+
+    def __init__(self, directory):
+        super().__init__()
+        self.directory = directory
+
+    def on_train_begin(self, logs=None):
+        self.keep("start")
+
+    def on_train_end(self, logs=None):
+        self.keep("end")
+
+    def keep(self, name):
+        count = len(list(self.directory.glob(f"{name}-*")))
+        np.save(self.directory / f"{name}-{count}.npy", self.model.get_weights()[0])
+
+
+def kept(directory, name):
+    return [np.load(file) for file in sorted(directory.glob(f"{name}-*.npy"))]
+
+
+def test_a_trial_trains_as_a_plain_fit_of_the_whole_batch_does(tmp_path):
+    """Accumulation, seed and scaled schedule, seen in the weights."""
+    decay = keras.optimizers.schedules.ExponentialDecay
+
+    def build(rate=0.1, steps=16):
+        return models.mlp(optimizer=keras.optimizers.SGD(decay(rate, steps, 0.5)))
+
+    hypermodel = searches.hypermodel(
+        build, (8, 32), learning_rate_scaling="linear", dtype_policy="float32"
+    )
+    fit = {"callbacks": [KeepWeights(tmp_path)], "shuffle": False}
+    searches.search(tmp_path, hypermodel, fit=fit)
+    keras.utils.set_random_seed(0)
+    plain = build(rate=0.4, steps=4)
+    np.testing.assert_array_equal(kept(tmp_path, "start")[1], plain.get_weights()[0])
+    plain.fit(*models.rows(94), batch_size=32, epochs=2, shuffle=False, verbose=0)
+    np.testing.assert_allclose(kept(tmp_path, "end")[1], plain.get_weights()[0], rtol=1e-4)
+
+
+def test_the_accumulating_step_is_used_above_the_micro_batch(tmp_path):
+    hypermodel = searches.hypermodel(batch_sizes=(8, 16))
+    study = kbatch.load_study(searches.search(tmp_path, hypermodel))
+    has_moments = ["gradient_variance" in trial.metrics for trial in study.trials]
+    assert has_moments == [False, True]
+
+
+def test_each_execution_starts_from_weights_of_its_own(tmp_path):
+    hypermodel = searches.hypermodel(batch_sizes=(8,))
+    fit = {"callbacks": [KeepWeights(tmp_path)]}
+    searches.search(tmp_path, hypermodel, fit=fit, executions_per_trial=2)
+    first, second = kept(tmp_path, "start")
+    assert (first != second).any()
+
+
+def test_waiting_and_validation_are_told_apart_from_training(tmp_path):
+    def slow(dataset):
+        return dataset.map(lambda x, y: (tf.py_function(pause, [x], x.dtype), y)).map(
+            lambda x, y: (tf.ensure_shape(x, (None, 8)), y)
+        )
+
+    def pause(x):
+        time.sleep(0.05)
+        return x
+
+    def data(size):
+        return slow(tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(size))
+
+    (trial,) = kbatch.load_study(
+        searches.search(
+            tmp_path,
+            searches.hypermodel(batch_sizes=(32,)),
+            data=(data,),
+            fit={"validation_data": data},
+        )
+    ).trials
+    (run,) = trial.executions
+    assert run.data_wait_s >= 0.8 * 6 * 0.05
+    assert run.total_s >= run.train_s + 0.8 * 2 * 0.05
+
+
+def test_an_interrupted_search_leaves_a_record(tmp_path):
+    class Interrupts(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise KeyboardInterrupt
+
+    hypermodel = searches.hypermodel(batch_sizes=(8,))
+    with pytest.raises(KeyboardInterrupt):
+        searches.search(tmp_path, hypermodel, fit={"callbacks": [Interrupts()]})
+    assert kbatch.load_study(tmp_path / "search").trials[0].status == "interrupted"
+
+
+class FailsOnce(keras.callbacks.Callback):
+    """Fails in the first run of all."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def on_train_end(self, logs=None):
+        if not self.file.exists():
+            self.file.touch()
+            raise RuntimeError("once")
+
+
+def test_a_retried_trial_begins_again_with_its_first_execution(tmp_path):
+    tuner = searches.search(
+        tmp_path,
+        searches.hypermodel(batch_sizes=(8,)),
+        fit={"callbacks": [FailsOnce(tmp_path / "failed")]},
+        executions_per_trial=2,
+        max_retries_per_trial=1,
+    )
+    (trial,) = kbatch.load_study(tuner).trials
+    assert [(run.status, run.seed) for run in trial.executions] == [
+        ("completed", 0),
+        ("completed", 1),
+    ]
+
+
+def test_a_model_built_after_the_search_starts_from_the_weights_of_its_trial(tmp_path):
+    hypermodel = searches.hypermodel(batch_sizes=(8, 16))
+    fit = {"callbacks": [KeepWeights(tmp_path)]}
+    tuner = searches.search(tmp_path, hypermodel, fit=fit)
+    for trial in tuner.oracle.trials.values():
+        model = hypermodel.build(trial.hyperparameters)
+        np.testing.assert_array_equal(model.get_weights()[0], kept(tmp_path, "start")[0])
+
+
+class Returns(keras_tuner.HyperModel):
+    """Returns an objective of its own."""
+
+    def __init__(self, results):
+        super().__init__()
+        self.results = results
+
+    def build(self, hp):
+        return models.mlp()
+
+    def fit(self, hp, model, *args, **kwargs):
+        model.fit(*args, **kwargs)
+        return self.results(hp.get("batch_size"))
+
+
+@pytest.mark.parametrize(
+    ("results", "objective"),
+    [
+        (lambda size: {"val_accuracy": size / 100}, "val_accuracy"),
+        (lambda size: -float(size), None),
+    ],
+    ids=["dict", "number"],
+)
+def test_what_a_fit_of_the_users_returns_is_what_counts(tmp_path, results, objective):
+    hypermodel = searches.hypermodel(Returns(results), (8, 32))
+    tuner = searches.search(tmp_path, hypermodel, objective=objective)
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == 32
+    assert kbatch.load_study(tuner).best_trial().batch_size == 32
+
+
+def test_several_objectives_are_weighed_as_keras_tuner_does(tmp_path):
+    objective = ["val_accuracy", keras_tuner.Objective("val_loss", "min")]
+    tuner = searches.search(tmp_path, searches.hypermodel(), objective=objective)
+    best = kbatch.load_study(tuner).best_trial()
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size
+
+
+def test_a_loop_of_the_users_is_recorded_as_not_measured(tmp_path):
+    class Loop(Returns):
+        def fit(self, hp, model, x, y, **kwargs):
+            loss = model.train_on_batch(x[:8], y[:8])[0]
+            return {"val_accuracy": float(loss)}
+
+    hypermodel = searches.hypermodel(Loop(None), (8,))
+    (trial,) = kbatch.load_study(searches.search(tmp_path, hypermodel)).trials
+    (run,) = trial.executions
+    assert (run.examples_seen, run.updates, run.train_s, run.total_s) == (None,) * 4
+    assert "nothing was timed" in run.notes[0]
+
+
+def test_a_learning_rate_set_by_a_callback_is_noted(tmp_path):
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)
+    hypermodel = searches.hypermodel(batch_sizes=(8,))
+    (trial,) = kbatch.load_study(
+        searches.search(tmp_path, hypermodel, fit={"callbacks": [schedule]})
+    ).trials
+    assert trial.learning_rate == pytest.approx(0.01)
+    assert "0.01, not the 0.001" in trial.notes[0]
+
+
+def test_skipped_updates_are_not_counted(tmp_path):
+    def build():
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.01), initial_scale=2.0**40
+        )
+        return models.mlp(optimizer=optimizer)
+
+    hypermodel = searches.hypermodel(build, (8,))
+    (trial,) = kbatch.load_study(searches.search(tmp_path, hypermodel)).trials
+    assert trial.executions[0].batches == 24
+    assert trial.executions[0].updates < 24
+
+
+def test_a_trial_whose_build_fails_is_named(tmp_path):
+    def build(hp):
+        if hp.get("batch_size") == 32 and len(list(tmp_path.glob("search/trial_*"))) > 1:
+            raise MemoryError("too large")
+        return models.mlp()
+
+    study = kbatch.load_study(searches.search(tmp_path, searches.hypermodel(build, (8, 32))))
+    assert [trial.batch_size for trial in study.trials] == [8]
+    assert "too large" in study.problems[0]
+
+
+def test_what_a_hypermodel_declares_is_declared(tmp_path):
+    class Declares(Returns):
+        def declare_hyperparameters(self, hp):
+            hp.Choice("units", [4, 8])
+
+        def build(self, hp):
+            assert hp.get("units") in (4, 8)
+            return models.mlp()
+
+        def fit(self, hp, model, *args, **kwargs):
+            return model.fit(*args, **kwargs)
+
+    study = kbatch.load_study(searches.search(tmp_path, searches.hypermodel(Declares(None), (8,))))
+    assert set(study.to_dataframe().units) == {4, 8}
+
+
+def test_layers_built_by_their_first_batch_are_built_under_the_policy(tmp_path):
+    policies = []
+
+    class Late(keras.Model):
+        def build(self, shape):
+            self.last = keras.layers.Dense(3, activation="softmax")
+            self.last.build(shape)
+            policies.append(self.last.dtype_policy.name)
+
+        def call(self, x):
+            return self.last(x)
+
+    def build():
+        model = Late()
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    searches.search(tmp_path, searches.hypermodel(build, (16,)))
+    assert set(policies) == {"mixed_float16"}
 
 
 def test_a_diverged_trial_is_a_failed_one_and_says_so(tmp_path):

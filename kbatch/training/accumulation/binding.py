@@ -14,7 +14,7 @@ def accumulate_gradients(
     model: keras.Model,
     micro_batch_size: int,
     *,
-    gradient_moments: bool = True,
+    moments_every: int = 8,
     batch_norm_once: bool = True,
 ) -> keras.Model:
     """Makes a compiled model train on large batches in micro-batches.
@@ -34,9 +34,10 @@ def accumulate_gradients(
         model: A compiled model without a `train_step` of its own. It is changed.
         micro_batch_size: Examples in a micro-batch. A batch that it does not divide ends in a
             smaller one, and each example keeps its weight.
-        gradient_moments: Whether to report the two moments behind the gradient noise scale as
-            `gradient_variance` (tr(Sigma)) and `gradient_squared_norm` (|G|^2), means over the
-            updates of the epoch. Not under a strategy of several replicas.
+        moments_every: Every how many updates, from the first of an epoch on, to measure the two
+            moments behind the gradient noise scale, reported as `gradient_variance` (tr(Sigma))
+            and `gradient_squared_norm` (|G|^2), means over the epoch; 0 for never. Not under a
+            strategy of several replicas.
         batch_norm_once: Whether the moving statistics of BatchNormalization advance once an
             update, by the statistics of the whole batch, instead of once a micro-batch.
 
@@ -57,7 +58,7 @@ def accumulate_gradients(
     step = AccumulatingTrainStep(
         model,
         size,
-        gradient_moments=gradient_moments,
+        moments_every=moments_every,
         batch_norm_once=batch_norm_once,
     )
     model.train_step = step.run

@@ -19,16 +19,30 @@ NAMES = ("gradient_variance", "gradient_squared_norm")
 
 
 class MomentMeans:
-    """Means of S and G2 over the updates of an epoch.
+    """Means of S and G2 over the measured updates of an epoch.
 
-    Updates of a single micro-batch tell nothing about the noise, and updates that overflowed
-    are skipped by the optimizer too: neither counts.
+    Every n-th update is measured, the first of an epoch always. Updates of a single micro-batch
+    tell nothing about the noise, and updates that overflowed are skipped by the optimizer too:
+    neither counts.
+
+    Args:
+        every: n, updates from one that is measured to the next.
     """
 
-    def __init__(self):
-        # Sums of S and of G2, and the number of updates behind them. It belongs to no model, so
-        # that no weights file knows it.
+    def __init__(self, every: int):
+        self._every = every
+        # Updates of the epoch so far; sums of S and of G2, and the updates behind them. No model
+        # owns them, so that no weights file knows them.
+        self._updates = tf.Variable(tf.zeros([]), trainable=False)
         self._sums = tf.Variable(tf.zeros([3]), trainable=False)
+
+    def is_due(self, anew: tf.Tensor) -> tf.Tensor:
+        """Tells whether the coming update is to be measured.
+
+        Args:
+            anew: Whether it is the first of an epoch.
+        """
+        return anew | tf.equal(tf.math.floormod(self._updates, self._every), 0.0)
 
     def update(
         self, micro_sq_norm: tf.Tensor, batch_sq_norm: tf.Tensor, rows: Any, steps: Any, anew: Any
@@ -36,7 +50,7 @@ class MomentMeans:
         """Takes in one update.
 
         Args:
-            micro_sq_norm: m.
+            micro_sq_norm: m; NaN where it was not measured.
             batch_sq_norm: M.
             rows: N, examples of the update.
             steps: K, micro-batches of the update.
@@ -50,6 +64,7 @@ class MomentMeans:
         squared_norm = batch_sq_norm - variance / rows
         counts = (steps > 1.0) & tf.math.is_finite(micro_sq_norm + batch_sq_norm)
         found = tf.where(counts, tf.stack([variance, squared_norm, 1.0]), tf.zeros([3]))
+        self._updates.assign(tf.where(anew, 0.0, self._updates) + 1.0)
         self._sums.assign(tf.where(anew, tf.zeros([3]), self._sums) + found)
         means = self._sums[:2] / self._sums[2]
         return dict(zip(NAMES, tf.unstack(means), strict=True))
@@ -72,8 +87,14 @@ def _squares(gradient: Any) -> tf.Tensor:
 
 def _summed_by_index(slices: tf.IndexedSlices) -> tf.Tensor:
     """Adds up the rows that belong to one index: a row looked up twice has one gradient."""
-    order = tf.argsort(slices.indices)
-    indices = tf.gather(slices.indices, order)
-    starts = tf.concat([[0], tf.cast(indices[1:] != indices[:-1], tf.int32)], axis=0)
-    values = tf.cast(tf.gather(slices.values, order), tf.float32)
-    return tf.math.unsorted_segment_sum(values, tf.cumsum(starts), tf.shape(indices)[0])
+    rows = tf.shape(slices.indices)[0]
+    values = tf.cast(slices.values, tf.float32)
+    return tf.math.unsorted_segment_sum(values, _positions(slices.indices), rows)
+
+
+def _positions(indices: tf.Tensor) -> tf.Tensor:
+    """Numbers the distinct indices, without `tf.unique`, which XLA does not compile."""
+    order = tf.argsort(indices)
+    ordered = tf.gather(indices, order)
+    starts = tf.concat([[0], tf.cast(ordered[1:] != ordered[:-1], tf.int32)], axis=0)
+    return tf.scatter_nd(order[:, None], tf.cumsum(starts), tf.shape(indices))

@@ -39,12 +39,12 @@ class AccumulatingTrainStep:
         model: keras.Model,
         micro_batch_size: int,
         *,
-        gradient_moments: bool,
+        moments_every: int,
         batch_norm_once: bool,
     ):
         self.micro_batch_size = micro_batch_size
         self._model = model
-        self._moments = MomentMeans() if gradient_moments else None
+        self._moments = MomentMeans(moments_every) if moments_every else None
         self._batch_norm_once = batch_norm_once
 
     def run(self, data: Any) -> dict[str, Any]:
@@ -60,28 +60,44 @@ class AccumulatingTrainStep:
         batch = cut(keras.utils.unpack_x_y_sample_weight(data), self.micro_batch_size)
         _build(model, batch)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        moments = self._moments if replicas == 1 else None
-        update = _Update(model, batch, self._batch_norm_once, moments is not None)
-        sums = update.accumulate()
+        if self._moments is None or replicas > 1:
+            update = _Update(model, batch, self._batch_norm_once, measured=None)
+            update.apply(update.accumulate())
+            return model.get_metrics_result()
+        # Read before the update: it moves the tracker and perhaps the loss scale.
         anew = tf.equal(tf.convert_to_tensor(model._loss_tracker.count), 0.0)
-        update.apply(sums)
-        metrics = model.get_metrics_result()
-        if moments is None:
-            return metrics
         scale: Any = model.optimizer.scale_loss(tf.ones([]))
-        norms = (sums.micro_sq_norm / scale**2, squared_norm(sums.gradients) / scale**2)
-        return metrics | moments.update(*norms, batch.rows, batch.count, anew)
+        measured = self._moments.is_due(anew)
+        update = _Update(model, batch, self._batch_norm_once, measured)
+        sums = update.accumulate()
+        update.apply(sums)
+        micro = tf.where(measured, sums.micro_sq_norm, float("nan"))
+        whole = tf.cond(measured, lambda: squared_norm(sums.gradients), lambda: tf.zeros([]))
+        norms = (micro / scale**2, whole / scale**2)
+        moments = self._moments.update(*norms, batch.rows, batch.count, anew)
+        return model.get_metrics_result() | moments
 
 
 class _Update:
-    """One optimizer update: init, one `add` a micro-batch, apply."""
+    """One optimizer update: init, one `add` a micro-batch, apply.
+
+    Args:
+        model: The model.
+        batch: Its batch.
+        batch_norm_once: Whether batch statistics advance once.
+        measured: Whether to measure the micro-gradients, a boolean tensor; None for never.
+    """
 
     def __init__(
-        self, model: keras.Model, batch: MicroBatches, batch_norm_once: bool, moments: bool
+        self,
+        model: keras.Model,
+        batch: MicroBatches,
+        batch_norm_once: bool,
+        measured: tf.Tensor | None,
     ):
         self._model = model
         self._batch = batch
-        self._with_moments = moments
+        self._measured = measured
         self._batch_norm = BatchNormUpdate(model) if batch_norm_once else None
         self._totals = self._denominators()
         # Which variables the loss reaches; known once a micro-batch has been traced.
@@ -165,7 +181,11 @@ class _Update:
 
     def _micro_sq_norm(self, gradients: Any, rows_share: tf.Tensor) -> tf.Tensor:
         """Gives w_k |g_k|^2; the gradient of a micro-batch's part of the loss is w_k g_k."""
-        return squared_norm(gradients) / rows_share if self._with_moments else tf.zeros([])
+        if self._measured is None:
+            return tf.zeros([])
+        return tf.cond(
+            self._measured, lambda: squared_norm(gradients) / rows_share, lambda: tf.zeros([])
+        )
 
     def _observed(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._batch_norm is None else self._batch_norm.observed()
