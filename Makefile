@@ -19,14 +19,19 @@ help:
 demo: .venv/demo.stamp
 	$(BIN)/kbatch demo
 
+# The picture of the README.
+docs/images/trials.png: .venv/demo.stamp
+	$(BIN)/kbatch demo && cp kbatch-demo/trials.png $@
+
+# Two processes: TensorFlow's graphs pile up in one, and most of a test runs on one core.
 test: .venv/test.stamp
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: .venv/test.stamp
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
 test-gpu: .venv/test.stamp
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu || test $$? -eq 5  # 5: there is no such test yet.
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

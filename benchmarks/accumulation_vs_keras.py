@@ -1,4 +1,4 @@
-"""How fast is one accumulated update, against Keras's own ways and the seed text's eager loop?
+"""How fast is one accumulated update, against Keras's own ways and an eager loop?
 
 python benchmarks/accumulation_vs_keras.py [--rounds 9] [--block 0.3]
 
@@ -47,7 +47,7 @@ def updates_of(model: keras.Model, net: Net, batch_size: int):
 
 
 def eager_loop(net: Net):
-    """The seed text's loop: one tape a micro-batch, in Python."""
+    """The loop of many tutorials: one tape a micro-batch, in Python."""
     model = compiled(net)
     loss_fn = keras.losses.SparseCategoricalCrossentropy()
     size = net.micro_batch_size

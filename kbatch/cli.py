@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words after `kbatch`; those of the process if None.
 
     Returns:
-        The exit status: 0, or 1 after an error that is told in one line.
+        The exit status: 0, 1 after an error that is told in one line, 130 after Ctrl-C.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -141,7 +141,7 @@ def _print_table(study: "Study", console: "Console") -> None:
     content = trial_table(study)
     rows = [row.texts for row in content.rows]
     if console.width < _LOG_WIDTH:  # Spreads stand in the report.
-        rows = [tuple(text.partition(" (")[0] for text in row) for row in rows]
+        rows = [tuple(_without_spread(text) for text in row) for row in rows]
     varying = [i for i in range(len(content.columns)) if len({row[i] for row in rows}) > 1]
     shared = [i for i in range(len(content.columns)) if i not in varying]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -157,6 +157,10 @@ def _print_table(study: "Study", console: "Console") -> None:
         first = rows[0]
         same = ", ".join(f"{content.columns[i].title.lower()} {first[i]}" for i in shared)
         console.print(f"in every trial: {same}", highlight=False, soft_wrap=True)
+
+
+def _without_spread(text: str) -> str:
+    return text if text.startswith("n/a") else text.partition(" (")[0]
 
 
 def _print_decision(study: "Study", console: "Console") -> None:

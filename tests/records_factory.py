@@ -118,3 +118,11 @@ def make_study(*trials, name="digits", search=None, problems=()):
         trials = (*learned, make_trial(4096, status="out_of_memory"))
     ordered = sorted(trials, key=lambda trial: (trial.batch_size, trial.trial_id))
     return Study(name, tuple(ordered), search or make_search(), tuple(problems))
+
+
+def make_diverged(batch_size, text="diverged: the loss is nan"):
+    """A trial whose training loss did not stay finite."""
+    epoch = EpochRecord(
+        epoch=0, metrics={"loss": None}, examples=1437, updates=1, train_s=1.0, data_wait_s=0.0
+    )
+    return make_trial(batch_size, status="failed", failure=text, epochs=(epoch,))

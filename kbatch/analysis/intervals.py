@@ -18,7 +18,7 @@ FEWEST_VALUES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A 95 % confidence interval.
+    """An interval: of 95 % confidence, or between quartiles where its maker says so.
 
     Attributes:
         low: Lower bound, in the unit of the values.

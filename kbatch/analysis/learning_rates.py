@@ -58,7 +58,7 @@ def learning_rate_ratio(*, batch_size: int, base_batch_size: int, rule: str | No
             f"Received: batch_size={batch_size}, base_batch_size={base_batch_size}."
         )
     kappa = batch_size / base_batch_size
-    match check_rule(rule):
+    match check_rule(rule, "rule"):
         case "linear":
             return kappa
         case "sqrt":
@@ -67,15 +67,22 @@ def learning_rate_ratio(*, batch_size: int, base_batch_size: int, rule: str | No
             return 1.0
 
 
-def check_rule(rule: str | None) -> str | None:
+def check_rule(rule: str | None, name: str) -> str | None:
     """Checks that a learning-rate rule exists.
+
+    Args:
+        rule: The rule, or None.
+        name: Name of the argument, for the message.
+
+    Returns:
+        The rule.
 
     Raises:
         ValueError: If it does not.
     """
     if rule is not None and rule not in RULES:
         raise ValueError(
-            "`learning_rate_scaling` must be None, 'linear' (for SGD) or 'sqrt' (for Adam and "
-            f"its relatives). Received: learning_rate_scaling={rule!r}."
+            f"`{name}` must be None, 'linear' (for SGD) or 'sqrt' (for Adam and its relatives). "
+            f"Received: {name}={rule!r}."
         )
     return rule

@@ -117,6 +117,11 @@ class ExecutionRecord:
         return -(-self.batch_size // self.micro_batch_size)
 
     @property
+    def diverged(self) -> bool:
+        """Whether the training loss became NaN or infinite."""
+        return any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
+
+    @property
     def throughput(self) -> Throughput | None:
         """Examples per second of the steady part, None if there was none."""
         return throughput_of_windows(self.window_examples, self.window_durations_s)

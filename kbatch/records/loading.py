@@ -12,6 +12,8 @@ RECORD_NAME = "kbatch.json"
 
 
 class _HasProjectDir(Protocol):
+    """A keras-tuner tuner; the settings of its hypermodel are read where it has any."""
+
     @property
     def project_dir(self) -> str: ...
 

@@ -46,7 +46,8 @@ class Study:
         name: Name of the search, the folder's name.
         trials: The trials by batch size, then trial id.
         search: What holds for all of them, None if its file is missing.
-        problems: What could not be read, a line each, naming the file.
+        problems: What is missing, a line each: files that could not be read, and trials that failed
+            before training, in building the model.
     """
 
     name: str
@@ -97,7 +98,8 @@ class Study:
 
         The columns are `trial_id`, `status`, `batch_size`, `micro_batch_size`,
         `accumulation_steps`, `batch_size_seen`, `dtype_policy`, `optimizer`,
-        `learning_rate`, `samples_per_second` with `samples_per_second_low` and `_high`,
+        `learning_rate`, `samples_per_second` with `samples_per_second_low` and `_high`
+        (a 95 % interval over three executions or more, quartiles over the windows of a single one),
         `first_step_s`, `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
         `epochs`, `executions` (or `execution` and `seed`), `failure`, then the metrics of the
         best epoch under Keras's names, then the other hyperparameters (as `hp/name` where a

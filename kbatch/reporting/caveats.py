@@ -33,7 +33,7 @@ def caveats(study: Study) -> tuple[str, ...]:
 
 def _problems(study: Study) -> Iterator[str]:
     for problem in study.problems:
-        yield f"Left out, because a file could not be read: {problem}"
+        yield f"Left out: {one_line(problem)}"
 
 
 def _incomplete(study: Study) -> Iterator[str]:
@@ -111,7 +111,8 @@ def _busy_host(study: Study) -> Iterator[str]:
 def _budget(study: Study) -> Iterator[str]:
     completed = [trial for trial in study.trials if trial.status == "completed"]
     epochs = conditions_of(study).epochs
-    if epochs is None or len({trial.batch_size for trial in completed}) < 2:
+    counted = all(trial.mean(lambda e: e.updates) is not None for trial in completed)
+    if not epochs or not counted or len({trial.batch_size for trial in completed}) < 2:
         return
     if epochs[0] != epochs[1]:
         yield f"The budgets differ: executions had {epochs_text(epochs)}."
@@ -155,7 +156,7 @@ def _sizes_where(trials: Iterable[TrialRecord], holds: Callable[[TrialRecord], b
 
 
 def _updates(trial: TrialRecord) -> str:
-    return f"{trial.mean(lambda e: e.updates) or 0:,.0f}"
+    return f"{trial.mean(lambda e: e.updates):,.0f}"
 
 
 def one_line(text: str, most_characters: int = 300) -> str:

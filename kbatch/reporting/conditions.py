@@ -35,14 +35,15 @@ def conditions_of(study: Study) -> Conditions:
     versions = environment.versions if environment else {}
     named = {"tensorflow": "TensorFlow", "keras": "Keras"}
     completed = [e for t in study.trials for e in t.executions if e.status == "completed"]
-    examples = [e.epochs[0].examples for e in completed if e.epochs]
+    timed = [e for e in completed if e.epochs]
+    examples = [e.epochs[0].examples for e in timed]
     return Conditions(
         device=environment.device if environment else None,
         versions=tuple(f"{named[key]} {versions[key]}" for key in named if key in versions),
         policies=tuple(dict.fromkeys(t.dtype_policy for t in study.trials)),
         trials=len(study.trials),
         executions=_bounds(len(t.executions) for t in study.trials),
-        epochs=_bounds(len(e.epochs) for e in completed) if completed else None,
+        epochs=_bounds(len(e.epochs) for e in timed) if timed else None,
         examples=_bounds(examples) if examples else None,
     )
 

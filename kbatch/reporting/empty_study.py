@@ -15,6 +15,6 @@ def refuse_empty(study: Study) -> None:
     raise ValueError(
         f"The study {study.name!r} has no trial: run `tuner.search(x, y)` with a "
         "`kbatch.BatchSizeHyperModel`, or `kbatch demo`, then load it again. "
-        + (f"Files that could not be read: {problems} " if problems else "")
+        + (f"What is missing: {problems} " if problems else "")
         + "Received: study.trials=()."
     )

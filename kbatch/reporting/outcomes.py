@@ -17,5 +17,5 @@ def outcome(trial: TrialRecord) -> str:
 
 
 def diverged(trial: TrialRecord) -> bool:
-    """Whether a trial failed because its loss or metrics did not stay finite."""
-    return trial.status == "failed" and (trial.failure or "").startswith("diverged")
+    """Whether a trial failed because its loss did not stay finite."""
+    return trial.status == "failed" and any(e.diverged for e in trial.executions)

@@ -129,7 +129,7 @@ def _cells(
         *(_hyperparameter(trial.hyperparameters.get(name)) for name in tuned),
         _throughput(trial),
         _quality(trial, quality),
-        _cell(trial, trial.mean(lambda e: e.updates or None), lambda n: f"{n:,.0f}"),
+        _cell(trial, trial.mean(lambda e: e.updates), lambda n: f"{n:,.0f}"),
         _cell(trial, trial.mean(lambda e: e.first_step_s)),
         _cell(trial, trial.mean(lambda e: e.data_wait_share), percent),
         Cell(outcome(trial)),

@@ -3,7 +3,6 @@
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 
@@ -35,13 +34,6 @@ def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | No
         deterministic=True,
     )
     return batches.apply(tf.data.experimental.assert_cardinality(-(-examples // batch_size)))
-
-
-def seed_of(seed: int | None, *parts: int) -> int | None:
-    """Derives a seed from a seed and what it is for; None stays None."""
-    if seed is None:
-        return None
-    return int(np.random.SeedSequence([seed, *parts]).generate_state(1)[0])
 
 
 def _orders(examples: int, seed: int | None) -> tf.data.Dataset:

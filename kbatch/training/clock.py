@@ -23,7 +23,7 @@ class _Meter(Protocol):
 class TrainingClock(keras.callbacks.Callback):
     """Times each train step and keeps the steady ones apart.
 
-    A step lasts from the last callback of Keras's `on_train_batch_begin` to the first of
+    A step begins after all other callbacks' `on_train_batch_begin` and ends before their
     `on_train_batch_end`, which waits for the device: data loading is in it; validation,
     checkpoints and what other callbacks do are not. So the clock stands first among the
     callbacks and `clock.last` stands last. The first steps, and a step whose batch has a shape
@@ -108,7 +108,7 @@ class TrainingClock(keras.callbacks.Callback):
         self._reading = reading
         if self.first_step_s is None:
             self.first_step_s = duration_s
-        shape = reading.shape if self._every_shape_compiles else float(examples)
+        shape = reading.shape_number if self._every_shape_compiles else float(examples)
         self._steady.append(self._steps_since_begin >= WARM_UP_STEPS and shape in self._shapes)
         self._steps_since_begin += 1
         self._shapes.add(shape)

@@ -1,12 +1,9 @@
-"""The dtype policy and the seed under which a model is built."""
+"""The dtype policy under which a model is built and trained."""
 
 import contextlib
-import operator
-import random
 from collections.abc import Iterator, Sequence
 
 import keras
-import numpy as np
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 
@@ -27,44 +24,21 @@ def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def building_under(policy: str, seed: int | None) -> Iterator[None]:
-    """Sets the global dtype policy and the seeds, and puts them back afterwards.
+def dtype_policy_scope(policy: str) -> Iterator[None]:
+    """Sets Keras's global dtype policy and puts it back afterwards.
 
-    TensorFlow's own global seed cannot be read; keras-tuner resets it before the next build.
-
-    keras-tuner clears Keras's session before each build, which resets both: set before the
-    search, they would be lost in every trial.
+    keras-tuner clears Keras's session before each build, which resets the policy: set before the
+    search, it would be lost in every trial.
 
     Args:
         policy: Name of a dtype policy.
-        seed: Seed of Python, NumPy and Keras, None to leave them alone.
     """
     before = keras.config.dtype_policy()
-    python_state, numpy_state = random.getstate(), np.random.get_state()
     keras.config.set_dtype_policy(policy)
     try:
-        if seed is not None:
-            keras.utils.set_random_seed(seed)
         yield
     finally:
         keras.config.set_dtype_policy(before)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-
-
-def check_seed(seed: int | None) -> int | None:
-    """Checks that a seed is None or an integer of at least 0.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    if seed is None:
-        return None
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:
-        raise ValueError(
-            f"`seed` must be None or an integer of at least 0. Received: seed={seed!r}."
-        )
-    return operator.index(seed)
 
 
 def check_active_policy(model: keras.Model, policy: str) -> None:

@@ -1,5 +1,5 @@
-"""Errors in what a person gave, told apart from failures of a run."""
+"""Mistakes in what a person gave, told apart from failures of a run."""
 
 
 class InputError(ValueError):
-    """Training data that kbatch cannot use as given; the message says what to give."""
+    """Data, settings or a directory that kbatch cannot use as given; it says what to give."""

@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kbatch.training.array_batches import seed_of
 from kbatch.training.clock import TrainingClock
 from kbatch.training.data import Batches, FitData, in_batches
 from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
+from kbatch.training.seeds import seed_of
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
 

@@ -14,14 +14,15 @@ class InputReading(NamedTuple):
         examples: Examples in them.
         largest_batch: Examples in the largest of them.
         wait_s: Seconds between the request for a batch and its arrival, in all.
-        shape: A number that tells the shapes of the last batch from others.
+        shape_number: A number that tells the shapes of the last batch from others. It is a float
+            like the other totals, which share a variable.
     """
 
     batches: int
     examples: int
     largest_batch: int
     wait_s: float
-    shape: float
+    shape_number: float
 
 
 class InputMeter:
@@ -38,7 +39,7 @@ class InputMeter:
         """Makes a dataset of the same batches that counts them as they are taken.
 
         The outermost step runs when a batch is asked for: it stamps the time, asks for the
-        batch, and stamps the time again. The largest batch starts anew.
+        batch, and stamps the time again. The largest batch is counted from zero.
         """
         self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1], tf.float64))
         requests = tf.data.Dataset.range(1).repeat().map(lambda _: tf.timestamp())

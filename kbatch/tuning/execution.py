@@ -10,7 +10,7 @@ import keras
 from kbatch.instruments.failures import failure_status, failure_text
 from kbatch.records.execution import ExecutionRecord
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
-from kbatch.training.dtype_policy import building_under, loss_scaled
+from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
 from kbatch.training.errors import InputError
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
@@ -74,7 +74,7 @@ class Execution:
         self._model.fit = self._fit
         try:
             # Layers that are built by their first batch are so under the policy too.
-            with building_under(self._started.dtype_policy, seed=None):
+            with dtype_policy_scope(self._started.dtype_policy):
                 results = self._with_throughput(fit())
         except BaseException as error:
             self._write(self._ended(failure_status(error), failure_text(error)))

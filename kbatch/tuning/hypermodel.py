@@ -13,13 +13,13 @@ from kbatch.records.json_files import RecordError
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.accumulation.binding import check_model
 from kbatch.training.dtype_policy import (
-    building_under,
     check_active_policy,
     check_dtype_policies,
-    check_seed,
+    dtype_policy_scope,
 )
 from kbatch.training.errors import InputError
 from kbatch.training.learning_rate import scale_optimizer
+from kbatch.training.seeds import check_seed, seeded
 from kbatch.tuning.execution import Execution, ExecutionPlan
 from kbatch.tuning.trial_files import TrialFiles, trial_files
 from kbatch.tuning.user_model import BuildFunction, as_hypermodel
@@ -85,7 +85,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.batch_sizes = check_batch_sizes(batch_sizes)
         self.micro_batch_size = _size_or_none(micro_batch_size, "micro_batch_size")
         self.dtype_policies = check_dtype_policies(dtype_policy)
-        self.learning_rate_scaling = check_rule(learning_rate_scaling)
+        self.learning_rate_scaling = check_rule(learning_rate_scaling, "learning_rate_scaling")
         self.base_batch_size = (
             _size_or_none(base_batch_size, "base_batch_size") or self.batch_sizes[0]
         )
@@ -99,7 +99,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Builds the model of a trial; keras-tuner calls it."""
         batch_size, policy = self._declare(hp)
         number, last, self._last = self._last.number(hp), self._last, _LastFit()
-        with building_under(policy, self._seed(number)):
+        with dtype_policy_scope(policy), seeded(self._seed(number)):
             model = self._inner.build(hp)
         # A build that fails ends the trial: what comes next is a new run of it.
         self._last = last

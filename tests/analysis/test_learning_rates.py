@@ -37,7 +37,7 @@ def test_the_square_root_rule_squared_is_the_linear_rule():
 
 
 def test_an_unknown_rule_is_named():
-    with pytest.raises(ValueError, match="learning_rate_scaling='cubic'"):
+    with pytest.raises(ValueError, match=r"`rule` must be .*rule='cubic'"):
         scale_learning_rate(0.1, batch_size=2, base_batch_size=1, rule="cubic")
 
 

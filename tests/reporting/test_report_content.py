@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 from records_factory import (
+    make_diverged,
     make_environment,
     make_epochs,
     make_execution,
@@ -127,9 +128,7 @@ def test_a_single_timing_window_is_told():
 
 
 def test_a_diverged_trial_is_told_once():
-    study = make_study(
-        make_trial(16), make_trial(32, status="failed", failure="diverged: loss nan")
-    )
+    study = make_study(make_trial(16), make_diverged(32, "diverged: loss nan"))
     assert caveat(study, "Batch size 32") == [
         "Batch size 32 (mixed_float16) has no result, its training diverged: loss nan"
     ]
@@ -140,7 +139,7 @@ def test_a_diverged_trial_is_told_once():
     [
         ((make_trial(16, status="out_of_memory"),), "smaller `micro_batch_size`, which needs"),
         ((make_trial(16, status="failed"),), "Read the failures below"),
-        ((make_trial(16, status="failed", failure="diverged: nan"),), "smaller learning rate"),
+        ((make_diverged(16),), "smaller learning rate"),
         ((make_trial(16, status="interrupted"),), "run it again"),
     ],
 )

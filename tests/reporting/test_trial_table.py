@@ -1,5 +1,5 @@
 import pytest
-from records_factory import make_execution, make_study, make_trial
+from records_factory import make_diverged, make_execution, make_study, make_trial
 
 from kbatch.records.study import Study
 from kbatch.reporting.trial_table import trial_table
@@ -23,7 +23,7 @@ def test_without_a_spread_a_number_stands_alone():
 
 
 def test_a_diverged_trial_says_so():
-    study = make_study(make_trial(16, status="failed", failure="diverged: the loss was nan"))
+    study = make_study(make_diverged(16))
     assert column(study, "Status") == ["diverged"]
     assert column(study, "Samples/s") == ["n/a (diverged)"]
 

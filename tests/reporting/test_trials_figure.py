@@ -8,7 +8,7 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from records_factory import make_epochs, make_execution, make_study, make_trial
+from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
 import kbatch
 from kbatch.analysis import mean_interval
@@ -259,7 +259,7 @@ def test_series_stand_beside_each_other_and_apart_from_other_batch_sizes():
 
 
 def test_a_diverged_trial_is_marked_as_such():
-    study = make_study(make_trial(16), make_trial(32, status="failed", failure="diverged: nan"))
+    study = make_study(make_trial(16), make_diverged(32))
     _, lower = panels(study)
     assert "diverged" in texts(lower)
     assert "failed" not in texts(lower)

@@ -1,4 +1,4 @@
-"""The two moments behind the gradient noise scale, from gradients that are there anyway.
+"""The two moments behind the gradient noise scale, from the gradients of the micro-batches.
 
 With K micro-gradients g_k, each the mean over n_k of the N examples, w_k = n_k / N:
 

@@ -165,7 +165,7 @@ def _routed(compile_loss: Any, route: Callable[..., tf.Tensor]) -> Iterator[None
         compile_loss._flat_losses, compile_loss._metrics = flat_losses, metrics
 
 
-def _is_kerases(value: Any) -> bool:
+def _is_from_keras(value: Any) -> bool:
     return getattr(value, "__module__", "").split(".")[0] == "keras"
 
 
@@ -177,10 +177,10 @@ def _makes_mask(layer: keras.Layer) -> bool:
     if isinstance(layer, keras.layers.Lambda):
         return getattr(layer, "_mask", None) is not None
     own_mask = type(layer).compute_mask is not keras.Layer.compute_mask
-    return own_mask and not _is_kerases(type(layer))
+    return own_mask and not _is_from_keras(type(layer))
 
 
 def _may_mask(loss: Any) -> bool:
     function = getattr(loss, "fn", type(loss))
     ignores = getattr(loss, "_fn_kwargs", {}).get("ignore_class") is not None
-    return ignores or not _is_kerases(function)
+    return ignores or not _is_from_keras(function)
