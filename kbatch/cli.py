@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Columns of a table in a log file, where no terminal tells its width.
 _LOG_WIDTH = 120
+_DEMO_SIZES = "16,32,64,128,256,512,1024"
+_QUICK_SIZES = "32,128,512"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,9 +64,13 @@ def _add_demo(commands) -> None:
         metavar="DIR",
         help="where results go (%(default)s)",
     )
-    demo.add_argument("--policy", metavar="NAME", help="Keras dtype policy (mixed_float16)")
-    demo.add_argument("--seed", type=int, metavar="N", help="seed of weights and shuffling (0)")
-    demo.add_argument("--batch-sizes", metavar="N,N,...", help="batch sizes to try")
+    demo.add_argument(
+        "--policy", default="mixed_float16", metavar="NAME", help="Keras dtype policy (%(default)s)"
+    )
+    demo.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of weights and order (%(default)s)"
+    )
+    demo.add_argument("--batch-sizes", metavar="N,N,...", help=f"sizes to try ({_DEMO_SIZES})")
     demo.set_defaults(run=_demo)
 
 
@@ -94,26 +100,28 @@ def _add_study_arguments(parser: argparse.ArgumentParser, default: str, text: st
 
 
 def _demo(options: argparse.Namespace) -> None:
-    import dataclasses
-
     from rich.console import Console
 
     from kbatch.analysis.batch_sizes import check_batch_sizes
     from kbatch.instruments.quiet_start import quiet_start
 
-    given = {"policy": options.policy, "seed": options.seed}
-    if options.batch_sizes is not None:
-        given["batch_sizes"] = check_batch_sizes(_integers(options.batch_sizes))
+    sizes, epochs = (_QUICK_SIZES, 4) if options.quick else (_DEMO_SIZES, 20)
+    batch_sizes = check_batch_sizes(_integers(options.batch_sizes or sizes))
     options.output.mkdir(parents=True, exist_ok=True)
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=_LOG_WIDTH)
     console.print("Starting TensorFlow ...", highlight=False)
     with quiet_start():
-        from kbatch.demo import QUICK, DemoSettings, run_demo
-    chosen = {name: value for name, value in given.items() if value is not None}
-    settings = dataclasses.replace(QUICK if options.quick else DemoSettings(), **chosen)
-    study = run_demo(options.output, settings, console)
+        from kbatch.demo import run_demo
+    study = run_demo(
+        options.output,
+        console,
+        batch_sizes=batch_sizes,
+        epochs=epochs,
+        dtype_policy=options.policy,
+        seed=options.seed,
+    )
     _print_table(study, console)
     _print_decision(study, console)
     _write_results(study, options.output, console)

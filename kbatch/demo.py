@@ -1,6 +1,5 @@
 """The demonstration: a search over batch sizes on scikit-learn's handwritten digits."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +13,28 @@ from kbatch.tuning.hypermodel import BatchSizeHyperModel
 from kbatch.tuning.progress import SearchProgress
 
 PROJECT_NAME = "demo-search"
+MICRO_BATCH_SIZE = 128
 
 
-@dataclasses.dataclass(frozen=True)
-class DemoSettings:
-    """What the demonstration tries.
-
-    Attributes:
-        batch_sizes: Batch sizes, in examples.
-        epochs: Epochs of each trial.
-        policy: Keras dtype policy.
-        seed: Seed of weights and shuffling.
-        micro_batch_size: Examples that go through the device at once.
-    """
-
-    batch_sizes: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
-    epochs: int = 20
-    policy: str = "mixed_float16"
-    seed: int = 0
-    micro_batch_size: int = 128
-
-
-QUICK = DemoSettings(batch_sizes=(32, 128, 512), epochs=4)
-
-
-def run_demo(directory: Path, settings: DemoSettings, console: Console) -> Study:
+def run_demo(
+    directory: Path,
+    console: Console,
+    *,
+    batch_sizes: tuple[int, ...],
+    epochs: int,
+    dtype_policy: str,
+    seed: int,
+) -> Study:
     """Searches over batch sizes on the digits.
 
     Args:
         directory: Where keras-tuner and kbatch write, in a folder `demo-search`; that of an
             earlier demonstration is replaced.
-        settings: What to try.
         console: Where progress is shown.
+        batch_sizes: Batch sizes to try, in examples.
+        epochs: Epochs of each trial.
+        dtype_policy: Keras dtype policy.
+        seed: Seed of weights and shuffling.
 
     Returns:
         The study.
@@ -57,11 +46,11 @@ def run_demo(directory: Path, settings: DemoSettings, console: Console) -> Study
     x, y = load_digits()
     hypermodel = BatchSizeHyperModel(
         build_model,
-        settings.batch_sizes,
-        micro_batch_size=settings.micro_batch_size,
-        dtype_policy=settings.policy,
+        batch_sizes,
+        micro_batch_size=MICRO_BATCH_SIZE,
+        dtype_policy=dtype_policy,
         learning_rate_scaling="sqrt",
-        seed=settings.seed,
+        seed=seed,
     )
     tuner = keras_tuner.GridSearch(
         hypermodel,
@@ -70,26 +59,17 @@ def run_demo(directory: Path, settings: DemoSettings, console: Console) -> Study
         project_name=PROJECT_NAME,
         overwrite=True,
     )
-    progress = SearchProgress(
-        tuner, trials=len(settings.batch_sizes), epochs=settings.epochs, console=console
-    )
+    progress = SearchProgress(tuner, trials=len(batch_sizes), epochs=epochs, console=console)
     with progress:
-        tuner.search(
-            x,
-            y,
-            validation_split=0.2,
-            epochs=settings.epochs,
-            callbacks=[progress],
-            verbose=0,
-        )
+        tuner.search(x, y, validation_split=0.2, epochs=epochs, callbacks=[progress], verbose=0)
     return load_study(tuner)
 
 
 def _check_folder(folder: Path) -> None:
     if folder.exists() and not (folder / RECORD_NAME).exists():
         raise FileExistsError(
-            f"{folder} is no earlier demonstration, which would be replaced: give another "
-            "`--output`."
+            "The demonstration replaces an earlier one only: give another `--output`. Received: "
+            f"{folder}, which is no earlier demonstration."
         )
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from kbatch.training.clock import TrainingClock
 from kbatch.training.data import Batches, FitData, in_batches
+from kbatch.training.epoch_check import EpochCheck
 from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
 from kbatch.training.seeds import seed_of
@@ -102,7 +103,7 @@ class TimedFit:
 
     def _train(self, batches: Batches, call: dict[str, Any]) -> keras.callbacks.History:
         expected = () if call.get("validation_freq", 1) != 1 else self._metrics
-        check = _EpochCheck(self._batch_size, expected, self._meter)
+        check = EpochCheck(self._batch_size, expected, self._meter)
         theirs = keras.tree.flatten(call.pop("callbacks", None) or [])
         started_s = time.perf_counter()
         try:
@@ -149,30 +150,3 @@ def _check_end(dataset: tf.data.Dataset, call: dict[str, Any]) -> None:
             "The dataset never ends: leave out `.repeat()`, or give `steps_per_epoch`. "
             "Received: a dataset of infinite cardinality."
         )
-
-
-class _EpochCheck(keras.callbacks.Callback):
-    """Ends training when an epoch shows that it is not what was asked for."""
-
-    def __init__(self, batch_size: int, metrics: tuple[str, ...], meter: InputMeter):
-        super().__init__()
-        self._batch_size = batch_size
-        self._metrics = metrics
-        self._meter = meter
-
-    def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Compares the batches that arrived and the metrics with those expected."""
-        seen = self._meter.read().largest_batch
-        if seen != self._batch_size:
-            raise InputError(
-                f"The largest batch of an epoch had {seen} examples: leave the sizes above the "
-                "training set out of `batch_sizes`, and let a data function batch by the size it "
-                f"is called with. Received: batch_size={self._batch_size}."
-            )
-        missing = [name for name in self._metrics if name not in (logs or {})]
-        if missing:
-            raise InputError(
-                f"The objective {missing[0]!r} is not among the metrics: give `validation_data` "
-                "or `validation_split` for one that starts with val_, compile the model with it, "
-                f"or choose another objective. Received: metrics {sorted(logs or {})}."
-            )

@@ -11,7 +11,6 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
 from kbatch.records.json_files import RecordError
 from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.accumulation.binding import check_model
 from kbatch.training.dtype_policy import (
     check_active_policy,
     check_dtype_policies,
@@ -20,11 +19,14 @@ from kbatch.training.dtype_policy import (
 from kbatch.training.errors import InputError
 from kbatch.training.learning_rate import scale_optimizer
 from kbatch.training.seeds import check_seed, seeded
+from kbatch.training.trainable_model import check_model
 from kbatch.tuning.execution import Execution, ExecutionPlan
+from kbatch.tuning.execution_number import ExecutionNumber
 from kbatch.tuning.trial_files import TrialFiles, trial_files
 from kbatch.tuning.user_model import BuildFunction, as_hypermodel
 
-LARGEST_DEFAULT_VALIDATION_BATCH = 256
+_LARGEST_DEFAULT_VALIDATION_BATCH = 256
+_MOMENTS_EVERY = 8
 
 
 class BatchSizeHyperModel(keras_tuner.HyperModel):
@@ -93,16 +95,30 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             validation_batch_size, "validation_batch_size"
         ) or _validation_batch_size(self.batch_sizes, self.micro_batch_size)
         self.seed = check_seed(seed)
-        self._last = _LastFit()
+        self._number = ExecutionNumber()
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What holds for all trials of the search, by argument name."""
+        return {
+            "batch_sizes": list(self.batch_sizes),
+            "micro_batch_size": self.micro_batch_size,
+            "dtype_policy": list(self.dtype_policies),
+            "learning_rate_scaling": self.learning_rate_scaling,
+            "base_batch_size": self.base_batch_size,
+            "validation_batch_size": self.validation_batch_size,
+            "seed": self.seed,
+        }
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """Builds the model of a trial; keras-tuner calls it."""
         batch_size, policy = self._declare(hp)
-        number, last, self._last = self._last.number(hp), self._last, _LastFit()
-        with dtype_policy_scope(policy), seeded(self._seed(number)):
-            model = self._inner.build(hp)
-        # A build that fails ends the trial: what comes next is a new run of it.
-        self._last = last
+        try:
+            with dtype_policy_scope(policy), seeded(self._seed(hp)):
+                model = self._inner.build(hp)
+        except Exception:
+            self._number.failed()
+            raise
         with _fatal(TypeError, ValueError):
             check_model(model)
             check_active_policy(model, policy)
@@ -115,7 +131,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if self.learning_rate_scaling is not None:
             scale_optimizer(model.optimizer, ratio=ratio, kappa=kappa)
         if self._micro(batch_size) < batch_size:
-            accumulate_gradients(model, self._micro(batch_size))
+            accumulate_gradients(model, self._micro(batch_size), moments_every=_MOMENTS_EVERY)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
@@ -133,15 +149,17 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         Returns:
             What the wrapped `fit` returns, with `samples_per_second` among the metrics.
         """
-        # An execution that fails is the trial's last.
-        number, self._last = self._last.number(hp), _LastFit()
         with _fatal(InputError, RecordError):
             files = trial_files(kwargs.get("callbacks"))
-            execution = Execution(model, self._plan(hp, number, files), files)
+            execution = Execution(model, self._plan(hp, files), files)
             if files is not None:
                 files.check_settings(self.settings)
-            results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
-        self._last = _LastFit(hp, (number + 1) % files.executions if files is not None else 0)
+            try:
+                results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
+            except BaseException:
+                self._number.failed()
+                raise
+        self._number.ended(hp, planned=1 if files is None else files.executions)
         return results
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
@@ -153,15 +171,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
-    def _plan(
-        self, hp: keras_tuner.HyperParameters, number: int, files: TrialFiles | None
-    ) -> ExecutionPlan:
+    def _plan(self, hp: keras_tuner.HyperParameters, files: TrialFiles | None) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
         # A `fit` of the user's may compute the objective itself, after training.
         stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
         return ExecutionPlan(
-            number=number,
-            seed=self._seed(number),
+            number=self._number.of(hp),
+            seed=self._seed(hp),
             batch_size=batch_size,
             micro_batch_size=self._micro(batch_size),
             largest_batch_size=self.batch_sizes[-1],
@@ -173,37 +189,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def _micro(self, batch_size: int) -> int:
         return min(batch_size, self.micro_batch_size or batch_size)
 
-    def _seed(self, number: int) -> int | None:
-        return None if self.seed is None else self.seed + number
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """What holds for all trials of the search, by argument name."""
-        return {
-            "batch_sizes": list(self.batch_sizes),
-            "micro_batch_size": self.micro_batch_size,
-            "dtype_policy": list(self.dtype_policies),
-            "learning_rate_scaling": self.learning_rate_scaling,
-            "base_batch_size": self.base_batch_size,
-            "validation_batch_size": self.validation_batch_size,
-            "seed": self.seed,
-        }
-
-
-class _LastFit:
-    """Which trial trained last, so that its next execution is known by its hyperparameters.
-
-    keras-tuner hands all executions of a trial the same object, and tells their number to
-    nobody.
-    """
-
-    def __init__(self, hp: keras_tuner.HyperParameters | None = None, executions: int = 0):
-        self._hp = hp
-        self._executions = executions
-
-    def number(self, hp: keras_tuner.HyperParameters) -> int:
-        """Gives the number of the execution that `hp` comes to next, from 0."""
-        return self._executions if hp is self._hp else 0
+    def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
+        return None if self.seed is None else self.seed + self._number.of(hp)
 
 
 @contextlib.contextmanager
@@ -231,5 +218,5 @@ def _size_or_none(size: int | None, name: str) -> int | None:
 
 
 def _validation_batch_size(batch_sizes: tuple[int, ...], micro_batch_size: int | None) -> int:
-    moderate = [size for size in batch_sizes if size <= LARGEST_DEFAULT_VALIDATION_BATCH]
-    return micro_batch_size or max(moderate, default=LARGEST_DEFAULT_VALIDATION_BATCH)
+    moderate = [size for size in batch_sizes if size <= _LARGEST_DEFAULT_VALIDATION_BATCH]
+    return micro_batch_size or max(moderate, default=_LARGEST_DEFAULT_VALIDATION_BATCH)

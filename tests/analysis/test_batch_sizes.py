@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis import check_batch_sizes, powers_of_two
+from kbatch.analysis.batch_sizes import check_batch_sizes, powers_of_two
 
 
 @pytest.mark.parametrize("low", [1, 2, 3, 16, 17])

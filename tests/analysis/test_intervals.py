@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kbatch.analysis import mean_interval
+from kbatch.analysis.intervals import mean_interval
 
 
 @pytest.mark.parametrize("n", [3, 4, 10, 31, 32, 60, 500])

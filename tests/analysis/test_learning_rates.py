@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.analysis import learning_rate_ratio, scale_learning_rate
+from kbatch.analysis.learning_rates import learning_rate_ratio, scale_learning_rate
 
 RULES = ["linear", "sqrt", None]
 

@@ -1,8 +1,12 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis import throughput_of_windows
-from kbatch.analysis.throughput import MOST_WINDOWS, SHORTEST_WINDOW_S, steady_windows
+from kbatch.analysis.throughput import (
+    MOST_WINDOWS,
+    SHORTEST_WINDOW_S,
+    steady_windows,
+    throughput_of_windows,
+)
 
 
 def steps(seed, n, mean_s):

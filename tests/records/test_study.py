@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.analysis import mean_interval
+from kbatch.analysis.intervals import mean_interval
 from kbatch.records.execution import EpochRecord
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective

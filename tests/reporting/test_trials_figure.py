@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
 import kbatch
-from kbatch.analysis import mean_interval
+from kbatch.analysis.intervals import mean_interval
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective
 from kbatch.reporting.figures.palette import ALARM, series_style

@@ -10,7 +10,9 @@ MOMENTS = {"gradient_variance", "gradient_squared_norm"}
 
 def trained(build, data, *, batch_size, micro_batch_size, epochs=2, **fit):
     """Model and history after training, accumulated or (None) with Keras's own step."""
-    keras.utils.clear_session()
+    policy = keras.config.dtype_policy()
+    keras.utils.clear_session()  # It resets the policy.
+    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(1)
     model = build()
     if micro_batch_size is not None:
@@ -31,6 +33,7 @@ def assert_equal_training(
     arguments = {"batch_size": batch_size, **fit}
     whole, expected = trained(reference or build, data, micro_batch_size=None, **arguments)
     parts, found = trained(build, data, micro_batch_size=micro_batch_size, **arguments)
+    assert parts.dtype_policy == whole.dtype_policy == keras.config.dtype_policy()
     assert_equal_weights(whole, parts, tolerance)
     assert found.keys() - MOMENTS == expected.keys()
     for name, values in expected.items():

@@ -20,7 +20,7 @@ X, Y = models.rows(94)
     [{"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 3}],
     ids=lambda arguments: next(iter(arguments)),
 )
-@pytest.mark.parametrize("micro_batch_size", [8, 5])
+@pytest.mark.parametrize("micro_batch_size", [8, 5, 31, 200])
 def test_every_way_of_execution(arguments, micro_batch_size):
     assert_equal_training(
         lambda: models.mlp(**arguments),
@@ -173,6 +173,44 @@ def test_ragged_and_sparse_inputs_are_refused(x):
     model = kbatch.accumulate_gradients(models.mlp(), 8)
     with pytest.raises(TypeError, match="convert the data"):
         model.train_step((x, Y[:32]))
+
+
+def test_a_tail_shorter_than_a_micro_batch_under_xla():
+    data = models.rows(65)
+    assert_equal_training(
+        lambda: models.mlp(jit_compile=True), data, micro_batch_size=8, reference=models.mlp
+    )
+
+
+def test_what_was_changed_since_is_checked_when_it_trains():
+    model = kbatch.accumulate_gradients(models.mlp(), 8)
+    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=4), "mse")
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=4"):
+        model.train_on_batch(X[:32], Y[:32])
+
+
+def test_a_stateful_layer_is_refused():
+    model = keras.Sequential(
+        [keras.layers.Input((4, 2), batch_size=8), keras.layers.LSTM(3, stateful=True)]
+    )
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="stateful=False"):
+        kbatch.accumulate_gradients(model, 4)
+
+
+def test_a_train_step_bound_by_the_user_is_refused():
+    model = models.mlp()
+    model.train_step = lambda data: {}
+    with pytest.raises(ValueError, match="`train_step` of its own"):
+        kbatch.accumulate_gradients(model, 8)
+
+
+def test_a_model_without_loss_is_refused():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd")
+    kbatch.accumulate_gradients(model, 8)
+    with pytest.raises(ValueError, match="no loss to minimise"):
+        model.train_on_batch(X[:32], Y[:32])
 
 
 def test_a_loss_without_reduction_is_refused():

@@ -7,7 +7,13 @@ import pytest
 from equal_training import assert_equal_training
 
 layers = keras.layers
-RNG = np.random.default_rng(5)
+
+
+def random(*shape):
+    """The same numbers for the same shape, whichever tests run."""
+    return np.random.default_rng(5).random(shape)
+
+
 X, Y = models.rows(94)
 REDUCTIONS = ["sum", "mean", "sum_over_batch_size", "mean_with_sample_weight"]
 
@@ -23,7 +29,7 @@ def sgd(rate=0.05):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_every_reduction(reduction, weighted):
-    fit = {"sample_weight": RNG.random(94)} if weighted else {}
+    fit = {"sample_weight": random(94)} if weighted else {}
     assert_equal_training(
         lambda: models.mlp(optimizer=sgd(0.001), loss=cross_entropy(reduction)), (X, Y), **fit
     )
@@ -42,8 +48,9 @@ def token_model(reduction="sum_over_batch_size"):
 
 def tokens():
     """Rows of unequal length; all rows of the first micro-batch are padding only."""
-    ids = RNG.integers(1, 20, (94, 7))
-    ids[np.arange(7) >= RNG.integers(0, 8, (94, 1))] = 0
+    rng = np.random.default_rng(6)
+    ids = rng.integers(1, 20, (94, 7))
+    ids[np.arange(7) >= rng.integers(0, 8, (94, 1))] = 0
     ids[:8] = 0
     return ids
 
@@ -51,13 +58,13 @@ def tokens():
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_token_masks_with_unequal_counts(reduction, weighted):
-    fit = {"sample_weight": RNG.random((94, 7))} if weighted else {}
-    labels = RNG.integers(0, 3, (94, 7))
+    fit = {"sample_weight": random(94, 7)} if weighted else {}
+    labels = np.random.default_rng(7).integers(0, 3, (94, 7))
     assert_equal_training(lambda: token_model(reduction), (tokens(), labels), **fit)
 
 
 def test_a_loss_that_ignores_a_class():
-    labels = RNG.integers(-1, 3, 94)
+    labels = np.random.default_rng(7).integers(-1, 3, 94)
     labels[:8] = -1
     assert_equal_training(
         lambda: models.mlp(optimizer=sgd(), loss=cross_entropy(ignore_class=-1), metrics=[]),
@@ -82,7 +89,10 @@ def two_outputs(first_loss, second_loss, **compile_arguments):
     return model
 
 
-TWO_TARGETS = {"tags": RNG.integers(0, 3, (94, 7)), "value": RNG.normal(size=(94, 1))}
+TWO_TARGETS = {
+    "tags": np.arange(94 * 7).reshape(94, 7) % 3,
+    "value": np.cos(np.arange(94.0))[:, None],
+}
 
 
 @pytest.mark.parametrize("second", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
@@ -98,7 +108,7 @@ def test_outputs_with_weights_of_their_own():
         loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
         return two_outputs(cross_entropy("mean_with_sample_weight"), loss)
 
-    weights = {"tags": RNG.random((94, 7)), "value": RNG.random(94)}
+    weights = {"tags": random(94, 7), "value": random(94)}
     assert_equal_training(build, (tokens(), TWO_TARGETS), sample_weight=weights)
 
 
@@ -138,6 +148,121 @@ def test_a_model_trained_on_added_losses_only():
     assert_equal_training(build, (X,))
 
 
+@pytest.mark.parametrize("shape", [(94,), (94, 1)])
+def test_weights_of_any_rank_beside_a_mask(shape):
+    labels = np.random.default_rng(7).integers(-1, 3, 94)
+    loss = cross_entropy("mean_with_sample_weight", ignore_class=-1)
+    assert_equal_training(
+        lambda: models.mlp(optimizer=sgd(), loss=loss, metrics=[]),
+        (X, labels),
+        sample_weight=random(*shape),
+    )
+
+
+def test_a_mask_of_a_masking_layer():
+    def build():
+        inputs = keras.Input((7, 2))
+        states = layers.GRU(4, return_sequences=True)(layers.Masking()(inputs))
+        model = keras.Model(inputs, layers.Dense(3, activation="softmax")(states))
+        model.compile(sgd(0.01), cross_entropy())
+        return model
+
+    x = random(94, 7, 2).astype("float32") * (tokens() > 0)[..., None]
+    assert_equal_training(build, (x, TWO_TARGETS["tags"]))
+
+
+class OwnMask(layers.Layer):
+    def compute_mask(self, inputs, mask=None):
+        return inputs[..., 0] > 0.5
+
+    def call(self, x):
+        return x
+
+
+def test_a_mask_of_a_layer_of_the_users():
+    def build():
+        inputs = keras.Input((7, 2))
+        outputs = layers.Dense(3, activation="softmax")(OwnMask()(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile(sgd(0.01), cross_entropy())
+        return model
+
+    assert_equal_training(build, (random(94, 7, 2).astype("float32"), TWO_TARGETS["tags"]))
+
+
+def test_a_loss_function_of_the_users_that_masks():
+    def masked(y_true, y_pred):
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, ignore_class=0)
+
+    labels = np.random.default_rng(7).integers(0, 3, 94)
+    assert_equal_training(lambda: models.mlp(optimizer=sgd(), loss=masked, metrics=[]), (X, labels))
+
+
+class CallsItself(keras.losses.Loss):
+    """A loss without `call`."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return keras.ops.mean(keras.ops.square(y_pred - y_true))
+
+
+def test_a_loss_that_is_not_made_of_values_and_a_reduction():
+    def build():
+        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+        model.compile(sgd(), CallsItself())
+        return model
+
+    assert_equal_training(build, (X, random(94, 3)))
+
+
+class RowPenalty(layers.Layer):
+    """Adds a loss with a value a row."""
+
+    def call(self, x):
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x), axis=-1))
+        return x
+
+
+def test_an_added_loss_with_a_value_a_row():
+    def build():
+        model = keras.Sequential(
+            [layers.Input((8,)), layers.Dense(4), RowPenalty(), layers.Dense(3)]
+        )
+        model.compile(sgd(0.001), "mse")
+        return model
+
+    assert_equal_training(build, (X, random(94, 3)))
+
+
+class Wider(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_compute_loss_that_widens_kerases(reduction):
+    def build():
+        inputs = keras.Input((7,), dtype="int32")
+        vectors = layers.Embedding(20, 8, mask_zero=True)(inputs)
+        model = Wider(inputs, layers.Dense(3, activation="softmax")(vectors))
+        model.compile(sgd(0.05), cross_entropy(reduction))
+        return model
+
+    assert_equal_training(build, (tokens(), TWO_TARGETS["tags"]), sample_weight=random(94, 7))
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_variables_with_an_axis_of_one(length):
+    def build():
+        model = keras.Sequential(
+            [layers.Input((length, 1)), layers.Dense(3), layers.Flatten(), layers.Dense(3)]
+        )
+        model.compile(sgd(), "mse")
+        return model
+
+    assert_equal_training(build, (random(94, length, 1), random(94, 3)))
+
+
 class WithTraining(keras.Sequential):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
@@ -174,4 +299,4 @@ def test_loss_functions_of_the_users(function):
         model.compile(sgd(), function, metrics=["mae"])
         return model
 
-    assert_equal_training(build, (X, RNG.normal(size=(94, 3))))
+    assert_equal_training(build, (X, random(94, 3)))

@@ -19,10 +19,57 @@ def policy(request):
     keras.config.set_dtype_policy(before)
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"], indirect=True)
+# Rounding of one value: float16 2^-11, bfloat16 2^-8, eight times as much.
+TOLERANCES = {"mixed_float16": 2e-3, "float16": 4e-3, "mixed_bfloat16": 1.6e-2, "bfloat16": 3e-2}
+
+
+@pytest.mark.parametrize("policy", TOLERANCES, indirect=True)
 @pytest.mark.parametrize("micro_batch_size", [8, 5])
 def test_equal_in_half_precision(policy, micro_batch_size):
-    assert_equal_training(models.mlp, (X, Y), micro_batch_size=micro_batch_size, tolerance=2e-3)
+    model = assert_equal_training(
+        lambda: models.mlp(optimizer="sgd"),
+        (X, Y),
+        micro_batch_size=micro_batch_size,
+        tolerance=TOLERANCES[policy],
+    )
+    assert model.layers[0].dtype_policy.name == policy
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+def test_penalties_and_statistics_in_half_precision(policy):
+    def build():
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                layers.Input((8,)),
+                layers.Dense(8, kernel_regularizer="l2"),
+                layers.BatchNormalization(),
+                layers.Dense(3, activation="softmax", dtype="float32"),
+            ]
+        )
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    with pytest.warns(UserWarning, match="BatchNormalization"):
+        assert_equal_training(build, (X, Y), micro_batch_size=200, tolerance=4e-3)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+def test_the_backward_pass_overflows_no_sooner_than_that_of_the_whole_batch(policy):
+    """Each micro-batch's share is taken before the loss is scaled, not after."""
+
+    def update(micro_batch_size):
+        keras.utils.set_random_seed(1)
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=2.0**19
+        )
+        model = models.mlp(optimizer=optimizer)
+        if micro_batch_size:
+            kbatch.accumulate_gradients(model, micro_batch_size)
+        model.train_on_batch(X[:64], Y[:64])
+        return int(optimizer.iterations)
+
+    assert update(None) == update(1) == 1
 
 
 def scaled(initial_scale=2.0**15, growth=2000):

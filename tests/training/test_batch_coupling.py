@@ -48,6 +48,33 @@ def test_moving_statistics_advance_as_one_update_of_the_whole_batch(rows, eager)
     assert parts.get_layer("norm").momentum == 0.9
 
 
+def test_the_variance_holds_far_from_zero():
+    whole, parts = normalised(), normalised()
+    with pytest.warns(UserWarning):
+        kbatch.accumulate_gradients(parts, 8)
+    far = X + 1e4
+    for model in (whole, parts):
+        for start in range(0, 96, 32):
+            model.train_on_batch(far[start : start + 32], Y[start : start + 32])
+    np.testing.assert_allclose(statistics(parts)[1], statistics(whole)[1], rtol=1e-2)
+
+
+@pytest.mark.parametrize("renorm", [False, True])
+def test_a_layer_that_cannot_advance_once_keeps_to_kerases_way(renorm):
+    def build():
+        inputs = keras.Input((8,))
+        norm = layers.BatchNormalization(momentum=0.9, name="norm", renorm=renorm)
+        outputs = norm(inputs) if renorm else layers.Add()([norm(inputs), norm(2 * inputs)])
+        model = keras.Model(inputs, layers.Dense(3, activation="softmax")(outputs))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    whole, parts = build(), build()
+    with pytest.warns(UserWarning):
+        kbatch.accumulate_gradients(parts, 32)
+    np.testing.assert_allclose(after_steps(parts), after_steps(whole), rtol=1e-5, atol=1e-6)
+
+
 def test_they_advance_once_a_micro_batch_when_asked():
     whole, parts = normalised(), normalised()
     with pytest.warns(UserWarning):
@@ -71,11 +98,16 @@ def test_a_frozen_layer_keeps_its_statistics_and_needs_no_warning():
     np.testing.assert_array_equal(after_steps(model), before)
 
 
+class OwnDice(keras.losses.Dice):
+    """A user's variation."""
+
+
 @pytest.mark.parametrize(
     ("build", "name"),
     [
         (normalised, r"norm \(BatchNormalization\)"),
-        (lambda: models.mlp(loss=keras.losses.Dice()), r"dice \(loss\)"),
+        (lambda: models.mlp(loss=keras.losses.Dice()), r"Dice \(loss\)"),
+        (lambda: models.mlp(loss=OwnDice()), r"OwnDice \(loss\)"),
         (lambda: models.mlp(loss="tversky"), r"tversky \(loss\)"),
     ],
 )

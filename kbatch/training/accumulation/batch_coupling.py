@@ -11,7 +11,7 @@ import keras
 
 _COUPLED_LAYERS = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
 # Losses of Keras that relate the rows of a batch: ratios of sums over all of it, or pairs.
-_COUPLED_LOSSES = ("circle", "dice", "tversky")
+_COUPLED_LOSSES = (keras.losses.Circle, keras.losses.Dice, keras.losses.Tversky)
 
 
 def coupled_parts(model: keras.Model) -> tuple[str, ...]:
@@ -29,8 +29,8 @@ def coupled_parts(model: keras.Model) -> tuple[str, ...]:
         for layer in model._flatten_layers(include_self=False)
         if isinstance(layer, _COUPLED_LAYERS) and layer.trainable
     ]
-    losses = {_loss_name(loss) for loss in keras.tree.flatten(model.loss)}
-    return (*layers, *sorted(f"{name} (loss)" for name in losses if name in _COUPLED_LOSSES))
+    losses = {name for loss in keras.tree.flatten(model.loss) if (name := _coupled_loss_name(loss))}
+    return (*layers, *(f"{name} (loss)" for name in sorted(losses)))
 
 
 def coupling_note(parts: tuple[str, ...]) -> str:
@@ -42,6 +42,8 @@ def coupling_note(parts: tuple[str, ...]) -> str:
     )
 
 
-def _loss_name(loss: Any) -> str:
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-    return name.lower()
+def _coupled_loss_name(loss: Any) -> str | None:
+    if isinstance(loss, _COUPLED_LOSSES):
+        return type(loss).__name__
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
+    return name if name.lower() in {kind.__name__.lower() for kind in _COUPLED_LOSSES} else None

@@ -1,10 +1,12 @@
 """Moving statistics of BatchNormalization over an accumulated batch.
 
-With w_k the share of the rows, mean_k and var_k the statistics of micro-batch k:
+Statistics of rows seen so far (weight W, mean, sum of squares Q) and of a micro-batch (weight w,
+mean_k, var_k) join, with d = mean_k - mean, to
 
-    mean = sum_k w_k mean_k        var = sum_k w_k (var_k + mean_k^2) - mean^2
+    mean + d w / (W + w)        Q + w var_k + d^2 W w / (W + w)
 
-are those of the whole batch, and the moving statistics advance by them once an update.
+Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance", equation 2.1. At
+the end W is 1, Q the variance of the whole batch, and the moving statistics advance once.
 """
 
 import contextlib
@@ -16,15 +18,17 @@ import tensorflow as tf
 
 
 class BatchStatistics(NamedTuple):
-    """Sums over micro-batches for one layer, each of shape (channels,).
+    """Statistics of the rows so far for one layer.
 
     Attributes:
-        mean: Sum of w_k mean_k.
-        square: Sum of w_k (var_k + mean_k^2).
+        weight: W, their share of the batch.
+        mean: Of shape (channels,).
+        squares: Q, of shape (channels,).
     """
 
+    weight: tf.Tensor
     mean: tf.Tensor
-    square: tf.Tensor
+    squares: tf.Tensor
 
 
 class BatchNormUpdate:
@@ -34,14 +38,16 @@ class BatchNormUpdate:
         self._layers: list[Any] = [
             layer
             for layer in model._flatten_layers(include_self=False)
-            if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+            if isinstance(layer, keras.layers.BatchNormalization) and _advances_once(layer)
         ]
         self._before = [_moving(layer) for layer in self._layers]
 
     def init(self) -> tuple[BatchStatistics, ...]:
-        """Makes a zero for each layer."""
-        zeros = [[tf.zeros_like(value) for value in values] for values in self._before]
-        return tuple(BatchStatistics(*values) for values in zeros)
+        """Starts with no rows for each layer."""
+        return tuple(
+            BatchStatistics(tf.zeros([]), tf.zeros_like(mean), tf.zeros_like(variance))
+            for mean, variance in self._before
+        )
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
@@ -61,24 +67,45 @@ class BatchNormUpdate:
         """Adds the statistics that an observed forward pass left."""
         found = [_moving(layer) for layer in self._layers]
         return tuple(
-            BatchStatistics(
-                total.mean + rows_share * mean, total.square + rows_share * (var + mean**2)
-            )
-            for total, (mean, var) in zip(sums, found, strict=True)
+            _joined(total, rows_share, *new) for total, new in zip(sums, found, strict=True)
         )
 
     def finalize(self, sums: tuple[BatchStatistics, ...]) -> None:
         """Writes the moving statistics."""
         for layer, before, total in zip(self._layers, self._before, sums, strict=True):
-            batch = (total.mean, total.square - total.mean**2)
+            batch = (total.mean, total.squares)
             variables = (layer.moving_mean, layer.moving_variance)
             for variable, old, new in zip(variables, before, batch, strict=True):
-                variable.assign(layer.momentum * old + (1.0 - layer.momentum) * new)
+                moved = layer.momentum * old + (1.0 - layer.momentum) * new
+                variable.assign(tf.cast(moved, variable.dtype))
+
+
+def _joined(
+    total: BatchStatistics, weight: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
+) -> BatchStatistics:
+    together = total.weight + weight
+    difference = mean - total.mean
+    between = difference**2 * (total.weight * weight / together)
+    return BatchStatistics(
+        together,
+        total.mean + difference * (weight / together),
+        total.squares + weight * variance + between,
+    )
+
+
+def _advances_once(layer: Any) -> bool:
+    """Tells whether one call of the layer leaves the statistics of its batch behind.
+
+    One that is called several times in a forward pass, or renormalises, keeps to Keras's way.
+    """
+    once = len(layer._inbound_nodes) <= 1
+    return layer.trainable and once and not getattr(layer, "renorm", False)
 
 
 def _moving(layer: Any) -> tuple[tf.Tensor, tf.Tensor]:
     # A copy: the variable changes while the loop runs.
-    return tuple(
-        tf.identity(tf.convert_to_tensor(variable))
+    mean, variance = (
+        tf.cast(tf.identity(tf.convert_to_tensor(variable)), tf.float32)
         for variable in (layer.moving_mean, layer.moving_variance)
     )
+    return mean, variance

@@ -40,4 +40,5 @@ def _add(total: tf.Tensor, gradient: Any) -> tf.Tensor:
         return tf.tensor_scatter_nd_add(
             total, gradient.indices[:, None], tf.cast(gradient.values, total.dtype)
         )
-    return total + tf.cast(gradient, total.dtype)
+    # A gradient of unknown shape would be broadcast along an axis of length 1.
+    return total + tf.ensure_shape(tf.cast(gradient, total.dtype), total.shape)

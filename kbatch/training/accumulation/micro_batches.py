@@ -20,6 +20,12 @@ class MicroBatches(NamedTuple):
     size: int
 
     @property
+    def known_rows(self) -> int | None:
+        """Examples in the batch where the graph knows them, else None."""
+        first = next(leaf for leaf in keras.tree.flatten(self.leaves) if leaf is not None)
+        return first.shape[0]
+
+    @property
     def full(self) -> tf.Tensor:
         """How many micro-batches have `size` examples."""
         return self.rows // self.size
@@ -29,7 +35,7 @@ class MicroBatches(NamedTuple):
         """How many micro-batches there are."""
         return -(-self.rows // self.size)
 
-    def part(self, start: tf.Tensor, size: tf.Tensor | int) -> Any:
+    def part(self, start: tf.Tensor | int, size: tf.Tensor | int) -> Any:
         """Cuts out `size` rows from row `start` on."""
         return keras.tree.map_structure(
             lambda leaf: None if leaf is None else _rows(leaf, start, size), self.leaves
@@ -88,7 +94,7 @@ def _same_length(leaves: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Operation]
     return [check for check in asserts if check is not None]
 
 
-def _rows(leaf: tf.Tensor, start: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
+def _rows(leaf: tf.Tensor, start: tf.Tensor | int, size: tf.Tensor | int) -> tf.Tensor:
     # tf.slice, since XLA takes a moving start there as long as the size is fixed.
     rest = tf.shape(leaf)[1:]
     part = tf.slice(

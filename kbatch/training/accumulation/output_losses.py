@@ -17,19 +17,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 _MEAN = ("mean", "sum_over_batch_size")
 
 
 def output_count(model: keras.Model) -> int:
-    """Counts the losses that are followed one by one: those of `compile`."""
-    compile_loss = model._compile_loss
-    return 0 if compile_loss is None or is_opaque(model) else len(compile_loss._flat_losses)
-
-
-def is_opaque(model: keras.Model) -> bool:
-    """Tells whether `compute_loss` is the user's own, which is taken to be a mean over rows."""
-    return type(model).compute_loss is not keras.Model.compute_loss
+    """Counts the outputs that have a loss of their own in `compile`."""
+    return len(_compiled_losses(model))
 
 
 def part_of_batch_loss(
@@ -45,40 +40,39 @@ def part_of_batch_loss(
         model: A compiled model that has just been called on the micro-batch.
         forward: Inputs, targets, predictions and sample weights of the micro-batch.
         rows_share: Its rows over the rows of the batch, a float32 scalar.
-        totals: Denominator of each output over the whole batch; ignored where rows count.
+        totals: Denominator of each output over the whole batch; empty where rows count.
 
     Returns:
         The part of the total loss, and the part of each output's loss (without loss weights).
+
+    Raises:
+        ValueError: If there is no loss, or a mask comes from where none was expected.
     """
     x, y, y_pred, sample_weight = forward
-    if is_opaque(model):
-        loss: Any = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
-        return loss * tf.cast(rows_share, loss.dtype), ()
-
-    def share(index: int, loss: Any, *call: Any) -> tf.Tensor:
-        if loss.reduction == "sum":
-            return tf.ones([])
-        counted = _denominator(loss, *call)
-        if counted is None:
-            return rows_share
-        return tf.math.divide_no_nan(counted, totals[index])
-
     parts: dict[int, tf.Tensor] = {}
 
     def weigh(index: int, loss: Any, *call: Any) -> tf.Tensor:
         value = loss(*call)
-        parts[index] = value * tf.cast(share(index, loss, *call), value.dtype)
+        share = _share(loss, call, rows_share, totals[index] if totals else None)
+        parts[index] = value * tf.cast(share, value.dtype)
         return parts[index]
 
-    terms: list[Any] = []
-    if model._compile_loss is not None:
+    def weigh_by_rows_later(index: int, loss: Any, *call: Any) -> tf.Tensor:
+        part = weigh(index, loss, *call)
+        return part / tf.cast(rows_share, part.dtype)
+
+    if _has_own_loss(model):
+        # Its own terms are taken to be means over rows; those of `compile` are known better.
+        with _routed(model._compile_loss, weigh_by_rows_later):
+            loss: Any = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+        total = loss * tf.cast(rows_share, loss.dtype)
+    else:
         with _routed(model._compile_loss, weigh):
-            terms.append(model._compile_loss(y, y_pred, sample_weight))
-    # Penalties do not depend on the rows, and a loss from `add_loss` is a mean over them.
-    penalties: list[Any] = [model._aggregate_additional_loss(p) for p in model.losses]
-    terms += [penalty * rows_share for penalty in penalties]
-    total = tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
-    return total, tuple(parts[index] for index in sorted(parts))
+            compiled = (
+                [model._compile_loss(y, y_pred, sample_weight)] if _is_compiled(model) else []
+            )
+        total = _sum([*compiled, *_penalties(model, rows_share)])
+    return total, tuple(parts.get(i, tf.zeros([])) for i in range(output_count(model)))
 
 
 def denominators(model: keras.Model, forward: tuple[Any, Any, Any]) -> tuple[tf.Tensor, ...]:
@@ -109,12 +103,64 @@ def need_counting(model: keras.Model) -> bool:
     That is so for masks, whether from a layer or from a loss that ignores a class, and for
     `reduction="mean_with_sample_weight"`.
     """
-    if is_opaque(model) or model._compile_loss is None:
-        return False
-    losses = [entry.loss for entry in model._compile_loss._flat_losses]
-    return any(_makes_mask(layer) for layer in model._flatten_layers()) or any(
-        loss.reduction == "mean_with_sample_weight" or _may_mask(loss) for loss in losses
+    losses = [entry.loss for entry in _compiled_losses(model)]
+    return bool(losses) and (
+        any(_makes_mask(layer) for layer in model._flatten_layers())
+        or any(loss.reduction == "mean_with_sample_weight" or _may_mask(loss) for loss in losses)
     )
+
+
+def _share(
+    loss: Any, call: tuple[Any, ...], rows_share: tf.Tensor, total: tf.Tensor | None
+) -> tf.Tensor:
+    """Gives D_k / D of one output."""
+    if loss.reduction == "sum":
+        return tf.ones([])
+    counted = _denominator(loss, *call)
+    if counted is None:
+        return rows_share
+    if total is None:
+        raise ValueError(
+            "The predictions carry a mask that no layer is known to make: give the layer that sets "
+            f"it a `compute_mask` method. Received: loss={loss.name!r} with a mask."
+        )
+    return tf.math.divide_no_nan(counted, total)
+
+
+def _penalties(model: keras.Model, rows_share: tf.Tensor) -> list[tf.Tensor]:
+    """Weighs regularizers and losses from `add_loss`.
+
+    A scalar counts by the rows: a penalty on weights is the same for every micro-batch, and a
+    loss of the batch is taken to be a mean. A vector has a value a row, which Keras sums.
+    """
+    found: list[tf.Tensor] = []
+    for loss in model.losses:
+        value: Any = model._aggregate_additional_loss(loss)
+        rows = len(loss.shape) > 0
+        found.append(value if rows else value * tf.cast(rows_share, value.dtype))
+    return found
+
+
+def _sum(terms: list[Any]) -> tf.Tensor:
+    if not terms:
+        raise ValueError(
+            "There is no loss to minimise: give `compile` a `loss`. Received: loss=None."
+        )
+    return tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
+
+
+def _is_compiled(model: keras.Model) -> bool:
+    return model._compile_loss is not None
+
+
+def _compiled_losses(model: keras.Model) -> list[Any]:
+    compile_loss = model._compile_loss
+    return [] if compile_loss is None else compile_loss._flat_losses or []
+
+
+def _has_own_loss(model: keras.Model) -> bool:
+    own_method = type(model).compute_loss is not keras.Model.compute_loss
+    return own_method or "compute_loss" in vars(model)
 
 
 def _denominator(
@@ -124,19 +170,19 @@ def _denominator(
     mask = _mask(loss, y_true, y_pred)
     if loss.reduction in _MEAN or sample_weight is None:
         return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
-    weights = tf.cast(sample_weight, tf.float32)
+    weights: Any = tf.cast(sample_weight, tf.float32)
     if mask is None:
         return tf.reduce_sum(weights)
-    mask = tf.cast(mask, tf.float32)
-    if mask.shape.rank == weights.shape.rank + 1:
-        weights = weights[..., None]
-    return tf.reduce_sum(mask * weights)
+    valid, weights = squeeze_or_expand_to_same_rank(tf.cast(mask, tf.float32), weights)
+    return tf.reduce_sum(valid * weights)
 
 
 def _mask(loss: Any, y_true: Any, y_pred: Any) -> tf.Tensor | None:
     def as_float(value):
         return keras.ops.convert_to_tensor(value, dtype=loss.dtype)
 
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
+        return None  # A loss that is not made of values a row and a reduction.
     # Only the mask is used; the graph drops the values.
     values = loss.call(
         keras.tree.map_structure(as_float, y_true), keras.tree.map_structure(as_float, y_pred)
@@ -153,6 +199,9 @@ def _routed(compile_loss: Any, route: Callable[..., tf.Tensor]) -> Iterator[None
     Keras matches structures and paths of outputs as it does in training; its trackers of the
     single losses are left out, since they would count micro-batches.
     """
+    if compile_loss is None or not compile_loss.built:
+        yield
+        return
     flat_losses, metrics = compile_loss._flat_losses, compile_loss._metrics
     compile_loss._flat_losses = [
         entry._replace(loss=functools.partial(route, index, entry.loss))

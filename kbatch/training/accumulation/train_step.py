@@ -15,6 +15,7 @@ from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.micro_batches import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
+from kbatch.training.trainable_model import check_model
 
 
 class _Sums(NamedTuple):
@@ -57,6 +58,8 @@ class AccumulatingTrainStep:
             The metrics, by name.
         """
         model = self._model
+        # It may have been compiled again, or frozen, since accumulation was turned on.
+        check_model(model)
         batch = cut(keras.utils.unpack_x_y_sample_weight(data), self.micro_batch_size)
         _build(model, batch)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -101,18 +104,20 @@ class _Update:
         self._batch_norm = BatchNormUpdate(model) if batch_norm_once else None
         self._totals = self._denominators()
         # Which variables the loss reaches; known once a micro-batch has been traced.
-        self._connected: list[bool] = []
+        self._connected = [False] * len(model.trainable_weights)
 
     def accumulate(self) -> _Sums:
         """Runs all micro-batches, one after the other: that is what saves the memory."""
         batch = self._batch
-        # XLA wants one size in the loop: the rest, if there is one, follows it.
+        # XLA wants one size in the loop, and compiles it also where it never runs: a size that is
+        # in the batch. The rest, if there is one, follows the loop.
         fixed = self._model.jit_compile
 
         end = batch.full * batch.size if fixed else batch.rows
 
         def add(start: tf.Tensor, sums: _Sums) -> tuple[tf.Tensor, _Sums]:
-            size = batch.size if fixed else tf.minimum(batch.size, batch.rows - start)
+            rest = batch.rows if fixed else batch.rows - start
+            size = tf.minimum(batch.size, rest)
             return start + batch.size, self._add(sums, batch.part(start, size))
 
         _, sums = tf.while_loop(
@@ -139,7 +144,8 @@ class _Update:
         model._loss_tracker.update_state(sums.loss * replicas, sample_weight=self._batch.rows)
         trackers = getattr(model._compile_loss, "metrics", ())
         for tracker, loss in zip(trackers, sums.output_losses, strict=False):
-            tracker.update_state(loss * replicas)
+            # As in Keras, by rows only where their number is known before the step runs.
+            tracker.update_state(loss * replicas, sample_weight=self._batch.known_rows)
 
     def _init(self) -> _Sums:
         outputs = output_losses.output_count(self._model)
@@ -166,7 +172,8 @@ class _Update:
             )
             scaled_loss = model.optimizer.scale_loss(loss)
         gradients: Any = tape.gradient(scaled_loss, model.trainable_weights)
-        self._connected = [gradient is not None for gradient in gradients]
+        reached = [gradient is not None for gradient in gradients]
+        self._connected = [a or b for a, b in zip(self._connected, reached, strict=True)]
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         losses = zip(sums.output_losses, parts, strict=True)
         return _Sums(
@@ -199,16 +206,21 @@ class _Update:
             y_pred = _forward(model, x, training=False)
             return output_losses.denominators(model, (y, y_pred, sample_weight))
 
-        if not tf.executing_eagerly():
-            # In a graph the whole batch may be counted at once: what the masks do not need of
-            # the forward pass is pruned.
-            return counted(*batch.leaves)
-        starts: Any = tf.unstack(tf.range(0, batch.rows, batch.size))
-        counts = [
-            counted(*batch.part(start, tf.minimum(batch.size, batch.rows - start)))
-            for start in starts
-        ]
-        return tuple(tf.add_n(column) for column in zip(*counts, strict=True))
+        zeros = tuple(tf.zeros([]) for _ in range(output_losses.output_count(model)))
+
+        def add(start: tf.Tensor, sums: tuple[tf.Tensor, ...]):
+            part = batch.part(start, tf.minimum(batch.size, batch.rows - start))
+            return start + batch.size, tuple(
+                s + c for s, c in zip(sums, counted(*part), strict=True)
+            )
+
+        if self._model.jit_compile:
+            return counted(*batch.leaves)  # XLA drops what the masks do not need.
+        # In a graph what the masks do not need is dropped too, except for recurrent layers: then
+        # the memory is that of a micro-batch.
+        return tf.while_loop(
+            lambda start, _: start < batch.rows, add, (tf.constant(0), zeros), parallel_iterations=1
+        )[1]
 
 
 def _build(model: Any, batch: MicroBatches) -> None:
