@@ -76,14 +76,17 @@ class Execution:
             # Layers that are built by their first batch are so under the policy too.
             with dtype_policy_scope(self._started.dtype_policy):
                 results = self._with_throughput(fit())
+            reported = {} if self._files is None else self._files.reported(results)
         except BaseException as error:
             self._write(self._ended(failure_status(error), failure_text(error)))
             raise
         finally:
             del self._model.fit
-        status, failure = self._outcome()
-        reported = {} if self._files is None else self._files.reported(results)
-        self._write(self._ended(status, failure, reported))
+        ended = self._ended("completed", None, reported)
+        if ended.diverged:
+            text = "diverged: the loss became NaN or infinite, lower the learning rate"
+            ended = dataclasses.replace(ended, status="failed", failure=text)
+        self._write(ended)
         return results
 
     def _with_throughput(self, results: Any) -> Any:
@@ -104,15 +107,6 @@ class Execution:
             # It is the same for all epochs: the other metrics are those of the last one.
             return {name: values[-1] for name, values in results.history.items()}
         return results
-
-    def _outcome(self) -> tuple[str, str | None]:
-        for epoch in self._fit.clock.epochs:
-            if epoch.metrics.get("loss", 0.0) is None:
-                return "failed", (
-                    f"diverged: the loss is NaN or infinite after epoch {epoch.epoch + 1}, lower "
-                    "the learning rate"
-                )
-        return "completed", None
 
     def _write(self, record: ExecutionRecord) -> None:
         if self._files is not None:

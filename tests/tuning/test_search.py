@@ -523,6 +523,13 @@ def test_layers_built_by_their_first_batch_are_built_under_the_policy(tmp_path):
     assert set(policies) == {"mixed_float16"}
 
 
+def test_a_fit_that_returns_nothing_usable_is_no_completed_trial(tmp_path):
+    hypermodel = searches.hypermodel(Returns(lambda size: "good"), (8,))
+    with pytest.raises(TypeError, match="good"):
+        searches.search(tmp_path, hypermodel)
+    assert kbatch.load_study(tmp_path / "search").trials[0].status == "failed"
+
+
 def test_a_diverged_trial_is_a_failed_one_and_says_so(tmp_path):
     hypermodel = searches.hypermodel(
         lambda: models.mlp(optimizer=keras.optimizers.SGD(1e30)), (16,), dtype_policy="float32"

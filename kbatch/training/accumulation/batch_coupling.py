@@ -36,7 +36,8 @@ def coupled_parts(model: keras.Model) -> tuple[str, ...]:
 def coupling_note(parts: tuple[str, ...]) -> str:
     """Says in a sentence what the coupled parts mean for the result."""
     return (
-        f"Not equal to the whole batch: {', '.join(parts)} work on each micro-batch by itself. "
+        f"Not equal to the whole batch, since computed on each micro-batch by itself: "
+        f"{', '.join(parts)}. "
         "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
         "for an exact large batch."
     )
