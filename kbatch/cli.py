@@ -107,7 +107,7 @@ def _demo(options: argparse.Namespace) -> None:
 
     sizes, epochs = (_QUICK_SIZES, 4) if options.quick else (_DEMO_SIZES, 20)
     batch_sizes = check_batch_sizes(_integers(options.batch_sizes or sizes))
-    options.output.mkdir(parents=True, exist_ok=True)
+    _make_directory(options.output)
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=_LOG_WIDTH)
@@ -125,6 +125,16 @@ def _demo(options: argparse.Namespace) -> None:
     _print_table(study, console)
     _print_decision(study, console)
     _write_results(study, options.output, console)
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"`--output` must be a directory that can be made and written ({error.strerror}): give "
+            f"another one. Received: --output {directory}."
+        ) from error
 
 
 def _write_results(study: "Study", directory: Path, console: "Console") -> None:

@@ -86,7 +86,7 @@ def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
         (["demo", "--batch-sizes", "16,16"], "repeats a size"),
         (["demo", "--policy", "float12", "--quick"], "mixed_float16"),
         (["report", "nowhere"], "no kbatch study in nowhere"),
-        (["demo", "--output", "{file}/below"], "Not a directory"),
+        (["demo", "--output", "{file}/below"], "(Not a directory): give another one"),
         (["demo", "--quick", "--output", "{mine}"], "no earlier demonstration"),
     ],
 )
