@@ -15,6 +15,7 @@ FLOORS = {
     "training": 4,
     "profiling": 5,
     "tuning": 6,
+    "commands": 7,
     "cli": 7,
     "demo": 7,
     "__main__": 7,
