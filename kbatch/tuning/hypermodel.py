@@ -9,6 +9,7 @@ import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
+from kbatch.profiling.user_model import BuildFunction, as_hypermodel
 from kbatch.records.json_files import RecordError
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.dtype_policy import (
@@ -23,7 +24,6 @@ from kbatch.training.trainable_model import check_model
 from kbatch.tuning.execution import Execution, ExecutionPlan
 from kbatch.tuning.execution_number import ExecutionNumber
 from kbatch.tuning.trial_files import TrialFiles, trial_files
-from kbatch.tuning.user_model import BuildFunction, as_hypermodel
 
 _LARGEST_DEFAULT_VALIDATION_BATCH = 256
 _MOMENTS_EVERY = 8

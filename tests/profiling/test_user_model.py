@@ -3,7 +3,7 @@ import functools
 import keras_tuner
 import pytest
 
-from kbatch.tuning.user_model import as_hypermodel
+from kbatch.profiling.user_model import as_hypermodel
 
 
 def with_hp(hp):

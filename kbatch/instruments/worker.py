@@ -1,0 +1,164 @@
+"""A worker process: what may end a process is tried there."""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kbatch.instruments.mapped_pickles import MappedPickles
+from kbatch.instruments.messages import read_message, write_message
+
+# SIGABRT, SIGKILL and SIGSEGV, as Popen tells them and as a shell between the two does.
+_MEMORY_EXITS = (-6, -9, -11, 134, 137, 139)
+_TAIL_CHARACTERS = 4000
+
+
+class WorkerDied(RuntimeError):
+    """The worker process ended while it worked.
+
+    Attributes:
+        exit_code: Its exit status; a signal's number, negative, where one ended it.
+        out_of_memory: Whether the status is one that running out of memory leaves.
+    """
+
+    def __init__(self, exit_code: int, tail: str):
+        super().__init__(
+            f"The worker process ended with status {exit_code} while it worked. "
+            f"The end of what it wrote:\n{tail}"
+        )
+        self.exit_code = exit_code
+        self.out_of_memory = exit_code in _MEMORY_EXITS
+
+
+class WorkerError(RuntimeError):
+    """An exception of the worker whose own class could not be sent; its text is kept."""
+
+
+class Worker:
+    """A Python process that runs one function after the other, respawned only when it died.
+
+    Functions, closures and what a notebook defines travel by value (cloudpickle), large arrays as
+    memory-mapped files. It is started by the first call, needs no `__main__` guard, and ends with
+    its parent.
+
+    Example:
+
+    >>> with Worker({"TF_CPP_MIN_LOG_LEVEL": "2"}) as worker:
+    ...     worker.call(train, model, x)
+
+    Args:
+        environment: Variables to set beside those of this process.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None):
+        self._environment = dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
+        self._pickles = MappedPickles(Path(self._folder.name))
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def output(self) -> str:
+        """What the present process wrote to stdout and stderr."""
+        try:
+            return self._output_path.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        on_event: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """Runs `function(*arguments)` in the worker.
+
+        Args:
+            function: Any function that cloudpickle can send.
+            *arguments: Its arguments.
+            on_event: Receives what the function tells; it gets a first argument `tell` then.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            TypeError: If the function, its arguments or its result cannot be pickled.
+            WorkerDied: If the process ended; the next call starts another one.
+            Exception: What the function raised, with the worker's traceback as a note.
+        """
+        message = self._pickles.dumps((function, arguments, on_event is not None))
+        process = self._running()
+        try:
+            return self._exchange(process, message, on_event)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            self._process = None
+            raise WorkerDied(_end(process), self.output[-_TAIL_CHARACTERS:]) from None
+        except KeyboardInterrupt:
+            self.restart()  # It still works on what nobody waits for.
+            raise
+
+    def restart(self) -> None:
+        """Ends the process: the next call gets a fresh one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            _end(process)
+
+    def close(self) -> None:
+        """Ends the process and removes its files."""
+        self.restart()
+        self._folder.cleanup()
+
+    def _exchange(
+        self,
+        process: subprocess.Popen[bytes],
+        message: bytes,
+        on_event: Callable[[Any], None] | None,
+    ) -> Any:
+        write_message(process.stdin, message)
+        while True:
+            kind, value, trace = pickle.loads(read_message(process.stdout))
+            if kind == "result":
+                return value
+            if kind == "error":
+                value.add_note(f"In the worker process:\n{trace}")
+                raise value
+            if on_event is not None:
+                on_event(value)
+
+    @property
+    def _output_path(self) -> Path:
+        return Path(self._folder.name) / "output.txt"
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
+            environment = {**os.environ, **self._environment, "PYTHONPATH": path}
+            with open(self._output_path, "wb") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "kbatch.instruments.worker_process"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    env=environment,
+                )
+        return self._process
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    for stream in (process.stdin, process.stdout):
+        try:
+            if stream is not None:
+                stream.close()
+        except BrokenPipeError:  # What was not sent yet is lost with the process.
+            continue
+    return process.wait()

@@ -1,0 +1,75 @@
+"""The other end of a `Worker`: reads a function, runs it, answers."""
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import IO, Any
+
+import cloudpickle
+
+from kbatch.instruments.messages import read_message, write_message
+from kbatch.instruments.worker import WorkerError
+
+_PARENT_CHECK_S = 0.5
+
+
+def main() -> None:
+    """Answers calls until the parent closes the pipe or ends."""
+    # Ctrl-C in a terminal reaches the whole group; the parent decides what ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    calls, answers = _take_pipes()
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    while True:
+        try:
+            message = read_message(calls)
+        except EOFError:
+            return
+        write_message(answers, _answer(message, answers))
+
+
+def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Keeps the pipes for the answers; what a function prints goes to stderr's file."""
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return calls, answers
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_S)
+    os._exit(1)
+
+
+def _answer(message: bytes, answers: IO[bytes]) -> bytes:
+    try:
+        function, arguments, tells = pickle.loads(message)
+        told = [lambda event: write_message(answers, _pickled("event", event))] if tells else []
+        return _pickled("result", function(*told, *arguments))
+    except Exception as error:
+        return _error(error)
+    finally:
+        sys.stdout.flush()
+
+
+def _pickled(kind: str, value: Any, trace: str = "") -> bytes:
+    return cloudpickle.dumps((kind, value, trace))
+
+
+def _error(error: Exception) -> bytes:
+    trace = "".join(traceback.format_exception(error))
+    try:
+        message = _pickled("error", error, trace)
+        pickle.loads(message)  # Some exceptions can be written and not read.
+        return message
+    except Exception:  # Whatever the exception's own pickling raises: its text is kept.
+        return _pickled("error", WorkerError(f"{type(error).__name__}: {error}"), trace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Experiments: what a model needs and how fast it is."""

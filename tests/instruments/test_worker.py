@@ -1,0 +1,131 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from kbatch.instruments.worker import Worker, WorkerDied, WorkerError
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker({"KBATCH_TEST": "there"}) as started:
+        yield started
+
+
+def test_a_closure_runs_in_another_process_and_answers(worker):
+    base = 40
+    pid, value = worker.call(lambda x: (os.getpid(), base + x), 2)
+    assert value == 42
+    assert pid != os.getpid()
+    assert worker.call(os.getpid) == pid
+
+
+def test_the_environment_is_set_and_modules_are_found(worker):
+    assert worker.call(os.getenv, "KBATCH_TEST") == "there"
+    assert set(sys.path) - {""} <= set(worker.call(lambda: __import__("sys").path))
+
+
+def test_a_large_array_travels_as_a_file_and_stays_as_it_is(worker):
+    array = np.arange(300_000, dtype="float64").reshape(300, 1000)
+
+    def overwrite(a, b):
+        total = float(a.sum())
+        a[:] = 0
+        return type(a).__name__, total, b.tolist()
+
+    small = np.arange(3)
+    assert worker.call(overwrite, array, small) == ("memmap", array.sum(), [0, 1, 2])
+    assert array[-1, -1] == 299_999
+    array[0, 0] = 5.0  # What is sent is what the array holds now.
+    assert worker.call(lambda a: float(a[0, 0]), array) == 5.0
+
+
+def test_what_a_function_prints_does_not_disturb_the_answer(worker):
+    assert worker.call(lambda: print("hello") or 1) == 1
+    assert "hello" in worker.output
+
+
+def test_events_arrive_in_order_before_the_result(worker):
+    seen = []
+    result = worker.call(
+        lambda tell, n: [tell(i) for i in range(n)] and "done", 3, on_event=seen.append
+    )
+    assert (seen, result) == ([0, 1, 2], "done")
+
+
+def test_an_exception_comes_with_its_class_and_the_traceback_of_the_worker(worker):
+    def fails():
+        return {}["missing"]
+
+    with pytest.raises(KeyError, match="missing") as caught:
+        worker.call(fails)
+    assert "in fails" in caught.value.__notes__[0]
+    assert worker.call(int, "3") == 3
+
+
+def test_an_exception_that_cannot_be_read_again_keeps_its_text(worker):
+    class Strange(Exception):
+        def __init__(self, one, two):
+            super().__init__("two arguments")
+
+    def fails():
+        raise Strange(1, 2)
+
+    with pytest.raises(WorkerError, match="Strange: two arguments"):
+        worker.call(fails)
+
+
+def test_what_cannot_be_pickled_is_told_on_either_way(worker):
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        worker.call(print, threading.Lock())
+    with pytest.raises(TypeError, match="pickle"):
+        worker.call(threading.Lock)
+    assert worker.call(int, "3") == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
+def test_a_death_by_memory_is_told_and_the_next_call_gets_a_fresh_process(worker, number):
+    pid = worker.call(os.getpid)
+    with pytest.raises(WorkerDied, match=f"status -{int(number)}") as caught:
+        worker.call(lambda: os.kill(os.getpid(), number))
+    assert caught.value.out_of_memory
+    assert worker.call(os.getpid) != pid
+
+
+def test_another_death_is_not_out_of_memory(worker):
+    with pytest.raises(WorkerDied, match="last words") as caught:
+        worker.call(lambda: print("last words", flush=True) or os._exit(3))
+    assert not caught.value.out_of_memory
+
+
+def test_a_worker_ends_with_its_parent():
+    code = """
+import os, time
+from kbatch.instruments.worker import Worker
+worker = Worker()
+print(worker.call(os.getpid), flush=True)
+worker.call(time.sleep, 60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    worker = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    worker.wait(timeout=20)
+
+
+def test_closing_ends_the_process_and_removes_its_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Worker() as worker:
+        process = psutil.Process(worker.call(os.getpid))
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
+    deadline = time.monotonic() + 10
+    while process.is_running() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not process.is_running()
