@@ -10,6 +10,10 @@ import numpy as np
 _LARGE_BYTES = 1_000_000
 
 
+class UnsendableError(TypeError):
+    """What cannot be pickled and so cannot go to another process."""
+
+
 class MappedPickles:
     """Pickles by value (cloudpickle), with large NumPy arrays in files beside.
 
@@ -27,7 +31,7 @@ class MappedPickles:
         """Pickles a value.
 
         Raises:
-            TypeError: If it cannot be pickled.
+            UnsendableError: If it cannot be pickled.
         """
         while self._files:
             self._files.pop().unlink()
@@ -35,7 +39,7 @@ class MappedPickles:
         try:
             _Pickler(buffer, self._file_of).dump(value)
         except Exception as error:  # A pickler raises whatever the object's own code raises.
-            raise TypeError(f"It cannot be sent to another process: {error}") from error
+            raise UnsendableError(f"It cannot be sent to another process: {error}") from error
         return buffer.getvalue()
 
     def _file_of(self, array: np.ndarray) -> Path:

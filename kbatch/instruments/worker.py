@@ -52,10 +52,16 @@ class Worker:
 
     Args:
         environment: Variables to set beside those of this process.
+        subject: Makes an object in each new process; functions get it as their first argument.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        subject: Callable[[], Any] | None = None,
+    ):
         self._environment = dict(environment or {})
+        self._subject = subject
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
         self._pickles = MappedPickles(Path(self._folder.name))
@@ -80,31 +86,25 @@ class Worker:
         *arguments: Any,
         on_event: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Runs `function(*arguments)` in the worker.
+        """Runs `function(*arguments)` in the worker, `function(subject, *arguments)` with a subject.
 
         Args:
             function: Any function that cloudpickle can send.
             *arguments: Its arguments.
-            on_event: Receives what the function tells; it gets a first argument `tell` then.
+            on_event: Receives what the function tells; it gets an argument `tell` before the
+                others then.
 
         Returns:
             What the function returns.
 
         Raises:
-            TypeError: If the function, its arguments or its result cannot be pickled.
+            UnsendableError: If the function, its arguments or the subject cannot be pickled.
             WorkerDied: If the process ended; the next call starts another one.
             Exception: What the function raised, with the worker's traceback as a note.
         """
-        message = self._pickles.dumps((function, arguments, on_event is not None))
         process = self._running()
-        try:
-            return self._exchange(process, message, on_event)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-            self._process = None
-            raise WorkerDied(_end(process), self.output[-_TAIL_CHARACTERS:]) from None
-        except KeyboardInterrupt:
-            self.restart()  # It still works on what nobody waits for.
-            raise
+        kind = "call" if on_event is None else "call with events"
+        return self._ask(process, (kind, function, arguments), on_event)
 
     def restart(self) -> None:
         """Ends the process: the next call gets a fresh one."""
@@ -118,22 +118,36 @@ class Worker:
         self.restart()
         self._folder.cleanup()
 
-    def _exchange(
+    def _ask(
         self,
         process: subprocess.Popen[bytes],
-        message: bytes,
-        on_event: Callable[[Any], None] | None,
+        request: tuple[Any, ...],
+        on_event: Callable[[Any], None] | None = None,
     ) -> Any:
-        write_message(process.stdin, message)
+        message = self._pickles.dumps(request)
+        try:
+            write_message(process.stdin, message)
+            kind, value, trace = self._answer(process, on_event)
+        except (EOFError, BrokenPipeError):
+            self._process = None
+            raise WorkerDied(_end(process), self.output[-_TAIL_CHARACTERS:]) from None
+        except BaseException:
+            self.restart()  # It still works on what nobody waits for.
+            raise
+        if kind == "error":
+            value.add_note(f"In the worker process:\n{trace}")
+            raise value
+        return value
+
+    def _answer(
+        self, process: subprocess.Popen[bytes], on_event: Callable[[Any], None] | None
+    ) -> tuple[str, Any, str]:
         while True:
-            kind, value, trace = pickle.loads(read_message(process.stdout))
-            if kind == "result":
-                return value
-            if kind == "error":
-                value.add_note(f"In the worker process:\n{trace}")
-                raise value
+            answer = pickle.loads(read_message(process.stdout))
+            if answer[0] != "event":
+                return answer
             if on_event is not None:
-                on_event(value)
+                on_event(answer[1])
 
     @property
     def _output_path(self) -> Path:
@@ -151,7 +165,16 @@ class Worker:
                     stderr=output,
                     env=environment,
                 )
+            if self._subject is not None:
+                self._make_subject(self._process, self._subject)
         return self._process
+
+    def _make_subject(self, process: subprocess.Popen[bytes], subject: Callable[[], Any]) -> None:
+        try:
+            self._ask(process, ("subject", subject, ()))
+        except BaseException:
+            self.restart()  # Without its subject it is of no use.
+            raise
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

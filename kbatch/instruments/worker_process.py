@@ -23,12 +23,37 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     calls, answers = _take_pipes()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    desk = _Desk(answers)
     while True:
         try:
             message = read_message(calls)
         except EOFError:
             return
-        write_message(answers, _answer(message, answers))
+        write_message(answers, desk.answer(message))
+
+
+class _Desk:
+    """Answers calls and keeps the subject that they are about."""
+
+    def __init__(self, answers: IO[bytes]):
+        self._answers = answers
+        self._subject: list[Any] = []
+
+    def answer(self, message: bytes) -> bytes:
+        try:
+            kind, function, arguments = pickle.loads(message)
+            if kind == "subject":
+                self._subject = [function()]
+                return _pickled("result", None)
+            told = [self._tell] if kind == "call with events" else []
+            return _pickled("result", function(*self._subject, *told, *arguments))
+        except Exception as error:
+            return _error(error)
+        finally:
+            sys.stdout.flush()
+
+    def _tell(self, event: Any) -> None:
+        write_message(self._answers, _pickled("event", event))
 
 
 def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
@@ -44,17 +69,6 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
     os._exit(1)
-
-
-def _answer(message: bytes, answers: IO[bytes]) -> bytes:
-    try:
-        function, arguments, tells = pickle.loads(message)
-        told = [lambda event: write_message(answers, _pickled("event", event))] if tells else []
-        return _pickled("result", function(*told, *arguments))
-    except Exception as error:
-        return _error(error)
-    finally:
-        sys.stdout.flush()
 
 
 def _pickled(kind: str, value: Any, trace: str = "") -> bytes:

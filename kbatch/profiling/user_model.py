@@ -36,6 +36,24 @@ def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tune
     return _FunctionHyperModel(given)
 
 
+def model_builder(
+    build: "keras_tuner.HyperModel | BuildFunction | keras.Model",
+) -> Callable[[], keras.Model]:
+    """Gives a function without argument that returns the model.
+
+    Args:
+        build: A build function, a HyperModel, whose hyperparameters take their defaults, or a
+            compiled model.
+
+    Raises:
+        TypeError: If it is none of them.
+    """
+    if isinstance(build, keras.Model):
+        return lambda: build
+    hypermodel = as_hypermodel(build)
+    return lambda: hypermodel.build(keras_tuner.HyperParameters())
+
+
 class _FunctionHyperModel(keras_tuner.HyperModel):
     """A build function in the form of a HyperModel."""
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from kbatch.training.errors import InputError
 
 
-def is_batched(dataset: tf.data.Dataset, model: keras.Model) -> bool:
+def is_batched(spec: Any, model: keras.Model) -> bool:
     """Tells whether a dataset's elements are batches.
 
     The shapes of its inputs are compared with those of the model's; as in Keras, a feature of
@@ -16,13 +16,13 @@ def is_batched(dataset: tf.data.Dataset, model: keras.Model) -> bool:
     among the parts of an element tells examples, and a first axis of unknown length batches.
 
     Args:
-        dataset: Elements are inputs, (inputs, targets) or (inputs, targets, sample weights).
+        spec: The dataset's `element_spec`: inputs, (inputs, targets) or (inputs, targets, sample
+            weights).
         model: The model to train.
 
     Raises:
         InputError: If it can be neither, or cannot be told.
     """
-    spec = dataset.element_spec
     features: Any = spec[0] if isinstance(spec, tuple) else spec
     pairs = _paired(features, _inputs(model))
     if pairs is None:

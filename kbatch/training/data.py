@@ -75,19 +75,19 @@ def in_batches(
         data = _split(data)
     dataset, examples = _dataset(data, model, batch_size, seed)
     _check_examples(examples, largest_batch_size)
-    if data.class_weight is not None and (_is_dataset(data.x) or callable(data.x)):
+    if data.class_weight is not None and (is_dataset(data.x) or callable(data.x)):
         dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
     validation = data.validation_data
-    if _is_dataset(validation):
+    if is_dataset(validation):
         validation = rebatched(validation, model, validation_batch_size)
     elif callable(validation):
-        validation = _called(validation, model, validation_batch_size)
+        validation = called_for(validation, model, validation_batch_size)
     return Batches(dataset.prefetch(tf.data.AUTOTUNE), validation)
 
 
 def rebatched(dataset: tf.data.Dataset, model: keras.Model, batch_size: int) -> tf.data.Dataset:
     """Gives a dataset, batched or not, in batches of `batch_size` examples."""
-    if is_batched(dataset, model):
+    if is_batched(dataset.element_spec, model):
         return dataset.rebatch(batch_size)
     return dataset.batch(batch_size)
 
@@ -99,7 +99,7 @@ def _dataset(
     x: Any = data.x
     if x is None:
         raise InputError(f"There is no training data: `x` is missing. {_FORMS} Received: x=None.")
-    if _is_dataset(x) or callable(x):
+    if is_dataset(x) or callable(x):
         if data.y is not None or data.sample_weight is not None:
             raise InputError(
                 "A dataset brings its own targets and sample weights, as (x, y) or "
@@ -109,20 +109,20 @@ def _dataset(
             )
         if isinstance(x, tf.data.Dataset):
             return rebatched(x, model, batch_size), _size(x, model)
-        return _called(x, model, batch_size), None
-    arrays, examples = _arrays(data)
+        return called_for(x, model, batch_size), None
+    arrays, examples = tensors_of(data)
     batches = array_batches(arrays, batch_size=batch_size, shuffle=data.shuffle, seed=seed)
     return batches, examples
 
 
-def _called(function: Callable[[int], Any], model: keras.Model, batch_size: int):
+def called_for(function: Callable[[int], Any], model: keras.Model, batch_size: int):
     dataset = function(batch_size)
-    if not _is_dataset(dataset):
+    if not is_dataset(dataset):
         raise InputError(
             "A data function must return a `tf.data.Dataset`: it is called with the batch size. "
             f"Received: a {type(dataset).__name__} for batch_size={batch_size}."
         )
-    if not is_batched(dataset, model):
+    if not is_batched(dataset.element_spec, model):
         raise InputError(
             "A data function must return batches: end it with `.batch(batch_size)`. "
             f"Received: element_spec={dataset.element_spec} for batch_size={batch_size}."
@@ -130,7 +130,7 @@ def _called(function: Callable[[int], Any], model: keras.Model, batch_size: int)
     return dataset
 
 
-def _is_dataset(data: Any) -> bool:
+def is_dataset(data: Any) -> bool:
     return isinstance(data, tf.data.Dataset)
 
 
@@ -139,7 +139,7 @@ def _size(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
     cardinality = int(dataset.cardinality())
     if cardinality < 0:
         return None
-    if not is_batched(dataset, model):
+    if not is_batched(dataset.element_spec, model):
         return cardinality
     first = [keras.tree.flatten(batch)[0] for batch in dataset.take(1)]
     return cardinality * first[0].shape[0] if first else 0
@@ -155,7 +155,7 @@ def _check_examples(examples: int | None, largest_batch_size: int) -> None:
 
 
 def _split(data: FitData) -> FitData:
-    if _is_dataset(data.x) or callable(data.x):
+    if is_dataset(data.x) or callable(data.x):
         raise InputError(
             "`validation_split` splits arrays only: give `validation_data` beside a dataset. "
             f"Received: validation_split={data.validation_split}."
@@ -170,7 +170,7 @@ def _split(data: FitData) -> FitData:
     return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
 
 
-def _arrays(data: FitData) -> tuple[Any, int]:
+def tensors_of(data: FitData) -> tuple[Any, int]:
     """Gives inputs, targets and sample weights as tensors, and their number of rows."""
     weight = data.sample_weight
     if data.class_weight is not None:

@@ -1,5 +1,23 @@
-"""Mistakes in what a person gave, told apart from failures of a run."""
+"""Mistakes in what a person gave, and want of memory, told apart from failures of a run."""
 
 
 class InputError(ValueError):
     """Data, settings or a directory that kbatch cannot use as given; it says what to give."""
+
+
+class OutOfMemoryError(MemoryError):
+    """Not even one example fits in memory.
+
+    Attributes:
+        needed_bytes: What one example needs, weights included; None where it could not be told.
+        limit_bytes: What there is.
+    """
+
+    def __init__(self, message: str, needed_bytes: int | None, limit_bytes: int):
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.limit_bytes = limit_bytes
+
+    def __reduce__(self):
+        """Pickles all arguments: it may come from a worker process."""
+        return type(self), (str(self), self.needed_bytes, self.limit_bytes)

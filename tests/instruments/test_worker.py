@@ -129,3 +129,18 @@ def test_closing_ends_the_process_and_removes_its_files(tmp_path, monkeypatch):
     while process.is_running() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not process.is_running()
+
+
+def test_a_subject_is_made_in_each_process_and_kept_between_calls():
+    with Worker(subject=list) as worker:
+        worker.call(lambda subject, item: subject.append(item), "first")
+        assert worker.call(lambda subject: subject) == ["first"]
+        worker.restart()
+        assert worker.call(lambda subject: subject) == []
+
+
+def test_a_subject_that_fails_is_told_each_time():
+    with Worker(subject=lambda: 1 / 0) as worker:
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                worker.call(print)

@@ -1,0 +1,69 @@
+"""Peak memory of the device that trains, from TensorFlow's own allocator."""
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client import device_lib
+
+# Read by TensorFlow when it starts: the CPU then runs out as a GPU does.
+_BFC = "TF_CPU_ALLOCATOR_USE_BFC"
+_BFC_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+MEBIBYTE = 2**20
+
+
+def limited_cpu(limit_bytes: int) -> dict[str, str]:
+    """Gives the environment in which the CPU's allocator has a limit.
+
+    In a process that starts TensorFlow under it, a batch somewhat too large raises
+    `ResourceExhaustedError`, and every byte is counted: the plain allocator counts large blocks
+    only.
+
+    Args:
+        limit_bytes: The limit, taken down to whole MiB.
+    """
+    return {_BFC: "1", _BFC_LIMIT: str(limit_bytes // MEBIBYTE)}
+
+
+def limit_gpu(limit_bytes: int) -> None:
+    """Gives TensorFlow at most so many bytes of the first GPU; before its first use only."""
+    for gpu in tf.config.list_physical_devices("GPU")[:1]:
+        logical = tf.config.LogicalDeviceConfiguration(memory_limit=limit_bytes / MEBIBYTE)
+        tf.config.set_logical_device_configuration(gpu, [logical])
+
+
+class DeviceMemory:
+    """Memory of the first GPU, or of the CPU where TensorFlow sees no GPU."""
+
+    def __init__(self):
+        self.device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Bytes that TensorFlow may take of a GPU, less what others held; None on a CPU."""
+        if self.device == "CPU:0":
+            return None
+        gpu = tf.config.list_physical_devices("GPU")[0]
+        for logical in tf.config.get_logical_device_configuration(gpu) or ():
+            if logical.memory_limit is not None:
+                return int(logical.memory_limit * MEBIBYTE)
+        found: list[Any] = device_lib.list_local_devices()
+        return next(d.memory_limit for d in found if d.name.endswith(f"device:{self.device}"))
+
+    def reset(self) -> None:
+        """Starts a new peak at what is held now."""
+        tf.config.experimental.reset_memory_stats(self.device)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes held at once since the last reset."""
+        return tf.config.experimental.get_memory_info(self.device)["peak"]
+
+
+def gpu_in_use() -> bool:
+    """Tells whether this process holds a GPU already, which leaves little to another one."""
+    from tensorflow.python.eager import context
+
+    return bool(
+        context.context()._initialized  # No public name tells; asking any other would start it.
+        and tf.config.list_physical_devices("GPU")
+    )

@@ -1,0 +1,120 @@
+"""What a memory probe runs: train steps or predictions of one batch size."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from kbatch.training.accumulation import accumulate_gradients
+from kbatch.training.data import called_for
+from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.input_meter import InputMeter
+from kbatch.training.sample_rows import SampleElements, SampleRows
+from kbatch.training.trainable_model import check_model
+
+# Slots appear after the first step, and later steps peak higher than early ones.
+STEPS = 5
+
+Source = SampleRows | SampleElements | Callable[[int], tf.data.Dataset]
+
+
+class Run(Protocol):
+    """A load in the process that measures it.
+
+    Attributes:
+        model: The model that it runs.
+        examples: Examples of the data set, None where it does not tell.
+        note: What a reader must know of the data, or None.
+    """
+
+    model: keras.Model
+    examples: int | None
+    note: str | None
+
+    @property
+    def variables_bytes(self) -> int: ...
+
+    def run(self, batch_size: int) -> int: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """A model and its data, which can go to another process.
+
+    Attributes:
+        build: Returns the compiled model.
+        source: Its data.
+        dtype_policy: Global policy under which it is built.
+        training: Whether to run train steps, or predictions.
+        accumulate_below: Batches below this size are run as micro-batches of an accumulated
+            batch; 0 for never.
+    """
+
+    build: Callable[[], keras.Model]
+    source: Source
+    dtype_policy: str
+    training: bool = True
+    accumulate_below: int = 0
+
+    def start(self) -> Run:
+        """Builds the model.
+
+        Raises:
+            ValueError: If it cannot be trained.
+        """
+        with dtype_policy_scope(self.dtype_policy):
+            model = self.build()
+        return _Run(self, model)
+
+
+class _Run:
+    def __init__(self, load: Load, model: keras.Model):
+        self.model = model
+        self._load = load
+        if load.training:
+            check_model(model)
+        source = load.source
+        self._source = source.rows(model) if isinstance(source, SampleElements) else source
+        known = isinstance(self._source, SampleRows)
+        self.examples = self._source.examples if known else None
+        self.note = self._source.note if known else None
+
+    @property
+    def variables_bytes(self) -> int:
+        """Bytes of the weights and, in training, of the optimizer's slots."""
+        target: Any = self.model
+        variables = list(target.variables)
+        if self._load.training and target.built:
+            target.optimizer.build(target.trainable_variables)
+            variables += target.optimizer.variables
+        return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
+
+    def run(self, batch_size: int) -> int:
+        """Runs `STEPS` steps and returns how many rows the largest batch had.
+
+        The whole of an accumulated batch is two micro-batches: more of them need no more memory.
+        """
+        target: Any = self.model
+        accumulates = batch_size < self._load.accumulate_below
+        rows = min(2 * batch_size, self._load.accumulate_below) if accumulates else batch_size
+        if accumulates:
+            accumulate_gradients(target, batch_size)
+        elif "train_step" in vars(target):
+            del target.train_step
+            target.train_function = None
+        meter = InputMeter()
+        batches = meter.attach(self._batches(rows).repeat().take(STEPS).prefetch(tf.data.AUTOTUNE))
+        # Not an instance's own `fit`, which may be timed by who measures.
+        if self._load.training:
+            type(target).fit(target, batches, epochs=1, verbose=0)
+        else:
+            type(target).predict(target, batches, verbose=0)
+        seen = meter.read().largest_batch
+        return batch_size if seen == rows else min(seen, batch_size)
+
+    def _batches(self, rows: int) -> tf.data.Dataset:
+        if isinstance(self._source, SampleRows):
+            return self._source.batches(rows)
+        return called_for(self._source, self.model, rows)

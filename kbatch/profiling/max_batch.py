@@ -1,0 +1,113 @@
+"""The largest batch that fits in memory, found by running it."""
+
+from typing import Any
+
+import keras
+import keras_tuner
+
+from kbatch.analysis.batch_sizes import check_size
+from kbatch.analysis.max_batch_search import check_window
+from kbatch.instruments.device_memory import MEBIBYTE, gpu_in_use
+from kbatch.instruments.mapped_pickles import UnsendableError
+from kbatch.profiling.loads import Load
+from kbatch.profiling.max_batch_probing import probe_max_batch
+from kbatch.profiling.memory_probes import ProcessProbes, worker_probes
+from kbatch.profiling.user_model import BuildFunction, model_builder
+from kbatch.records.max_batch import MaxBatchSizeResult
+from kbatch.training.data import FitData, is_dataset
+from kbatch.training.errors import InputError
+from kbatch.training.sample_rows import example_rows, sample_of
+
+_GPU_IN_USE = (
+    "Measured in this process, which holds the GPU already: call `find_max_batch_size` before "
+    "anything else uses the GPU to have the answer confirmed in a fresh process."
+)
+_NOT_SENDABLE = (
+    "Measured in this process, since the build function or the data cannot be sent to a worker "
+    "process: a batch far too large may end this process, small blocks of memory are not counted "
+    "on a CPU, and the answer is not confirmed in a fresh process."
+)
+
+
+def find_max_batch_size(
+    build: "BuildFunction | keras_tuner.HyperModel | keras.Model",
+    x: Any,
+    y: Any = None,
+    *,
+    memory_window: tuple[float, float] = (0.80, 0.90),
+    memory_limit_bytes: int | None = None,
+    max_batch_size: int | None = None,
+    training: bool = True,
+    longest_example: Any = None,
+) -> MaxBatchSizeResult:
+    """Finds the largest batch whose memory lies in a window below the limit.
+
+    Real train steps are run in a worker process, five at each size, and TensorFlow's allocator
+    tells their peak. The size that is returned was run, once more in a fresh process and after
+    other sizes. On a CPU the worker's allocator gets the limit, and runs out as a GPU's does.
+
+    Example:
+
+    >>> found = kbatch.find_max_batch_size(build, x, y, memory_limit_bytes=2 * 2**30)
+    >>> found.max_batch_size, found.powers_of_two(16)
+
+    Args:
+        build: A function that returns a compiled model, without argument or with keras-tuner's
+            `hp` (its defaults are taken), a `HyperModel`, or a compiled model, which stays as it
+            is.
+        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
+            function `batch_size -> tf.data.Dataset`.
+        y: Targets of arrays.
+        memory_window: Lower and upper share of the limit that is aimed at.
+        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on a
+            CPU half of what the host and its control group leave.
+        max_batch_size: Largest size to try, None for that of the data set.
+        training: Whether to run train steps, or predictions.
+        longest_example: One example (x, y) without a batch axis, to use instead of rows of the
+            data, where examples differ in length.
+
+    Returns:
+        The size, all probes and the fitted line.
+
+    Raises:
+        InputError: If the data cannot be batched, have fewer than two examples, or the limit is
+            below the weights.
+        OutOfMemoryError: If one example does not fit; it names the bytes needed and the limit.
+        TypeError: If `build` cannot build.
+        ValueError: If the window or a bound cannot be used.
+    """
+    check_window(memory_window)
+    cap = None if max_batch_size is None else check_size(max_batch_size, "max_batch_size")
+    if memory_limit_bytes is not None and memory_limit_bytes < MEBIBYTE:
+        raise ValueError(
+            "`memory_limit_bytes` must be at least one MiB (2**20). "
+            f"Received: memory_limit_bytes={memory_limit_bytes}."
+        )
+    load = Load(
+        model_builder(build),
+        _source(x, y, longest_example),
+        keras.config.dtype_policy().name,
+        training=training,
+    )
+    if gpu_in_use():
+        probes = ProcessProbes(load.start(), memory_limit_bytes, _GPU_IN_USE)
+        return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
+    try:
+        with worker_probes(load, memory_limit_bytes) as probes:
+            return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
+    except UnsendableError:
+        probes = ProcessProbes(load.start(), memory_limit_bytes, _NOT_SENDABLE)
+        return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
+
+
+def _source(x: Any, y: Any, longest_example: Any) -> Any:
+    if longest_example is not None:
+        return example_rows(longest_example)
+    if callable(x) and not is_dataset(x):
+        if y is not None:
+            raise InputError(
+                "A data function brings its own targets, as (x, y): leave out `y`. "
+                f"Received: y of type {type(y).__name__}."
+            )
+        return x
+    return sample_of(FitData(x, y))

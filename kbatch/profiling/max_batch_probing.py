@@ -1,0 +1,149 @@
+"""The search for the largest batch, driven by probes and confirmed by them."""
+
+from collections.abc import Callable
+
+from kbatch.analysis.max_batch_search import MaxBatchAnswer, search_max_batch
+from kbatch.instruments.allocator_log import FreeMemory
+from kbatch.instruments.environment import read_environment
+from kbatch.profiling.memory_probes import LoadFacts, Probes, Reading
+from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
+from kbatch.training.errors import InputError, OutOfMemoryError
+
+# How often an answer that its confirmation refuted is looked for again.
+_MOST_CONFIRMATIONS = 4
+
+
+def probe_max_batch(
+    probes: Probes,
+    *,
+    memory_window: tuple[float, float],
+    max_batch_size: int | None,
+    confirm: bool = True,
+    on_probe: Callable[[ProbeRecord], None] | None = None,
+) -> MaxBatchSizeResult:
+    """Searches with real probes.
+
+    Args:
+        probes: Where they run.
+        memory_window: Lower and upper share of the limit that is aimed at.
+        max_batch_size: Largest size to try, or None.
+        confirm: Whether to run the answer again, in a fresh process and after other sizes.
+        on_probe: Receives each probe when it has run.
+
+    Raises:
+        InputError: If the limit is below the weights, or the data have one example.
+        OutOfMemoryError: If one example does not fit.
+    """
+    facts = _checked(probes.facts, max_batch_size)
+    log = _Log(probes, facts, memory_window, max_batch_size, on_probe)
+    answer = log.search()
+    for _ in range(_MOST_CONFIRMATIONS if confirm else 0):
+        size = _size(answer, facts, memory_window, log)
+        if log.confirmed(size):
+            break
+        answer = log.search()
+    size = _size(answer, facts, memory_window, log)
+    free = log.free
+    return MaxBatchSizeResult(
+        max_batch_size=size,
+        reason=answer.reason,
+        in_window=answer.in_window,
+        limit_bytes=facts.limit_bytes,
+        memory_window=memory_window,
+        training=facts.training,
+        device=facts.device,
+        dtype_policy=facts.dtype_policy,
+        weights_bytes=facts.variables_bytes,
+        probes=tuple(log.records),
+        requested_block_bytes=free.requested_bytes if free else None,
+        free_bytes=free.free_bytes if free else None,
+        largest_free_block_bytes=free.largest_block_bytes if free else None,
+        notes=(*facts.notes, *log.notes),
+        environment=read_environment(),
+    )
+
+
+class _Log:
+    """All probes so far, and the most bytes that each size took."""
+
+    def __init__(
+        self,
+        probes: Probes,
+        facts: LoadFacts,
+        memory_window: tuple[float, float],
+        max_batch_size: int | None,
+        on_probe: Callable[[ProbeRecord], None] | None,
+    ):
+        self.records: list[ProbeRecord] = []
+        self.free: FreeMemory | None = None
+        self.notes: list[str] = []
+        self._probes = probes
+        self._facts = facts
+        self._window = memory_window
+        self._asked = max_batch_size
+        self._rows = facts.examples
+        self._on_probe = on_probe
+        self._memory: dict[int, int | None] = {}
+
+    def search(self) -> MaxBatchAnswer:
+        """Searches with what is known, and probes what is not."""
+        while True:
+            try:
+                return search_max_batch(
+                    self._known_or_probed,
+                    limit_bytes=self._facts.limit_bytes,
+                    memory_window=self._window,
+                    max_batch_size=self._cap,
+                )
+            except _DataEnded as ended:
+                self._rows = ended.rows
+
+    def confirmed(self, size: int) -> bool:
+        """Runs the answer in a fresh process, and again after other sizes.
+
+        Returns:
+            Whether it still fits below the upper end of the window.
+        """
+        if self._probes.renew():
+            self._probe(size, "fresh process")
+        larger = [b for b, m in self._memory.items() if m is not None and b > size]
+        for other in {max(1, size // 2), *larger[:1]} - {size}:
+            self._probe(other, "mixed sizes")
+        self._probe(size, "mixed sizes")
+        memory = self._memory[size]
+        return memory is not None and memory <= self._window[1] * self._facts.limit_bytes
+
+    @property
+    def _cap(self) -> int | None:
+        return min((c for c in (self._asked, self._rows) if c is not None), default=None)
+
+    def _known_or_probed(self, size: int) -> float | None:
+        if size not in self._memory:
+            reading = self._probe(size, "search")
+            if reading.rows < size:
+                raise _DataEnded(reading.rows)
+        return self._memory[size]
+
+    def _probe(self, size: int, purpose: str) -> Reading:
+        reading = self._probes.read(size)
+        peak, rows = reading.peak_bytes, reading.rows
+        before = self._memory.get(rows, 0)
+        # The most that was seen; once it ran out it counts as too large.
+        self._memory[rows] = None if peak is None or before is None else max(before, peak)
+        self.free = reading.free or self.free
+        record = ProbeRecord(rows, peak, self._outcome(peak), reading.duration_s, purpose)
+        self.records.append(record)
+        if self._on_probe is not None:
+            self._on_probe(record)
+        return reading
+
+    def _outcome(self, peak: int | None) -> str:
+        if peak is None:
+            return "out_of_memory"
+        return "fits" if peak <= self._window[1] * self._facts.limit_bytes else "above_window"
+
+
+class _DataEnded(Exception):
+    def __init__(self, rows: int):
+        super().__init__(rows)
+        self.rows = rows

@@ -1,0 +1,206 @@
+"""Probes of memory: a load run at one batch size, in a worker process or in this one."""
+
+import contextlib
+import functools
+import gc
+import time
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from kbatch.instruments.allocator_log import FreeMemory, free_memory
+from kbatch.instruments.device_memory import DeviceMemory, limit_gpu, limited_cpu
+from kbatch.instruments.failures import failure_status
+from kbatch.instruments.host_memory import available_bytes
+from kbatch.instruments.worker import Worker, WorkerDied
+from kbatch.profiling.loads import Load, Run
+from kbatch.training.kept_state import kept_state
+
+# Of what the host and its control group leave; the rest is for everything else.
+_SHARE_OF_HOST = 0.5
+
+
+class Reading(NamedTuple):
+    """What one probe showed.
+
+    Attributes:
+        peak_bytes: Most bytes held at once, None where memory ran out.
+        rows: Examples that the batch really had.
+        duration_s: Seconds that it took.
+        free: What was free when memory ran out, None where the allocator did not tell.
+    """
+
+    peak_bytes: int | None
+    rows: int
+    duration_s: float
+    free: FreeMemory | None = None
+
+
+class LoadFacts(NamedTuple):
+    """What is known of a load before it runs."""
+
+    device: str
+    limit_bytes: int
+    dtype_policy: str
+    variables_bytes: int
+    examples: int | None
+    notes: tuple[str, ...]
+
+
+class Probes(Protocol):
+    """Where probes run."""
+
+    @property
+    def facts(self) -> LoadFacts: ...
+
+    def read(self, batch_size: int) -> Reading: ...
+
+    def renew(self) -> bool:
+        """Starts afresh; False where that cannot be."""
+        ...
+
+
+class WorkerProbes:
+    """Probes in a worker process, which may die of them.
+
+    On a CPU the worker's allocator has the limit, and so runs out as a GPU's does.
+
+    Args:
+        load: What to run.
+        memory_limit_bytes: Memory that it may take; None for what the device has, on a CPU half
+            of what the host leaves.
+    """
+
+    def __init__(self, load: Load, memory_limit_bytes: int | None):
+        self._limit_bytes = memory_limit_bytes or int(_SHARE_OF_HOST * available_bytes())
+        # The level at which the allocator tells its free blocks when it fails.
+        environment = limited_cpu(self._limit_bytes) | {"TF_CPP_MIN_LOG_LEVEL": "0"}
+        self._worker = Worker(environment, functools.partial(_Measured, load, memory_limit_bytes))
+
+    def close(self) -> None:
+        """Ends the worker."""
+        self._worker.close()
+
+    @property
+    def facts(self) -> LoadFacts:
+        """What the worker knows of the load.
+
+        Raises:
+            MemoryError: If the weights do not fit.
+        """
+        try:
+            return self._worker.call(_facts, self._limit_bytes)
+        except Exception as error:
+            if _of_memory(error):
+                raise MemoryError(str(error)) from error
+            raise
+
+    def read(self, batch_size: int) -> Reading:
+        """Runs one batch size."""
+        started_s = time.perf_counter()
+        written = len(self._worker.output)
+        try:
+            reading = self._worker.call(_read, batch_size)
+        except Exception as error:
+            if not _of_memory(error):
+                raise
+            reading = Reading(None, batch_size, time.perf_counter() - started_s)
+        if reading.peak_bytes is None:
+            return reading._replace(free=free_memory(self._worker.output[written:]))
+        return reading
+
+    def renew(self) -> bool:
+        """Ends the process: the next probe runs in a fresh one."""
+        self._worker.restart()
+        return True
+
+
+class ProcessProbes:
+    """Probes in this process: a GPU that it holds already leaves nothing to another one.
+
+    Args:
+        run: What to run.
+        memory_limit_bytes: Memory that it may take; None for what the device has.
+        note: Why it runs here, and what that risks.
+    """
+
+    def __init__(self, run: Run, memory_limit_bytes: int | None, note: str):
+        self._run = run
+        self._memory = DeviceMemory()
+        limit = self._memory.limit_bytes or int(_SHARE_OF_HOST * available_bytes())
+        self._limit_bytes = min(limit, memory_limit_bytes or limit)
+        self._note = note
+
+    @property
+    def facts(self) -> LoadFacts:
+        """What is known of the load."""
+        found = _facts_of(self._run, self._memory, self._limit_bytes)
+        return found._replace(notes=(self._note, *found.notes))
+
+    def read(self, batch_size: int) -> Reading:
+        """Runs one batch size; the model is put back as it was."""
+        with kept_state(self._run.model):
+            return _measured(self._run, self._memory, batch_size)
+
+    def renew(self) -> bool:
+        """Cannot start afresh."""
+        return False
+
+
+@contextlib.contextmanager
+def worker_probes(load: Load, memory_limit_bytes: int | None) -> Iterator[WorkerProbes]:
+    """Opens probes in a worker process, and ends it."""
+    probes = WorkerProbes(load, memory_limit_bytes)
+    try:
+        yield probes
+    finally:
+        probes.close()
+
+
+class _Measured:
+    """A load and the memory that it takes, in the worker."""
+
+    def __init__(self, load: Load, memory_limit_bytes: int | None):
+        if memory_limit_bytes is not None:
+            limit_gpu(memory_limit_bytes)
+        self.memory = DeviceMemory()
+        self.run = load.start()
+
+
+def _facts(measured: _Measured, limit_bytes: int) -> LoadFacts:
+    limit = measured.memory.limit_bytes or limit_bytes
+    return _facts_of(measured.run, measured.memory, limit)
+
+
+def _facts_of(run: Run, memory: DeviceMemory, limit_bytes: int) -> LoadFacts:
+    return LoadFacts(
+        memory.device,
+        limit_bytes,
+        run.model.dtype_policy.name,
+        run.variables_bytes,
+        run.examples,
+        () if run.note is None else (run.note,),
+    )
+
+
+def _read(measured: _Measured, batch_size: int) -> Reading:
+    return _measured(measured.run, measured.memory, batch_size)
+
+
+def _measured(run: Run, memory: DeviceMemory, batch_size: int) -> Reading:
+    gc.collect()
+    memory.reset()
+    started_s = time.perf_counter()
+    peak, rows = None, batch_size
+    try:
+        rows = run.run(batch_size)
+        peak = memory.peak_bytes
+    except Exception as error:
+        if not _of_memory(error):
+            raise
+    return Reading(peak, rows, time.perf_counter() - started_s)
+
+
+def _of_memory(error: BaseException) -> bool:
+    if isinstance(error, WorkerDied):
+        return error.out_of_memory
+    return failure_status(error) == "out_of_memory"

@@ -1,0 +1,137 @@
+"""The record of a search for the largest batch that fits."""
+
+import dataclasses
+from pathlib import Path
+
+from kbatch.analysis.batch_sizes import powers_of_two
+from kbatch.analysis.memory_fit import MemoryFit, fit_memory
+from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.json_files import read_record, write_record
+
+OUTCOMES = ("fits", "above_window", "out_of_memory")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeRecord:
+    """One batch size that was run.
+
+    Attributes:
+        batch_size: Examples in the batch.
+        peak_memory_bytes: Most bytes held at once over its steps, None where memory ran out.
+        outcome: One of `OUTCOMES`.
+        duration_s: Seconds that it took, tracing included.
+        purpose: "search", or "fresh process" and "mixed sizes" for runs that confirm the answer.
+    """
+
+    batch_size: int
+    peak_memory_bytes: int | None
+    outcome: str
+    duration_s: float
+    purpose: str = "search"
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxBatchSizeResult:
+    """The largest batch size whose memory lies in the window, and how it was found.
+
+    Attributes:
+        max_batch_size: The size, in examples. It was run.
+        reason: Why it is this one.
+        in_window: Whether its memory lies in the window.
+        limit_bytes: Memory of the device that TensorFlow could take.
+        memory_window: Lower and upper share of the limit that was aimed at.
+        training: Whether train steps were run, or predictions.
+        device: TensorFlow's name of the device.
+        dtype_policy: Policy of the model.
+        weights_bytes: Bytes of the model's variables, those of the optimizer included.
+        probes: All runs, in order.
+        requested_block_bytes: What the last allocation that failed asked for in one piece, None
+            if none failed or the allocator did not tell.
+        free_bytes: What was free then.
+        largest_free_block_bytes: The largest piece of it.
+        notes: What a reader of the figures must know.
+        environment: The machine.
+    """
+
+    max_batch_size: int
+    reason: str
+    in_window: bool
+    limit_bytes: int
+    memory_window: tuple[float, ...]
+    training: bool
+    device: str
+    dtype_policy: str
+    weights_bytes: int
+    probes: tuple[ProbeRecord, ...]
+    requested_block_bytes: int | None = None
+    free_bytes: int | None = None
+    largest_free_block_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+    environment: EnvironmentRecord | None = None
+
+    @property
+    def memory_bytes(self) -> dict[int, int]:
+        """Most bytes seen at each size that fitted."""
+        found: dict[int, int] = {}
+        for probe in self.probes:
+            if probe.peak_memory_bytes is not None:
+                before = found.get(probe.batch_size, 0)
+                found[probe.batch_size] = max(before, probe.peak_memory_bytes)
+        return found
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Most bytes seen at `max_batch_size`."""
+        return self.memory_bytes[self.max_batch_size]
+
+    @property
+    def spread(self) -> float | None:
+        """Range of the peaks of `max_batch_size` as a share of the largest; None from one run."""
+        peaks = [p.peak_memory_bytes for p in self.probes if p.batch_size == self.max_batch_size]
+        known = [peak for peak in peaks if peak is not None]
+        return (max(known) - min(known)) / max(known) if len(known) > 1 else None
+
+    @property
+    def fit(self) -> MemoryFit | None:
+        """The line through the sizes that fitted, None from fewer than two."""
+        return fit_memory(self.memory_bytes)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that all probes took."""
+        return sum(probe.duration_s for probe in self.probes)
+
+    def predict(self, batch_size: int) -> float:
+        """Estimates the bytes of a batch size from the fitted line.
+
+        Raises:
+            ValueError: If fewer than two sizes were measured.
+        """
+        fit = self.fit
+        if fit is None:
+            raise ValueError(
+                "A line needs two measured sizes: search with a larger `max_batch_size` or data "
+                f"set. Received: measured sizes={sorted(self.memory_bytes)}."
+            )
+        return fit.predict(batch_size)
+
+    def powers_of_two(self, low: int = 1) -> tuple[int, ...]:
+        """Lists the powers of two from `low` up to `max_batch_size`."""
+        return powers_of_two(low, self.max_batch_size)
+
+    def save(self, path: Path | str) -> None:
+        """Writes the result as JSON.
+
+        Raises:
+            OSError: If the folder cannot be written.
+        """
+        write_record(self, Path(path))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "MaxBatchSizeResult":
+        """Reads what `save` wrote.
+
+        Raises:
+            RecordError: If the file is damaged or holds something else.
+        """
+        return read_record(cls, Path(path))
