@@ -7,20 +7,21 @@ several such lines: the optimizer's phase at first, the activations' later. So
 
 which makes a second size safe after the first. From two sizes on a secant looks for the middle
 of the window. Until the measured rise is a good part of the way that remains, it is not trusted
-all the way: an activation phase that is still hidden would overshoot.
+all the way: an activation phase that is still hidden would overshoot. How well this does is
+measured in `benchmarks/max_batch_search.py`.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
 
-# A probe never goes further than this many times the largest size that fitted.
-_LARGEST_GROWTH = 8
+# A probe never goes further than this many times the size that is safe.
+_BEYOND_SAFE = 2.0
 # While the last rise is less than this share of the remaining way, only part of it is gone.
 _TRUSTED_RISE = 0.7
 _FIRST_PART = 0.55
 # Spread of one measurement, as a share of its value, and how many of them a slope allows for.
 _SPREAD = 0.02
-_ALLOWANCE = 2.0
+_ALLOWANCE = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ def search_max_batch(
     limit_bytes: float,
     memory_window: tuple[float, float] = (0.80, 0.90),
     max_batch_size: int | None = None,
+    cap_name: str = "`max_batch_size`",
 ) -> MaxBatchAnswer:
     """Finds a batch size whose measured memory lies in a window, with few probes.
 
@@ -56,16 +58,20 @@ def search_max_batch(
     2900
 
     Args:
-        probe: Measures the peak bytes of a batch; None when memory ran out.
+        probe: Measures the peak bytes of a batch; None when memory ran out. It is called once a
+            size. What comes next depends on its answers alone: with remembered ones, one of them
+            corrected, the search goes on from there.
         limit_bytes: Memory that there is.
         memory_window: Lower and upper share of it that is aimed at.
         max_batch_size: Largest size to try, None for no bound.
+        cap_name: What sets that bound, for the reason, such as "the data set".
 
     Returns:
         A size that was measured, never one that was only computed.
 
     Raises:
-        ValueError: If the window is not 0 < low < high <= 1 or a bound is not positive.
+        ValueError: If the window is not 0 < low < high <= 1, or a bound or what the probe returned
+            is not positive.
     """
     low, high = memory_window
     if not 0 < low < high <= 1:
@@ -79,18 +85,21 @@ def search_max_batch(
             f"limit_bytes={limit_bytes}, max_batch_size={max_batch_size}."
         )
     window = _Window(low * limit_bytes, high * limit_bytes)
+    cap = _Cap(int(limit_bytes), "one example a byte: memory hardly grows with the batch")
+    if max_batch_size is not None and max_batch_size <= limit_bytes:
+        cap = _Cap(max_batch_size, f"reached {cap_name}")
     measured: dict[int, float | None] = {}
     size = 1
     while True:
-        measured[size] = probe(size)
+        measured[size] = _checked(probe(size), size)
         if window.holds(measured[size]):
             return MaxBatchAnswer(size, "its memory lies in the window", True, measured)
         below = max((b for b, m in measured.items() if m is not None and m < window.low), default=0)
         above = min((b for b in measured if b > below), default=None)
-        end = _end(below, above, max_batch_size)
-        if end is not None:
-            return MaxBatchAnswer(below or None, end, False, measured)
-        size = _next_size(measured, window, below, above, max_batch_size)
+        reason = _reason_to_end(measured, limit_bytes, below, above, cap)
+        if reason is not None:
+            return MaxBatchAnswer(below or None, reason, False, measured)
+        size = _next_size(measured, window, below, above, cap.batch_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,15 +115,48 @@ class _Window:
         return memory is not None and self.low <= memory <= self.high
 
 
-def _end(below: int, above: int | None, max_batch_size: int | None) -> str | None:
+@dataclasses.dataclass(frozen=True)
+class _Cap:
+    batch_size: int
+    reason: str
+
+
+def _checked(memory: float | None, size: int) -> float | None:
+    if memory is not None and not memory > 0:
+        raise ValueError(
+            "`probe` must return a positive number of bytes, or None when memory ran out. "
+            f"Received: {memory} for batch {size}."
+        )
+    return memory
+
+
+def _reason_to_end(
+    measured: Mapping[int, float | None],
+    limit_bytes: float,
+    below: int,
+    above: int | None,
+    cap: _Cap,
+) -> str | None:
     """Says why the search ends below the window, None if it goes on."""
+
+    def share(memory: float) -> str:
+        return f"{100 * memory / limit_bytes:.0f} %"
+
     if below == 0:
-        return "one example needs more than the window allows"
-    if below == max_batch_size:
-        return "it is the largest size asked for"
-    if above == below + 1:
-        return f"one example more is above the window: {above} was measured"
-    return None
+        one = measured[1]
+        needs = "more than there is" if one is None else f"{share(one)} of memory"
+        return f"one example needs {needs}, which is above the window"
+    if below == cap.batch_size:
+        return cap.reason
+    if above != below + 1:
+        return None
+    memory, beyond = _known(measured, below), measured[above]
+    if beyond is not None:
+        return f"one example is {share(beyond - memory)} of memory: {above} reach {share(beyond)}"
+    if below == 1:
+        return f"one example needs {share(memory)} of memory, and 2 run out of it"
+    each = (memory - _known(measured, 1)) / (below - 1)
+    return f"one example is {share(each)} of memory: {above} run out of it"
 
 
 def _next_size(
@@ -122,12 +164,10 @@ def _next_size(
     window: _Window,
     below: int,
     above: int | None,
-    max_batch_size: int | None,
+    cap: int,
 ) -> int:
-    proposed = _proposal(measured, window, below, above)
-    bound = above - 1 if above is not None else max_batch_size
-    proposed = proposed if bound is None else min(proposed, bound)
-    return max(below + 1, int(proposed))
+    bound = cap if above is None else above - 1
+    return max(below + 1, int(min(_proposal(measured, window, below, above), bound)))
 
 
 def _proposal(
@@ -149,7 +189,7 @@ def _proposal(
         return min(below + (window.middle - memory) / slope, (below + above) / 2)
     rest = window.middle - memory
     part = 1.0 if rise >= _TRUSTED_RISE * rest else _FIRST_PART
-    return max(safe, min(below + part * rest / slope, _LARGEST_GROWTH * below))
+    return max(safe, min(below + part * rest / slope, _BEYOND_SAFE * safe))
 
 
 def _known(measured: Mapping[int, float | None], size: int) -> float:

@@ -63,19 +63,58 @@ def test_a_line_through_the_origin_never_runs_out(seed):
 
 
 @pytest.mark.parametrize(
-    ("device", "cap", "size", "reason"),
+    ("fixed", "each", "cap", "size", "reason"),
     [
-        (Device(limit=8 * GB, fixed=7.5 * GB, each=0.1 * GB), None, None, "one example needs more"),
-        (Device(limit=8 * GB, fixed=9 * GB, each=0.1 * GB), None, None, "one example needs more"),
-        (Device(limit=8 * GB, fixed=1 * GB, each=3.4 * GB), None, 1, "one example more is above"),
-        (Device(limit=8 * GB, fixed=1 * GB, each=0.001 * GB), 37, 37, "largest size asked for"),
-        (Device(limit=8 * GB, fixed=1 * GB, each=0.001 * GB), 1, 1, "largest size asked for"),
+        (7.5, 0.1, None, None, "one example needs 95 % of memory, which is above the window"),
+        (9, 0.1, None, None, "one example needs more than there is, which is above the window"),
+        (1, 3.4, None, 1, "one example is 42 % of memory: 2 reach 98 %"),
+        (0.4, 0.96, None, 6, "one example is 12 % of memory: 7 reach 89 %"),
+        (1, 4, None, 1, "one example needs 62 % of memory, and 2 run out of it"),
+        (0.1, 3.0, None, 2, "one example is 38 % of memory: 3 run out of it"),
+        (1, 0.001, 37, 37, "reached `max_batch_size`"),
+        (1, 0.001, 1, 1, "reached `max_batch_size`"),
     ],
 )
-def test_where_the_window_cannot_be_reached_it_says_why(device, cap, size, reason):
-    answer = search_max_batch(device, limit_bytes=device.limit, max_batch_size=cap)
-    assert (answer.batch_size, answer.in_window) == (size, False)
-    assert reason in answer.reason
+def test_where_the_window_cannot_be_reached_it_says_why(fixed, each, cap, size, reason):
+    device = Device(limit=8 * GB, fixed=fixed * GB, each=each * GB)
+    window = (0.8, 0.88)
+    answer = search_max_batch(device, limit_bytes=8 * GB, memory_window=window, max_batch_size=cap)
+    assert (answer.batch_size, answer.in_window, answer.reason) == (size, False, reason)
+
+
+def test_the_bound_is_called_by_its_name():
+    answer = search_max_batch(
+        lambda b: GB + b, limit_bytes=8 * GB, max_batch_size=1797, cap_name="the data set"
+    )
+    assert (answer.batch_size, answer.reason) == (1797, "reached the data set")
+
+
+def test_memory_that_does_not_grow_ends_the_search():
+    answer = search_max_batch(lambda b: 1 * GB, limit_bytes=8 * GB)
+    assert not answer.in_window
+    assert "hardly grows" in answer.reason
+    assert len(answer.memory_bytes) < 30
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_search_goes_on_from_remembered_answers_with_one_corrected(seed):
+    """A fresh process may measure another peak: the search is run again on what is known."""
+    device = random_device(seed, jitter=0.02)
+    first = search_max_batch(device, limit_bytes=device.limit)
+    if not first.in_window:
+        return
+    known = {**first.memory_bytes, first.batch_size: 0.95 * device.limit}
+    asked = list(device.probed)
+
+    def remembered(size):
+        if size not in known:
+            known[size] = device(size)
+        return known[size]
+
+    second = search_max_batch(remembered, limit_bytes=device.limit)
+    assert list(second.memory_bytes)[: len(asked)] == asked
+    assert second.batch_size is None or second.batch_size < first.batch_size
+    assert second.memory_bytes.items() <= known.items()
 
 
 def test_a_size_above_the_window_that_fitted_is_used():
@@ -89,7 +128,7 @@ def test_a_size_above_the_window_that_fitted_is_used():
 
     answer = search_max_batch(probe, limit_bytes=8 * GB)
     assert answer.batch_size == 3
-    assert "4 was measured" in answer.reason
+    assert answer.reason == "one example is 20 % of memory: 4 reach 95 %"
 
 
 @pytest.mark.parametrize("window", [(0.0, 0.9), (0.9, 0.8), (0.8, 0.8), (0.8, 1.1)])
@@ -102,3 +141,9 @@ def test_a_window_that_is_none_is_refused(window):
 def test_bounds_must_be_positive(bounds):
     with pytest.raises(ValueError, match="must be positive"):
         search_max_batch(lambda b: b, **bounds)
+
+
+@pytest.mark.parametrize("memory", [0, -1.0, float("nan")])
+def test_a_probe_must_return_bytes(memory):
+    with pytest.raises(ValueError, match="for batch 1"):
+        search_max_batch(lambda b: memory, limit_bytes=10)

@@ -1,0 +1,101 @@
+"""How well does the search for the largest batch do, against the published ones?
+
+python benchmarks/max_batch_search.py [--devices 1000] [--seeds 0 1 2] [--hidden 0.75]
+
+Each seed draws as many synthetic devices. The window is 80 to 90 % of the memory; it is reachable
+where some whole number of examples lies in it without jitter. `in window` counts, among those
+devices, answers whose memory lies there as the strategy measured it (one more measurement where
+it never ran its answer), `without jitter` those whose memory truly does. `failures` are the times
+that memory ran out, `memory` the share of it that the answers fill. `--hidden` raises the peak of
+the optimizer's phase to at most that share of the memory: nothing shows below it.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from memory_devices import Device, OutOfMemory, Probe, draw_device
+from published_searches import PUBLISHED
+
+from kbatch.analysis.max_batch_search import search_max_batch
+
+WINDOW = (0.80, 0.90)
+JITTER = 0.02
+
+
+class Outcome(NamedTuple):
+    """What a strategy did on one device.
+
+    Attributes:
+        reachable: Whether the window can be reached there.
+        measured_share: Share of the memory that its answer filled, 0 where it found none.
+        true_share: The same without jitter.
+        probes: How many batches it ran.
+        failures: How often memory ran out.
+    """
+
+    reachable: bool
+    measured_share: float
+    true_share: float
+    probes: int
+    failures: int
+
+
+def kbatch_search(probe: Probe) -> int | None:
+    def measure(batch_size: int) -> float | None:
+        try:
+            return probe.run(batch_size)
+        except OutOfMemory:
+            return None
+
+    limit = probe.device.limit_bytes
+    return search_max_batch(measure, limit_bytes=limit, memory_window=WINDOW).batch_size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--devices", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--hidden", type=float, default=0.0, metavar="SHARE")
+    options = parser.parse_args()
+    devices = []
+    for seed in options.seeds:
+        rng = np.random.default_rng(seed)
+        devices += [draw_device(rng, hidden_share=options.hidden) for _ in range(options.devices)]
+    reachable = [device.reachable(WINDOW) for device in devices]
+    print(f"{len(devices)} devices, the window reachable on {sum(reachable)}")
+    titles = f"{'in window':>12}{'without jitter':>16}{'probes':>10}{'failures':>10}{'memory':>10}"
+    print(f"{'strategy':<26}{titles}")
+    for name, strategy in {"kbatch": kbatch_search, **PUBLISHED}.items():
+        print(f"{name:<26}{figures(outcomes(strategy, devices, reachable))}", flush=True)
+
+
+def outcomes(
+    strategy: Callable[[Probe], int | None], devices: list[Device], reachable: list[bool]
+) -> list[Outcome]:
+    found = []
+    for i, (device, possible) in enumerate(zip(devices, reachable, strict=True)):
+        probe = Probe(device, i, jitter=JITTER)
+        size = strategy(probe)
+        probes, failures = probe.probes, probe.failures
+        true = 0.0 if size is None else float(device.memory_bytes(size)) / device.limit_bytes
+        measured = 0.0 if size is None else probe.last_bytes(size) / device.limit_bytes
+        found.append(Outcome(possible, measured, true, probes, failures))
+    return found
+
+
+def figures(found: list[Outcome]) -> str:
+    low, high = WINDOW
+    possible = [outcome for outcome in found if outcome.reachable]
+    measured = statistics.mean(low <= outcome.measured_share <= high for outcome in possible)
+    true = statistics.mean(low <= outcome.true_share <= high for outcome in possible)
+    probes = statistics.mean(outcome.probes for outcome in found)
+    failures = statistics.mean(outcome.failures for outcome in found)
+    memory = statistics.mean(outcome.true_share for outcome in possible)
+    return f"{measured:12.1%}{true:16.1%}{probes:10.2f}{failures:10.3f}{memory:10.1%}"
+
+
+if __name__ == "__main__":
+    main()
