@@ -12,8 +12,11 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
     "Study": "kbatch.records.study",
+    "MaxBatchSizeResult": "kbatch.records.max_batch",
+    "OutOfMemoryError": "kbatch.training.errors",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
+    "find_max_batch_size": "kbatch.profiling.max_batch",
     "load_study": "kbatch.records.loading",
     "plot_trials": "kbatch.reporting.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
@@ -23,9 +26,12 @@ _HOME_OF = {
 
 __all__ = [
     "BatchSizeHyperModel",
+    "MaxBatchSizeResult",
+    "OutOfMemoryError",
     "Study",
     "accumulate_gradients",
     "analysis",
+    "find_max_batch_size",
     "load_study",
     "plot_trials",
     "powers_of_two",
@@ -37,11 +43,14 @@ if TYPE_CHECKING:
     from kbatch import analysis
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
+    from kbatch.profiling.max_batch import find_max_batch_size
     from kbatch.records.loading import load_study
+    from kbatch.records.max_batch import MaxBatchSizeResult
     from kbatch.records.study import Study
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients
+    from kbatch.training.errors import OutOfMemoryError
     from kbatch.tuning.hypermodel import BatchSizeHyperModel
 
 

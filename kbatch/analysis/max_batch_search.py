@@ -73,12 +73,7 @@ def search_max_batch(
         ValueError: If the window is not 0 < low < high <= 1, or a bound or what the probe returned
             is not positive.
     """
-    low, high = memory_window
-    if not 0 < low < high <= 1:
-        raise ValueError(
-            "`memory_window` must be (low, high) with 0 < low < high <= 1. "
-            f"Received: memory_window={memory_window}."
-        )
+    low, high = check_window(memory_window)
     if limit_bytes <= 0 or (max_batch_size is not None and max_batch_size < 1):
         raise ValueError(
             "`limit_bytes` and `max_batch_size` must be positive. Received: "
@@ -100,6 +95,24 @@ def search_max_batch(
         if reason is not None:
             return MaxBatchAnswer(below or None, reason, False, measured)
         size = _next_size(measured, window, below, above, cap.batch_size)
+
+
+def check_window(memory_window: tuple[float, float]) -> tuple[float, float]:
+    """Checks that a window is (low, high) with 0 < low < high <= 1.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    try:
+        low, high = memory_window
+        if not 0 < low < high <= 1:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`memory_window` must be (low, high) with 0 < low < high <= 1. "
+            f"Received: memory_window={memory_window}."
+        ) from None
+    return low, high
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +161,7 @@ def _reason_to_end(
         return f"one example needs {needs}, which is above the window"
     if below == cap.batch_size:
         return cap.reason
-    if above != below + 1:
+    if above is None or above > below + 1:
         return None
     memory, beyond = _known(measured, below), measured[above]
     if beyond is not None:

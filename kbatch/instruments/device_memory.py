@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
 
 # Read by TensorFlow when it starts: the CPU then runs out as a GPU does.
 _BFC = "TF_CPU_ALLOCATOR_USE_BFC"
@@ -61,9 +62,6 @@ class DeviceMemory:
 
 def gpu_in_use() -> bool:
     """Tells whether this process holds a GPU already, which leaves little to another one."""
-    from tensorflow.python.eager import context
-
-    return bool(
-        context.context()._initialized  # No public name tells; asking any other would start it.
-        and tf.config.list_physical_devices("GPU")
-    )
+    # No public name tells: asking any of them would start it.
+    started = getattr(context.context(), "_initialized", False)
+    return bool(started and tf.config.list_physical_devices("GPU"))

@@ -86,7 +86,7 @@ class Worker:
         *arguments: Any,
         on_event: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Runs `function(*arguments)` in the worker, `function(subject, *arguments)` with a subject.
+        """Runs `function(*arguments)` in the worker; the subject, if any, comes first.
 
         Args:
             function: Any function that cloudpickle can send.

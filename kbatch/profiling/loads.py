@@ -27,16 +27,22 @@ class Run(Protocol):
         model: The model that it runs.
         examples: Examples of the data set, None where it does not tell.
         note: What a reader must know of the data, or None.
+        training: Whether it runs train steps.
     """
 
     model: keras.Model
+    training: bool
     examples: int | None
     note: str | None
 
     @property
-    def variables_bytes(self) -> int: ...
+    def variables_bytes(self) -> int:
+        """Bytes of the weights and, in training, of the optimizer's slots."""
+        ...
 
-    def run(self, batch_size: int) -> int: ...
+    def run(self, batch_size: int) -> int:
+        """Runs one batch size and returns how many examples the batch really had."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Load:
 class _Run:
     def __init__(self, load: Load, model: keras.Model):
         self.model = model
+        self.training = load.training
         self._load = load
         if load.training:
             check_model(model)
@@ -83,7 +90,6 @@ class _Run:
 
     @property
     def variables_bytes(self) -> int:
-        """Bytes of the weights and, in training, of the optimizer's slots."""
         target: Any = self.model
         variables = list(target.variables)
         if self._load.training and target.built:
@@ -92,10 +98,7 @@ class _Run:
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 
     def run(self, batch_size: int) -> int:
-        """Runs `STEPS` steps and returns how many rows the largest batch had.
-
-        The whole of an accumulated batch is two micro-batches: more of them need no more memory.
-        """
+        # Two micro-batches are an accumulated batch: more of them need no more memory.
         target: Any = self.model
         accumulates = batch_size < self._load.accumulate_below
         rows = min(2 * batch_size, self._load.accumulate_below) if accumulates else batch_size

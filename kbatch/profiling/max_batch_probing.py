@@ -6,8 +6,8 @@ from kbatch.analysis.max_batch_search import MaxBatchAnswer, search_max_batch
 from kbatch.instruments.allocator_log import FreeMemory
 from kbatch.instruments.environment import read_environment
 from kbatch.profiling.memory_probes import LoadFacts, Probes, Reading
+from kbatch.profiling.memory_refusals import check_facts, no_example_fits
 from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
-from kbatch.training.errors import InputError, OutOfMemoryError
 
 # How often an answer that its confirmation refuted is looked for again.
 _MOST_CONFIRMATIONS = 4
@@ -34,18 +34,18 @@ def probe_max_batch(
         InputError: If the limit is below the weights, or the data have one example.
         OutOfMemoryError: If one example does not fit.
     """
-    facts = _checked(probes.facts, max_batch_size)
+    facts = check_facts(probes.facts)
     log = _Log(probes, facts, memory_window, max_batch_size, on_probe)
     answer = log.search()
     for _ in range(_MOST_CONFIRMATIONS if confirm else 0):
-        size = _size(answer, facts, memory_window, log)
-        if log.confirmed(size):
+        if answer.batch_size is None or log.confirmed(answer.batch_size):
             break
         answer = log.search()
-    size = _size(answer, facts, memory_window, log)
+    if answer.batch_size is None:
+        raise no_example_fits(facts, memory_window, answer.memory_bytes[1])
     free = log.free
     return MaxBatchSizeResult(
-        max_batch_size=size,
+        max_batch_size=answer.batch_size,
         reason=answer.reason,
         in_window=answer.in_window,
         limit_bytes=facts.limit_bytes,
@@ -94,6 +94,7 @@ class _Log:
                     limit_bytes=self._facts.limit_bytes,
                     memory_window=self._window,
                     max_batch_size=self._cap,
+                    cap_name=self._cap_name,
                 )
             except _DataEnded as ended:
                 self._rows = ended.rows
@@ -116,6 +117,11 @@ class _Log:
     @property
     def _cap(self) -> int | None:
         return min((c for c in (self._asked, self._rows) if c is not None), default=None)
+
+    @property
+    def _cap_name(self) -> str:
+        by_data = self._rows is not None and self._cap == self._rows
+        return "the end of the data set" if by_data else "`max_batch_size`"
 
     def _known_or_probed(self, size: int) -> float | None:
         if size not in self._memory:

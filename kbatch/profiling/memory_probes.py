@@ -40,6 +40,7 @@ class LoadFacts(NamedTuple):
 
     device: str
     limit_bytes: int
+    training: bool
     dtype_policy: str
     variables_bytes: int
     examples: int | None
@@ -50,9 +51,13 @@ class Probes(Protocol):
     """Where probes run."""
 
     @property
-    def facts(self) -> LoadFacts: ...
+    def facts(self) -> LoadFacts:
+        """What is known of the load."""
+        ...
 
-    def read(self, batch_size: int) -> Reading: ...
+    def read(self, batch_size: int) -> Reading:
+        """Runs one batch size."""
+        ...
 
     def renew(self) -> bool:
         """Starts afresh; False where that cannot be."""
@@ -68,12 +73,15 @@ class WorkerProbes:
         load: What to run.
         memory_limit_bytes: Memory that it may take; None for what the device has, on a CPU half
             of what the host leaves.
+
+    Attributes:
+        limit_bytes: Limit of a CPU's worker.
     """
 
     def __init__(self, load: Load, memory_limit_bytes: int | None):
-        self._limit_bytes = memory_limit_bytes or int(_SHARE_OF_HOST * available_bytes())
+        self.limit_bytes = memory_limit_bytes or int(_SHARE_OF_HOST * available_bytes())
         # The level at which the allocator tells its free blocks when it fails.
-        environment = limited_cpu(self._limit_bytes) | {"TF_CPP_MIN_LOG_LEVEL": "0"}
+        environment = limited_cpu(self.limit_bytes) | {"TF_CPP_MIN_LOG_LEVEL": "0"}
         self._worker = Worker(environment, functools.partial(_Measured, load, memory_limit_bytes))
 
     def close(self) -> None:
@@ -88,7 +96,7 @@ class WorkerProbes:
             MemoryError: If the weights do not fit.
         """
         try:
-            return self._worker.call(_facts, self._limit_bytes)
+            return self._worker.call(_facts, self.limit_bytes)
         except Exception as error:
             if _of_memory(error):
                 raise MemoryError(str(error)) from error
@@ -175,6 +183,7 @@ def _facts_of(run: Run, memory: DeviceMemory, limit_bytes: int) -> LoadFacts:
     return LoadFacts(
         memory.device,
         limit_bytes,
+        run.training,
         run.model.dtype_policy.name,
         run.variables_bytes,
         run.examples,

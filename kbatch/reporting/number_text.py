@@ -61,6 +61,20 @@ def gibibytes(size_bytes: int) -> str:
     return f"{readable(size_bytes / 2**30)} GiB"
 
 
+def memory_text(size_bytes: float) -> str:
+    """Writes a size of memory in the binary unit that suits it.
+
+    Example:
+
+    >>> memory_text(123), memory_text(5 * 2**20), memory_text(1.5 * 2**30)
+    ('123 B', '5.00 MiB', '1.50 GiB')
+    """
+    power = min(4, max(0, (max(1, int(size_bytes)).bit_length() - 1) // 10))
+    unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
+    size = size_bytes / 2 ** (10 * power)
+    return f"{size:.0f} {unit}" if power == 0 else f"{readable(size)} {unit}"
+
+
 def listed(words: Iterable[str]) -> str:
     """Joins words as in a sentence.
 

@@ -116,6 +116,11 @@ def _dataset(
 
 
 def called_for(function: Callable[[int], Any], model: keras.Model, batch_size: int):
+    """Calls a data function, and checks that it returns a dataset of batches.
+
+    Raises:
+        InputError: If it does not.
+    """
     dataset = function(batch_size)
     if not is_dataset(dataset):
         raise InputError(
@@ -131,6 +136,7 @@ def called_for(function: Callable[[int], Any], model: keras.Model, batch_size: i
 
 
 def is_dataset(data: Any) -> bool:
+    """Tells whether data are a `tf.data.Dataset`."""
     return isinstance(data, tf.data.Dataset)
 
 
@@ -171,7 +177,11 @@ def _split(data: FitData) -> FitData:
 
 
 def tensors_of(data: FitData) -> tuple[Any, int]:
-    """Gives inputs, targets and sample weights as tensors, and their number of rows."""
+    """Gives inputs, targets and sample weights as tensors, and their number of rows.
+
+    Raises:
+        InputError: If kbatch cannot cut them into batches.
+    """
     weight = data.sample_weight
     if data.class_weight is not None:
         if weight is not None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 
 @contextlib.contextmanager
@@ -19,7 +20,7 @@ def kept_state(model: keras.Model) -> Iterator[None]:
     target: Any = model
     target.optimizer.build(model.trainable_variables)
     variables = _variables(target)
-    values = [keras.ops.convert_to_numpy(variable.value).copy() for variable in variables]
+    values = [np.array(variable.value) for variable in variables]
     step = vars(target).get("train_step")
     try:
         yield

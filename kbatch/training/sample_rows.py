@@ -119,7 +119,9 @@ def _first_rows(data: Any) -> Any:
 
 
 def _numpy(element: Any) -> Any:
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf), element)
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else np.asarray(leaf), element
+    )
 
 
 def _with_axis(example: Any) -> Any:

@@ -1,0 +1,53 @@
+"""What is said when a model cannot fit at all."""
+
+from kbatch.profiling.memory_probes import LoadFacts
+from kbatch.reporting.number_text import memory_text
+from kbatch.training.errors import InputError, OutOfMemoryError
+
+
+def check_facts(facts: LoadFacts) -> LoadFacts:
+    """Checks that the weights fit and that there is a second size to try.
+
+    Raises:
+        InputError: If not.
+    """
+    if facts.variables_bytes > facts.limit_bytes:
+        raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+    if facts.examples == 1:
+        raise InputError(
+            "The data have one example, and a second size must be tried: give more rows, or "
+            "`longest_example=(x, y)`. Received: 1 example."
+        )
+    return facts
+
+
+def limit_below_weights(limit_bytes: int, variables_bytes: int) -> InputError:
+    """Says that not even the weights fit."""
+    return InputError(
+        "The memory limit is below the weights of the model, with what the optimizer keeps of "
+        "them: give a larger `memory_limit_bytes` or a smaller model. "
+        f"Received: a limit of {memory_text(limit_bytes)}, weights of "
+        f"{memory_text(variables_bytes)}."
+    )
+
+
+def no_example_fits(
+    facts: LoadFacts, memory_window: tuple[float, float], needed_bytes: float | None
+) -> OutOfMemoryError:
+    """Says what one example needs.
+
+    Args:
+        facts: What is known of the load.
+        memory_window: Lower and upper share of the limit.
+        needed_bytes: What one example needs; None where only the failure is known.
+    """
+    limit = memory_text(facts.limit_bytes)
+    needs = "more than that" if needed_bytes is None else memory_text(needed_bytes)
+    return OutOfMemoryError(
+        f"One example does not fit: with the weights it needs {needs}, and the memory window ends "
+        f"at {memory_window[1]:.0%} of {limit}. The weights, with what the optimizer keeps of "
+        f"them, are {memory_text(facts.variables_bytes)}. Use a smaller model, shorter examples, "
+        "`mixed_float16`, or more memory.",
+        None if needed_bytes is None else int(needed_bytes),
+        facts.limit_bytes,
+    )
