@@ -96,6 +96,25 @@ def check_size(size: int, name: str) -> int:
     return whole
 
 
+def equal_parts(batch_size: int, largest: int) -> int:
+    """Gives the size of the fewest parts of a batch that are at most `largest` and about equal.
+
+    Example:
+
+    >>> equal_parts(512, 300), equal_parts(512, 512)
+    (256, 512)
+
+    Args:
+        batch_size: Examples in the batch.
+        largest: Most examples in a part.
+
+    Returns:
+        Examples in a part; the last one may have fewer.
+    """
+    parts = -(-batch_size // largest)
+    return -(-batch_size // parts)
+
+
 def _listed(batch_sizes: Iterable[int]) -> list[int]:
     if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
         raise TypeError(

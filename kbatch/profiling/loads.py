@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kbatch.training.accumulation import accumulate_gradients
@@ -38,6 +39,10 @@ class Run(Protocol):
     @property
     def variables_bytes(self) -> int:
         """Bytes of the weights and, in training, of the optimizer's slots."""
+        ...
+
+    def left_out_bytes(self, batch_size: int) -> int:
+        """Bytes of the inputs that a real batch has beside those that `run` uses."""
         ...
 
     def run(self, batch_size: int) -> int:
@@ -85,6 +90,7 @@ class _Run:
         source = load.source
         self._source = source.rows(model) if isinstance(source, SampleElements) else source
         known = isinstance(self._source, SampleRows)
+        self._row_bytes: int | None = None
         self.examples = self._source.examples if known else None
         self.note = self._source.note if known else None
 
@@ -97,12 +103,20 @@ class _Run:
             variables += target.optimizer.variables
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 
+    def left_out_bytes(self, batch_size: int) -> int:
+        if batch_size >= self._load.accumulate_below:
+            return 0
+        if self._row_bytes is None:
+            batch = next(iter(self._batches(1)))
+            leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+            self._row_bytes = sum(np.asarray(leaf).nbytes for leaf in leaves)
+        return self._row_bytes * (self._load.accumulate_below - self._rows(batch_size))
+
     def run(self, batch_size: int) -> int:
         # Two micro-batches are an accumulated batch: more of them need no more memory.
         target: Any = self.model
-        accumulates = batch_size < self._load.accumulate_below
-        rows = min(2 * batch_size, self._load.accumulate_below) if accumulates else batch_size
-        if accumulates:
+        rows = self._rows(batch_size)
+        if batch_size < self._load.accumulate_below:
             accumulate_gradients(target, batch_size)
         elif "train_step" in vars(target):
             del target.train_step
@@ -116,6 +130,9 @@ class _Run:
             type(target).predict(target, batches, verbose=0)
         seen = meter.read().largest_batch
         return batch_size if seen == rows else min(seen, batch_size)
+
+    def _rows(self, batch_size: int) -> int:
+        return max(batch_size, min(2 * batch_size, self._load.accumulate_below))
 
     def _batches(self, rows: int) -> tf.data.Dataset:
         if isinstance(self._source, SampleRows):

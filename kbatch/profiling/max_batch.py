@@ -1,6 +1,6 @@
 """The largest batch that fits in memory, found by running it."""
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import keras
@@ -8,28 +8,15 @@ import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.max_batch_search import check_window
-from kbatch.instruments.device_memory import MEBIBYTE, gpu_in_use
-from kbatch.instruments.host_memory import available_bytes
-from kbatch.instruments.mapped_pickles import UnsendableError
+from kbatch.instruments.device_memory import MEBIBYTE
 from kbatch.profiling.loads import Load
 from kbatch.profiling.max_batch_probing import probe_max_batch
-from kbatch.profiling.memory_probes import ProcessProbes, worker_probes
-from kbatch.profiling.memory_refusals import limit_below_weights, no_example_fits
+from kbatch.profiling.probe_places import search_in_place
 from kbatch.profiling.user_model import BuildFunction, model_builder
-from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
+from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.training.data import FitData, is_dataset
 from kbatch.training.errors import InputError
 from kbatch.training.sample_rows import example_rows, sample_of
-
-_GPU_IN_USE = (
-    "Measured in this process, which holds the GPU already: call `find_max_batch_size` before "
-    "anything else uses the GPU to have the answer confirmed in a fresh process."
-)
-_NOT_SENDABLE = (
-    "Measured in this process, since the build function or the data cannot be sent to a worker "
-    "process: a batch far too large may end this process, small blocks of memory are not counted "
-    "on a CPU, and the answer is not confirmed in a fresh process."
-)
 
 
 def find_max_batch_size(
@@ -92,62 +79,10 @@ def find_max_batch_size(
         keras.config.dtype_policy().name,
         training=training,
     )
-    if gpu_in_use():
-        probes = ProcessProbes(load.start(), memory_limit_bytes, _GPU_IN_USE)
-        return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
-    try:
-        return probe_in_worker(
-            load, memory_limit_bytes, memory_window=memory_window, max_batch_size=cap
-        )
-    except UnsendableError:
-        probes = ProcessProbes(load.start(), memory_limit_bytes, _NOT_SENDABLE)
-        return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
-
-
-def probe_in_worker(
-    load: Load,
-    memory_limit_bytes: int | None,
-    *,
-    memory_window: tuple[float, float],
-    max_batch_size: int | None,
-    confirm: bool = True,
-    on_probe: Callable[[ProbeRecord], None] | None = None,
-) -> MaxBatchSizeResult:
-    """Searches in a worker process, and tells what is needed where nothing fits.
-
-    Takes what `probe_max_batch` takes.
-
-    Raises:
-        InputError: If the limit is below the weights, or the data have one example.
-        OutOfMemoryError: If one example does not fit.
-        UnsendableError: If the load cannot be sent to a worker.
-    """
-    with worker_probes(load, memory_limit_bytes) as probes:
-        try:
-            return probe_max_batch(
-                probes,
-                memory_window=memory_window,
-                max_batch_size=max_batch_size,
-                confirm=confirm,
-                on_probe=on_probe,
-            )
-        except MemoryError as error:
-            limit_bytes = probes.limit_bytes
-            refusal = error
-    if getattr(refusal, "needed_bytes", None) is not None:
-        raise refusal
-    raise _refusal_with_bytes(load, limit_bytes, memory_window) from refusal
-
-
-def _refusal_with_bytes(
-    load: Load, limit_bytes: int, memory_window: tuple[float, float]
-) -> Exception:
-    """Runs one example with all the memory of the host, to tell what it needs."""
-    with worker_probes(load, available_bytes()) as probes:
-        facts = probes.facts._replace(limit_bytes=limit_bytes)
-        if facts.variables_bytes > limit_bytes:
-            return limit_below_weights(limit_bytes, facts.variables_bytes)
-        return no_example_fits(facts, memory_window, probes.read(1).peak_bytes)
+    search = functools.partial(probe_max_batch, memory_window=memory_window, max_batch_size=cap)
+    return search_in_place(
+        load, search, memory_limit_bytes=memory_limit_bytes, memory_window=memory_window
+    )
 
 
 def _source(x: Any, y: Any, longest_example: Any) -> Any:

@@ -202,7 +202,7 @@ def _measured(run: Run, memory: DeviceMemory, batch_size: int) -> Reading:
     peak, rows = None, batch_size
     try:
         rows = run.run(batch_size)
-        peak = memory.peak_bytes
+        peak = memory.peak_bytes + run.left_out_bytes(batch_size)
     except Exception as error:
         if not _of_memory(error):
             raise

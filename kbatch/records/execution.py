@@ -48,7 +48,7 @@ class ExecutionRecord:
         seed: Seed of weights and shuffling, None when none was set.
         batch_size: Examples of one optimizer update, as asked for.
         micro_batch_size: Examples that go through the device at once; the batch size when the
-            gradient was not accumulated.
+            gradient was not accumulated, None before it was found.
         batch_size_seen: Largest batch that the train step received, None before the first.
         dtype_policy: The policy that was active in the model.
         optimizer: Class name of the optimizer, without the loss-scale wrapper.
@@ -70,12 +70,14 @@ class ExecutionRecord:
             `HyperModel.fit` of the user's returned.
         failure: Why it did not complete, None if it did.
         notes: What a reader of the numbers must know.
+        micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
+            0 where an earlier one told it, None where it was given.
     """
 
     status: str
     seed: int | None
     batch_size: int
-    micro_batch_size: int
+    micro_batch_size: int | None
     dtype_policy: str
     optimizer: str
     loss_scaled: bool
@@ -96,11 +98,12 @@ class ExecutionRecord:
     reported: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     failure: str | None = None
     notes: tuple[str, ...] = ()
+    micro_batch_search_s: float | None = None
 
     def __post_init__(self):
         if self.status not in STATUSES:
             raise ValueError(f"`status` must be one of {STATUSES}. Received: {self.status!r}.")
-        if not 1 <= self.micro_batch_size <= self.batch_size:
+        if not 1 <= (self.micro_batch_size or 1) <= self.batch_size:
             raise ValueError(
                 "A micro-batch has at least one example and at most those of the batch. Received: "
                 f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
@@ -112,9 +115,10 @@ class ExecutionRecord:
             )
 
     @property
-    def accumulation_steps(self) -> int:
-        """Micro-batches of a full batch, the remainder counted as one."""
-        return -(-self.batch_size // self.micro_batch_size)
+    def accumulation_steps(self) -> int | None:
+        """Micro-batches of a full batch, the remainder counted as one; None before it is known."""
+        size = self.micro_batch_size
+        return None if size is None else -(-self.batch_size // size)
 
     @property
     def diverged(self) -> bool:

@@ -69,13 +69,13 @@ class TrialRecord:
         return self.executions[-1].batch_size
 
     @property
-    def micro_batch_size(self) -> int:
-        """Examples that went through the device at once."""
+    def micro_batch_size(self) -> int | None:
+        """Examples that went through the device at once, None before they were known."""
         return self.executions[-1].micro_batch_size
 
     @property
-    def accumulation_steps(self) -> int:
-        """Micro-batches of a full batch."""
+    def accumulation_steps(self) -> int | None:
+        """Micro-batches of a full batch, None before they are known."""
         return self.executions[-1].accumulation_steps
 
     @property

@@ -123,7 +123,7 @@ def _cells(
 ) -> tuple[Cell, ...]:
     return (
         Cell(f"{trial.batch_size:,}", trial.batch_size),
-        Cell(f"{trial.micro_batch_size:,}", trial.micro_batch_size),
+        _cell(trial, trial.micro_batch_size, lambda n: f"{n:,.0f}"),
         Cell(trial.dtype_policy),
         _cell(trial, trial.learning_rate, setting),
         *(_hyperparameter(trial.hyperparameters.get(name)) for name in tuned),

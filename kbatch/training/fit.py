@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -33,6 +33,8 @@ class TimedFit:
         validation_batch_size: Examples in a validation batch.
         seed: Seed of the shuffling, or None.
         metrics: Metrics that each epoch must have.
+        prepare: Called with the data before they are batched; returns the most examples that a
+            validation batch may have, None for `validation_batch_size`.
 
     Attributes:
         clock: The clock of the run.
@@ -49,6 +51,7 @@ class TimedFit:
         validation_batch_size: int,
         seed: int | None,
         metrics: tuple[str, ...] = (),
+        prepare: Callable[[FitData], int | None] | None = None,
     ):
         self._model = model
         self._fit = type(model).fit.__get__(model)
@@ -57,6 +60,7 @@ class TimedFit:
         self._validation_batch_size = validation_batch_size
         self._seed = seed
         self._metrics = metrics
+        self._prepare = prepare
         self._fits = 0
         self._meter = InputMeter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
@@ -81,10 +85,13 @@ class TimedFit:
             self._validation_batch_size,
             call.pop("validation_batch_size", None),
         )
-        given = {name: call.pop(name) for name in FitData._fields if name in call}
+        data = FitData(**{name: call.pop(name) for name in FitData._fields if name in call})
+        if self._prepare is not None:
+            most = self._prepare(data) or self._validation_batch_size
+            self._validation_batch_size = min(self._validation_batch_size, most)
         initial_epoch = call.get("initial_epoch", 0)
         batches = in_batches(
-            FitData(**given),
+            data,
             self._model,
             batch_size=self._batch_size,
             largest_batch_size=self._largest_batch_size,

@@ -8,33 +8,40 @@ import keras
 import numpy as np
 
 
-@contextlib.contextmanager
-def kept_state(model: keras.Model) -> Iterator[None]:
-    """Puts weights, optimizer, metrics and train step back as they were.
+class KeptState:
+    """Weights, optimizer, seeds and train step of a model, as they are now.
 
-    The optimizer is built first: what is put back is its state before the first update.
+    The optimizer is built first: what is kept is its state before the first update.
 
     Args:
         model: A compiled and built model.
     """
-    target: Any = model
-    target.optimizer.build(model.trainable_variables)
-    variables = _variables(target)
-    values = [np.array(variable.value) for variable in variables]
-    step = vars(target).get("train_step")
+
+    def __init__(self, model: keras.Model):
+        self._model: Any = model
+        self._model.optimizer.build(model.trainable_variables)
+        found = [*self._model.variables, *self._model.optimizer.variables]
+        self._variables = list({id(variable): variable for variable in found}.values())
+        self._values = [np.array(variable.value) for variable in self._variables]
+        self._step = vars(model).get("train_step")
+
+    def restore(self) -> None:
+        """Puts it back."""
+        for variable, value in zip(self._variables, self._values, strict=True):
+            variable.assign(value)
+        if self._step is None:
+            vars(self._model).pop("train_step", None)
+        else:
+            self._model.train_step = self._step
+        self._model.train_function = None
+        self._model.reset_metrics()
+
+
+@contextlib.contextmanager
+def kept_state(model: keras.Model) -> Iterator[None]:
+    """Puts a compiled and built model back as it was."""
+    state = KeptState(model)
     try:
         yield
     finally:
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-        if step is None:
-            vars(target).pop("train_step", None)
-        else:
-            target.train_step = step
-        target.train_function = None
-        target.reset_metrics()
-
-
-def _variables(model: Any) -> list[Any]:
-    found = [*model.variables, *model.optimizer.variables]
-    return list({id(variable): variable for variable in found}.values())
+        state.restore()

@@ -15,6 +15,7 @@ from kbatch.training.errors import InputError
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
 from kbatch.tuning.trial_files import TrialFiles
+from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
 
 class ExecutionPlan(NamedTuple):
@@ -24,7 +25,7 @@ class ExecutionPlan(NamedTuple):
         number: Number of the execution in its trial, from 0.
         seed: Seed of weights and shuffling, or None.
         batch_size: Examples of one optimizer update.
-        micro_batch_size: Examples that go through the device at once.
+        micro_batch_size: Examples that go through the device at once; None where they are found.
         largest_batch_size: Largest batch size of the search.
         validation_batch_size: Examples in a validation batch.
         learning_rate_scaling: Rule that was applied, or None.
@@ -34,7 +35,7 @@ class ExecutionPlan(NamedTuple):
     number: int
     seed: int | None
     batch_size: int
-    micro_batch_size: int
+    micro_batch_size: int | None
     largest_batch_size: int
     validation_batch_size: int
     learning_rate_scaling: str | None
@@ -42,20 +43,27 @@ class ExecutionPlan(NamedTuple):
 
 
 class Execution:
-    """One training run, timed and recorded."""
+    """One training run, timed and recorded.
 
-    def __init__(self, model: keras.Model, plan: ExecutionPlan, files: TrialFiles | None):
+    Args:
+        model: The model to train.
+        plan: What is asked.
+        files: Where it is written, or None.
+        micro_batch: Finds the micro-batch size, None where the plan has it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: ExecutionPlan,
+        files: TrialFiles | None,
+        micro_batch: TrialMicroBatch | None = None,
+    ):
         self._model: Any = model
         self._plan = plan
         self._files = files
-        self._fit = TimedFit(
-            model,
-            batch_size=plan.batch_size,
-            largest_batch_size=plan.largest_batch_size,
-            validation_batch_size=plan.validation_batch_size,
-            seed=plan.seed,
-            metrics=plan.metrics,
-        )
+        self._micro_batch = micro_batch
+        self._fit = self._timed_fit()
         self._started = _started(model, plan)
 
     def run(self, fit: Callable[[], Any]) -> Any:
@@ -71,23 +79,50 @@ class Execution:
             InputError: If throughput is the objective and there were too few steps to measure it.
         """
         self._write(self._started)
-        self._model.fit = self._fit
         try:
-            # Layers that are built by their first batch are so under the policy too.
-            with dtype_policy_scope(self._started.dtype_policy):
-                results = self._with_throughput(fit())
+            results = self._trained(fit)
             reported = {} if self._files is None else self._files.reported(results)
         except BaseException as error:
             self._write(self._ended(failure_status(error), failure_text(error)))
             raise
-        finally:
-            del self._model.fit
         ended = self._ended("completed", None, reported)
         if ended.diverged:
             text = "diverged: the loss became NaN or infinite, lower the learning rate"
             ended = dataclasses.replace(ended, status="failed", failure=text)
         self._write(ended)
         return results
+
+    def _trained(self, fit: Callable[[], Any]) -> Any:
+        while True:
+            self._model.fit = self._fit
+            try:
+                # Layers that are built by their first batch are so under the policy too.
+                with dtype_policy_scope(self._started.dtype_policy):
+                    return self._with_throughput(fit())
+            except Exception as error:
+                if not self._goes_on(error):
+                    raise
+            finally:
+                del self._model.fit
+            self._fit = self._timed_fit()
+
+    def _goes_on(self, error: Exception) -> bool:
+        """Makes the micro-batches smaller where memory ran out, and tells whether it could."""
+        if self._micro_batch is None or failure_status(error) != "out_of_memory":
+            return False
+        return self._micro_batch.shrink()
+
+    def _timed_fit(self) -> TimedFit:
+        plan = self._plan
+        return TimedFit(
+            self._model,
+            batch_size=plan.batch_size,
+            largest_batch_size=plan.largest_batch_size,
+            validation_batch_size=plan.validation_batch_size,
+            seed=plan.seed,
+            metrics=plan.metrics,
+            prepare=None if self._micro_batch is None else self._micro_batch.prepare,
+        )
 
     def _with_throughput(self, results: Any) -> Any:
         throughput = self._fit.clock.throughput
@@ -117,7 +152,10 @@ class Execution:
     ) -> ExecutionRecord:
         clock = self._fit.clock
         ended = dataclasses.replace(
-            self._started, status=status, failure=failure, reported=reported or {}
+            self._started_with_micro_batch(),
+            status=status,
+            failure=failure,
+            reported=reported or {},
         )
         if clock.first_step_s is None:
             note = "Training did not go through `model.fit`: nothing was timed or counted."
@@ -138,6 +176,17 @@ class Execution:
             total_s=self._fit.total_s,
             epochs=tuple(clock.epochs),
             notes=(*ended.notes, *self._fit.notes, *self._learning_rate_note()),
+        )
+
+    def _started_with_micro_batch(self) -> ExecutionRecord:
+        found = self._micro_batch
+        if found is None:
+            return self._started
+        return dataclasses.replace(
+            self._started,
+            micro_batch_size=found.size,
+            micro_batch_search_s=found.search_s,
+            notes=(*_notes(self._model, self._plan, found.size), *found.notes),
         )
 
     def _learning_rate_note(self) -> tuple[str, ...]:
@@ -163,11 +212,13 @@ def _started(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
         learning_rate=current_learning_rate(optimizer),
         learning_rate_scaling=plan.learning_rate_scaling,
         jit_compile=bool(model.jit_compile),
-        notes=_notes(model, plan),
+        notes=_notes(model, plan, plan.micro_batch_size),
     )
 
 
-def _notes(model: keras.Model, plan: ExecutionPlan) -> tuple[str, ...]:
+def _notes(
+    model: keras.Model, plan: ExecutionPlan, micro_batch_size: int | None
+) -> tuple[str, ...]:
     parts = coupled_parts(model)
-    accumulated = plan.micro_batch_size < plan.batch_size
+    accumulated = micro_batch_size is not None and micro_batch_size < plan.batch_size
     return (coupling_note(parts),) if parts and accumulated else ()

@@ -9,6 +9,7 @@ import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
+from kbatch.analysis.max_batch_search import check_window
 from kbatch.profiling.user_model import BuildFunction, as_hypermodel
 from kbatch.records.json_files import RecordError
 from kbatch.training.accumulation import accumulate_gradients
@@ -17,13 +18,15 @@ from kbatch.training.dtype_policy import (
     check_dtype_policies,
     dtype_policy_scope,
 )
-from kbatch.training.errors import InputError
+from kbatch.training.errors import InputError, OutOfMemoryError
 from kbatch.training.learning_rate import scale_optimizer
 from kbatch.training.seeds import check_seed, seeded
 from kbatch.training.trainable_model import check_model
+from kbatch.tuning.auto_micro_batch import AutoMicroBatch
 from kbatch.tuning.execution import Execution, ExecutionPlan
 from kbatch.tuning.execution_number import ExecutionNumber
 from kbatch.tuning.trial_files import TrialFiles, trial_files
+from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
 _LARGEST_DEFAULT_VALIDATION_BATCH = 256
 _MOMENTS_EVERY = 8
@@ -52,15 +55,21 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `hp.get("batch_size")`.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through the device at once; a larger batch is
-            accumulated. None for the whole batch at once.
+            accumulated. `"auto"` finds, when a model's first trial starts, the largest size whose
+            memory lies in the window, and takes half of it whenever a trial runs out of memory
+            after all. None for the whole batch at once.
         dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
             (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
             `"sqrt"` (Adam-like) or None (it does not).
         base_batch_size: Batch size that the model's learning rate suits; the smallest one if
             None.
+        memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
+            on a CPU half of what the host and its control group leave.
+        memory_window: Lower and upper share of that limit which `"auto"` aims at.
         validation_batch_size: Examples in a validation batch, the same in every trial. If None,
-            the micro-batch size, or the largest batch size up to 256.
+            the micro-batch size, or the largest batch size up to 256 and, under `"auto"`, up to
+            what fits.
         seed: Seed of weights and shuffling; a further execution of a trial adds its number.
             None for other ones in each run.
 
@@ -74,10 +83,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         hypermodel: "keras_tuner.HyperModel | BuildFunction",
         batch_sizes: Iterable[int],
         *,
-        micro_batch_size: int | None = None,
+        micro_batch_size: int | Literal["auto"] | None = "auto",
         dtype_policy: str | Sequence[str] = "mixed_float16",
         learning_rate_scaling: Literal["linear", "sqrt"] | None = None,
         base_batch_size: int | None = None,
+        memory_limit_bytes: int | None = None,
+        memory_window: tuple[float, float] = (0.80, 0.90),
         validation_batch_size: int | None = None,
         seed: int | None = None,
     ):
@@ -85,7 +96,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # An inner HyperModel that is not tunable keeps to its defaults; the batch size is tuned.
         super().__init__(name=self._inner.name)
         self.batch_sizes = check_batch_sizes(batch_sizes)
-        self.micro_batch_size = _size_or_none(micro_batch_size, "micro_batch_size")
+        self.micro_batch_size = _micro_batch_size(micro_batch_size)
+        self.memory_limit_bytes = _size_or_none(memory_limit_bytes, "memory_limit_bytes")
+        self.memory_window = check_window(memory_window)
         self.dtype_policies = check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(learning_rate_scaling, "learning_rate_scaling")
         self.base_batch_size = (
@@ -93,9 +106,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         self.validation_batch_size = _size_or_none(
             validation_batch_size, "validation_batch_size"
-        ) or _validation_batch_size(self.batch_sizes, self.micro_batch_size)
+        ) or _validation_batch_size(self.batch_sizes, self._given_micro_batch_size)
         self.seed = check_seed(seed)
         self._number = ExecutionNumber()
+        self._auto = AutoMicroBatch(
+            largest_batch_size=self.batch_sizes[-1],
+            memory_limit_bytes=self.memory_limit_bytes,
+            memory_window=self.memory_window,
+        )
 
     @property
     def settings(self) -> dict[str, object]:
@@ -108,6 +126,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "base_batch_size": self.base_batch_size,
             "validation_batch_size": self.validation_batch_size,
             "seed": self.seed,
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "memory_window": list(self.memory_window),
         }
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
@@ -130,8 +150,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         if self.learning_rate_scaling is not None:
             scale_optimizer(model.optimizer, ratio=ratio, kappa=kappa)
-        if self._micro(batch_size) < batch_size:
-            accumulate_gradients(model, self._micro(batch_size), moments_every=_MOMENTS_EVERY)
+        micro_batch_size = self._micro(batch_size)
+        if micro_batch_size is not None and micro_batch_size < batch_size:
+            accumulate_gradients(model, micro_batch_size, moments_every=_MOMENTS_EVERY)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
@@ -149,9 +170,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         Returns:
             What the wrapped `fit` returns, with `samples_per_second` among the metrics.
         """
-        with _fatal(InputError, RecordError):
+        with _fatal(InputError, RecordError), _failed_trial():
             files = trial_files(kwargs.get("callbacks"))
-            execution = Execution(model, self._plan(hp, files), files)
+            plan = self._plan(hp, files)
+            execution = Execution(model, plan, files, self._micro_batch(hp, model, files))
             if files is not None:
                 files.check_settings(self.settings)
             try:
@@ -186,8 +208,36 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             metrics=files.objective_names if files is not None and stock_fit else (),
         )
 
-    def _micro(self, batch_size: int) -> int:
-        return min(batch_size, self.micro_batch_size or batch_size)
+    def _micro(self, batch_size: int) -> int | None:
+        """Gives the micro-batch size of a batch size, None where it is to be found."""
+        if self.micro_batch_size == "auto":
+            return None
+        return min(batch_size, self._given_micro_batch_size or batch_size)
+
+    @property
+    def _given_micro_batch_size(self) -> int | None:
+        return None if isinstance(self.micro_batch_size, str) else self.micro_batch_size
+
+    def _micro_batch(
+        self, hp: keras_tuner.HyperParameters, model: keras.Model, files: TrialFiles | None
+    ) -> TrialMicroBatch | None:
+        if self.micro_batch_size != "auto":
+            return None
+        inner, policy, seed = self._inner, model.dtype_policy.name, self._seed(hp)
+
+        def build() -> keras.Model:
+            with dtype_policy_scope(policy), seeded(seed):
+                return inner.build(hp)
+
+        batch_size: Any = hp.get("batch_size")
+        return TrialMicroBatch(
+            self._auto,
+            model,
+            build,
+            batch_size=batch_size,
+            moments_every=_MOMENTS_EVERY,
+            directory=None if files is None else files.project,
+        )
 
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
         return None if self.seed is None else self.seed + self._number.of(hp)
@@ -200,6 +250,18 @@ def _fatal(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise keras_tuner.errors.FatalValueError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _failed_trial() -> Iterator[None]:
+    """Fails the trial, not the search, where not even one example fits."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise keras_tuner.errors.FailedTrialError(
+            f"{error} keras-tuner ends a search after three failed trials in a row, unless its "
+            "oracle is given a larger `max_consecutive_failed_trials`."
+        ) from error
 
 
 def _check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -> None:
@@ -215,6 +277,17 @@ def _check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) 
 
 def _size_or_none(size: int | None, name: str) -> int | None:
     return None if size is None else check_size(size, name)
+
+
+def _micro_batch_size(size: int | str | None) -> int | Literal["auto"] | None:
+    if size is None or size == "auto":
+        return size
+    if isinstance(size, str):
+        raise ValueError(
+            '`micro_batch_size` must be "auto", a positive integer or None. '
+            f"Received: micro_batch_size={size!r}."
+        )
+    return check_size(size, "micro_batch_size")
 
 
 def _validation_batch_size(batch_sizes: tuple[int, ...], micro_batch_size: int | None) -> int:

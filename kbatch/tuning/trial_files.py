@@ -38,6 +38,11 @@ class TrialFiles:
         self._file = Path(tuner.get_trial_dir(trial.trial_id)) / RECORD_NAME
 
     @property
+    def project(self) -> Path:
+        """The project directory."""
+        return self._project
+
+    @property
     def executions(self) -> int:
         """How many executions the tuner makes of each trial."""
         return getattr(self._tuner, "executions_per_trial", 1)

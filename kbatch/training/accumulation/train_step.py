@@ -15,6 +15,7 @@ from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.micro_batches import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
+from kbatch.training.symbolic_build import build_symbolically
 from kbatch.training.trainable_model import check_model
 
 
@@ -230,12 +231,7 @@ def _build(model: Any, batch: MicroBatches) -> None:
     if tf.executing_eagerly():
         _build_eagerly(model, batch)
         return
-    symbols = keras.tree.map_structure(
-        lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype.name),
-        batch.leaves,
-    )
-    with tf.init_scope():
-        model._symbolic_build(data_batch=symbols)
+    build_symbolically(model, batch.leaves)
 
 
 def _build_eagerly(model: Any, batch: MicroBatches) -> None:

@@ -1,0 +1,80 @@
+"""Where memory is probed: in a worker process, or in this one where that cannot be."""
+
+import dataclasses
+from collections.abc import Callable
+
+import keras
+
+from kbatch.instruments.device_memory import gpu_in_use
+from kbatch.instruments.host_memory import available_bytes
+from kbatch.instruments.mapped_pickles import UnsendableError
+from kbatch.profiling.loads import Load
+from kbatch.profiling.memory_probes import Probes, ProcessProbes, worker_probes
+from kbatch.profiling.memory_refusals import limit_below_weights, no_example_fits
+from kbatch.records.max_batch import MaxBatchSizeResult
+
+_GPU_IN_USE = (
+    "Measured in this process, which holds the GPU already, and so not confirmed in a fresh one: "
+    "for that, call `find_max_batch_size` before anything else uses the GPU."
+)
+_NOT_SENDABLE = (
+    "Measured in this process, since the build function or the data cannot be sent to a worker "
+    "process: a batch far too large may end this process, small blocks of memory are not counted "
+    "on a CPU, and the answer is not confirmed in a fresh process."
+)
+
+Search = Callable[[Probes], MaxBatchSizeResult]
+
+
+def search_in_place(
+    load: Load,
+    search: Search,
+    *,
+    memory_limit_bytes: int | None,
+    memory_window: tuple[float, float],
+    model: keras.Model | None = None,
+) -> MaxBatchSizeResult:
+    """Searches in a worker process, or here if this one holds the GPU or the load cannot be sent.
+
+    Args:
+        load: What to run.
+        search: Searches with the probes that it is given.
+        memory_limit_bytes: Memory that may be taken, None for what the device has.
+        memory_window: Lower and upper share of it that is aimed at.
+        model: The model built already, for probes in this process; it stays as it is.
+
+    Raises:
+        InputError: If the limit is below the weights, or the data have one example.
+        OutOfMemoryError: If one example does not fit.
+    """
+    here = load if model is None else dataclasses.replace(load, build=lambda: model)
+    if gpu_in_use():
+        return search(ProcessProbes(here.start(), memory_limit_bytes, _GPU_IN_USE))
+    try:
+        return _in_worker(load, search, memory_limit_bytes, memory_window)
+    except UnsendableError:
+        return search(ProcessProbes(here.start(), memory_limit_bytes, _NOT_SENDABLE))
+
+
+def _in_worker(
+    load: Load, search: Search, memory_limit_bytes: int | None, memory_window: tuple[float, float]
+) -> MaxBatchSizeResult:
+    with worker_probes(load, memory_limit_bytes) as probes:
+        try:
+            return search(probes)
+        except MemoryError as error:
+            refusal = error
+    if getattr(refusal, "needed_bytes", None) is not None:
+        raise refusal
+    raise _refusal_with_bytes(load, probes.limit_bytes, memory_window) from refusal
+
+
+def _refusal_with_bytes(
+    load: Load, limit_bytes: int, memory_window: tuple[float, float]
+) -> Exception:
+    """Runs one example with all the memory of the host, to tell what it needs."""
+    with worker_probes(load, available_bytes()) as probes:
+        facts = probes.facts._replace(limit_bytes=limit_bytes)
+        if facts.variables_bytes > limit_bytes:
+            return limit_below_weights(limit_bytes, facts.variables_bytes)
+        return no_example_fits(facts, memory_window, probes.read(1).peak_bytes)

@@ -1,0 +1,127 @@
+"""The micro-batch size of one trial under "auto"."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kbatch.analysis.batch_sizes import equal_parts
+from kbatch.profiling.loads import Source
+from kbatch.training.accumulation import accumulate_gradients
+from kbatch.training.data import FitData, called_for, is_dataset
+from kbatch.training.kept_state import KeptState
+from kbatch.training.sample_rows import SampleElements, SampleRows, sample_of
+from kbatch.training.symbolic_build import build_symbolically
+from kbatch.tuning.auto_micro_batch import AutoMicroBatch
+
+
+class TrialMicroBatch:
+    """Finds the micro-batch size when the data are known, and halves it when it was too large.
+
+    Args:
+        auto: Finds sizes, and remembers them.
+        model: The model of the trial.
+        build: Builds it anew.
+        batch_size: Examples of one optimizer update.
+        moments_every: As in `accumulate_gradients`.
+        directory: Where results are kept, or None.
+
+    Attributes:
+        size: Examples that go through the device at once; None before it is known.
+        search_s: Seconds that the search took, or None.
+        notes: What a reader of the figures must know.
+    """
+
+    def __init__(
+        self,
+        auto: AutoMicroBatch,
+        model: keras.Model,
+        build: Callable[[], keras.Model],
+        *,
+        batch_size: int,
+        moments_every: int,
+        directory: Path | None,
+    ):
+        self.size: int | None = None
+        self.search_s: float | None = None
+        self.notes: list[str] = []
+        self._auto = auto
+        self._model = model
+        self._build = build
+        self._batch_size = batch_size
+        self._moments_every = moments_every
+        self._directory = directory
+        self._state: KeptState | None = None
+
+    def prepare(self, data: FitData) -> int:
+        """Finds the size, the first time, and makes the model accumulate.
+
+        Args:
+            data: Arguments of `fit`.
+
+        Returns:
+            Most examples that go through the device at once.
+
+        Raises:
+            OutOfMemoryError: If one example does not fit.
+        """
+        if self.size is None:
+            source = _source(data)
+            _build_on(self._model, source)
+            self._state = KeptState(self._model)
+            found = self._auto.find(self._model, self._build, source, self._directory)
+            self.size = equal_parts(self._batch_size, found.size)
+            self.search_s = found.search_s
+            self.notes.append(found.note)
+            self._accumulate(self.size)
+        return self.size
+
+    def shrink(self) -> bool:
+        """Halves the size and puts the model back as it was before training.
+
+        Returns:
+            Whether there is a smaller size to go on with.
+        """
+        before = self.size
+        if before is None or self._state is None:
+            return False  # Memory ran out before training: a smaller one is no cure.
+        smaller = self._auto.halve(self._model, before)
+        if smaller is None:
+            return False
+        self._state.restore()
+        self.size = smaller
+        self._accumulate(smaller)
+        self.notes.append(
+            f"Memory ran out in training with micro-batches of {before}: the trial started again, "
+            f"with the same seed and batch size, with micro-batches of {smaller}."
+        )
+        return True
+
+    def _accumulate(self, size: int) -> None:
+        if size < self._batch_size:
+            accumulate_gradients(self._model, size, moments_every=self._moments_every)
+
+
+def _source(data: FitData) -> Source:
+    x: Any = data.x
+    if callable(x) and not is_dataset(x):
+        function: Any = x
+        return function
+    return sample_of(data)
+
+
+def _build_on(model: keras.Model, source: Source) -> None:
+    if model.built:
+        return
+    if isinstance(source, SampleElements):
+        source = source.rows(model)
+    if isinstance(source, SampleRows):
+        build_symbolically(model, keras.tree.map_structure(_spec, source.rows))
+    else:
+        build_symbolically(model, called_for(source, model, 1).element_spec)
+
+
+def _spec(leaf: Any) -> tf.TensorSpec | None:
+    return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
