@@ -148,7 +148,7 @@ def _reason_to_end(
         return f"one example needs {needs}, which is above the window"
     if below == cap.batch_size:
         return cap.reason
-    if above != below + 1:
+    if above is None or above > below + 1:
         return None
     memory, beyond = _known(measured, below), measured[above]
     if beyond is not None:
