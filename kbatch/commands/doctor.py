@@ -1,6 +1,7 @@
 """`kbatch doctor`: what is here, what is missing and the command that mends it."""
 
 import argparse
+import os
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,11 @@ def _run(options: argparse.Namespace) -> None:
 
     if not options.json:
         print("Starting TensorFlow and timing train steps ...", flush=True)
+    variables = dict(os.environ)
+    # Else the few seconds take all memory of a GPU on which others train.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     with quiet_start():
-        examination = examine()
+        examination = examine(variables)
     print(record_text(examination) if options.json else examination_text(examination))
     if not examination.complete:
         sys.exit(1)

@@ -28,11 +28,12 @@ _VARIABLES = (
 )
 
 
-def read_host_findings(cpu_count: int) -> tuple[Finding, ...]:
+def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple[Finding, ...]:
     """Examines memory, processors and environment variables.
 
     Args:
         cpu_count: Processors that this process may use.
+        variables: Environment variables to judge.
     """
     memory = psutil.virtual_memory()
     group = read_control_group()
@@ -40,7 +41,7 @@ def read_host_findings(cpu_count: int) -> tuple[Finding, ...]:
     return (
         memory_finding(memory.total, memory.available, group.memory_limit_bytes),
         cpu_finding(cpu_count, group.cpu_quota, load),
-        variables_finding(os.environ),
+        variables_finding(variables),
     )
 
 

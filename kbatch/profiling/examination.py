@@ -1,6 +1,6 @@
 """The examination of a machine before it trains."""
 
-import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kbatch.instruments.package_check import read_package_findings
@@ -10,28 +10,33 @@ if TYPE_CHECKING:
     from kbatch.instruments.nvidia_check import NvidiaReading
 
 
-def examine() -> Examination:
+def examine(variables: Mapping[str, str]) -> Examination:
     """Looks at versions, devices, memory and the speed of dtype policies.
 
     Where a package is missing the rest is left out: it could not be read.
+
+    Args:
+        variables: Environment variables to judge.
     """
     packages = read_package_findings()
     if any(finding.status == "missing" for finding in packages):
         return Examination(packages, (), None)
     from kbatch.instruments.nvidia_check import read_nvidia
 
-    return _examine_devices(packages, read_nvidia())
+    return _examine_devices(packages, read_nvidia(), variables)
 
 
-def _examine_devices(packages: tuple[Finding, ...], nvidia: "NvidiaReading") -> Examination:
+def _examine_devices(
+    packages: tuple[Finding, ...], nvidia: "NvidiaReading", variables: Mapping[str, str]
+) -> Examination:
     from kbatch.instruments.environment import read_environment
     from kbatch.instruments.host_check import read_host_findings
     from kbatch.instruments.nvidia_check import nvidia_findings
 
     environment = read_environment()
-    host = read_host_findings(environment.cpu_count)
+    host = read_host_findings(environment.cpu_count, variables=variables)
     speeds, policy = _policies("CPU" if environment.devices == ("CPU",) else "GPU")
-    devices = nvidia_findings(nvidia, environment.devices, variables=os.environ)
+    devices = nvidia_findings(nvidia, environment.devices, variables=variables)
     return Examination((*packages, *devices, *host, policy), speeds, environment)
 
 

@@ -24,6 +24,8 @@ def test_version_2_takes_the_smallest_limit_above_the_process(tmp_path):
     write(tmp_path / "jobs" / "mine", memory__max="max", cpu__max="150000 100000")
     assert limits(tmp_path, "0::/jobs/mine\n") == (8 * GIB, 1.5)
     assert limits(tmp_path, "0::/jobs\n") == (8 * GIB, 3.0)
+    write(tmp_path / "jobs" / "mine", memory__max=16 * GIB)
+    assert limits(tmp_path, "0::/jobs/mine\n") == (8 * GIB, 1.5)
 
 
 def test_no_limit_is_none_in_both_versions(tmp_path):
@@ -37,6 +39,7 @@ def test_no_limit_is_none_in_both_versions(tmp_path):
 def test_version_1_keeps_each_controller_apart(tmp_path):
     write(tmp_path / "memory" / "job", memory__limit_in_bytes=4 * GIB)
     write(tmp_path / "cpu" / "job", cpu__cfs_quota_us=200000, cpu__cfs_period_us=100000)
+    write(tmp_path / "memory" / "other", memory__limit_in_bytes=GIB)
     assert limits(tmp_path, "4:memory:/job\n3:cpu,cpuacct:/job\n5:pids:/other\n") == (4 * GIB, 2.0)
 
 

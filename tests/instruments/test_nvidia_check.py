@@ -26,7 +26,12 @@ def test_a_gpu_that_tensorflow_sees_is_fine():
 
 
 @pytest.mark.parametrize(
-    "reading", [GPU, NvidiaReading(True, 1, None, "Driver/library version mismatch")]
+    "reading",
+    [
+        GPU,
+        NvidiaReading(True, 1, None, "Driver/library version mismatch"),
+        NvidiaReading(False, 0, ((80 * GIB, GIB),), None),  # As under WSL.
+    ],
 )
 def test_a_gpu_that_tensorflow_does_not_see_needs_the_libraries(reading):
     finding = found(reading)["GPU"]

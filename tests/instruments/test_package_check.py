@@ -14,10 +14,17 @@ REQUIREMENTS = [
     "keras>=3.15",
     "keras-tuner>=1.4.8",
     "tensorboard>=2.20",
-    "rich",
+    "rich>=15.0.0",
+    "jinja2",
     'pytest>=8; extra == "test"',
 ]
-INSTALLED = {"keras": "3.15", "keras-tuner": "1.4.8", "tensorboard": "2.21.0", "rich": "15.0"}
+INSTALLED = {
+    "keras": "3.15",
+    "keras-tuner": "1.4.8",
+    "tensorboard": "2.21.0",
+    "rich": "15",
+    "jinja2": "3.1.6",
+}
 
 
 def findings(**changed):
@@ -28,7 +35,7 @@ def findings(**changed):
 
 def test_what_is_required_is_found_and_extras_are_left_out():
     found = findings()
-    assert list(found) == ["keras", "keras-tuner", "tensorboard", "rich"]
+    assert list(found) == ["keras", "keras-tuner", "tensorboard", "rich", "jinja2"]
     assert {finding.status for finding in found.values()} == {"ok"}
     assert {finding.command for finding in found.values()} == {None}
     assert found["keras-tuner"].text == "1.4.8"
