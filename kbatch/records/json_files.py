@@ -29,13 +29,17 @@ def write_record(record: object, path: Path) -> None:
     Raises:
         OSError: If the folder cannot be written, with what to do.
     """
+    write_whole_file(path, (record_text(record) + "\n").encode())
+
+
+def record_text(record: object) -> str:
+    """Writes a record as the JSON text that `write_record` puts into a file."""
     document = {
         "kbatch_schema": SCHEMA_VERSION,
         "kind": type(record).__name__,
         "record": _encode(record),
     }
-    text = json.dumps(document, indent=1, allow_nan=False)
-    write_whole_file(path, (text + "\n").encode())
+    return json.dumps(document, indent=1, allow_nan=False)
 
 
 def read_record(kind: type[Record], path: Path) -> Record:

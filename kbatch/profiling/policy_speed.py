@@ -1,0 +1,87 @@
+"""How fast dtype policies are on this device."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.records.examination import Finding, PolicySpeed
+from kbatch.training.dtype_policy import dtype_policy_scope
+
+POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
+# Ratios nearer to 1 than this are not worth a change of policy.
+_SAME_SPEED = 0.1
+# Least seconds that a policy runs in a round.
+_BLOCK_S = 0.15
+
+
+def measure_policy_speeds(*, rounds: int = 5, width: int | None = None) -> tuple[PolicySpeed, ...]:
+    """Times a train step of a dense net under each policy, in turns.
+
+    Nearly all of the step is products of square matrices, where policies differ most. A net of
+    other layers, or one too small for the device, gains or loses less.
+
+    Args:
+        rounds: How many rounds; in each every policy has one turn.
+        width: Units of a layer and examples in a batch; 4096 on a GPU and 512 on a CPU if None.
+    """
+    if width is None:
+        width = 4096 if tf.config.list_physical_devices("GPU") else 512
+    steps = {policy: _train_step(policy, width) for policy in POLICIES}
+    for step in steps.values():
+        _time_s(step, 2)  # Compilation is no part of a step.
+    calls = max(1, round(_BLOCK_S / _time_s(steps["float32"], 1)))
+    times_s: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for policy in order.sample(POLICIES, len(POLICIES)):
+            times_s[policy].append(_time_s(steps[policy], calls))
+    return tuple(PolicySpeed(policy, tuple(times_s[policy])) for policy in POLICIES)
+
+
+def policy_finding(speeds: Sequence[PolicySpeed], device: str) -> Finding:
+    """Says which policy is fast.
+
+    Args:
+        speeds: Float32's first.
+        device: What they were measured on, such as `"CPU"`.
+
+    Returns:
+        A warning where mixed_float16, the default of a search, is slower than float32.
+    """
+    reference, *others = speeds
+    ratios = {speed.dtype_policy: speed.times_as_fast_as(reference) for speed in others}
+    measured = " and ".join(f"{name} {ratio:.2f} times" for name, ratio in ratios.items())
+    text = f"{measured} as fast as {reference.dtype_policy} on this {device}"
+    best = max(ratios, key=ratios.__getitem__)
+    if ratios[best] > 1 + _SAME_SPEED:
+        advice = f"use {best} for speed"
+    elif max(ratios.values()) < 1 - _SAME_SPEED:
+        advice = f"use {reference.dtype_policy} for speed, a mixed policy to save memory"
+    else:
+        advice = f"{best} saves memory, not time"
+    slow = ratios.get("mixed_float16", 1.0) < 1 - _SAME_SPEED
+    return Finding("dtype policy", "warning" if slow else "ok", f"{text}: {advice}")
+
+
+def _train_step(policy: str, width: int) -> Callable[[], object]:
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(size=(width, width)), tf.float32)
+    y = tf.constant(rng.integers(0, 10, width))
+    with dtype_policy_scope(policy):
+        layers = [keras.layers.Dense(width, activation="relu") for _ in range(3)]
+        output = keras.layers.Dense(10, dtype="float32")
+        model = keras.Sequential([keras.Input((width,)), *layers, output])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss)
+    return lambda: model.train_on_batch(x, y)
+
+
+def _time_s(step: Callable[[], object], calls: int) -> float:
+    started_s = time.perf_counter()
+    for _ in range(calls):
+        step()
+    return (time.perf_counter() - started_s) / calls

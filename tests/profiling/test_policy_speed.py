@@ -1,0 +1,42 @@
+import keras
+import pytest
+
+from kbatch.profiling.policy_speed import POLICIES, measure_policy_speeds, policy_finding
+from kbatch.records.examination import PolicySpeed
+
+
+def finding(float16, bfloat16):
+    """The finding where the policies are so many times as fast as float32."""
+    ratios = {"float32": 1.0, "mixed_float16": float16, "mixed_bfloat16": bfloat16}
+    return policy_finding([PolicySpeed(name, (1 / r,)) for name, r in ratios.items()], "CPU")
+
+
+@pytest.mark.parametrize(
+    ("float16", "bfloat16", "status", "advice"),
+    [
+        (0.6, 0.5, "warning", "use float32 for speed, a mixed policy to save memory"),
+        (0.6, 1.5, "warning", "use mixed_bfloat16 for speed"),
+        (2.1, 2.0, "ok", "use mixed_float16 for speed"),
+        (1.02, 0.97, "ok", "mixed_float16 saves memory, not time"),
+        (0.6, 1.0, "warning", "mixed_bfloat16 saves memory, not time"),
+    ],
+)
+def test_the_fast_policy_is_named(float16, bfloat16, status, advice):
+    found = finding(float16, bfloat16)
+    assert found.status == status
+    assert found.text.endswith(advice)
+
+
+def test_both_ratios_are_told():
+    text = finding(0.6, 1.5).text
+    assert "mixed_float16 0.60 times and mixed_bfloat16 1.50 times as fast as float32" in text
+    assert "on this CPU" in text
+
+
+def test_every_policy_is_timed_in_every_round_and_the_global_one_is_kept():
+    before = keras.config.dtype_policy()
+    speeds = measure_policy_speeds(rounds=2, width=16)
+    assert [speed.dtype_policy for speed in speeds] == list(POLICIES)
+    assert all(len(speed.step_times_s) == 2 for speed in speeds)
+    assert all(time_s > 0 for speed in speeds for time_s in speed.step_times_s)
+    assert keras.config.dtype_policy() == before
