@@ -13,10 +13,12 @@ class ControlGroup:
 
     Attributes:
         memory_limit_bytes: The smallest memory limit, None without one.
+        memory_left_bytes: The least that a limit leaves beside what is in use, likewise.
         cpu_quota: The smallest processor time, in processors, None without a quota.
     """
 
     memory_limit_bytes: int | None
+    memory_left_bytes: int | None
     cpu_quota: float | None
 
 
@@ -32,10 +34,13 @@ def read_control_group(
     if membership is None:
         file = Path("/proc/self/cgroup")
         membership = file.read_text(encoding="utf-8") if file.exists() else ""
-    limits = [_memory_limit(folder) for folder in _folders(root, membership, "memory")]
+    folders = _folders(root, membership, "memory")
+    limits = [_memory_limit(folder) for folder in folders]
+    left = [_memory_left(folder) for folder in folders]
     quotas = [_cpu_quota(folder) for folder in _folders(root, membership, "cpu")]
     return ControlGroup(
         memory_limit_bytes=min((limit for limit in limits if limit is not None), default=None),
+        memory_left_bytes=min((free for free in left if free is not None), default=None),
         cpu_quota=min((quota for quota in quotas if quota is not None), default=None),
     )
 
@@ -59,6 +64,14 @@ def _memory_limit(folder: Path) -> int | None:
     if not words or not words[0].isdigit() or int(words[0]) >= _NO_LIMIT_BYTES:
         return None
     return int(words[0])
+
+
+def _memory_left(folder: Path) -> int | None:
+    limit = _memory_limit(folder)
+    words = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
+    if limit is None or not words or not words[0].isdigit():
+        return None
+    return max(0, limit - int(words[0]))
 
 
 def _cpu_quota(folder: Path) -> float | None:

@@ -121,7 +121,7 @@ class _Log:
     @property
     def _cap_name(self) -> str:
         by_data = self._rows is not None and self._cap == self._rows
-        return "the end of the data set" if by_data else "`max_batch_size`"
+        return "the data set" if by_data else "`max_batch_size`"
 
     def _known_or_probed(self, size: int) -> float | None:
         if size not in self._memory:

@@ -47,3 +47,12 @@ def test_a_container_sees_its_own_limit_at_the_root(tmp_path):
     """The path is the host's, the mount the container's."""
     write(tmp_path, memory__max=2 * GIB)
     assert limits(tmp_path, "0::/docker/abc\n") == (2 * GIB, None)
+
+
+def test_what_a_limit_leaves_is_less_what_is_in_use(tmp_path):
+    assert read_control_group(tmp_path, "0::/\n").memory_left_bytes is None
+    write(tmp_path, memory__max=8 * GIB, memory__current=5 * GIB)
+    write(tmp_path / "job", memory__max=4 * GIB, memory__current=GIB // 2)
+    assert read_control_group(tmp_path, "0::/job\n").memory_left_bytes == 3 * GIB
+    write(tmp_path / "job", memory__current=6 * GIB)  # Above a limit that was lowered.
+    assert read_control_group(tmp_path, "0::/job\n").memory_left_bytes == 0
