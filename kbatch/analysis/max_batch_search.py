@@ -167,7 +167,7 @@ def _reason_to_end(
         return None
     memory, beyond = _known(measured, below), measured[above]
     if above > below + 1:
-        reached = "runs out of it" if beyond is None else f"reaches {share(beyond)}"
+        reached = "run out of it" if beyond is None else f"reach {share(beyond)}"
         return f"memory jumps: {below} need {share(memory)} of it, and {above} {reached}"
     if beyond is not None:
         return f"one example is {share(beyond - memory)} of memory: {above} reach {share(beyond)}"
@@ -193,6 +193,8 @@ def _proposal(
 ) -> float:
     memory = _known(measured, below)
     beyond = None if above is None else measured[above]
+    if above is not None and sum(b > below for b in measured) > 1:
+        return (below + above) / 2  # A slope has missed the window already: memory jumps.
     if above is not None and beyond is not None:
         slope = (beyond - memory) / (above - below)
         return below + (window.middle - memory) / slope if slope > 0 else (below + above) / 2

@@ -1,5 +1,3 @@
-import re
-
 import numpy as np
 import pytest
 
@@ -162,7 +160,6 @@ def test_a_jump_over_the_window_is_found_to_two_percent_and_said(jump):
 
     answer = search_max_batch(probe, limit_bytes=1e9)
     assert 1_024_000 / 1.02 <= answer.batch_size <= 1_024_000
-    assert re.match(
-        r"memory jumps: \d+ need 31 % of it, and \d+ (runs out|reaches 97 %)", answer.reason
-    )
-    assert len(asked) <= 16
+    assert answer.reason.startswith(f"memory jumps: {answer.batch_size} need 3")
+    assert ("run out" in answer.reason) == (jump is None)
+    assert len(asked) <= 14
