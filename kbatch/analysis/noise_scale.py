@@ -1,9 +1,10 @@
 """The gradient noise scale B_noise = tr(Sigma) / |G|^2, with an interval.
 
-McCandlish et al. (2018), arXiv:1812.06162, equation 2.9. Both moments are averaged over steps
-first and divided last. Neighbouring steps resemble each other while training moves, so steps
-are averaged in blocks whose length grows as the cube root of their number (Flegal and Jones
-2010, Ann. Stat. 38, 1034-1070), and the interval is Fieller's for the means of the blocks.
+McCandlish et al. (2018), arXiv:1812.06162, equation 2.9, the simple noise scale. Both moments
+are averaged over steps first and divided last. Neighbouring steps resemble each other while
+training moves, so steps are averaged in blocks whose length grows as the cube root of their
+number (Flegal and Jones 2010, Ann. Stat. 38, 1034-1070), and the interval is Fieller's for the
+means of the blocks.
 """
 
 import dataclasses
@@ -11,8 +12,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.gradient_moments import gradient_moments
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
+from kbatch.analysis.moments import gradient_moments
 from kbatch.analysis.ratios import ratio_of_means
 
 
@@ -55,7 +56,7 @@ def gradient_noise_scale(
 
     >>> gradient_noise_scale([3.0, 3.2, 2.8], [1.5, 1.7, 1.6], batch_size=64,
     ...                      accumulation_steps=4).value
-    83.2
+    26.35
 
     Args:
         micro_sq_norms: m of every step, the mean of |g_k|^2 weighted by the examples behind g_k.
@@ -131,10 +132,14 @@ def _noise_scale(
     variances: np.ndarray, squared_norms: np.ndarray, *, weights: np.ndarray, measurements: int
 ) -> NoiseScale:
     ratio = ratio_of_means(variances, squared_norms, weights=weights)
-    means = (None, None)
-    if measurements:
-        means = tuple(float(np.average(x, weights=weights)) for x in (variances, squared_norms))
-    return NoiseScale(ratio.value, ratio.interval, ratio.at_least, *means, measurements)
+    return NoiseScale(
+        ratio.value,
+        ratio.interval,
+        ratio.at_least,
+        variance=float(np.average(variances, weights=weights)) if measurements else None,
+        squared_norm=float(np.average(squared_norms, weights=weights)) if measurements else None,
+        measurements=measurements,
+    )
 
 
 def _block_means(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
