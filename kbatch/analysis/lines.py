@@ -109,7 +109,7 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
         previous, fitted = fitted, _positive(design @ coefficients, y)
         residuals = y / fitted - 1
         weights = _huber_weights(residuals)
-        if np.allclose(fitted, previous, rtol=1e-10, atol=0):
+        if np.allclose(fitted, previous, rtol=1e-8, atol=0):
             break
     unit = np.array([1.0, 1 / np.max(x)])
     covariance = _covariance(design / fitted[:, None], residuals, weights) * np.outer(unit, unit)
