@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
+    "GpuMonitor": "kbatch.instruments.gpu_monitor",
     "Study": "kbatch.records.study",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
@@ -23,6 +24,7 @@ _HOME_OF = {
 
 __all__ = [
     "BatchSizeHyperModel",
+    "GpuMonitor",
     "Study",
     "accumulate_gradients",
     "analysis",
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from kbatch import analysis
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
+    from kbatch.instruments.gpu_monitor import GpuMonitor
     from kbatch.records.loading import load_study
     from kbatch.records.study import Study
     from kbatch.reporting.figures.trials import plot_trials

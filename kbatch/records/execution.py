@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
+from kbatch.records.usage import UsageRecord
 
 STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
 
@@ -70,6 +71,7 @@ class ExecutionRecord:
             `HyperModel.fit` of the user's returned.
         failure: Why it did not complete, None if it did.
         notes: What a reader of the numbers must know.
+        usage: What the run took of GPUs and host, None if that was not measured.
     """
 
     status: str
@@ -96,6 +98,7 @@ class ExecutionRecord:
     reported: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     failure: str | None = None
     notes: tuple[str, ...] = ()
+    usage: UsageRecord | None = None
 
     def __post_init__(self):
         if self.status not in STATUSES:
@@ -140,6 +143,14 @@ class ExecutionRecord:
         if self.data_wait_s is None or not self.train_s:
             return None
         return self.data_wait_s / self.train_s
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Energy of the GPUs over the examples trained on, in joules.
+
+        It is that of the whole run: building graphs, validation and callbacks are in it.
+        """
+        return self.usage and self.usage.joules_per_sample(self.examples_seen)
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
         """Gives the finite metrics that stand for the run: the reported ones.

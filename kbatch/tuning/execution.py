@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from kbatch.instruments.failures import failure_status, failure_text
+from kbatch.instruments.gpu_monitor import GpuMonitor
 from kbatch.records.execution import ExecutionRecord
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
 from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
@@ -57,6 +58,7 @@ class Execution:
             metrics=plan.metrics,
         )
         self._started = _started(model, plan)
+        self._monitor = GpuMonitor()
 
     def run(self, fit: Callable[[], Any]) -> Any:
         """Runs the training with the timed `model.fit` in place and writes its record.
@@ -65,7 +67,7 @@ class Execution:
             fit: Trains the model.
 
         Returns:
-            What `fit` returns, with samples/s among its metrics.
+            What `fit` returns, with samples/s and what was measured of the GPUs among its metrics.
 
         Raises:
             InputError: If throughput is the objective and there were too few steps to measure it.
@@ -74,8 +76,9 @@ class Execution:
         self._model.fit = self._fit
         try:
             # Layers that are built by their first batch are so under the policy too.
-            with dtype_policy_scope(self._started.dtype_policy):
+            with dtype_policy_scope(self._started.dtype_policy), self._monitor:
                 results = self._with_throughput(fit())
+            results = self._with_usage(results)
             reported = {} if self._files is None else self._files.reported(results)
         except BaseException as error:
             self._write(self._ended(failure_status(error), failure_text(error)))
@@ -108,6 +111,15 @@ class Execution:
             return {name: values[-1] for name, values in results.history.items()}
         return results
 
+    def _with_usage(self, results: Any) -> Any:
+        usage = self._monitor.usage
+        known = usage.metrics(self._fit.clock.reading.examples) if usage else {}
+        if isinstance(results, keras.callbacks.History):
+            epochs = len(results.epoch)
+            results.history.update({name: [value] * epochs for name, value in known.items()})
+            return results
+        return known | results if isinstance(results, dict) else results
+
     def _write(self, record: ExecutionRecord) -> None:
         if self._files is not None:
             self._files.write(self._plan.number, record)
@@ -117,7 +129,11 @@ class Execution:
     ) -> ExecutionRecord:
         clock = self._fit.clock
         ended = dataclasses.replace(
-            self._started, status=status, failure=failure, reported=reported or {}
+            self._started,
+            status=status,
+            failure=failure,
+            reported=reported or {},
+            usage=self._monitor.usage,
         )
         if clock.first_step_s is None:
             note = "Training did not go through `model.fit`: nothing was timed or counted."
