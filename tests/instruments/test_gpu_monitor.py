@@ -146,6 +146,13 @@ def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):
     assert (gpu.mean.power_w, gpu.energy_j) == (200, 400)
 
 
+def test_the_energy_of_a_gpu_that_is_lost_on_the_way_is_unknown(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(energy_mj=None))
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(1.0, {}), (1.0, {"lost": True})])
+    assert (monitor.usage.gpu_energy_j, monitor.usage.gpu_power_w) == (None, 300.0)
+
+
 @pytest.mark.parametrize(
     ("library", "devices", "reason"),
     [
