@@ -27,8 +27,8 @@ class GpuMonitor:
     GPU that TensorFlow uses, found in NVML by PCI bus id, and this process, without child
     processes, at the start, in a thread every `interval_s` and at the end. NVML tells of a GPU
     as a whole: other processes on it are in the figures. Energy is the difference of the
-    driver's counter, which counts up in steps of up to 0.1 s; on GPUs without one it is the
-    integral of the power readings.
+    driver's counter, which moves in steps: a block of milliseconds may show none. On GPUs
+    without a counter it is the integral of the power readings.
 
     Example:
 
