@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
+    "GpuMonitor": "kbatch.instruments.gpu_monitor",
     "Study": "kbatch.records.study",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
@@ -26,6 +27,7 @@ _HOME_OF = {
 
 __all__ = [
     "BatchSizeHyperModel",
+    "GpuMonitor",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
     "Study",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from kbatch import analysis
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
+    from kbatch.instruments.gpu_monitor import GpuMonitor
     from kbatch.profiling.max_batch import find_max_batch_size
     from kbatch.records.loading import load_study
     from kbatch.records.max_batch import MaxBatchSizeResult

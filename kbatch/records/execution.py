@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
+from kbatch.records.usage import UsageRecord
 
 STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
 
@@ -72,6 +73,7 @@ class ExecutionRecord:
         notes: What a reader of the numbers must know.
         micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
             0 where an earlier one told it, None where it was given.
+        usage: What the run took of GPUs and host, None if that was not measured.
     """
 
     status: str
@@ -99,6 +101,7 @@ class ExecutionRecord:
     failure: str | None = None
     notes: tuple[str, ...] = ()
     micro_batch_search_s: float | None = None
+    usage: UsageRecord | None = None
 
     def __post_init__(self):
         if self.status not in STATUSES:
@@ -144,6 +147,14 @@ class ExecutionRecord:
         if self.data_wait_s is None or not self.train_s:
             return None
         return self.data_wait_s / self.train_s
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Energy of the GPUs over the examples trained on, in joules.
+
+        It is that of the whole run: building graphs, validation and callbacks are in it.
+        """
+        return self.usage and self.usage.joules_per_sample(self.examples_seen)
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
         """Gives the finite metrics that stand for the run: the reported ones.

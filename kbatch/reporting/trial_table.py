@@ -1,9 +1,10 @@
 """The table of the trials in words, for the terminal, HTML and Markdown."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import Interval
+from kbatch.records.execution import ExecutionRecord
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective, TrialRecord
 from kbatch.reporting.empty_study import refuse_empty
@@ -78,10 +79,23 @@ class TrialTable(NamedTuple):
         return tuple(column.title for column in self.columns)
 
 
+class _GpuFigure(NamedTuple):
+    title: str
+    of: Callable[[ExecutionRecord], float | None]
+    write: Callable[[float], str]
+
+
+_GPU_FIGURES = (
+    _GpuFigure("GPU utilization", lambda e: e.usage and e.usage.gpu_utilization, percent),
+    _GpuFigure("Joules per sample", lambda e: e.joules_per_sample, readable),
+)
+
+
 def trial_table(study: Study) -> TrialTable:
     """Writes the trials of a study as a table of texts.
 
-    A hyperparameter of the user's gets a column where it differs between trials.
+    A hyperparameter of the user's gets a column where it differs between trials, and so does what
+    was measured of the GPUs where it is known of any trial.
 
     Args:
         study: A study with at least one trial.
@@ -96,6 +110,7 @@ def trial_table(study: Study) -> TrialTable:
     best = study.best_trial()
     tuned = trial_names(study.trials).hyperparameters
     quality = study.quality_metric
+    used = _gpu_figures(study.trials)
     return TrialTable(
         columns=(
             Column("Batch size", True),
@@ -108,10 +123,11 @@ def trial_table(study: Study) -> TrialTable:
             Column("Updates", True),
             Column("First step (s)", True),
             Column("Waiting for data", True),
+            *(Column(figure.title, True) for figure in used),
             Column("Status", False),
         ),
         rows=tuple(
-            Row(trial.trial_id, trial.status, trial is best, _cells(trial, quality, tuned))
+            Row(trial.trial_id, trial.status, trial is best, _cells(trial, quality, tuned, used))
             for trial in study.trials
         ),
         footnote=_footnote(study.trials),
@@ -119,7 +135,10 @@ def trial_table(study: Study) -> TrialTable:
 
 
 def _cells(
-    trial: TrialRecord, quality: Objective | None, tuned: tuple[str, ...]
+    trial: TrialRecord,
+    quality: Objective | None,
+    tuned: Sequence[str],
+    used: Sequence["_GpuFigure"],
 ) -> tuple[Cell, ...]:
     return (
         Cell(f"{trial.batch_size:,}", trial.batch_size),
@@ -132,8 +151,13 @@ def _cells(
         _cell(trial, trial.mean(lambda e: e.updates), lambda n: f"{n:,.0f}"),
         _cell(trial, trial.mean(lambda e: e.first_step_s)),
         _cell(trial, trial.mean(lambda e: e.data_wait_share), percent),
+        *(_cell(trial, trial.mean(figure.of), figure.write) for figure in used),
         Cell(outcome(trial)),
     )
+
+
+def _gpu_figures(trials: Sequence[TrialRecord]) -> list[_GpuFigure]:
+    return [f for f in _GPU_FIGURES if any(trial.mean(f.of) is not None for trial in trials)]
 
 
 def _cell(trial: TrialRecord, value: float | None, write=readable) -> Cell:
@@ -182,7 +206,7 @@ def _quality_title(quality: Objective | None) -> str:
     return words[0].upper() + words[1:]
 
 
-def _footnote(trials: Iterable[TrialRecord]) -> str:
+def _footnote(trials: Sequence[TrialRecord]) -> str:
     found = spreads(trials)
     sentences = []
     if found.intervals:
@@ -197,4 +221,9 @@ def _footnote(trials: Iterable[TrialRecord]) -> str:
     elif found.single:
         sentences.append("A single execution has no interval.")
     sentences.append("Quality is that of each execution's best epoch.")
+    if _gpu_figures(trials):
+        sentences.append(
+            "What NVML shows of the GPUs is that of the whole run, validation included, and of "
+            "every process on them."
+        )
     return " ".join(sentences)

@@ -1,5 +1,6 @@
 """One execution of a trial, from its first step to its record."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -8,8 +9,11 @@ from typing import Any, NamedTuple
 import keras
 
 from kbatch.instruments.failures import failure_status, failure_text
+from kbatch.instruments.gpu_monitor import GpuMonitor
 from kbatch.records.execution import ExecutionRecord
+from kbatch.records.usage import UsageRecord
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
+from kbatch.training.data import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
 from kbatch.training.errors import InputError
 from kbatch.training.fit import TimedFit
@@ -64,6 +68,8 @@ class Execution:
         self._files = files
         self._micro_batch = micro_batch
         self._fit = self._timed_fit()
+        self._monitor: GpuMonitor | None = None
+        self._watched = contextlib.ExitStack()
         self._started = _started(model, plan)
 
     def run(self, fit: Callable[[], Any]) -> Any:
@@ -73,14 +79,14 @@ class Execution:
             fit: Trains the model.
 
         Returns:
-            What `fit` returns, with samples/s among its metrics.
+            What `fit` returns, with samples/s and what was measured of the GPUs among its metrics.
 
         Raises:
             InputError: If throughput is the objective and there were too few steps to measure it.
         """
         self._write(self._started)
         try:
-            results = self._trained(fit)
+            results = self._with_usage(self._trained(fit))
             reported = {} if self._files is None else self._files.reported(results)
         except BaseException as error:
             self._write(self._ended(failure_status(error), failure_text(error)))
@@ -97,14 +103,21 @@ class Execution:
             self._model.fit = self._fit
             try:
                 # Layers that are built by their first batch are so under the policy too.
-                with dtype_policy_scope(self._started.dtype_policy):
+                with dtype_policy_scope(self._started.dtype_policy), self._watched:
                     return self._with_throughput(fit())
             except Exception as error:
                 if not self._goes_on(error):
                     raise
             finally:
                 del self._model.fit
-            self._fit = self._timed_fit()
+            self._fit, self._monitor = self._timed_fit(), None
+
+    def _prepare(self, data: FitData) -> int | None:
+        """Finds the micro-batch size, then watches what training takes: the search is not in it."""
+        most = None if self._micro_batch is None else self._micro_batch.prepare(data)
+        if self._monitor is None:
+            self._monitor = self._watched.enter_context(GpuMonitor())
+        return most
 
     def _goes_on(self, error: Exception) -> bool:
         """Makes the micro-batches smaller where memory ran out, and tells whether it could."""
@@ -121,7 +134,7 @@ class Execution:
             validation_batch_size=plan.validation_batch_size,
             seed=plan.seed,
             metrics=plan.metrics,
-            prepare=None if self._micro_batch is None else self._micro_batch.prepare,
+            prepare=self._prepare,
         )
 
     def _with_throughput(self, results: Any) -> Any:
@@ -143,6 +156,19 @@ class Execution:
             return {name: values[-1] for name, values in results.history.items()}
         return results
 
+    @property
+    def _usage(self) -> UsageRecord | None:
+        return None if self._monitor is None else self._monitor.usage
+
+    def _with_usage(self, results: Any) -> Any:
+        usage = self._usage
+        known = usage.metrics(self._fit.clock.reading.examples) if usage else {}
+        if isinstance(results, keras.callbacks.History):
+            epochs = len(results.epoch)
+            results.history.update({name: [value] * epochs for name, value in known.items()})
+            return results
+        return known | results if isinstance(results, dict) else results
+
     def _write(self, record: ExecutionRecord) -> None:
         if self._files is not None:
             self._files.write(self._plan.number, record)
@@ -156,6 +182,7 @@ class Execution:
             status=status,
             failure=failure,
             reported=reported or {},
+            usage=self._usage,
         )
         if clock.first_step_s is None:
             note = "Training did not go through `model.fit`: nothing was timed or counted."

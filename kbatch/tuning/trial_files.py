@@ -15,7 +15,14 @@ from kbatch.records.json_files import RecordError, read_record, write_record
 from kbatch.records.loading import RECORD_NAME
 from kbatch.records.study import SearchRecord
 from kbatch.records.trial import Objective, TrialRecord
+from kbatch.records.usage import USAGE_METRICS
 from kbatch.training.errors import InputError
+
+# What kbatch measures stands in the record already, in full.
+_MEASURED = ("samples_per_second", *USAGE_METRICS)
+
+# Measured of a whole run, not in an epoch.
+_OF_THE_RUN = ("samples_per_second", *USAGE_METRICS)
 
 
 class TrialFiles:
@@ -50,7 +57,7 @@ class TrialFiles:
     @property
     def objective_names(self) -> tuple[str, ...]:
         """Names of the metrics that the search optimises, those of a model only."""
-        return tuple(name for name in self._objective_names if name != "samples_per_second")
+        return tuple(name for name in self._objective_names if name not in _OF_THE_RUN)
 
     @property
     def maximises_throughput(self) -> bool:
@@ -66,7 +73,7 @@ class TrialFiles:
         tuner_utils.validate_trial_results(results, self._tuner.oracle.objective, "fit()")
         metrics = tuner_utils.convert_to_metrics_dict(results, self._tuner.oracle.objective) or {}
         numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
-        return {name: v for name, v in numbers.items() if name != "samples_per_second"}
+        return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
     def check_settings(self, settings: Mapping[str, object]) -> None:
         """Writes the settings of the search, or compares them with those found.
