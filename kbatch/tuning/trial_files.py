@@ -18,11 +18,8 @@ from kbatch.records.trial import Objective, TrialRecord
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.training.errors import InputError
 
-# What kbatch measures stands in the record already, in full.
+# What kbatch measures is of the whole run, and stands in the record already, in full.
 _MEASURED = ("samples_per_second", *USAGE_METRICS)
-
-# Measured of a whole run, not in an epoch.
-_OF_THE_RUN = ("samples_per_second", *USAGE_METRICS)
 
 
 class TrialFiles:
@@ -57,7 +54,7 @@ class TrialFiles:
     @property
     def objective_names(self) -> tuple[str, ...]:
         """Names of the metrics that the search optimises, those of a model only."""
-        return tuple(name for name in self._objective_names if name not in _OF_THE_RUN)
+        return tuple(name for name in self._objective_names if name not in _MEASURED)
 
     @property
     def maximises_throughput(self) -> bool:
