@@ -9,7 +9,7 @@ from typing import NamedTuple
 import keras
 
 from kbatch.instruments.environment import read_environment
-from kbatch.profiling.loads import Load, Source
+from kbatch.profiling.loads import Load, Source, row_shapes
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.probe_places import search_in_place
 from kbatch.records.json_files import RecordError
@@ -24,11 +24,13 @@ class FoundMicroBatch(NamedTuple):
         size: Examples that go through the device at once.
         search_s: Seconds that the probes took now, 0 where an earlier search told it.
         note: The same in words.
+        key: What tells the model, its data and the limits from others.
     """
 
     size: int
     search_s: float
     note: str
+    key: str
 
 
 class AutoMicroBatch:
@@ -38,6 +40,7 @@ class AutoMicroBatch:
         largest_batch_size: Largest batch of the search: nothing beyond it is tried.
         memory_limit_bytes: Memory that may be taken, None for what the device has.
         memory_window: Lower and upper share of it that is aimed at.
+        moments_every: As in `accumulate_gradients`.
     """
 
     def __init__(
@@ -46,10 +49,12 @@ class AutoMicroBatch:
         largest_batch_size: int,
         memory_limit_bytes: int | None,
         memory_window: tuple[float, float],
+        moments_every: int,
     ):
         self._largest = largest_batch_size
         self._limit_bytes = memory_limit_bytes
         self._window = memory_window
+        self._moments_every = moments_every
         self._found: dict[str, MaxBatchSizeResult] = {}
         # Sizes that ran out of memory later on, halved.
         self._halved: dict[str, int] = {}
@@ -73,7 +78,7 @@ class AutoMicroBatch:
             InputError: If the limit is below the weights.
             OutOfMemoryError: If one example does not fit.
         """
-        key = self._key(model)
+        key = self._key(model, source)
         known = self._found.get(key) or _loaded(directory, key)
         result = known or self._probed(model, build, source)
         self._found[key] = result
@@ -81,25 +86,32 @@ class AutoMicroBatch:
             result.save(_file(directory, key))
         size = min(result.max_batch_size, self._halved.get(key, self._largest))
         return FoundMicroBatch(
-            size, 0.0 if known else result.duration_s, _note(result, size, bool(known))
+            size, 0.0 if known else result.duration_s, _note(result, size, bool(known)), key
         )
 
-    def halve(self, model: keras.Model, size: int) -> int | None:
+    def halve(self, key: str, size: int) -> int | None:
         """Takes half of a size that ran out of memory after all; None below one example."""
         if size < 2:
             return None
-        self._halved[self._key(model)] = size // 2
+        self._halved[key] = size // 2
         return size // 2
 
-    def _key(self, model: keras.Model) -> str:
+    def _key(self, model: keras.Model, source: Source) -> str:
         limits = (self._largest, self._limit_bytes, self._window)
-        described = repr((model_fingerprint(model), limits, read_environment().devices))
+        devices = read_environment().devices
+        described = repr((model_fingerprint(model), row_shapes(source, model), limits, devices))
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def _probed(
         self, model: keras.Model, build: Callable[[], keras.Model], source: Source
     ) -> MaxBatchSizeResult:
-        load = Load(build, source, model.dtype_policy.name, accumulate_below=self._largest)
+        load = Load(
+            build,
+            source,
+            model.dtype_policy.name,
+            accumulate_below=self._largest,
+            moments_every=self._moments_every,
+        )
         search = functools.partial(
             probe_max_batch, memory_window=self._window, max_batch_size=self._largest, confirm=False
         )

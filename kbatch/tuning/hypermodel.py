@@ -10,6 +10,7 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
 from kbatch.analysis.max_batch_search import check_window
+from kbatch.instruments.device_memory import check_memory_limit
 from kbatch.profiling.user_model import BuildFunction, as_hypermodel
 from kbatch.records.json_files import RecordError
 from kbatch.training.accumulation import accumulate_gradients
@@ -97,7 +98,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         super().__init__(name=self._inner.name)
         self.batch_sizes = check_batch_sizes(batch_sizes)
         self.micro_batch_size = _micro_batch_size(micro_batch_size)
-        self.memory_limit_bytes = _size_or_none(memory_limit_bytes, "memory_limit_bytes")
+        self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
         self.memory_window = check_window(memory_window)
         self.dtype_policies = check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(learning_rate_scaling, "learning_rate_scaling")
@@ -113,6 +114,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
             memory_window=self.memory_window,
+            moments_every=_MOMENTS_EVERY,
         )
 
     @property

@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import equal_parts
-from kbatch.profiling.loads import Source
+from kbatch.profiling.loads import Source, build_on
 from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.data import FitData, called_for, is_dataset
+from kbatch.training.data import FitData, is_dataset
 from kbatch.training.kept_state import KeptState
-from kbatch.training.sample_rows import SampleElements, SampleRows, sample_of
-from kbatch.training.symbolic_build import build_symbolically
+from kbatch.training.sample_rows import sample_of
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
 
 
@@ -53,6 +51,7 @@ class TrialMicroBatch:
         self._batch_size = batch_size
         self._moments_every = moments_every
         self._directory = directory
+        self._key = ""
         self._state: KeptState | None = None
 
     def prepare(self, data: FitData) -> int:
@@ -69,9 +68,10 @@ class TrialMicroBatch:
         """
         if self.size is None:
             source = _source(data)
-            _build_on(self._model, source)
+            build_on(self._model, source)
             self._state = KeptState(self._model)
             found = self._auto.find(self._model, self._build, source, self._directory)
+            self._key = found.key
             self.size = equal_parts(self._batch_size, found.size)
             self.search_s = found.search_s
             self.notes.append(found.note)
@@ -87,7 +87,7 @@ class TrialMicroBatch:
         before = self.size
         if before is None or self._state is None:
             return False  # Memory ran out before training: a smaller one is no cure.
-        smaller = self._auto.halve(self._model, before)
+        smaller = self._auto.halve(self._key, before)
         if smaller is None:
             return False
         self._state.restore()
@@ -110,18 +110,3 @@ def _source(data: FitData) -> Source:
         function: Any = x
         return function
     return sample_of(data)
-
-
-def _build_on(model: keras.Model, source: Source) -> None:
-    if model.built:
-        return
-    if isinstance(source, SampleElements):
-        source = source.rows(model)
-    if isinstance(source, SampleRows):
-        build_symbolically(model, keras.tree.map_structure(_spec, source.rows))
-    else:
-        build_symbolically(model, called_for(source, model, 1).element_spec)
-
-
-def _spec(leaf: Any) -> tf.TensorSpec | None:
-    return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
