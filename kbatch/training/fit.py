@@ -33,8 +33,8 @@ class TimedFit:
         validation_batch_size: Examples in a validation batch.
         seed: Seed of the shuffling, or None.
         metrics: Metrics that each epoch must have.
-        prepare: Called with the data before they are batched; returns the most examples that a
-            validation batch may have, None for `validation_batch_size`.
+        prepare: Called with the data, and whether to print, before they are batched; returns the
+            most examples that a validation batch may have, None for `validation_batch_size`.
 
     Attributes:
         clock: The clock of the run.
@@ -51,7 +51,7 @@ class TimedFit:
         validation_batch_size: int,
         seed: int | None,
         metrics: tuple[str, ...] = (),
-        prepare: Callable[[FitData], int | None] | None = None,
+        prepare: Callable[[FitData, bool], int | None] | None = None,
     ):
         self._model = model
         self._fit = type(model).fit.__get__(model)
@@ -87,7 +87,9 @@ class TimedFit:
         )
         data = FitData(**{name: call.pop(name) for name in FitData._fields if name in call})
         if self._prepare is not None:
-            most = self._prepare(data) or self._validation_batch_size
+            most = (
+                self._prepare(data, bool(call.get("verbose", True))) or self._validation_batch_size
+            )
             self._validation_batch_size = min(self._validation_batch_size, most)
         initial_epoch = call.get("initial_epoch", 0)
         batches = in_batches(

@@ -32,6 +32,7 @@ class ExecutionPlan(NamedTuple):
         micro_batch_size: Examples that go through the device at once; None where they are found.
         largest_batch_size: Largest batch size of the search.
         validation_batch_size: Examples in a validation batch.
+        validation_is_chosen: Whether a person chose that size.
         learning_rate_scaling: Rule that was applied, or None.
         metrics: Metrics that each epoch must have.
     """
@@ -42,6 +43,7 @@ class ExecutionPlan(NamedTuple):
     micro_batch_size: int | None
     largest_batch_size: int
     validation_batch_size: int
+    validation_is_chosen: bool
     learning_rate_scaling: str | None
     metrics: tuple[str, ...]
 
@@ -112,12 +114,13 @@ class Execution:
                 del self._model.fit
             self._fit, self._monitor = self._timed_fit(), None
 
-    def _prepare(self, data: FitData) -> int | None:
+    def _prepare(self, data: FitData, verbose: bool) -> int | None:
         """Finds the micro-batch size, then watches what training takes: the search is not in it."""
-        most = None if self._micro_batch is None else self._micro_batch.prepare(data)
+        found = self._micro_batch
+        most = None if found is None else found.prepare(data, verbose=verbose)
         if self._monitor is None:
             self._monitor = self._watched.enter_context(GpuMonitor())
-        return most
+        return None if self._plan.validation_is_chosen else most
 
     def _goes_on(self, error: Exception) -> bool:
         """Makes the micro-batches smaller where memory ran out, and tells whether it could."""

@@ -105,9 +105,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.base_batch_size = (
             _size_or_none(base_batch_size, "base_batch_size") or self.batch_sizes[0]
         )
-        self.validation_batch_size = _size_or_none(
-            validation_batch_size, "validation_batch_size"
-        ) or _validation_batch_size(self.batch_sizes, self._given_micro_batch_size)
+        self._chosen_validation = _size_or_none(validation_batch_size, "validation_batch_size")
+        self.validation_batch_size = self._chosen_validation or _validation_batch_size(
+            self.batch_sizes, self._given_micro_batch_size
+        )
         self.seed = check_seed(seed)
         self._number = ExecutionNumber()
         self._auto = AutoMicroBatch(
@@ -206,6 +207,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             micro_batch_size=self._micro(batch_size),
             largest_batch_size=self.batch_sizes[-1],
             validation_batch_size=self.validation_batch_size,
+            validation_is_chosen=self._chosen_validation is not None,
             learning_rate_scaling=self.learning_rate_scaling,
             metrics=files.objective_names if files is not None and stock_fit else (),
         )

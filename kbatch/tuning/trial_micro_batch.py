@@ -51,14 +51,15 @@ class TrialMicroBatch:
         self._batch_size = batch_size
         self._moments_every = moments_every
         self._directory = directory
-        self._key = ""
+        self._key, self._most = "", batch_size
         self._state: KeptState | None = None
 
-    def prepare(self, data: FitData) -> int:
+    def prepare(self, data: FitData, *, verbose: bool) -> int:
         """Finds the size, the first time, and makes the model accumulate.
 
         Args:
             data: Arguments of `fit`.
+            verbose: Whether to print a search for the size, which takes a while.
 
         Returns:
             Most examples that go through the device at once.
@@ -71,12 +72,14 @@ class TrialMicroBatch:
             build_on(self._model, source)
             self._state = KeptState(self._model)
             found = self._auto.find(self._model, self._build, source, self._directory)
-            self._key = found.key
+            if verbose and found.search_s:
+                print(f"micro-batch size: {found.note}", flush=True)
+            self._key, self._most = found.key, found.size
             self.size = equal_parts(self._batch_size, found.size)
             self.search_s = found.search_s
             self.notes.append(found.note)
             self._accumulate(self.size)
-        return self.size
+        return self._most
 
     def shrink(self) -> bool:
         """Halves the size and puts the model back as it was before training.
