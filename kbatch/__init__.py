@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
+    "BatchSizeTuner": "kbatch.tuning.tuner",
     "Study": "kbatch.records.study",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
@@ -23,6 +24,7 @@ _HOME_OF = {
 
 __all__ = [
     "BatchSizeHyperModel",
+    "BatchSizeTuner",
     "Study",
     "accumulate_gradients",
     "analysis",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients
     from kbatch.tuning.hypermodel import BatchSizeHyperModel
+    from kbatch.tuning.tuner import BatchSizeTuner
 
 
 def __getattr__(name: str):
