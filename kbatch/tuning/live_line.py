@@ -9,7 +9,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 
 class LiveLine(Protocol):
-    """Shows text that replaces what it showed before; lines printed above it stay."""
+    """Shows text that replaces what it showed before; lines printed above it stay.
+
+    Attributes:
+        changes: Whether there is such a place at all.
+    """
+
+    changes: bool
 
     def update(self, name: str, share: float | None, figures: str) -> None:
         """Shows a name, a share from 0 to 1, and figures."""
@@ -34,6 +40,8 @@ def live_line() -> LiveLine:
 
 class TerminalLine:
     """A bar at the bottom of a terminal."""
+
+    changes = True
 
     def __init__(self, console: Console):
         self._console = console
@@ -70,6 +78,8 @@ class NotebookLine:
         display: IPython's `display`.
     """
 
+    changes = True
+
     def __init__(self, display: Any):
         self._display = display
         self._handle: Any = None
@@ -99,6 +109,8 @@ class NotebookLine:
 
 class FileLine:
     """A log file: nothing changes there, and lines hold no control characters."""
+
+    changes = False
 
     def update(self, name: str, share: float | None, figures: str) -> None:
         """Shows nothing."""

@@ -7,7 +7,7 @@ from typing import Any
 from kbatch.records.trial import TrialRecord
 from kbatch.tuning.fit_reporter import FitProgress
 from kbatch.tuning.live_line import LiveLine, live_line
-from kbatch.tuning.progress_text import epoch_line, live_figures, trial_line, trial_name
+from kbatch.tuning.progress_text import duration, epoch_line, live_figures, trial_line, trial_name
 
 
 class SearchProgress:
@@ -82,9 +82,16 @@ class SearchProgress:
         """Prints the line of a trial that stays."""
         duration_s = self._now() - self._begun_s
         self._durations_s.append(duration_s)
-        self.say(
-            trial_line(self._name, record, duration_s=duration_s, memory_bytes=self._memory_bytes)
+        self._begun_s += duration_s
+        if self._trials_left is not None:
+            self._trials_left -= 1
+        if self._line is None:
+            return
+        text = trial_line(
+            self._name, record, duration_s=duration_s, memory_bytes=self._memory_bytes
         )
+        left = None if self._line.changes else self._search_left_s()
+        self._line.print(text + (f"; about {duration(left)} left" if left else ""))
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
