@@ -19,7 +19,8 @@ class FitProgress:
 
     Attributes:
         execution: Number of the execution that runs, from 0.
-        share: Share of the trial that is done, from 0 to 1; None where it is not known.
+        share: Share of the trial that is done, from 0 to 1, by whole epochs where their steps are
+            not known.
         epoch: Number of the epoch that runs, from 0.
         epochs: Epochs of an execution.
         samples_per_second: Examples per second of the steady part, None before there is one.
@@ -29,7 +30,7 @@ class FitProgress:
     """
 
     execution: int
-    share: float | None
+    share: float
     epoch: int
     epochs: int
     samples_per_second: float | None

@@ -34,6 +34,7 @@ class SearchProgress:
         self._trials_left: int | None = None
         self._durations_s: list[float] = []
         self._begun_s = 0.0
+        self._first: tuple[float, float] | None = None
         self._memory_bytes: int | None = None
 
     def __enter__(self) -> "SearchProgress":
@@ -60,7 +61,8 @@ class SearchProgress:
             self._name = trial_name(values, None, None)
         else:
             self._name = trial_name(values, ended + 1, ended + left)
-        self._trials_left, self._begun_s, self._memory_bytes = left, self._now(), None
+        self._trials_left, self._begun_s = left, self._now()
+        self._first = self._memory_bytes = None
         if self._line is not None:
             self._line.update(self._name, None, "starting")
 
@@ -71,10 +73,9 @@ class SearchProgress:
             return
         if progress.epoch_ended and self._verbose > 1:
             self._line.print(epoch_line(self._name, progress))
+        trial_left_s = self._trial_left_s(progress.share)
         figures = live_figures(
-            progress,
-            trial_left_s=self._trial_left_s(progress.share),
-            search_left_s=self._search_left_s(),
+            progress, trial_left_s=trial_left_s, search_left_s=self._search_left_s(trial_left_s)
         )
         self._line.update(self._name, progress.share, figures)
 
@@ -82,15 +83,12 @@ class SearchProgress:
         """Prints the line of a trial that stays."""
         duration_s = self._now() - self._begun_s
         self._durations_s.append(duration_s)
-        self._begun_s += duration_s
-        if self._trials_left is not None:
-            self._trials_left -= 1
         if self._line is None:
             return
         text = trial_line(
             self._name, record, duration_s=duration_s, memory_bytes=self._memory_bytes
         )
-        left = None if self._line.changes else self._search_left_s()
+        left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
         self._line.print(text + (f"; about {duration(left)} left" if left else ""))
 
     def say(self, text: str) -> None:
@@ -98,12 +96,20 @@ class SearchProgress:
         if self._line is not None:
             self._line.print(text)
 
-    def _trial_left_s(self, share: float | None) -> float | None:
-        return (self._now() - self._begun_s) * (1 - share) / share if share else None
+    def _trial_left_s(self, share: float) -> float | None:
+        """Extrapolates from the first that was told: building and tracing came before it."""
+        if self._first is None:
+            self._first = self._now(), share
+        first_s, first_share = self._first
+        if share <= first_share:
+            return None
+        return (self._now() - first_s) * (1 - share) / (share - first_share)
 
-    def _search_left_s(self) -> float | None:
+    def _search_left_s(self, trial_left_s: float | None) -> float | None:
         """Extrapolates from the trials that this search has finished."""
         if not self._durations_s or self._trials_left is None:
             return None
         mean_s = sum(self._durations_s) / len(self._durations_s)
-        return mean_s * self._trials_left - (self._now() - self._begun_s)
+        if trial_left_s is None:
+            trial_left_s = max(0.0, mean_s - (self._now() - self._begun_s))
+        return trial_left_s + mean_s * (self._trials_left - 1)

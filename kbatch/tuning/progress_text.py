@@ -29,12 +29,11 @@ def live_figures(
     progress: FitProgress, *, trial_left_s: float | None, search_left_s: float | None
 ) -> str:
     """Words how far a trial is: time left, throughput, memory and the last metrics."""
-    figures = []
-    if progress.share is not None:
-        figures.append(percent(progress.share))
+    figures = [percent(progress.share)]
     if trial_left_s is not None:
-        search = f" (search {duration(search_left_s)})" if search_left_s is not None else ""
-        figures.append(f"{duration(trial_left_s)} left{search}")
+        figures.append(f"{duration(trial_left_s)} left")
+    if search_left_s is not None:
+        figures.append(f"search {duration(search_left_s)} left")
     return ", ".join(
         [
             *figures,

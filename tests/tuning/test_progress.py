@@ -79,9 +79,12 @@ def record():
 
 def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(shown, clock, line):
     shown.trial_begins({"batch_size": 64}, ended=0, left=3)
-    clock.now_s = 10.0
-    shown.show(progress())
-    assert line.live[-1] == "25 %, 0:30 left, 412 MB, 8,123 samples/s, val_accuracy 0.9100"
+    clock.now_s = 100.0  # Building and tracing say nothing about the epochs.
+    shown.show(progress(share=0.05))
+    clock.now_s = 110.0
+    shown.show(progress(share=0.25))
+    figures = "412 MB, 8,123 samples/s, val_accuracy 0.9100"
+    assert line.live[-2:] == [f"5 %, {figures}", f"25 %, 0:38 left, {figures}"]
 
 
 def test_the_time_left_of_the_search_comes_from_the_trials_that_ended(shown, clock, line):
@@ -90,8 +93,11 @@ def test_the_time_left_of_the_search_comes_from_the_trials_that_ended(shown, clo
     shown.trial_ends(record())
     shown.trial_begins({"batch_size": 64}, ended=1, left=2)
     clock.now_s = 70.0
-    shown.show(progress())
-    assert "0:30 left (search 1:50)" in line.live[-1]
+    shown.show(progress(share=0.05))
+    assert "5 %, search 1:50 left, 412 MB" in line.live[-1]
+    clock.now_s = 80.0
+    shown.show(progress(share=0.25))
+    assert "25 %, 0:38 left, search 1:38 left, 412 MB" in line.live[-1]
 
 
 def test_each_trial_leaves_one_line(shown, clock, line):
