@@ -3,6 +3,7 @@
 import itertools
 
 import keras_tuner
+import numpy as np
 import pytest
 from keras_tuner.src.engine.trial import TrialStatus
 
@@ -83,3 +84,9 @@ def test_a_range_without_a_step_gives_ascending_samples_after_its_default():
     found = [values["rate"] for values in grid(space)]
     assert found == sorted(found)
     assert (len(found), type(found[1])) == (11, float)
+
+
+def test_numbers_of_numpy_are_known_again_when_they_come_back_from_a_file():
+    space = keras_tuner.HyperParameters()
+    space.Choice("rate", [np.float64(0.1), np.float64(0.2)])
+    assert not list(untried_in_grid(space, [{"rate": 0.1}, {"rate": 0.2}]))
