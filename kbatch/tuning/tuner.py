@@ -176,7 +176,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_search_end(self) -> None:
         """Says so where nothing completed; keras-tuner calls it."""
         super().on_search_end()
-        if not self.oracle.get_best_trials(1):
+        # A chief may have ended before its last worker.
+        if not self._is_worker() and not self.oracle.get_best_trials(1):
             self._progress.say(no_best_trial(Path(self.project_dir)))
 
     def save(self) -> None:
@@ -189,7 +190,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the display and the processes behind where a copy travels."""
-        return self.__dict__ | {"_progress": None, "_isolated": None}
+        # A worker's oracle is a connection to the chief; its own one knows the objective as well.
+        oracle = getattr(self.oracle, "_oracle", self.oracle)
+        return self.__dict__ | {"_progress": None, "_isolated": None, "oracle": oracle}
 
     def _populate_initial_space(self) -> None:
         if self.isolate:
