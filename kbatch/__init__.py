@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
     "GpuMonitor": "kbatch.instruments.gpu_monitor",
+    "BatchSizeTuner": "kbatch.tuning.tuner",
     "Study": "kbatch.records.study",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
@@ -27,6 +28,7 @@ _HOME_OF = {
 
 __all__ = [
     "BatchSizeHyperModel",
+    "BatchSizeTuner",
     "GpuMonitor",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from kbatch.training.accumulation import accumulate_gradients
     from kbatch.training.errors import OutOfMemoryError
     from kbatch.tuning.hypermodel import BatchSizeHyperModel
+    from kbatch.tuning.tuner import BatchSizeTuner
 
 
 def __getattr__(name: str):

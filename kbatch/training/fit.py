@@ -87,10 +87,9 @@ class TimedFit:
         )
         data = FitData(**{name: call.pop(name) for name in FitData._fields if name in call})
         if self._prepare is not None:
-            most = (
-                self._prepare(data, bool(call.get("verbose", True))) or self._validation_batch_size
-            )
-            self._validation_batch_size = min(self._validation_batch_size, most)
+            most = self._prepare(data, bool(call.get("verbose", True)))
+            if most is not None:
+                self._validation_batch_size = min(self._validation_batch_size, most)
         initial_epoch = call.get("initial_epoch", 0)
         batches = in_batches(
             data,

@@ -163,6 +163,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._declare(hp)
         self._inner.declare_hyperparameters(hp)
 
+    def begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
+        """Sets which execution of its trial `hp` comes to next; `BatchSizeTuner` calls it.
+
+        Args:
+            hp: Hyperparameters of the trial.
+            number: Number of the execution, from 0, whose seed it decides.
+        """
+        self._number.begin(hp, number)
+
     def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
         """Trains the model of a trial and records it; keras-tuner calls it.
 

@@ -94,7 +94,7 @@ class TrialMicroBatch:
         if smaller is None:
             return False
         self._state.restore()
-        self.size = smaller
+        self.size = self._most = smaller
         self._accumulate(smaller)
         self.notes.append(
             f"Memory ran out in training with micro-batches of {before}: the trial started again, "
