@@ -11,24 +11,30 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
+    "InputPipelineProfile": "kbatch.records.input_pipeline",
     "Study": "kbatch.records.study",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
     "load_study": "kbatch.records.loading",
+    "plot_input_pipeline": "kbatch.reporting.figures.input_pipeline",
     "plot_trials": "kbatch.reporting.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
+    "profile_input_pipeline": "kbatch.profiling.input_pipeline",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
 }
 
 __all__ = [
     "BatchSizeHyperModel",
+    "InputPipelineProfile",
     "Study",
     "accumulate_gradients",
     "analysis",
     "load_study",
+    "plot_input_pipeline",
     "plot_trials",
     "powers_of_two",
+    "profile_input_pipeline",
     "scale_learning_rate",
     "write_report",
 ]
@@ -37,8 +43,11 @@ if TYPE_CHECKING:
     from kbatch import analysis
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
+    from kbatch.profiling.input_pipeline import profile_input_pipeline
+    from kbatch.records.input_pipeline import InputPipelineProfile
     from kbatch.records.loading import load_study
     from kbatch.records.study import Study
+    from kbatch.reporting.figures.input_pipeline import plot_input_pipeline
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients

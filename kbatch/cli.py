@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from kbatch import __version__
 from kbatch.commands.demo import add_demo
 from kbatch.commands.export import add_export
+from kbatch.commands.input import add_input
 from kbatch.commands.plot import add_plot
 from kbatch.commands.report import add_report
 
 # In the order of the help.
-_COMMANDS = (add_demo, add_report, add_plot, add_export)
+_COMMANDS = (add_demo, add_report, add_plot, add_export, add_input)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

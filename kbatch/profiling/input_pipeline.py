@@ -92,12 +92,12 @@ def profile_input_pipeline(
             model; it says what to give.
     """
     _check_budgets(budget_s, cache_bytes)
-    model = _compiled(model)
-    source = batch_source(dataset, model, batch_size)
+    trained = _compiled(model)
+    source = batch_source(dataset, trained, batch_size)
     taken, first_batch_s = first_batch(source)
     batch = held_on_device(taken)
     base_s = budget_s * (1 - _REMEDIES_SHARE if remedies else 1)
-    with dtype_policy_scope(model.dtype_policy.name), borrowed_step(model, batch) as step:
+    with dtype_policy_scope(trained.dtype_policy.name), borrowed_step(trained, batch) as step:
         cache_note = _fill_cache(source, base_s / 2)
         profile = _measured(source, step, batch, base_s=base_s, first_batch_s=first_batch_s)
         tried = Remedies((), ())
@@ -109,7 +109,7 @@ def profile_input_pipeline(
         untried=tried.untried,
         costs=array_costs(source.given, rows_of(batch)) if source.kind == "arrays" else (),
         notes=(*cache_note, *profile.notes),
-        dtype_policy=model.dtype_policy.name,
+        dtype_policy=trained.dtype_policy.name,
         budget_s=budget_s,
     )
 
@@ -122,6 +122,7 @@ def _measured(
     for warm in (batch, batch, smaller, smaller):
         step(warm)
     length = block_length(base_s, contenders=_CONTENDERS, first_batch_s=first_batch_s)
+    timeline_length = length._replace(measure_s=_TIMELINE_S, longest_s=_TIMELINE_S)
     contenders: dict[str, Callable[[], Block]] = {
         "pipeline": lambda: pipeline_block(source, length),
         "step": lambda: step_block(step, batch, length),
@@ -131,7 +132,7 @@ def _measured(
         contenders["smaller step"] = lambda: step_block(step, smaller, length)
     began_s = time.perf_counter()
     found = interleaved(contenders, until_s=began_s + base_s, most_rounds=MOST_ROUNDS)
-    timeline = training_block(source, step, length._replace(measure_s=_TIMELINE_S))
+    timeline = training_block(source, step, timeline_length)
     rates = {name: rate_of(blocks) for name, blocks in found.items()}
     starts_s = [block.first_batch_s for block in found["pipeline"]]
     return InputPipelineProfile(
@@ -207,14 +208,16 @@ def _rounds_note(rounds: int, base_s: float) -> tuple[str, ...]:
     )
 
 
-def _compiled(model: Any) -> Any:
-    if not isinstance(model, keras.Model):
-        if not callable(model) and not isinstance(model, keras_tuner.HyperModel):
-            raise TypeError(
-                "`model` must be a compiled `keras.Model` or a function that builds one. "
-                f"Received: model={model!r}."
-            )
-        model = as_hypermodel(model).build(keras_tuner.HyperParameters())
+def _compiled(given: Any) -> Any:
+    model: Any = given
+    if not callable(given) and not isinstance(given, keras_tuner.HyperModel):
+        raise TypeError(
+            "`model` must be a compiled `keras.Model` or a function that builds one. "
+            f"Received: model={given!r}."
+        )
+    if not isinstance(given, keras.Model):
+        hypermodel: Any = given
+        model = as_hypermodel(hypermodel).build(keras_tuner.HyperParameters())
     if not isinstance(model, keras.Model):
         raise TypeError(
             "`model` must be a compiled `keras.Model`: does the build function end with "

@@ -19,6 +19,7 @@ _NAME, _CODE = "cache in memory", ".cache()"
 _COMPARED = 8
 # Nothing from these on gives the same elements in every pass, or ends.
 _OPEN_ENDED = ("Shuffle", "Repeat")
+_IN_MEMORY = ("TensorSlice", "Tensor", "Range", "Options")
 
 
 def cached_pipeline(
@@ -42,6 +43,9 @@ def cached_pipeline(
     if "Cache" in kinds:
         return _untried("the pipeline has a cache already")
     at = max((i + 1 for i, kind in enumerate(kinds) if kind in _OPEN_ENDED), default=0)
+    if all(kind in _IN_MEMORY for kind in kinds[at:]):
+        above = "the shuffle or repeat stands below every map: place `.map(...).cache()` before it"
+        return _untried(above if at else "the pipeline does nothing that a cache would save")
     if int(stages[at].cardinality()) < 0:
         return _untried("the number of elements is not known, so neither is the memory they take")
     try:
@@ -94,21 +98,25 @@ class _Sample(NamedTuple):
 
 
 def _sample(part: tf.data.Dataset, budget_s: float) -> _Sample:
-    began_s = time.perf_counter()
-    first = _first_elements(part, _COMPARED, budget_s)
-    element_s = (time.perf_counter() - began_s) / max(1, len(first))
-    again = _first_elements(part, len(first), budget_s)
+    first, arrivals_s = _first_elements(part, _COMPARED, budget_s)
+    again, _ = _first_elements(part, len(first), budget_s)
     same = len(first) == len(again) > 0 and all(map(_equal, first, again))
+    # The first one takes the start of the pipeline too.
+    taken_s = arrivals_s[-1] - arrivals_s[0] if len(first) > 1 else sum(arrivals_s)
+    element_s = taken_s / max(1, len(first) - 1)
     return _Sample(same, float(np.mean([_bytes(e) for e in first] or [0])), element_s)
 
 
-def _first_elements(part: tf.data.Dataset, most: int, budget_s: float) -> list[list[Any]]:
-    began_s, found = time.perf_counter(), []
+def _first_elements(
+    part: tf.data.Dataset, most: int, budget_s: float
+) -> tuple[list[list[Any]], list[float]]:
+    began_s, found, arrivals_s = time.perf_counter(), [], []
     for element in part.take(most):
         found.append([np.asarray(leaf) for leaf in keras.tree.flatten(element)])
-        if time.perf_counter() - began_s > budget_s:
+        arrivals_s.append(time.perf_counter() - began_s)
+        if arrivals_s[-1] > budget_s:
             break
-    return found
+    return found, arrivals_s
 
 
 def _equal(one: list[Any], other: list[Any]) -> bool:

@@ -25,7 +25,7 @@ def kind_of(stage: Any) -> str:
     return type(stage).__name__.removeprefix("_").removesuffix("Dataset")
 
 
-def function_of(stage: Any) -> Callable[..., Any] | None:
+def function_of(stage: Any) -> Any:
     """Gives the function of a map as the person wrote it, None if it has none."""
     return getattr(getattr(stage, "_map_func", None), "_func", None)
 
