@@ -13,9 +13,14 @@ Rebuild = Callable[[Any, Any], Any]
 
 
 def stages_of(dataset: tf.data.Dataset) -> list[Any]:
-    """Lists the stages of a pipeline, the last one first, down to where it branches or starts."""
+    """Lists the stages of a pipeline, the last one first, down to where it branches or starts.
+
+    What `rebatch` and `unbatch` put before themselves, a map of TensorFlow's own, is left out.
+    """
     stages: list[Any] = [dataset]
-    while isinstance(below := getattr(stages[-1], "_input_dataset", None), tf.data.Dataset):
+    while (below := _below(stages[-1])) is not None:
+        if kind_of(below) == "Restructured":
+            below = _below(_below(below))
         stages.append(below)
     return stages
 
@@ -70,6 +75,11 @@ def in_parallel(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
     return dataset.map(function_of(stage), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
+def _below(stage: Any) -> Any:
+    below = getattr(stage, "_input_dataset", None)
+    return below if isinstance(below, tf.data.Dataset) else None
+
+
 def _parallel_map(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
     deterministic = {"true": True, "false": False}.get(stage._deterministic)
     return dataset.map(
@@ -89,7 +99,7 @@ def _parallel_batch(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
 
 
 def _flag(tensor: Any) -> bool:
-    return bool(tf.get_static_value(tensor))
+    return bool(tensor)
 
 
 _AGAIN: dict[str, Rebuild] = {
@@ -98,7 +108,8 @@ _AGAIN: dict[str, Rebuild] = {
     "Batch": lambda d, s: d.batch(s._batch_size, drop_remainder=_flag(s._drop_remainder)),
     "ParallelBatch": _parallel_batch,
     "Rebatch": lambda d, s: d.rebatch(s._batch_sizes, drop_remainder=_flag(s._drop_remainder)),
-    "Prefetch": lambda d, s: d.prefetch(s._buffer_size),
+    "Unbatch": lambda d, s: d.unbatch(),
+    "Prefetch": lambda d, s: d.prefetch(int(s._buffer_size)),
     "Shuffle": lambda d, s: d.shuffle(
         s._buffer_size, reshuffle_each_iteration=s._reshuffle_each_iteration
     ),

@@ -68,7 +68,7 @@ def batch_source(data: Any, model: keras.Model, batch_size: int | None) -> Batch
         _check_file_caches(dataset)
         return source_of_dataset(dataset, batch_size)
     arrays = tuple(data) if isinstance(data, (tuple, list)) else (data,)
-    if not 1 <= len(arrays) <= 3 or not can_convert_arrays(arrays):
+    if not 1 <= len(arrays) <= 3 or arrays[0] is None or not can_convert_arrays(arrays):
         raise InputError(f"{_FORMS} Received: a {type(data).__module__}.{type(data).__name__}.")
     return _of_arrays(arrays, batch_size or _KERAS_BATCH_SIZE)
 

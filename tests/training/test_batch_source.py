@@ -104,7 +104,7 @@ def test_a_generator_that_is_used_up_behind_a_dataset_is_named(model):
     dataset = tf.data.Dataset.from_generator(lambda: used_up, output_signature=specs)
     with (
         BatchStream(source(dataset, model)) as stream,
-        pytest.raises(InputError, match="none in the second.*new generator each time"),
+        pytest.raises(InputError, match=r"none in the second.*new generator each time"),
     ):
         for _ in range(3):
             stream.next()
