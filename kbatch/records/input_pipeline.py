@@ -30,8 +30,8 @@ class RateRecord:
         durations_s: Seconds of each round.
         wait_s: Seconds of each round spent waiting for a batch; empty where nothing else was
             done.
-        cpu_s: Processor seconds of the process and its children in each round, over all cores;
-            empty if not measured.
+        cpu_s: Processor seconds of this process in each round, over all cores; those of worker
+            processes are not in it. Empty if not measured.
         gpu_busy_share: Share of each round in which some kernel ran on the GPU, from 0 to 1;
             empty if not measured.
     """

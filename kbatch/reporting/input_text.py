@@ -108,7 +108,7 @@ def _crossing(profile: InputPipelineProfile) -> list[str]:
         return ["The pipeline is the slower one at every batch size."]
     size = round(found.batch_size)
     interval = found.interval
-    between = _between(interval and Interval(round(interval.low), round(interval.high)))
+    between = f" ({interval.low:,.0f} to {interval.high:,.0f})" if interval else ""
     line = f"Up to about batch size {size:,}{between} the step is the slower, above it the pipeline"
     smallest, largest = profile.smaller_size or 1, profile.batch_size
     if not smallest / _FAR <= found.batch_size <= largest * _FAR:
@@ -126,7 +126,7 @@ def _utilisation(profile: InputPipelineProfile) -> list[str]:
     lines = []
     if busy:
         cores = counted(profile.environment.cpu_count, "core")
-        lines.append(f"Busy of {cores}: {listed(busy)}.")
+        lines.append(f"Kept busy by this process, of {cores}: {listed(busy)}.")
     gpus = [
         f"{name} {percent(sum(r.gpu_busy_share) / len(r.gpu_busy_share))}"
         for name, r in contenders

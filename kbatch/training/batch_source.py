@@ -54,6 +54,10 @@ def batch_source(data: Any, model: keras.Model, batch_size: int | None) -> Batch
     Raises:
         InputError: If the data can be read once only, or cannot be put into batches.
     """
+    if batch_size is not None and (isinstance(batch_size, bool) or not batch_size >= 1):
+        raise InputError(
+            f"`batch_size` must be an integer of at least 1. Received: batch_size={batch_size!r}."
+        )
     if isinstance(data, Iterator):
         raise InputError(
             "The data must be readable from the start again and again, and an iterator is used up "

@@ -69,7 +69,7 @@ def starved():
     model.fit(*models.rows(32), verbose=0)
     before = state(model)
     dataset = examples(40).batch(8).map(slow(0.05))
-    return before, model, dataset, profile(model, dataset)
+    return before, model, dataset, profile(model, dataset, budget_s=8.0)
 
 
 def test_a_slow_pipeline_is_input_bound(starved):
@@ -114,7 +114,7 @@ def test_the_record_survives_its_file(starved, tmp_path):
 
 
 def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain():
-    found = profile(slow_model(), examples(40).batch(8))
+    found = profile(slow_model(0.2), examples(400).batch(8), budget_s=10.0)
     assert found.verdict == "compute-bound"
     assert found.remedies == ()
     assert any("little to gain" in one.reason for one in found.untried)

@@ -128,6 +128,7 @@ def test_an_error_in_the_data_names_the_batch_and_the_cause(at, model):
 @pytest.mark.parametrize(
     ("make", "batch_size", "words"),
     [
+        (examples, 0, "at least 1.*batch_size=0"),
         (examples, None, r"single examples.*batch\(batch_size\)"),
         (lambda: lambda size: examples().batch(size), None, "give `batch_size`"),
         (lambda: lambda size: [size], 8, "must return a `tf.data.Dataset`.*a list"),
