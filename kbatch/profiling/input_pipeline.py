@@ -38,7 +38,6 @@ from kbatch.training.borrowed_step import (
     held_on_device,
     rows_of,
 )
-from kbatch.training.dtype_policy import dtype_policy_scope
 
 _CONTENDERS = 4
 _REMEDIES_SHARE = 0.5
@@ -97,7 +96,7 @@ def profile_input_pipeline(
     taken, first_batch_s = first_batch(source)
     batch = held_on_device(taken)
     base_s = budget_s * (1 - _REMEDIES_SHARE if remedies else 1)
-    with dtype_policy_scope(trained.dtype_policy.name), borrowed_step(trained, batch) as step:
+    with borrowed_step(trained, batch) as step:
         cache_note = _fill_cache(source, base_s / 2)
         profile = _measured(source, step, batch, base_s=base_s, first_batch_s=first_batch_s)
         tried = Remedies((), ())

@@ -3,7 +3,6 @@
 import time
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -112,7 +111,9 @@ def _first_elements(
 ) -> tuple[list[list[Any]], list[float]]:
     began_s, found, arrivals_s = time.perf_counter(), [], []
     for element in part.take(most):
-        found.append([np.asarray(leaf) for leaf in keras.tree.flatten(element)])
+        found.append(
+            [np.asarray(leaf) for leaf in tf.nest.flatten(element, expand_composites=True)]
+        )
         arrivals_s.append(time.perf_counter() - began_s)
         if arrivals_s[-1] > budget_s:
             break

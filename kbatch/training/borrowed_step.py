@@ -107,7 +107,13 @@ def rows_of(batch: Any) -> int:
 
 def first_rows(batch: Any, rows: int) -> Any:
     """Takes the first examples of a batch."""
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:rows], batch)
+
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.sparse.slice(leaf, [0] * len(leaf.shape), [rows, *leaf.shape[1:]])
+        return None if leaf is None else leaf[:rows]
+
+    return keras.tree.map_structure(cut, batch)
 
 
 def _leaves(batch: Any) -> list[Any]:

@@ -148,6 +148,20 @@ def test_several_replicas_are_refused():
         pass
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        tf.sparse.from_dense([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]),
+        tf.ragged.constant([[1.0], [2.0, 3.0], []]),
+        tf.constant(["a", "b", "c"]),
+    ],
+    ids=["sparse", "ragged", "text"],
+)
+def test_batches_of_every_kind_of_tensor_can_be_cut_and_held(batch):
+    assert rows_of(held_on_device(batch)) == 3
+    assert rows_of(first_rows(batch, 2)) == 2
+
+
 def test_rows_are_those_of_the_first_part_and_none_stays_none():
     batch = ({"a": tf.zeros((5, 2)), "b": tf.constant(["x"] * 5)}, tf.zeros(5), None)
     assert rows_of(batch) == 5
