@@ -113,9 +113,9 @@ def test_a_round_without_a_crossing_takes_the_interval_away():
     found = crossing_batch_size(
         batch_size=64,
         smaller_size=16,
-        step_s=[0.064] * 3,
-        smaller_step_s=[0.034] * 3,
-        example_s=[1e-3, 1e-3, 1e-4],
+        step_s=[0.064] * 5,
+        smaller_step_s=[0.034] * 5,
+        example_s=[1e-3, 1e-3, 1e-3, 1.1e-3, 1e-4],
     )
     assert found.interval is None
     assert found.batch_size == pytest.approx(0.024 / (1e-3 - 6.25e-4))

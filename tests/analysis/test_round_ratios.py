@@ -37,6 +37,14 @@ def test_the_interval_holds_the_true_median_in_95_of_100(rounds):
     assert 0.94 <= held / 2000 <= 1
 
 
+@pytest.mark.parametrize("rounds", range(9, 41))
+def test_as_many_rounds_are_left_out_as_the_binomial_distribution_allows(rounds):
+    interval = over_rounds(range(1, rounds + 1)).interval
+    ends = [math.comb(rounds, k) / 2**rounds for k in range(rounds)]
+    allowed = max(k for k in range(rounds // 2) if 2 * sum(ends[: k + 1]) <= 0.05)
+    assert (interval.low, interval.high) == (1 + allowed, rounds - allowed)
+
+
 def test_one_disturbed_round_of_nine_does_not_move_the_interval():
     calm = [1.0, 1.01, 0.99, 1.02, 0.98, 1.03, 0.97, 1.0, 1.04]
     assert over_rounds([*calm[:-1], 100.0]).interval == over_rounds(calm).interval

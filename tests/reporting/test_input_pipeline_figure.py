@@ -7,6 +7,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import kbatch
+from kbatch.records.input_pipeline import StepSpan
 from kbatch.reporting.figures.input_pipeline import (
     alt_text,
     input_pipeline_info,
@@ -42,6 +43,16 @@ def test_the_bars_are_the_rates_and_the_clear_gains():
     assert all(bar.low < bar.rate < bar.high for bar in info.bars)
     assert [bar.is_change for bar in info.bars] == [False] * 3 + [True] * 3
     assert info.bars[0].rate == pytest.approx(800)
+
+
+def test_a_change_without_a_clear_gain_is_no_bar():
+    remedies = (make_remedy("prefetch", 1.0), make_remedy("any order", 0.9))
+    assert len(input_pipeline_info(make_profile(remedies=remedies)).bars) == 3
+
+
+def test_what_follows_the_first_second_is_left_out():
+    spans = tuple(StepSpan(0.4 * i, 0.3, 0.1) for i in range(5))
+    assert len(input_pipeline_info(make_profile(timeline=spans)).waiting) == 3
 
 
 def test_few_rounds_have_bars_without_intervals():
