@@ -16,6 +16,7 @@ from kbatch.training.borrowed_step import BorrowedStep, rows_of
 
 MOST_ROUNDS = 9
 _FEWEST = 4
+_MOST_NEW_SHAPES = 4
 _FEWEST_ROUNDS = 3
 _SHORTEST_S = 0.05
 _SETTLE_SHARE = 0.25
@@ -98,7 +99,7 @@ def step_block(step: BorrowedStep, batch: Any, length: BlockLength) -> Block:
 def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength) -> Block:
     """Measures training: batches are taken and trained on.
 
-    A step on a batch of new shapes may compile and is left out.
+    A step on a batch of new shapes may compile and is left out, unless hardly any shape repeats.
     """
     step.restore()
     began_s = time.perf_counter()
@@ -109,17 +110,14 @@ def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength)
         first_batch_s = time.perf_counter() - began_s
 
         def run() -> int:
-            while True:
-                asked_s = time.perf_counter()
-                batch = stream.next()
-                arrived_s = time.perf_counter()
-                new = not step.has_seen(batch)
-                step(batch)
-                ended_s = time.perf_counter()
+            for _ in range(_MOST_NEW_SHAPES):
+                rows, span, new = _trained(stream, step)
                 if not new:
                     break
-            spans.append(StepSpan(asked_s, arrived_s - asked_s, ended_s - arrived_s))
-            return rows_of(batch)
+            else:
+                rows, span, _ = _trained(stream, step)
+            spans.append(span)
+            return rows
 
         _settle(run, length)
         spans.clear()
@@ -147,6 +145,17 @@ def rate_of(blocks: list[Block]) -> RateRecord:
         wait_s=tuple(waited) if any(block.spans for block in blocks) else (),
         cpu_s=tuple(block.cpu_s for block in blocks),
     )
+
+
+def _trained(stream: BatchStream, step: BorrowedStep) -> tuple[int, StepSpan, bool]:
+    """Makes a step: its examples, its times, and whether its shapes were new."""
+    asked_s = time.perf_counter()
+    batch = stream.next()
+    arrived_s = time.perf_counter()
+    new = not step.has_seen(batch)
+    step(batch)
+    span = StepSpan(asked_s, arrived_s - asked_s, time.perf_counter() - arrived_s)
+    return rows_of(batch), span, new
 
 
 def _settle(run: Callable[[], object], length: BlockLength) -> None:
