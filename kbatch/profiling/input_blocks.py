@@ -1,12 +1,11 @@
 """One block of a measurement: the pipeline alone, the train step alone, or both together.
 
 Each block starts the pipeline anew, so that nothing runs behind the other blocks and none begins
-with batches made before. What the start costs is left out: the first batch, and what follows
-until tf.data has tuned itself.
+with batches made before. What the start costs is left out, the first batch and what follows until
+tf.data has tuned itself, unless the data end within the block: then whole epochs count.
 """
 
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kbatch.records.input_pipeline import RateRecord, StepSpan
@@ -16,7 +15,6 @@ from kbatch.training.borrowed_step import BorrowedStep, rows_of
 
 MOST_ROUNDS = 9
 _FEWEST = 4
-_MOST_NEW_SHAPES = 4
 _FEWEST_ROUNDS = 3
 _SHORTEST_S = 0.05
 _SETTLE_SHARE = 0.25
@@ -74,58 +72,52 @@ def block_length(budget_s: float, *, contenders: int, first_batch_s: float) -> B
 
 def pipeline_block(source: BatchSource, length: BlockLength) -> Block:
     """Measures the pipeline alone: batches are taken and dropped."""
-    began_s = time.perf_counter()
-    with BatchStream(source, read_before=True) as stream:
-        stream.next()
-        first_batch_s = time.perf_counter() - began_s
-        _settle(stream.next, length)
-        examples, duration_s, cpu_s = _measure(lambda: rows_of(stream.next()), length)
-    return Block(examples, duration_s, cpu_s, first_batch_s, ())
+    with _Tally(source) as tally:
+        taken = tally.read(lambda _: None, length)
+    return Block(
+        sum(one.rows for one in taken.counted),
+        taken.counted[-1].end.time_s - taken.begin.time_s,
+        taken.counted[-1].end.cpu_s - taken.begin.cpu_s,
+        taken.first_batch_s,
+        (),
+    )
 
 
 def step_block(step: BorrowedStep, batch: Any, length: BlockLength) -> Block:
     """Measures the train step alone, on one batch."""
-    rows = rows_of(batch)
-
-    def run() -> int:
-        step(batch)
-        return rows
-
     step.restore()
-    _settle(run, length)
-    return Block(*_measure(run, length), None, ())
+    began_s = time.perf_counter()
+    step(batch)
+    while time.perf_counter() - began_s < length.settle_s:
+        step(batch)
+    begin, steps = _now(), 0
+    while True:
+        step(batch)
+        steps, end = steps + 1, _now()
+        if _is_over(end.time_s - begin.time_s, steps, length):
+            duration_s, cpu_s = end.time_s - begin.time_s, end.cpu_s - begin.cpu_s
+            return Block(steps * rows_of(batch), duration_s, cpu_s, None, ())
 
 
 def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength) -> Block:
     """Measures training: batches are taken and trained on.
 
-    A step on a batch of new shapes may compile and is left out, unless hardly any shape repeats.
+    A step on a batch of new shapes may compile and is left out, unless no shape repeats.
     """
     step.restore()
-    began_s = time.perf_counter()
-    spans: list[StepSpan] = []
-
-    with BatchStream(source, read_before=True) as stream:
-        step(stream.next())
-        first_batch_s = time.perf_counter() - began_s
-
-        def run() -> int:
-            for _ in range(_MOST_NEW_SHAPES):
-                rows, span, new = _trained(stream, step)
-                if not new:
-                    break
-            else:
-                rows, span, _ = _trained(stream, step)
-            spans.append(span)
-            return rows
-
-        _settle(run, length)
-        spans.clear()
-        examples, _, cpu_s = _measure(run, length)
-    duration_s = sum(span.wait_s + span.compute_s for span in spans)
-    zero_s = spans[0].begin_s
-    placed = tuple(span_from(span, zero_s) for span in spans)
-    return Block(examples, duration_s, cpu_s, first_batch_s, placed)
+    with _Tally(source) as tally:
+        taken = tally.read(step, length)
+    known = [one for one in taken.counted if not one.new] or taken.counted
+    spans = [
+        StepSpan(o.asked_s, o.arrived_s - o.asked_s, o.end.time_s - o.arrived_s) for o in known
+    ]
+    return Block(
+        sum(one.rows for one in known),
+        sum(span.wait_s + span.compute_s for span in spans),
+        taken.counted[-1].end.cpu_s - taken.begin.cpu_s,
+        taken.first_batch_s,
+        tuple(span_from(span, spans[0].begin_s) for span in spans),
+    )
 
 
 def span_from(span: StepSpan, zero_s: float) -> StepSpan:
@@ -147,32 +139,80 @@ def rate_of(blocks: list[Block]) -> RateRecord:
     )
 
 
-def _trained(stream: BatchStream, step: BorrowedStep) -> tuple[int, StepSpan, bool]:
-    """Makes a step: its examples, its times, and whether its shapes were new."""
-    asked_s = time.perf_counter()
-    batch = stream.next()
-    arrived_s = time.perf_counter()
-    new = not step.has_seen(batch)
-    step(batch)
-    span = StepSpan(asked_s, arrived_s - asked_s, time.perf_counter() - arrived_s)
-    return rows_of(batch), span, new
+class _Moment(NamedTuple):
+    time_s: float
+    cpu_s: float
 
 
-def _settle(run: Callable[[], object], length: BlockLength) -> None:
-    began_s = time.perf_counter()
-    run()
-    while time.perf_counter() - began_s < length.settle_s:
-        run()
+class _Batch(NamedTuple):
+    """A batch that was taken: when it was asked for, when it came and when it was used up."""
+
+    epoch: int
+    rows: int
+    asked_s: float
+    arrived_s: float
+    end: _Moment
+    new: bool
 
 
-def _measure(run: Callable[[], int], length: BlockLength) -> tuple[int, float, float]:
-    examples, batches = 0, 0
-    # Both clocks are read at once: what takes long here gives a prefetch a head start.
-    cpu_s, began_s = time.process_time(), time.perf_counter()
-    while True:
-        examples += run()
-        batches += 1
-        duration_s = time.perf_counter() - began_s
-        enough = duration_s >= length.measure_s and batches >= _FEWEST
-        if enough or duration_s >= length.longest_s:
-            return examples, duration_s, time.process_time() - cpu_s
+class _Taken(NamedTuple):
+    begin: _Moment
+    counted: list[_Batch]
+    first_batch_s: float
+
+
+class _Tally:
+    """Takes batches, and decides which of them count.
+
+    Where the data end within the block, whole epochs count from their start: a shuffle buffer is
+    filled at the start of an epoch and drained at its end, and only both together are its rate.
+    """
+
+    def __init__(self, source: BatchSource):
+        self._opened = _now()
+        self._stream = BatchStream(source, read_before=True)
+
+    def __enter__(self) -> "_Tally":
+        self._stream.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.__exit__(*error)
+
+    def read(self, use: Any, length: BlockLength) -> _Taken:
+        has_seen = getattr(use, "has_seen", lambda _: True)
+        batches: list[_Batch] = []
+
+        def take() -> _Batch:
+            asked_s = time.perf_counter()
+            batch = self._stream.next()
+            arrived_s, new = time.perf_counter(), not has_seen(batch)
+            use(batch)
+            epoch, rows = self._stream.epochs, rows_of(batch)
+            batches.append(_Batch(epoch, rows, asked_s, arrived_s, _now(), new))
+            return batches[-1]
+
+        first = take()
+        settled = take()
+        while settled.end.time_s - first.end.time_s < length.settle_s:
+            settled = take()
+        left_out = len(batches)
+        while True:
+            last = take()
+            measured = len(batches) - left_out
+            if _is_over(last.end.time_s - settled.end.time_s, measured, length):
+                break
+        whole = [one for one in batches if one.epoch < self._stream.epochs]
+        first_batch_s = first.arrived_s - self._opened.time_s
+        if whole:
+            return _Taken(self._opened, whole, first_batch_s)
+        return _Taken(settled.end, batches[left_out:], first_batch_s)
+
+
+def _is_over(duration_s: float, batches: int, length: BlockLength) -> bool:
+    enough = duration_s >= length.measure_s and batches >= _FEWEST
+    return enough or duration_s >= length.longest_s
+
+
+def _now() -> _Moment:
+    return _Moment(time.perf_counter(), time.process_time())

@@ -242,8 +242,8 @@ class InputPipelineProfile:
 
     @property
     def best_first(self) -> tuple[RemedyRecord, ...]:
-        """The remedies that were tried, by their gain."""
-        return tuple(sorted(self.remedies, key=lambda r: -(r.gain.value if r.gain else 0)))
+        """The remedies that were tried, by the lower end of their gain's interval."""
+        return tuple(sorted(self.remedies, key=_sure_gain, reverse=True))
 
     def to_dataframe(self) -> "pd.DataFrame":
         """Makes a table with a row for each contender and round.
@@ -292,6 +292,13 @@ class InputPipelineProfile:
                 (remedy.name, remedy.changed),
             ]
         return found
+
+
+def _sure_gain(remedy: RemedyRecord) -> tuple[float, float]:
+    gain = remedy.gain
+    if gain is None:
+        return 0.0, 0.0
+    return (gain.interval.low if gain.interval else 0.0), gain.value
 
 
 def _rows(name: str, rate: RateRecord) -> list[tuple[object, ...]]:

@@ -109,6 +109,8 @@ def test_the_train_function_is_that_of_before():
     model = network()
     measure(model, tuple(map(tf.constant, models.rows(8))))
     assert model.train_function is None
+    assert model.metrics_variables
+    assert all(float(v.numpy()) == 0 for v in model.metrics_variables)
 
 
 def test_several_steps_an_execution_are_one_step_here():
