@@ -11,17 +11,20 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
-    "GpuMonitor": "kbatch.instruments.gpu_monitor",
     "BatchSizeTuner": "kbatch.tuning.tuner",
-    "Study": "kbatch.records.study",
+    "GpuMonitor": "kbatch.instruments.gpu_monitor",
+    "InputPipelineProfile": "kbatch.records.input_pipeline",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
+    "Study": "kbatch.records.study",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
     "find_max_batch_size": "kbatch.profiling.max_batch",
     "load_study": "kbatch.records.loading",
+    "plot_input_pipeline": "kbatch.reporting.figures.input_pipeline",
     "plot_trials": "kbatch.reporting.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
+    "profile_input_pipeline": "kbatch.profiling.input_pipeline",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
 }
@@ -30,6 +33,7 @@ __all__ = [
     "BatchSizeHyperModel",
     "BatchSizeTuner",
     "GpuMonitor",
+    "InputPipelineProfile",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
     "Study",
@@ -37,8 +41,10 @@ __all__ = [
     "analysis",
     "find_max_batch_size",
     "load_study",
+    "plot_input_pipeline",
     "plot_trials",
     "powers_of_two",
+    "profile_input_pipeline",
     "scale_learning_rate",
     "write_report",
 ]
@@ -48,10 +54,13 @@ if TYPE_CHECKING:
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
     from kbatch.instruments.gpu_monitor import GpuMonitor
+    from kbatch.profiling.input_pipeline import profile_input_pipeline
     from kbatch.profiling.max_batch import find_max_batch_size
+    from kbatch.records.input_pipeline import InputPipelineProfile
     from kbatch.records.loading import load_study
     from kbatch.records.max_batch import MaxBatchSizeResult
     from kbatch.records.study import Study
+    from kbatch.reporting.figures.input_pipeline import plot_input_pipeline
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients

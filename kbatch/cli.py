@@ -8,12 +8,21 @@ from kbatch import __version__
 from kbatch.commands.demo import add_demo
 from kbatch.commands.doctor import add_doctor
 from kbatch.commands.export import add_export
+from kbatch.commands.input import add_input
 from kbatch.commands.max_batch import add_max_batch
 from kbatch.commands.plot import add_plot
 from kbatch.commands.report import add_report
 
 # In the order of the help.
-_COMMANDS = (add_demo, add_report, add_plot, add_export, add_max_batch, add_doctor)
+_COMMANDS = (
+    add_demo,
+    add_doctor,
+    add_max_batch,
+    add_input,
+    add_report,
+    add_plot,
+    add_export,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

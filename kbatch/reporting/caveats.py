@@ -66,7 +66,8 @@ def _data_wait(study: Study) -> Iterator[str]:
     if sizes := _sizes_where(study.trials, waits):
         yield (
             f"Training waited for data more than {percent(_MUCH_DATA_WAIT)} of its time at "
-            f"{sizes}: there the samples/s measure the input pipeline, not the model."
+            f"{sizes}: there the samples/s, and a comparison of batch sizes by them, measure the "
+            "input pipeline, not the model. `kbatch.profile_input_pipeline` tries what would help."
         )
 
 
