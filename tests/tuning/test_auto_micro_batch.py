@@ -285,7 +285,7 @@ def test_trials_that_go_on_and_further_executions_do_not_probe_again(tmp_path, k
     tuner, arguments = kind
     study = search(tmp_path, Locked(), (8, 32), kind=tuner, **arguments)
     searched = [run.micro_batch_search_s for run in runs(study)]
-    assert len(searched) >= 4
+    assert len(searched) >= 2
     assert sum(seconds > 0 for seconds in searched) == 1
     assert {run.status for run in runs(study)} == {"completed"}
 
