@@ -128,7 +128,8 @@ class _Run:
         target: Any = self.model
         variables = list(target.variables)
         if self._load.training:
-            target.optimizer.build(target.trainable_variables)
+            if not target.optimizer.built:
+                target.optimizer.build(target.trainable_variables)
             variables += target.optimizer.variables
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 

@@ -25,7 +25,8 @@ class KeptState:
         found = [*model.variables, *self._model.metrics_variables]
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
-            optimizer.build(model.trainable_variables)
+            if not optimizer.built:  # Built again, a loss scale would start anew.
+                optimizer.build(model.trainable_variables)
             found += optimizer.variables
         self._variables = list({id(variable): variable for variable in found}.values())
         self._values = [np.array(variable.value) for variable in self._variables]

@@ -191,16 +191,17 @@ def test_of_rows_that_differ_in_length_the_longest_is_used():
 def test_the_longest_example_is_used_instead_of_the_data():
     def each(example):
         found = kbatch.find_max_batch_size(
-            sequence_model,
+            Locked(sequence_model),
             None,
-            memory_limit_bytes=100 * MB,
+            memory_limit_bytes=1000 * MB,
             max_batch_size=64,
             longest_example=example,
         )
         return found.memory_bytes[64]
 
     y = np.zeros(3, "float32")
-    assert each((np.zeros((600, 8), "float32"), y)) > 5 * each((np.zeros((60, 8), "float32"), y))
+    long, longer = np.zeros((600, 8), "float32"), np.zeros((6000, 8), "float32")
+    assert each((longer, y)) > 5 * each((long, y)) > 0
 
 
 def two_inputs():
