@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.training.errors import InputError
+from kbatch.training.kept_state import KeptState
 
 
 class BorrowedStep:
@@ -23,11 +24,9 @@ class BorrowedStep:
     def __init__(self, model: keras.Model):
         self._model: Any = model
         self._shapes: set[tuple[Any, ...]] = set()
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        self._kept = [(v, keras.ops.convert_to_numpy(v)) for v in self._variables()]
-        self._function = model.train_function
-        model.make_train_function()
+        self._state = KeptState(model)
+        self._function = self._model.train_function
+        self._model.make_train_function()
 
     def __call__(self, batch: Any) -> None:
         """Trains on a batch."""
@@ -42,19 +41,14 @@ class BorrowedStep:
 
     def restore(self) -> None:
         """Puts weights, optimizer state, random seeds and metrics back."""
-        self._model.reset_metrics()
-        for variable, value in self._kept:
-            variable.assign(value)
+        function = self._model.train_function
+        self._state.restore()
+        self._model.train_function = function  # Made once for all blocks.
 
     def give_back(self) -> None:
         """Restores the model, its train function too."""
         self.restore()
         self._model.train_function = self._function
-
-    def _variables(self) -> list[Any]:
-        model = self._model
-        found = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
-        return list({id(v): v for v in found}.values())
 
 
 @contextlib.contextmanager
