@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +13,9 @@ from kbatch.instruments.environment import read_environment
 from kbatch.profiling.loads import Load, Source, row_shapes
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.probe_places import search_in_place
-from kbatch.records.json_files import RecordError
+from kbatch.records.json_files import Record, RecordError, read_record, write_record
 from kbatch.records.max_batch import MaxBatchSizeResult
+from kbatch.records.micro_batch_limit import MicroBatchLimit
 from kbatch.training.fingerprint import model_fingerprint
 
 
@@ -56,8 +58,7 @@ class AutoMicroBatch:
         self._window = memory_window
         self._moments_every = moments_every
         self._found: dict[str, MaxBatchSizeResult] = {}
-        # Sizes that ran out of memory later on, halved.
-        self._halved: dict[str, int] = {}
+        self._limits: dict[str, MicroBatchLimit] = {}
 
     def find(
         self,
@@ -79,21 +80,32 @@ class AutoMicroBatch:
             OutOfMemoryError: If one example does not fit.
         """
         key = self._key(model, source)
-        known = self._found.get(key) or _loaded(directory, key)
+        known = self._found.get(key) or _loaded(MaxBatchSizeResult, _file(directory, key))
+        began_s = time.perf_counter()
         result = known or self._probed(model, build, source)
+        search_s = 0.0 if known else time.perf_counter() - began_s
         self._found[key] = result
-        if known is None and directory is not None:
-            result.save(_file(directory, key))
-        size = min(result.max_batch_size, self._halved.get(key, self._largest))
-        return FoundMicroBatch(
-            size, 0.0 if known else result.duration_s, _note(result, size, bool(known)), key
-        )
+        if known is None:
+            _save(result, _file(directory, key))
+        limit = self._limits.get(key) or _loaded(MicroBatchLimit, _limit_file(directory, key))
+        size = min(result.max_batch_size, limit.micro_batch_size if limit else self._largest)
+        return FoundMicroBatch(size, search_s, _note(result, size, search_s), key)
 
-    def halve(self, key: str, size: int) -> int | None:
-        """Takes half of a size that ran out of memory after all; None below one example."""
+    def halve(self, key: str, size: int, directory: Path | None) -> int | None:
+        """Takes half of a size that ran out of memory after all, and remembers it.
+
+        Args:
+            key: What tells the model, its data and the limits from others.
+            size: Examples that went through the device at once.
+            directory: Where that is kept for later runs of the search, or None.
+
+        Returns:
+            The half, None below one example.
+        """
         if size < 2:
             return None
-        self._halved[key] = size // 2
+        self._limits[key] = MicroBatchLimit(size // 2)
+        _save(self._limits[key], _limit_file(directory, key))
         return size // 2
 
     def _key(self, model: keras.Model, source: Source) -> str:
@@ -124,27 +136,36 @@ class AutoMicroBatch:
         )
 
 
-def _note(result: MaxBatchSizeResult, size: int, known: bool) -> str:
+def _note(result: MaxBatchSizeResult, size: int, search_s: float) -> str:
     if size < result.max_batch_size:
         return (
-            f"Micro-batches have {size} examples: larger ones, up to {result.max_batch_size}, ran "
-            "out of memory in training."
+            f"Micro-batches have up to {size} examples: larger ones, up to "
+            f"{result.max_batch_size}, ran out of memory in training."
         )
-    took = "from an earlier search" if known else f"found in {result.duration_s:.1f} s"
+    took = f"found in {search_s:.1f} s" if search_s else "from an earlier search"
     return (
         f"Up to {size} examples fit at once ({result.reason}), {took} with "
         f"{len(result.probes)} probes."
     )
 
 
-def _file(directory: Path, key: str) -> Path:
-    return directory / "kbatch-micro-batches" / f"{key}.json"
+def _file(directory: Path | None, key: str) -> Path | None:
+    return None if directory is None else directory / "kbatch-micro-batches" / f"{key}.json"
 
 
-def _loaded(directory: Path | None, key: str) -> MaxBatchSizeResult | None:
-    if directory is None or not _file(directory, key).exists():
+def _limit_file(directory: Path | None, key: str) -> Path | None:
+    return None if directory is None else directory / "kbatch-micro-batches" / f"{key}-limit.json"
+
+
+def _save(record: object, path: Path | None) -> None:
+    if path is not None:
+        write_record(record, path)
+
+
+def _loaded(kind: type[Record], path: Path | None) -> Record | None:
+    if path is None or not path.exists():
         return None
     try:
-        return MaxBatchSizeResult.load(_file(directory, key))
+        return read_record(kind, path)
     except RecordError:
         return None  # It is measured again, and written anew.

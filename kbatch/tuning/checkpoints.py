@@ -28,13 +28,13 @@ class BestWeights(keras.callbacks.Callback):
         super().__init__()
         self._objective = objective
         self._folder = folder
-        self._best = best
+        self._best = self._best_before = best
         self._weights: list[np.ndarray] | None = None
         self._without_value = True
 
     def on_train_begin(self, logs: Any = None):
-        """Forgets the weights of the execution before."""
-        self._weights, self._without_value = None, True
+        """Forgets the training before, which may have ended without `on_train_end`."""
+        self._best, self._weights, self._without_value = self._best_before, None, True
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
         """Takes the weights of an epoch better than all before."""
@@ -49,6 +49,7 @@ class BestWeights(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None):
         """Writes the weights; the model goes on with its last ones."""
+        self._best_before = self._best
         if self._without_value:
             self._write()
         elif self._weights is not None:

@@ -90,7 +90,7 @@ class TrialMicroBatch:
         before = self.size
         if before is None or self._state is None:
             return False  # Memory ran out before training: a smaller one is no cure.
-        smaller = self._auto.halve(self._key, before)
+        smaller = self._auto.halve(self._key, before, self._directory)
         if smaller is None:
             return False
         self._state.restore()

@@ -1,6 +1,7 @@
 """micro_batch_size="auto": found once for a model, and halved where memory runs out after all."""
 
 import json
+import shutil
 import threading
 
 import keras
@@ -183,6 +184,14 @@ def test_a_size_that_ran_out_is_not_tried_by_later_trials(tmp_path):
     study = search(tmp_path / "auto", Locked(), (16, 32), fit=fit)
     assert [run.micro_batch_size for run in runs(study)] == [8, 8]
     assert "ran out of memory in training" in runs(study)[1].notes[-1]
+
+
+def test_a_size_that_ran_out_is_not_tried_when_the_search_goes_on_later(tmp_path):
+    fit = {"callbacks": [RunsOut(tmp_path / "lives")]}
+    search(tmp_path / "auto", Locked(), (16,), fit=fit)
+    shutil.copytree(tmp_path / "auto" / "search" / FOLDER, tmp_path / "later" / "search" / FOLDER)
+    (run,) = runs(search(tmp_path / "later", Locked(), (16,)))
+    assert (run.micro_batch_size, run.micro_batch_search_s) == (8, 0.0)
 
 
 def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):

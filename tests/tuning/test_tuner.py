@@ -11,6 +11,7 @@ import searches
 from keras_tuner.src.engine.trial import TrialStatus
 
 import kbatch
+from kbatch.tuning.checkpoints import CHECKPOINT_NAME, BestWeights
 
 
 def search(directory, hypermodel=None, **arguments):
@@ -259,6 +260,22 @@ def test_a_checkpoint_leaves_the_model_with_its_last_weights(tmp_path):
     study = kbatch.load_study(search(tmp_path, hypermodel, fit={"epochs": 4}))
     last = study.trials[0].executions[0].epochs[-1]
     assert ended[0]["loss"] == pytest.approx(last.metrics["val_loss"], rel=1e-5)
+
+
+def test_training_that_starts_again_writes_its_checkpoint(tmp_path):
+    """Memory ran out: `on_train_end` never came, and the same value comes again."""
+    model = models.mlp()
+    callback = BestWeights(keras_tuner.Objective("val_accuracy", "max"), tmp_path)
+    callback.set_model(model)
+    for weight in (1.0, 2.0):
+        callback.on_train_begin()
+        for variable in model.trainable_variables:
+            variable.assign(keras.ops.full(variable.shape, weight))
+        callback.on_epoch_end(0, {"val_accuracy": 0.5})
+    callback.on_train_end()
+    fresh = models.mlp()
+    fresh.load_weights(tmp_path / CHECKPOINT_NAME)
+    assert all(np.all(w == 2.0) for w in fresh.get_weights())
 
 
 def test_no_checkpoint_is_kept_where_none_is_asked_for(tmp_path):
