@@ -11,7 +11,11 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
+    "ExampleBudget": "kbatch.training.budgets",
+    "StopAtTarget": "kbatch.training.stop_at_target",
     "Study": "kbatch.records.study",
+    "TimeBudget": "kbatch.training.budgets",
+    "UpdateBudget": "kbatch.training.budgets",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
     "accumulate_gradients": "kbatch.training.accumulation",
@@ -26,9 +30,13 @@ _HOME_OF = {
 
 __all__ = [
     "BatchSizeHyperModel",
+    "ExampleBudget",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
+    "StopAtTarget",
     "Study",
+    "TimeBudget",
+    "UpdateBudget",
     "accumulate_gradients",
     "analysis",
     "find_max_batch_size",
@@ -50,7 +58,9 @@ if TYPE_CHECKING:
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients
+    from kbatch.training.budgets import ExampleBudget, TimeBudget, UpdateBudget
     from kbatch.training.errors import OutOfMemoryError
+    from kbatch.training.stop_at_target import StopAtTarget
     from kbatch.tuning.hypermodel import BatchSizeHyperModel
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
+from kbatch.records.target import COST_NAMES, Budget, Cost, Target, cost_to_target
 
 STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
 
@@ -72,6 +73,10 @@ class ExecutionRecord:
         notes: What a reader of the numbers must know.
         micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
             0 where an earlier one told it, None where it was given.
+        workers_on_device: Workers of `kbatch distribute` that shared the device, this one
+            included; None outside it.
+        budget: What it was allowed to spend, None where the number of epochs was the budget.
+        target: Where training was to end, None without one.
     """
 
     status: str
@@ -99,6 +104,9 @@ class ExecutionRecord:
     failure: str | None = None
     notes: tuple[str, ...] = ()
     micro_batch_search_s: float | None = None
+    workers_on_device: int | None = None
+    budget: Budget | None = None
+    target: Target | None = None
 
     def __post_init__(self):
         if self.status not in STATUSES:
@@ -124,6 +132,16 @@ class ExecutionRecord:
     def diverged(self) -> bool:
         """Whether the training loss became NaN or infinite."""
         return any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
+
+    @property
+    def to_target(self) -> Cost | None:
+        """What it took to meet the target; None without one, or where it was never met."""
+        return None if self.target is None else cost_to_target(self.target, self.epochs)
+
+    def cost(self, name: str) -> float | None:
+        """Gives one of `COST_NAMES`, such as `"seconds_to_target"`, likewise."""
+        cost = self.to_target
+        return None if cost is None else getattr(cost, COST_NAMES[name])
 
     @property
     def throughput(self) -> Throughput | None:

@@ -12,6 +12,7 @@ from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
 from kbatch.analysis.max_batch_search import check_window
 from kbatch.profiling.user_model import BuildFunction, as_hypermodel
 from kbatch.records.json_files import RecordError
+from kbatch.records.target import COST_NAMES
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.dtype_policy import (
     check_active_policy,
@@ -206,6 +207,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             validation_batch_size=self.validation_batch_size,
             learning_rate_scaling=self.learning_rate_scaling,
             metrics=files.objective_names if files is not None and stock_fit else (),
+            to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
         )
 
     def _micro(self, batch_size: int) -> int | None:

@@ -14,8 +14,12 @@ from kbatch.records.execution import ExecutionRecord
 from kbatch.records.json_files import RecordError, read_record, write_record
 from kbatch.records.loading import RECORD_NAME
 from kbatch.records.study import SearchRecord
+from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import Objective, TrialRecord
 from kbatch.training.errors import InputError
+
+# What kbatch measures besides the metrics of a model.
+_MEASURED = ("samples_per_second", *COST_NAMES)
 
 
 class TrialFiles:
@@ -50,12 +54,12 @@ class TrialFiles:
     @property
     def objective_names(self) -> tuple[str, ...]:
         """Names of the metrics that the search optimises, those of a model only."""
-        return tuple(name for name in self._objective_names if name != "samples_per_second")
+        return tuple(name for name in self._objective_names if name not in _MEASURED)
 
     @property
-    def maximises_throughput(self) -> bool:
-        """Whether samples/s is the objective."""
-        return "samples_per_second" in self._objective_names
+    def measured_names(self) -> tuple[str, ...]:
+        """Names of what the search optimises and kbatch measures."""
+        return tuple(name for name in self._objective_names if name in _MEASURED)
 
     def reported(self, results: Any) -> dict[str, float]:
         """Gives the metrics that keras-tuner takes from what `fit` returned.
@@ -66,7 +70,7 @@ class TrialFiles:
         tuner_utils.validate_trial_results(results, self._tuner.oracle.objective, "fit()")
         metrics = tuner_utils.convert_to_metrics_dict(results, self._tuner.oracle.objective) or {}
         numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
-        return {name: v for name, v in numbers.items() if name != "samples_per_second"}
+        return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
     def check_settings(self, settings: Mapping[str, object]) -> None:
         """Writes the settings of the search, or compares them with those found.
