@@ -19,6 +19,7 @@ from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
 from kbatch.training.seeds import seed_of
 from kbatch.training.stop_at_target import StopAtTarget
+from kbatch.training.tensorboard_scalars import TensorBoardScalars
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
 
@@ -123,6 +124,11 @@ class TimedFit:
         check = EpochCheck(self._batch_size, expected, self._meter)
         theirs = keras.tree.flatten(call.pop("callbacks", None) or [])
         self._find_end(theirs)
+        scalars = [
+            TensorBoardScalars(callback, batch_size=self._batch_size)
+            for callback in theirs
+            if isinstance(callback, keras.callbacks.TensorBoard)
+        ]
         started_s = time.perf_counter()
         try:
             with _without_end_of_data_warning(batches):
@@ -130,7 +136,7 @@ class TimedFit:
                     self._meter.attach(batches.dataset),
                     validation_data=batches.validation_data,
                     validation_batch_size=self._validation_batch_size,
-                    callbacks=[self.clock, *theirs, check, self.clock.last],
+                    callbacks=[self.clock, *theirs, *scalars, check, self.clock.last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
                     **call,
                 )
