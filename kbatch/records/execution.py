@@ -47,9 +47,9 @@ class ExecutionRecord:
     Attributes:
         status: One of `STATUSES`.
         seed: Seed of weights and shuffling, None when none was set.
-        batch_size: Examples of one optimizer update, as asked for.
-        micro_batch_size: Examples that go through the device at once; the batch size when the
-            gradient was not accumulated, None before it was found.
+        batch_size: Examples of one optimizer update, as asked for, those of all replicas.
+        micro_batch_size: Examples that go through a device at once; all that a replica has of a
+            batch when the gradient was not accumulated, None before it was found.
         batch_size_seen: Largest batch that the train step received, None before the first.
         dtype_policy: The policy that was active in the model.
         optimizer: Class name of the optimizer, without the loss-scale wrapper.
@@ -77,6 +77,7 @@ class ExecutionRecord:
             included; None outside it.
         budget: What it was allowed to spend, None where the number of epochs was the budget.
         target: Where training was to end, None without one.
+        replicas: Devices that shared each batch.
     """
 
     status: str
@@ -107,6 +108,7 @@ class ExecutionRecord:
     workers_on_device: int | None = None
     budget: Budget | None = None
     target: Target | None = None
+    replicas: int = 1
 
     def __post_init__(self):
         if self.status not in STATUSES:
@@ -124,9 +126,17 @@ class ExecutionRecord:
 
     @property
     def accumulation_steps(self) -> int | None:
-        """Micro-batches of a full batch, the remainder counted as one; None before it is known."""
+        """Micro-batches of a replica's part of a full batch, a remainder counted as one.
+
+        None before it is known.
+        """
         size = self.micro_batch_size
-        return None if size is None else -(-self.batch_size // size)
+        return None if size is None else -(-self.replica_batch_size // size)
+
+    @property
+    def replica_batch_size(self) -> int:
+        """Examples that a replica has of a full batch, the most where they differ by one."""
+        return -(-self.batch_size // self.replicas)
 
     @property
     def diverged(self) -> bool:

@@ -148,7 +148,7 @@ class TrainingClock(keras.callbacks.Callback):
                 batches=self._reading.batches - before.batches,
                 updates=updates_made(self.model) - self._epoch_iterations,
                 train_s=self.train_s - self._epoch_train_s,
-                data_wait_s=self._reading.wait_s - before.wait_s,
+                data_wait_s=_difference(self._reading.wait_s, before.wait_s),
             )
         )
 
@@ -165,6 +165,10 @@ class _Last(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         self._clock.keep_epoch(epoch, logs or {})
+
+
+def _difference(now: float | None, before: float | None) -> float | None:
+    return None if now is None or before is None else now - before
 
 
 def _scalars(logs: dict[str, Any]) -> dict[str, float | None]:

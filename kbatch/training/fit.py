@@ -17,6 +17,7 @@ from kbatch.training.data import Batches, FitData, in_batches
 from kbatch.training.epoch_check import EpochCheck
 from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
+from kbatch.training.replica_meter import ReplicaMeter, replica_count
 from kbatch.training.seeds import seed_of
 from kbatch.training.stop_at_target import StopAtTarget
 from kbatch.training.tensorboard_scalars import TensorBoardScalars
@@ -71,7 +72,7 @@ class TimedFit:
         self._to_target = to_target
         self._prepare = prepare
         self._fits = 0
-        self._meter = InputMeter()
+        self._meter = ReplicaMeter(model) if replica_count(model) > 1 else InputMeter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
         self.total_s = 0.0
         self.notes: list[str] = []
@@ -131,12 +132,19 @@ class TimedFit:
         ]
         started_s = time.perf_counter()
         try:
-            with _without_end_of_data_warning(batches):
+            with _without_end_of_data_warning(batches), self._counted(batches.dataset) as dataset:
                 history = self._fit(
-                    self._meter.attach(batches.dataset),
+                    dataset,
                     validation_data=batches.validation_data,
                     validation_batch_size=self._validation_batch_size,
-                    callbacks=[self.clock, *theirs, *scalars, check, self.clock.last],
+                    callbacks=[
+                        self.clock,
+                        *theirs,
+                        *scalars,
+                        check,
+                        self.clock.last,
+                        *self._stamps,
+                    ],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
                     **call,
                 )
@@ -144,6 +152,18 @@ class TimedFit:
             self.total_s += time.perf_counter() - started_s
         self._add_throughput(history)
         return history
+
+    @contextlib.contextmanager
+    def _counted(self, dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+        if isinstance(self._meter, ReplicaMeter):
+            with self._meter.counting():
+                yield dataset
+        else:
+            yield self._meter.attach(dataset)
+
+    @property
+    def _stamps(self) -> list[keras.callbacks.Callback]:
+        return [self._meter.stamp] if isinstance(self._meter, ReplicaMeter) else []
 
     def _find_end(self, callbacks: list[Any]) -> None:
         """Notes what ends training beside the number of epochs, and lets it count by the clock."""

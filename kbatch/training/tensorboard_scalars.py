@@ -64,7 +64,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
     @property
     def _micro_batch_size(self) -> int:
         step = getattr(vars(self.model).get("train_step"), "__self__", None)
-        return getattr(step, "micro_batch_size", self._batch_size)
+        return getattr(step, "micro_batch_size", None) or self._batch_size
 
     def _memory_scalar(self) -> dict[str, int]:
         if self._memory.device == "CPU:0":  # Its allocator counts large blocks only.

@@ -15,6 +15,7 @@ from kbatch.profiling.probe_places import search_in_place
 from kbatch.records.json_files import RecordError
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.replica_meter import replica_count
 
 
 class FoundMicroBatch(NamedTuple):
@@ -92,24 +93,30 @@ class AutoMicroBatch:
         return size // 2
 
     def _key(self, model: keras.Model) -> str:
-        limits = (self._largest, self._limit_bytes, self._window)
+        limits = (self._rows(model), self._limit_bytes, self._window)
         described = repr((model_fingerprint(model), limits, read_environment().devices))
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def _probed(
         self, model: keras.Model, build: Callable[[], keras.Model], source: Source
     ) -> MaxBatchSizeResult:
-        load = Load(build, source, model.dtype_policy.name, accumulate_below=self._largest)
+        rows = self._rows(model)
+        load = Load(build, source, model.dtype_policy.name, accumulate_below=rows)
         search = functools.partial(
-            probe_max_batch, memory_window=self._window, max_batch_size=self._largest, confirm=False
+            probe_max_batch, memory_window=self._window, max_batch_size=rows, confirm=False
         )
         return search_in_place(
             load,
             search,
             memory_limit_bytes=self._limit_bytes,
             memory_window=self._window,
-            model=model,
+            # One of several replicas cannot be probed with the others: a model on one device can.
+            model=model if replica_count(model) == 1 else None,
         )
+
+    def _rows(self, model: keras.Model) -> int:
+        """Gives the most examples that a replica has of a batch."""
+        return -(-self._largest // replica_count(model))
 
 
 def _note(result: MaxBatchSizeResult, size: int, known: bool) -> str:

@@ -16,6 +16,7 @@ from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
 from kbatch.training.errors import InputError
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
+from kbatch.training.replica_meter import replica_count
 from kbatch.tuning.trial_files import TrialFiles
 from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
@@ -234,6 +235,7 @@ def _started(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
         jit_compile=bool(model.jit_compile),
         notes=_notes(model, plan, plan.micro_batch_size),
         workers_on_device=workers_on_device(),
+        replicas=replica_count(model),
     )
 
 
@@ -241,5 +243,6 @@ def _notes(
     model: keras.Model, plan: ExecutionPlan, micro_batch_size: int | None
 ) -> tuple[str, ...]:
     parts = coupled_parts(model)
-    accumulated = micro_batch_size is not None and micro_batch_size < plan.batch_size
+    rows = -(-plan.batch_size // replica_count(model))
+    accumulated = micro_batch_size is not None and micro_batch_size < rows
     return (coupling_note(parts),) if parts and accumulated else ()
