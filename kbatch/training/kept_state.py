@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 
 class KeptState:
@@ -22,7 +23,7 @@ class KeptState:
         self._model.optimizer.build(model.trainable_variables)
         found = [*self._model.variables, *self._model.optimizer.variables]
         self._variables = list({id(variable): variable for variable in found}.values())
-        self._values = [np.array(variable.value) for variable in self._variables]
+        self._values = [np.array(tf.convert_to_tensor(variable.value)) for variable in self._variables]
         self._step = vars(model).get("train_step")
 
     def restore(self) -> None:
