@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
+    "BatchSizeTuner": "kbatch.tuning.tuner",
     "ExampleBudget": "kbatch.training.budgets",
     "StopAtTarget": "kbatch.training.stop_at_target",
     "Study": "kbatch.records.study",
@@ -30,6 +31,7 @@ _HOME_OF = {
 
 __all__ = [
     "BatchSizeHyperModel",
+    "BatchSizeTuner",
     "ExampleBudget",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from kbatch.training.errors import OutOfMemoryError
     from kbatch.training.stop_at_target import StopAtTarget
     from kbatch.tuning.hypermodel import BatchSizeHyperModel
+    from kbatch.tuning.tuner import BatchSizeTuner
 
 
 def __getattr__(name: str):

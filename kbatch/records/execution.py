@@ -51,12 +51,13 @@ class ExecutionRecord:
         micro_batch_size: Examples that go through a device at once; all that a replica has of a
             batch when the gradient was not accumulated, None before it was found.
         batch_size_seen: Largest batch that the train step received, None before the first.
-        dtype_policy: The policy that was active in the model.
-        optimizer: Class name of the optimizer, without the loss-scale wrapper.
-        loss_scaled: Whether the loss was scaled (mixed_float16).
+        dtype_policy: The policy that was active in the model, or that it was to have.
+        optimizer: Class name of the optimizer, without the loss-scale wrapper; None when the model
+            could not be built.
+        loss_scaled: Whether the loss was scaled (mixed_float16), likewise.
         learning_rate: Learning rate at the first update, after the rule.
         learning_rate_scaling: The rule, or None.
-        jit_compile: Whether XLA compiled the train step.
+        jit_compile: Whether XLA compiled the train step, likewise.
         window_examples: Examples in each window of steady training.
         window_durations_s: Duration of each of those windows, in seconds.
         first_step_s: Seconds of the first step, tracing and compiling included.
@@ -85,11 +86,11 @@ class ExecutionRecord:
     batch_size: int
     micro_batch_size: int | None
     dtype_policy: str
-    optimizer: str
-    loss_scaled: bool
+    optimizer: str | None
+    loss_scaled: bool | None
     learning_rate: float | None
     learning_rate_scaling: str | None
-    jit_compile: bool
+    jit_compile: bool | None
     batch_size_seen: int | None = None
     window_examples: tuple[int, ...] = ()
     window_durations_s: tuple[float, ...] = ()

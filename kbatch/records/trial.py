@@ -147,6 +147,13 @@ class TrialRecord:
         met = [cost for cost in costs if cost is not None]
         return fmean(met) if len(met) == len(costs) else None
 
+    @property
+    def best_objective_value(self) -> float | None:
+        """Best value of the objective in any execution, None for the throughput."""
+        values = self.metric_values(self.objective.name)
+        best = max if self.objective.direction == "max" else min
+        return best(values) if values else None
+
     def metric_values(self, name: str) -> tuple[float, ...]:
         """Gives a metric at the best epoch of each execution that has it."""
         return tuple(metrics[name] for metrics in self._best_metrics() if name in metrics)

@@ -162,8 +162,10 @@ class TimedFit:
             yield self._meter.attach(dataset)
 
     @property
-    def _stamps(self) -> list[keras.callbacks.Callback]:
-        return [self._meter.stamp] if isinstance(self._meter, ReplicaMeter) else []
+    def _last(self) -> list[keras.callbacks.Callback]:
+        """The callbacks after which a step begins."""
+        stamps = [self._meter.stamp] if isinstance(self._meter, ReplicaMeter) else []
+        return [self.clock.last, *stamps]
 
     def _find_end(self, callbacks: list[Any]) -> None:
         """Notes what ends training beside the number of epochs, and lets it count by the clock."""

@@ -23,7 +23,9 @@ class KeptState:
         self._model.optimizer.build(model.trainable_variables)
         found = [*self._model.variables, *self._model.optimizer.variables]
         self._variables = list({id(variable): variable for variable in found}.values())
-        self._values = [np.array(tf.convert_to_tensor(variable.value)) for variable in self._variables]
+        self._values = [
+            np.array(tf.convert_to_tensor(variable.value)) for variable in self._variables
+        ]
         self._step = vars(model).get("train_step")
 
     def restore(self) -> None:

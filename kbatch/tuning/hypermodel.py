@@ -56,8 +56,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
             `hp.get("batch_size")`.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
-        micro_batch_size: Examples that go through a device at once, of each replica under a
-            `distribution_strategy`, which shares a batch out; a larger part is accumulated. `"auto"` finds, when a model's first trial starts, the largest size whose
+        micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
+            Under a `distribution_strategy` each replica has its part of the batch, and this is of
+            that part. `"auto"` finds, when a model's first trial starts, the largest size whose
             memory lies in the window, and takes half of it whenever a trial runs out of memory
             after all. None for the whole batch at once.
         dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
@@ -163,6 +164,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Declares the batch size and what the wrapped HyperModel declares; for keras-tuner."""
         self._declare(hp)
         self._inner.declare_hyperparameters(hp)
+
+    def begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
+        """Sets which execution of its trial `hp` comes to next; `BatchSizeTuner` calls it.
+
+        Args:
+            hp: Hyperparameters of the trial.
+            number: Number of the execution, from 0, whose seed it decides.
+        """
+        self._number.begin(hp, number)
 
     def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
         """Trains the model of a trial and records it; keras-tuner calls it.

@@ -32,9 +32,9 @@ def slow(batch_size):
     return shapes.map(waited).map(lambda x, y: (tf.ensure_shape(x, spec), y))
 
 
-def searched(directory, name, strategy, data, micro_batch_size=4, batch_sizes=(8, 32), **build):
+def searched(directory, name, strategy, data, micro_batch_size=4, batch_sizes=(8, 32)):
     hypermodel = kbatch.BatchSizeHyperModel(
-        lambda: models.mlp(**build),
+        models.mlp,
         batch_sizes,
         micro_batch_size=micro_batch_size,
         dtype_policy="float32",
@@ -61,13 +61,11 @@ def main(directory):
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     data = models.rows(ROWS)
-    steps = {"steps_per_execution": 3}
     results = {
         "one": searched(directory, "one", None, data),
         "two": searched(directory, "two", strategy, data),
         "whole": searched(directory, "whole", strategy, data, None),
         "slow": searched(directory, "slow", strategy, (slow,), batch_sizes=(32,)),
-        "several": searched(directory, "several", strategy, data, batch_sizes=(8,), **steps),
         "auto": searched(directory, "auto", strategy, data, "auto", (64,)),
     }
     try:

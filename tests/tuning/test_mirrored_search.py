@@ -74,12 +74,5 @@ def test_waiting_is_that_of_the_steps(found):
     assert max(other["data_wait_s"] for other in found["two"]) < run["data_wait_s"]
 
 
-def test_waiting_is_not_known_where_an_execution_has_several_steps(found):
-    (run,) = found["several"]
-    assert run["data_wait_s"] is None
-    assert [epoch["data_wait_s"] for epoch in run["epochs"]] == [None, None]
-    assert run["examples_seen"] == 2 * ROWS
-
-
 def test_a_batch_smaller_than_the_replicas_is_refused(found):
     assert "leave the sizes below 2 out" in found["few"]
