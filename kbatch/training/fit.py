@@ -137,14 +137,7 @@ class TimedFit:
                     dataset,
                     validation_data=batches.validation_data,
                     validation_batch_size=self._validation_batch_size,
-                    callbacks=[
-                        self.clock,
-                        *theirs,
-                        *scalars,
-                        check,
-                        self.clock.last,
-                        *self._stamps,
-                    ],
+                    callbacks=[self.clock, *theirs, *scalars, check, *self._last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
                     **call,
                 )

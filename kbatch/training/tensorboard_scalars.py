@@ -48,7 +48,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
         self._writer.close()
 
     def _scalars(self, logs: dict[str, Any]) -> dict[str, float]:
-        found = {
+        found: dict[str, float] = {
             "batch_size": self._batch_size,
             "micro_batch_size": self._micro_batch_size,
             **self._memory_scalar(),

@@ -16,6 +16,12 @@ KINDS = {
     "grid": lambda hypermodel, **arguments: keras_tuner.GridSearch(
         hypermodel, "val_accuracy", **arguments
     ),
+    "kbatch": lambda hypermodel, **arguments: kbatch.BatchSizeTuner(
+        hypermodel, "val_accuracy", **arguments
+    ),
+    "isolated": lambda hypermodel, **arguments: kbatch.BatchSizeTuner(
+        hypermodel, "val_accuracy", isolate=True, **arguments
+    ),
 }
 
 

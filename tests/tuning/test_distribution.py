@@ -70,8 +70,9 @@ def statuses(project):
     return {t.trial_id: t.status for t in kbatch.load_study(project).trials}
 
 
-def test_a_killed_worker_is_started_again_and_its_trial_goes_on(tmp_path):
-    run = Run(tmp_path, mode="overwrite")
+@pytest.mark.parametrize("kind", ["grid", "kbatch", "isolated"])
+def test_a_killed_worker_is_started_again_and_its_trial_goes_on(tmp_path, kind):
+    run = Run(tmp_path, kind=kind, mode="overwrite")
     run.wait_for_trials(2)
     run.named("tuner0").kill()
     output = run.end()
@@ -105,8 +106,9 @@ def test_nobody_is_left_after_an_interruption(tmp_path, number):
         assert set(statuses(run.project).values()) == {"interrupted"}
 
 
-def test_a_dead_chief_ends_the_workers_and_a_new_one_goes_on_where_it_stood(tmp_path):
-    first = Run(tmp_path, kind="random", seconds=3)
+@pytest.mark.parametrize("kind", ["random", "kbatch"])
+def test_a_dead_chief_ends_the_workers_and_a_new_one_goes_on_where_it_stood(tmp_path, kind):
+    first = Run(tmp_path, kind=kind, seconds=3)
     first.wait_for_trials(3)
     for name in ("tuner0", "tuner1"):
         first.named(name)
@@ -119,7 +121,7 @@ def test_a_dead_chief_ends_the_workers_and_a_new_one_goes_on_where_it_stood(tmp_
     done = [trial_id for trial_id, status in before.items() if status == "completed"]
     assert done
     written = {i: (first.project / f"trial_{i}" / "kbatch.json").stat().st_mtime for i in done}
-    second = Run(tmp_path, kind="random", seconds=0)
+    second = Run(tmp_path, kind=kind, seconds=0)
     output = second.end()
     assert second.process.returncode == 0, output
     assert set(statuses(second.project).values()) == {"completed"}
