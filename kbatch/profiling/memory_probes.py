@@ -12,6 +12,7 @@ from kbatch.instruments.device_memory import DeviceMemory, limit_gpu, limited_cp
 from kbatch.instruments.failures import failure_status
 from kbatch.instruments.host_memory import available_bytes
 from kbatch.instruments.worker import Worker, WorkerDied
+from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.profiling.loads import Load, Run
 from kbatch.training.kept_state import kept_state
 
@@ -79,7 +80,7 @@ class WorkerProbes:
     """
 
     def __init__(self, load: Load, memory_limit_bytes: int | None):
-        self.limit_bytes = memory_limit_bytes or int(_SHARE_OF_HOST * available_bytes())
+        self.limit_bytes = memory_limit_bytes or _host_bytes()
         # The level at which the allocator tells its free blocks when it fails.
         environment = limited_cpu(self.limit_bytes) | {"TF_CPP_MIN_LOG_LEVEL": "0"}
         self._worker = Worker(environment, functools.partial(_Measured, load, memory_limit_bytes))
@@ -134,7 +135,7 @@ class ProcessProbes:
     def __init__(self, run: Run, memory_limit_bytes: int | None, note: str):
         self._run = run
         self._memory = DeviceMemory()
-        limit = self._memory.limit_bytes or int(_SHARE_OF_HOST * available_bytes())
+        limit = self._memory.limit_bytes or _host_bytes()
         self._limit_bytes = min(limit, memory_limit_bytes or limit)
         self._note = note
 
@@ -213,3 +214,8 @@ def _of_memory(error: BaseException) -> bool:
     if isinstance(error, WorkerDied):
         return error.out_of_memory
     return failure_status(error) == "out_of_memory"
+
+
+def _host_bytes() -> int:
+    """Tells how many bytes of the host a load may take beside other workers of a search."""
+    return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))
