@@ -12,11 +12,15 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
     "BatchSizeTuner": "kbatch.tuning.tuner",
+    "ExampleBudget": "kbatch.training.budgets",
     "GpuMonitor": "kbatch.instruments.gpu_monitor",
     "InputPipelineProfile": "kbatch.records.input_pipeline",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
+    "StopAtTarget": "kbatch.training.stop_at_target",
     "Study": "kbatch.records.study",
+    "TimeBudget": "kbatch.training.budgets",
+    "UpdateBudget": "kbatch.training.budgets",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
     "find_max_batch_size": "kbatch.profiling.max_batch",
@@ -32,11 +36,15 @@ _HOME_OF = {
 __all__ = [
     "BatchSizeHyperModel",
     "BatchSizeTuner",
+    "ExampleBudget",
     "GpuMonitor",
     "InputPipelineProfile",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
+    "StopAtTarget",
     "Study",
+    "TimeBudget",
+    "UpdateBudget",
     "accumulate_gradients",
     "analysis",
     "find_max_batch_size",
@@ -64,7 +72,9 @@ if TYPE_CHECKING:
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients
+    from kbatch.training.budgets import ExampleBudget, TimeBudget, UpdateBudget
     from kbatch.training.errors import OutOfMemoryError
+    from kbatch.training.stop_at_target import StopAtTarget
     from kbatch.tuning.hypermodel import BatchSizeHyperModel
     from kbatch.tuning.tuner import BatchSizeTuner
 

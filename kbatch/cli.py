@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kbatch import __version__
 from kbatch.commands.demo import add_demo
+from kbatch.commands.distribute import add_distribute
 from kbatch.commands.doctor import add_doctor
 from kbatch.commands.export import add_export
 from kbatch.commands.input import add_input
@@ -19,6 +20,7 @@ _COMMANDS = (
     add_doctor,
     add_max_batch,
     add_input,
+    add_distribute,
     add_report,
     add_plot,
     add_export,

@@ -13,6 +13,7 @@ from kbatch.instruments.failures import failure_status
 from kbatch.instruments.host_memory import available_bytes
 from kbatch.instruments.mapped_pickles import UnsendableError
 from kbatch.instruments.worker import Worker, WorkerDied
+from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.profiling.loads import Load, Run
 from kbatch.training.kept_state import kept_state
 
@@ -80,7 +81,7 @@ class WorkerProbes:
     """
 
     def __init__(self, load: Load, memory_limit_bytes: int | None):
-        self.limit_bytes = memory_limit_bytes or int(_SHARE_OF_HOST * available_bytes())
+        self.limit_bytes = memory_limit_bytes or _host_bytes()
         # The level at which the allocator tells its free blocks when it fails.
         environment = {"TF_CPP_MIN_LOG_LEVEL": "0"}
         if not gpu_visible():  # Beside a GPU the host only holds the batches on their way.
@@ -140,7 +141,7 @@ class ProcessProbes:
         self._memory = DeviceMemory()
         device = self._memory.limit_bytes
         if device is None:
-            self._limit_bytes = memory_limit_bytes or int(_SHARE_OF_HOST * available_bytes())
+            self._limit_bytes = memory_limit_bytes or _host_bytes()
         else:
             self._limit_bytes = min(device, memory_limit_bytes or device)
         self._note = note
@@ -223,3 +224,8 @@ def _of_memory(error: BaseException) -> bool:
     if isinstance(error, UnsendableError) and error.__cause__ is not None:
         return _of_memory(error.__cause__)  # It could not be read where there was no room.
     return failure_status(error) == "out_of_memory"
+
+
+def _host_bytes() -> int:
+    """Tells how many bytes of the host a load may take beside other workers of a search."""
+    return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))

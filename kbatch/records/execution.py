@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
+from kbatch.records.target import COST_NAMES, Budget, Cost, Target, cost_to_target
 from kbatch.records.usage import UsageRecord
 
 STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
@@ -47,9 +48,9 @@ class ExecutionRecord:
     Attributes:
         status: One of `STATUSES`.
         seed: Seed of weights and shuffling, None when none was set.
-        batch_size: Examples of one optimizer update, as asked for.
-        micro_batch_size: Examples that go through the device at once; the batch size when the
-            gradient was not accumulated, None before it was found.
+        batch_size: Examples of one optimizer update, as asked for, those of all replicas.
+        micro_batch_size: Examples that go through a device at once; all that a replica has of a
+            batch when the gradient was not accumulated, None before it was found.
         batch_size_seen: Largest batch that the train step received, None before the first.
         dtype_policy: The policy that was active in the model, or that it was to have.
         optimizer: Class name of the optimizer, without the loss-scale wrapper; None when the model
@@ -75,6 +76,11 @@ class ExecutionRecord:
         micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
             0 where an earlier one told it, None where it was given.
         usage: What the run took of GPUs and host, None if that was not measured.
+        workers_on_device: Workers of `kbatch distribute` that shared the device, this one
+            included; None outside it.
+        budget: What it was allowed to spend, None where the number of epochs was the budget.
+        target: Where training was to end, None without one.
+        replicas: Devices that shared each batch.
     """
 
     status: str
@@ -103,6 +109,10 @@ class ExecutionRecord:
     notes: tuple[str, ...] = ()
     micro_batch_search_s: float | None = None
     usage: UsageRecord | None = None
+    workers_on_device: int | None = None
+    budget: Budget | None = None
+    target: Target | None = None
+    replicas: int = 1
 
     def __post_init__(self):
         if self.status not in STATUSES:
@@ -120,14 +130,32 @@ class ExecutionRecord:
 
     @property
     def accumulation_steps(self) -> int | None:
-        """Micro-batches of a full batch, the remainder counted as one; None before it is known."""
+        """Micro-batches of a replica's part of a full batch, a remainder counted as one.
+
+        None before it is known.
+        """
         size = self.micro_batch_size
-        return None if size is None else -(-self.batch_size // size)
+        return None if size is None else -(-self.replica_batch_size // size)
+
+    @property
+    def replica_batch_size(self) -> int:
+        """Examples that a replica has of a full batch, the most where they differ by one."""
+        return -(-self.batch_size // self.replicas)
 
     @property
     def diverged(self) -> bool:
         """Whether the training loss became NaN or infinite."""
         return any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
+
+    @property
+    def to_target(self) -> Cost | None:
+        """What it took to meet the target; None without one, or where it was never met."""
+        return None if self.target is None else cost_to_target(self.target, self.epochs)
+
+    def cost(self, name: str) -> float | None:
+        """Gives one of `COST_NAMES`, such as `"seconds_to_target"`, likewise."""
+        cost = self.to_target
+        return None if cost is None else getattr(cost, COST_NAMES[name])
 
     @property
     def throughput(self) -> Throughput | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kbatch.analysis.intervals import Interval
 from kbatch.records.execution import ExecutionRecord
+from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import TrialRecord
 
 # Hyperparameters that stand in columns of their own.
@@ -58,6 +59,7 @@ def _trial_row(trial: TrialRecord) -> dict[str, object]:
         "total_s": trial.mean(lambda e: e.total_s),
         "examples_seen": trial.mean(lambda e: e.examples_seen),
         "updates": trial.mean(lambda e: e.updates),
+        **{name: trial.cost(name) for name in COST_NAMES},
         **{name: trial.mean(quantity) for name, quantity in _USAGE.items()},
         "epochs": trial.mean(lambda e: len(e.epochs)),
         "executions": len(trial.executions),
@@ -87,6 +89,7 @@ def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -
         "total_s": execution.total_s,
         "examples_seen": execution.examples_seen,
         "updates": execution.updates,
+        **{name: execution.cost(name) for name in COST_NAMES},
         **{name: quantity(execution) for name, quantity in _USAGE.items()},
         "epochs": len(execution.epochs),
         "failure": execution.failure,

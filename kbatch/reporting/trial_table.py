@@ -1,6 +1,6 @@
 """The table of the trials in words, for the terminal, HTML and Markdown."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import Interval
@@ -13,6 +13,12 @@ from kbatch.reporting.number_text import percent, readable, setting
 from kbatch.reporting.outcomes import outcome
 from kbatch.reporting.spreads import spreads
 from kbatch.reporting.trial_names import trial_names, value_text
+
+_COST_TEXTS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("seconds_to_target", readable),
+    ("updates_to_target", lambda number: f"{number:,.0f}"),
+    ("examples_to_target", lambda number: f"{number:,.0f}"),
+)
 
 
 class Cell(NamedTuple):
@@ -120,6 +126,7 @@ def trial_table(study: Study) -> TrialTable:
             *(Column(name, True) for name in tuned),
             Column("Samples/s", True),
             Column(_quality_title(quality), True),
+            *(Column(title, True) for title in _target_titles(study.trials)),
             Column("Updates", True),
             Column("First step (s)", True),
             Column("Waiting for data", True),
@@ -127,7 +134,12 @@ def trial_table(study: Study) -> TrialTable:
             Column("Status", False),
         ),
         rows=tuple(
-            Row(trial.trial_id, trial.status, trial is best, _cells(trial, quality, tuned, used))
+            Row(
+                trial.trial_id,
+                trial.status,
+                trial is best,
+                _cells(trial, quality, tuned, bool(_target_titles(study.trials)), used),
+            )
             for trial in study.trials
         ),
         footnote=_footnote(study.trials),
@@ -138,6 +150,7 @@ def _cells(
     trial: TrialRecord,
     quality: Objective | None,
     tuned: Sequence[str],
+    target: bool,
     used: Sequence["_GpuFigure"],
 ) -> tuple[Cell, ...]:
     return (
@@ -148,6 +161,7 @@ def _cells(
         *(_hyperparameter(trial.hyperparameters.get(name)) for name in tuned),
         _throughput(trial),
         _quality(trial, quality),
+        *(_to_target(trial) if target else ()),
         _cell(trial, trial.mean(lambda e: e.updates), lambda n: f"{n:,.0f}"),
         _cell(trial, trial.mean(lambda e: e.first_step_s)),
         _cell(trial, trial.mean(lambda e: e.data_wait_share), percent),
@@ -185,6 +199,23 @@ def _quality(trial: TrialRecord, quality: Objective | None) -> Cell:
     if value is None or interval is None:
         return _cell(trial, value, lambda v: readable(v, 4))
     return Cell(_plus_minus(value, interval, 4), value)
+
+
+def _target_titles(trials: Iterable[TrialRecord]) -> tuple[str, ...]:
+    """Titles the columns of a target, none where no trial has one."""
+    targets = dict.fromkeys(trial.target for trial in trials if trial.target is not None)
+    if not targets:
+        return ()
+    words = " or ".join(f"{target.metric} {setting(target.value)}" for target in targets)
+    return (f"Seconds to {words}", f"Updates to {words}", f"Examples to {words}")
+
+
+def _to_target(trial: TrialRecord) -> tuple[Cell, ...]:
+    if trial.target is not None and trial.status == "completed":
+        missed = Cell("never met")
+        costs = [(trial.cost(name), write) for name, write in _COST_TEXTS]
+        return tuple(missed if c is None else Cell(write(c), c) for c, write in costs)
+    return tuple(_cell(trial, None) for _ in _COST_TEXTS)
 
 
 def _plus_minus(value: float, interval: Interval, digits: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 # What `fit` and kbatch set on a model itself.
 _ATTRIBUTES = ("train_step", "history", "stop_training")
@@ -29,7 +30,9 @@ class KeptState:
                 optimizer.build(model.trainable_variables)
             found += optimizer.variables
         self._variables = list({id(variable): variable for variable in found}.values())
-        self._values = [np.array(variable.value) for variable in self._variables]
+        self._values = [
+            np.array(tf.convert_to_tensor(variable.value)) for variable in self._variables
+        ]
         self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
 
     def restore(self) -> None:

@@ -17,6 +17,7 @@ from kbatch.records.json_files import Record, RecordError, read_record, write_re
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.micro_batch_limit import MicroBatchLimit
 from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.replica_meter import replica_count
 
 
 class FoundMicroBatch(NamedTuple):
@@ -109,7 +110,7 @@ class AutoMicroBatch:
         return size // 2
 
     def _key(self, model: keras.Model, source: Source) -> str:
-        limits = (self._largest, self._limit_bytes, self._window)
+        limits = (self._rows(model), self._limit_bytes, self._window)
         devices = read_environment().devices
         described = repr((model_fingerprint(model), row_shapes(source, model), limits, devices))
         return hashlib.sha256(described.encode()).hexdigest()[:16]
@@ -117,23 +118,29 @@ class AutoMicroBatch:
     def _probed(
         self, model: keras.Model, build: Callable[[], keras.Model], source: Source
     ) -> MaxBatchSizeResult:
+        rows = self._rows(model)
         load = Load(
             build,
             source,
             model.dtype_policy.name,
-            accumulate_below=self._largest,
+            accumulate_below=rows,
             moments_every=self._moments_every,
         )
         search = functools.partial(
-            probe_max_batch, memory_window=self._window, max_batch_size=self._largest, confirm=False
+            probe_max_batch, memory_window=self._window, max_batch_size=rows, confirm=False
         )
         return search_in_place(
             load,
             search,
             memory_limit_bytes=self._limit_bytes,
             memory_window=self._window,
-            model=model,
+            # One of several replicas cannot be probed with the others: a model on one device can.
+            model=model if replica_count(model) == 1 else None,
         )
+
+    def _rows(self, model: keras.Model) -> int:
+        """Gives the most examples that a replica has of a batch."""
+        return -(-self._largest // replica_count(model))
 
 
 def _note(result: MaxBatchSizeResult, size: int, search_s: float) -> str:

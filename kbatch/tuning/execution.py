@@ -10,7 +10,9 @@ import keras
 
 from kbatch.instruments.failures import failure_status, failure_text
 from kbatch.instruments.gpu_monitor import GpuMonitor
+from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.records.execution import ExecutionRecord
+from kbatch.records.target import COST_NAMES, cost_to_target
 from kbatch.records.usage import UsageRecord
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
 from kbatch.training.data import FitData
@@ -18,6 +20,7 @@ from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
 from kbatch.training.errors import InputError
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
+from kbatch.training.replica_meter import replica_count
 from kbatch.tuning.trial_files import TrialFiles
 from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
@@ -35,6 +38,7 @@ class ExecutionPlan(NamedTuple):
         validation_is_chosen: Whether a person chose that size.
         learning_rate_scaling: Rule that was applied, or None.
         metrics: Metrics that each epoch must have.
+        to_target: Whether the cost of a target is the objective.
     """
 
     number: int
@@ -46,6 +50,7 @@ class ExecutionPlan(NamedTuple):
     validation_is_chosen: bool
     learning_rate_scaling: str | None
     metrics: tuple[str, ...]
+    to_target: bool
 
 
 class Execution:
@@ -106,7 +111,7 @@ class Execution:
             try:
                 # Layers that are built by their first batch are so under the policy too.
                 with dtype_policy_scope(self._started.dtype_policy), self._watched:
-                    return self._with_throughput(fit())
+                    return self._with_figures(fit())
             except Exception as error:
                 if not self._goes_on(error):
                     raise
@@ -137,26 +142,26 @@ class Execution:
             validation_batch_size=plan.validation_batch_size,
             seed=plan.seed,
             metrics=plan.metrics,
+            to_target=plan.to_target,
             prepare=self._prepare,
         )
 
-    def _with_throughput(self, results: Any) -> Any:
-        throughput = self._fit.clock.throughput
-        wanted = self._files is not None and self._files.maximises_throughput
-        if throughput is None:
-            if wanted:
-                raise InputError(
-                    "There were too few steps to measure samples/s, which is the objective: train "
-                    "for more epochs, or leave out the largest batch sizes. "
-                    f"Received: {self._fit.clock.reading.batches} steps with "
-                    f"batch_size={self._plan.batch_size}."
-                )
-            return results
+    def _with_figures(self, results: Any) -> Any:
+        """Adds samples/s and the cost of the target, where keras-tuner is to have them."""
+        wanted = () if self._files is None else self._files.measured_names
+        figures = self._figures()
+        if "samples_per_second" in wanted and "samples_per_second" not in figures:
+            raise InputError(
+                "There were too few steps to measure samples/s, which is the objective: train "
+                "for more epochs, or leave out the largest batch sizes. "
+                f"Received: {self._fit.clock.reading.batches} steps with "
+                f"batch_size={self._plan.batch_size}."
+            )
         if isinstance(results, dict):
-            return {"samples_per_second": throughput.median} | results
+            return figures | results
         if wanted and isinstance(results, keras.callbacks.History):
-            # It is the same for all epochs: the other metrics are those of the last one.
-            return {name: values[-1] for name, values in results.history.items()}
+            # They are the same for all epochs: the other metrics are those of the last one.
+            return {name: values[-1] for name, values in results.history.items()} | figures
         return results
 
     @property
@@ -172,6 +177,20 @@ class Execution:
             return results
         return known | results if isinstance(results, dict) else results
 
+    def _figures(self) -> dict[str, float]:
+        clock, target = self._fit.clock, self._fit.target
+        throughput = clock.throughput
+        figures = {} if throughput is None else {"samples_per_second": throughput.median}
+        if target is None:
+            return figures
+        cost = cost_to_target(target, clock.epochs)
+        # The least of no value is infinite: keras-tuner ranks a trial that never met it last.
+        costs = {
+            name: math.inf if cost is None else float(getattr(cost, part))
+            for name, part in COST_NAMES.items()
+        }
+        return figures | costs
+
     def _write(self, record: ExecutionRecord) -> None:
         if self._files is not None:
             self._files.write(self._plan.number, record)
@@ -186,6 +205,8 @@ class Execution:
             failure=failure,
             reported=reported or {},
             usage=self._usage,
+            budget=self._fit.budget,
+            target=self._fit.target,
         )
         if clock.first_step_s is None:
             note = "Training did not go through `model.fit`: nothing was timed or counted."
@@ -243,6 +264,8 @@ def _started(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
         learning_rate_scaling=plan.learning_rate_scaling,
         jit_compile=bool(model.jit_compile),
         notes=_notes(model, plan, plan.micro_batch_size),
+        workers_on_device=workers_on_device(),
+        replicas=replica_count(model),
     )
 
 
@@ -250,5 +273,6 @@ def _notes(
     model: keras.Model, plan: ExecutionPlan, micro_batch_size: int | None
 ) -> tuple[str, ...]:
     parts = coupled_parts(model)
-    accumulated = micro_batch_size is not None and micro_batch_size < plan.batch_size
+    rows = -(-plan.batch_size // replica_count(model))
+    accumulated = micro_batch_size is not None and micro_batch_size < rows
     return (coupling_note(parts),) if parts and accumulated else ()

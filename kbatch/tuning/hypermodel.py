@@ -13,6 +13,7 @@ from kbatch.analysis.max_batch_search import check_window
 from kbatch.instruments.device_memory import check_memory_limit
 from kbatch.profiling.user_model import BuildFunction, as_hypermodel
 from kbatch.records.json_files import RecordError
+from kbatch.records.target import COST_NAMES
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.dtype_policy import (
     check_active_policy,
@@ -21,6 +22,7 @@ from kbatch.training.dtype_policy import (
 )
 from kbatch.training.errors import InputError, OutOfMemoryError
 from kbatch.training.learning_rate import scale_optimizer
+from kbatch.training.replica_meter import replica_count
 from kbatch.training.seeds import check_seed, seeded
 from kbatch.training.trainable_model import check_model
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
@@ -55,8 +57,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
             `hp.get("batch_size")`.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
-        micro_batch_size: Examples that go through the device at once; a larger batch is
-            accumulated. `"auto"` finds, when a model's first trial starts, the largest size whose
+        micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
+            Under a `distribution_strategy` each replica has its part of the batch, and this is of
+            that part. `"auto"` finds, when a model's first trial starts, the largest size whose
             memory lies in the window, and takes half of it whenever a trial runs out of memory
             after all. None for the whole batch at once.
         dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
@@ -153,8 +156,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         if self.learning_rate_scaling is not None:
             scale_optimizer(model.optimizer, ratio=ratio, kappa=kappa)
-        micro_batch_size = self._micro(batch_size)
-        if micro_batch_size is not None and micro_batch_size < batch_size:
+        with _fatal(InputError):
+            rows = _replica_rows(batch_size, replica_count(model))
+        micro_batch_size = self._micro(rows)
+        if micro_batch_size is not None and micro_batch_size < rows:
             accumulate_gradients(model, micro_batch_size, moments_every=_MOMENTS_EVERY)
         return model
 
@@ -184,7 +189,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """
         with _fatal(InputError, RecordError), _failed_trial():
             files = trial_files(kwargs.get("callbacks"))
-            plan = self._plan(hp, files)
+            plan = self._plan(hp, files, replica_count(model))
             execution = Execution(model, plan, files, self._micro_batch(hp, model, files))
             if files is not None:
                 files.check_settings(self.settings)
@@ -205,7 +210,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
-    def _plan(self, hp: keras_tuner.HyperParameters, files: TrialFiles | None) -> ExecutionPlan:
+    def _plan(
+        self, hp: keras_tuner.HyperParameters, files: TrialFiles | None, replicas: int
+    ) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
         # A `fit` of the user's may compute the objective itself, after training.
         stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
@@ -213,19 +220,20 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             number=self._number.of(hp),
             seed=self._seed(hp),
             batch_size=batch_size,
-            micro_batch_size=self._micro(batch_size),
+            micro_batch_size=self._micro(_replica_rows(batch_size, replicas)),
             largest_batch_size=self.batch_sizes[-1],
             validation_batch_size=self.validation_batch_size,
             validation_is_chosen=self._chosen_validation is not None,
             learning_rate_scaling=self.learning_rate_scaling,
             metrics=files.objective_names if files is not None and stock_fit else (),
+            to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
         )
 
-    def _micro(self, batch_size: int) -> int | None:
-        """Gives the micro-batch size of a batch size, None where it is to be found."""
+    def _micro(self, rows: int) -> int | None:
+        """Gives the micro-batch size of so many rows a device, None where it is to be found."""
         if self.micro_batch_size == "auto":
             return None
-        return min(batch_size, self._given_micro_batch_size or batch_size)
+        return min(rows, self._given_micro_batch_size or rows)
 
     @property
     def _given_micro_batch_size(self) -> int | None:
@@ -286,6 +294,16 @@ def _check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) 
                 "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
                 f"to start over. Received: batch_sizes={batch_sizes}, there: {tuple(values)}."
             )
+
+
+def _replica_rows(batch_size: int, replicas: int) -> int:
+    """Gives the rows that a replica has of a batch, the most where they differ by one."""
+    if batch_size < replicas:
+        raise InputError(
+            "A batch is shared by all replicas, each of which needs an example: leave the sizes "
+            f"below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
+        )
+    return -(-batch_size // replicas)
 
 
 def _size_or_none(size: int | None, name: str) -> int | None:

@@ -15,12 +15,13 @@ from kbatch.records.execution import ExecutionRecord
 from kbatch.records.json_files import RecordError, read_record, write_record
 from kbatch.records.loading import RECORD_NAME
 from kbatch.records.study import SearchRecord
+from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import Objective, TrialRecord
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.training.errors import InputError
 
 # What kbatch measures is of the whole run, and stands in the record already, in full.
-_MEASURED = ("samples_per_second", *USAGE_METRICS)
+_MEASURED = ("samples_per_second", *COST_NAMES, *USAGE_METRICS)
 
 
 class TrialFiles:
@@ -63,9 +64,9 @@ class TrialFiles:
         return tuple(name for name in self._objective_names if name not in _MEASURED)
 
     @property
-    def maximises_throughput(self) -> bool:
-        """Whether samples/s is the objective."""
-        return "samples_per_second" in self._objective_names
+    def measured_names(self) -> tuple[str, ...]:
+        """Names of what the search optimises and kbatch measures."""
+        return tuple(name for name in self._objective_names if name in _MEASURED)
 
     def reported(self, results: Any) -> dict[str, float]:
         """Gives the metrics that keras-tuner takes from what `fit` returned.

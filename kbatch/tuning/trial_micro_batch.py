@@ -11,6 +11,7 @@ from kbatch.profiling.loads import Source, build_on
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.data import FitData, is_dataset
 from kbatch.training.kept_state import KeptState
+from kbatch.training.replica_meter import replica_count
 from kbatch.training.sample_rows import sample_of
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
 
@@ -27,7 +28,7 @@ class TrialMicroBatch:
         directory: Where results are kept, or None.
 
     Attributes:
-        size: Examples that go through the device at once; None before it is known.
+        size: Examples that go through a device at once; None before it is known.
         search_s: Seconds that the search took, or None.
         notes: What a reader of the figures must know.
     """
@@ -48,7 +49,8 @@ class TrialMicroBatch:
         self._auto = auto
         self._model = model
         self._build = build
-        self._batch_size = batch_size
+        # A batch is shared by the replicas of a strategy.
+        self._rows = -(-batch_size // replica_count(model))
         self._moments_every = moments_every
         self._directory = directory
         self._key, self._most = "", batch_size
@@ -69,13 +71,15 @@ class TrialMicroBatch:
         """
         if self.size is None:
             source = _source(data)
-            build_on(self._model, source)
-            self._state = KeptState(self._model)
+            model: Any = self._model
+            with model.distribute_strategy.scope():
+                build_on(self._model, source)
+                self._state = KeptState(self._model)
             found = self._auto.find(self._model, self._build, source, self._directory)
             if verbose and found.search_s:
                 print(f"micro-batch size: {found.note}", flush=True)
             self._key, self._most = found.key, found.size
-            self.size = equal_parts(self._batch_size, found.size)
+            self.size = equal_parts(self._rows, found.size)
             self.search_s = found.search_s
             self.notes.append(found.note)
             self._accumulate(self.size)
@@ -103,7 +107,7 @@ class TrialMicroBatch:
         return True
 
     def _accumulate(self, size: int) -> None:
-        if size < self._batch_size:
+        if size < self._rows:
             accumulate_gradients(self._model, size, moments_every=self._moments_every)
 
 

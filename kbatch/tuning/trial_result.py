@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import TrialRecord
 
 
@@ -9,7 +10,8 @@ class TrialResult(NamedTuple):
     """The result of a trial that completed.
 
     Attributes:
-        metrics: Metrics of the best epoch and the throughput, the means over executions.
+        metrics: Metrics of the best epoch, the throughput and the costs of a target, the means over
+            executions.
         step: Number of the best epoch, from 0, the mean over executions.
     """
 
@@ -31,10 +33,13 @@ def trial_result(record: TrialRecord | None) -> TrialResult | str:
     if record.status != "completed":
         return record.failure or f"The trial ended as {record.status}."
     if record.objective_value is None:
+        if record.objective.name in COST_NAMES:
+            return f"The target was never met, so {record.objective.name} is not known."
         return f"The objective {record.objective.name} was not finite or not measured."
-    speed = record.samples_per_second
-    speeds = {} if speed is None else {"samples_per_second": speed}
-    return TrialResult(record.metrics | speeds, _best_step(record))
+    measured = {"samples_per_second": record.samples_per_second}
+    measured |= {name: record.cost(name) for name in COST_NAMES}
+    known = {name: float(value) for name, value in measured.items() if value is not None}
+    return TrialResult(record.metrics | known, _best_step(record))
 
 
 def _best_step(record: TrialRecord) -> int:

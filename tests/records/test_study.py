@@ -36,13 +36,14 @@ def test_the_columns_are_the_documented_ones():
         *("batch_size_seen", "dtype_policy", "optimizer", "learning_rate"),
         *("samples_per_second", "samples_per_second_low", "samples_per_second_high"),
         *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen", "updates"),
+        *("seconds_to_target", "updates_to_target", "examples_to_target"),
         *USAGE,
         *("epochs", "executions", "failure", "loss", "val_accuracy", "val_loss"),
     ]
     words = re.findall(r"`(\w+)`", Study.to_dataframe.__doc__.split("Args:")[0])
     documented = ["samples_per_second_high" if word == "_high" else word for word in words]
     of_executions = ("execution", "seed")
-    assert columns[:27] == [name for name in documented if name not in of_executions]
+    assert columns[:30] == [name for name in documented if name not in of_executions]
 
 
 def test_the_columns_of_executions_are_the_documented_ones():
