@@ -23,8 +23,9 @@ def search(directory, target, kind=keras_tuner.GridSearch, *, updates=40, **argu
     )
 
 
-def test_the_cost_of_a_target_is_an_objective(tmp_path):
-    tuner = search(tmp_path, EASY)
+@pytest.mark.parametrize("kind", [keras_tuner.GridSearch, kbatch.BatchSizeTuner])
+def test_the_cost_of_a_target_is_an_objective(tmp_path, kind):
+    tuner = search(tmp_path, EASY, kind)
     study = kbatch.load_study(tuner)
     assert [trial.status for trial in study.trials] == ["completed"] * 3
     for trial in study.trials:
@@ -47,8 +48,9 @@ def test_the_cost_of_a_target_is_an_objective(tmp_path):
     [
         (keras_tuner.GridSearch, {}),
         (keras_tuner.BayesianOptimization, {"max_trials": 4, "num_initial_points": 2}),
+        (kbatch.BatchSizeTuner, {}),
     ],
-    ids=["grid", "bayesian"],
+    ids=["grid", "bayesian", "kbatch"],
 )
 def test_a_target_never_met_is_a_result_and_the_search_goes_on(tmp_path, kind, arguments):
     tuner = search(tmp_path, HARD, kind, updates=4, **arguments)
