@@ -158,6 +158,19 @@ class ExecutionRecord:
         return None if cost is None else getattr(cost, COST_NAMES[name])
 
     @property
+    def joules_to_target(self) -> float | None:
+        """Energy of the GPUs in joules, where training ended when the target was met; else None.
+
+        It is that of the whole run: building graphs, validation and callbacks are in it.
+        """
+        ended_there = (
+            self.target is not None
+            and cost_to_target(self.target, self.epochs[:-1]) is None
+            and self.to_target is not None
+        )
+        return self.usage.gpu_energy_j if ended_there and self.usage else None
+
+    @property
     def throughput(self) -> Throughput | None:
         """Examples per second of the steady part, None if there was none."""
         return throughput_of_windows(self.window_examples, self.window_durations_s)

@@ -10,6 +10,7 @@ from kbatch.records.trial import TrialRecord
 # Hyperparameters that stand in columns of their own.
 _OWN = ("batch_size", "dtype_policy")
 _USAGE: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
+    "joules_to_target": lambda e: e.joules_to_target,
     "joules_per_sample": lambda e: e.joules_per_sample,
     "gpu_energy_j": lambda e: e.usage and e.usage.gpu_energy_j,
     "gpu_power_w": lambda e: e.usage and e.usage.gpu_power_w,
