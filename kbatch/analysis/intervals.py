@@ -1,4 +1,4 @@
-"""Confidence intervals for the mean of a few repetitions."""
+"""Confidence intervals for the mean of a few repetitions, by Student's t."""
 
 import dataclasses
 import math
@@ -46,11 +46,19 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
         return None
     mean = float(np.mean(values))
     standard_error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half_width = _t_quantile(len(values) - 1) * standard_error
+    half_width = t_quantile(len(values) - 1) * standard_error
     return Interval(mean - half_width, mean + half_width)
 
 
-def _t_quantile(degrees_of_freedom: int) -> float:
+def t_quantile(degrees_of_freedom: int) -> float:
+    """Gives the 97.5 % quantile of Student's t distribution.
+
+    Args:
+        degrees_of_freedom: At least 1.
+
+    Returns:
+        The half-width of a 95 % interval, in standard errors.
+    """
     if degrees_of_freedom <= len(_T_975):
         return _T_975[degrees_of_freedom - 1]
     # First Cornish-Fisher term: off by less than 0.001 past 30 degrees of freedom.

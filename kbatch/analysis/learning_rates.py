@@ -1,9 +1,21 @@
 """Learning-rate rules: how the learning rate follows the batch size.
 
-With kappa = batch_size / base_batch_size:
+With kappa = batch_size / base_batch_size = B' / B:
 
     linear    lr' = kappa lr          SGD; Goyal et al. (2017), arXiv:1706.02677, section 2.1
     sqrt      lr' = sqrt(kappa) lr    Adam-like; Malladi et al. (2022), arXiv:2205.10287, sec. 5
+    noise     lr' = gain lr           SGD; gain = kappa (B_noise + B) / (B_noise + B')
+              lr' = sqrt(gain) lr     Adam-like
+
+The gain follows from the best learning rate of a batch, lr_max / (1 + B_noise / B) (McCandlish
+et al. 2018, arXiv:1812.06162, equation 2.6), and is AdaScale's gain ratio (Johnson et al. 2020,
+arXiv:2007.05105, section 3). It is kappa times the statistical efficiency: the linear rule far
+below B_noise, and no further growth far above, where it tends to (B_noise + B) / B. For Adam
+McCandlish et al. found exponents between 0.5 and 1 in place of SGD's 1; the root is the choice
+that meets the sqrt rule far below B_noise.
+
+Adam's second moment forgets in steps: beta2' = beta2 ** kappa keeps its half-life in examples
+(Marek et al. 2025, arXiv:2507.07101).
 """
 
 import math
@@ -12,7 +24,13 @@ RULES = ("linear", "sqrt")
 
 
 def scale_learning_rate(
-    learning_rate: float, *, batch_size: int, base_batch_size: int, rule: str | None
+    learning_rate: float,
+    *,
+    batch_size: int,
+    base_batch_size: int,
+    rule: str | None,
+    noise_scale: float | None = None,
+    adaptive: bool = False,
 ) -> float:
     """Scales a learning rate from one batch size to another.
 
@@ -25,39 +43,56 @@ def scale_learning_rate(
         learning_rate: Learning rate that suits `base_batch_size`.
         batch_size: Batch size to scale to, in examples.
         base_batch_size: Batch size that `learning_rate` was chosen for, in examples.
-        rule: `"linear"` (SGD), `"sqrt"` (Adam-like) or `None` (left as it is).
+        rule: `"linear"` (SGD), `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale) or
+            `None` (left as it is).
+        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
+        adaptive: Whether the optimizer is Adam-like; for `rule="noise"` alone.
 
     Returns:
         The scaled learning rate.
 
     Raises:
-        ValueError: If the rule is unknown or a batch size is not positive.
+        ValueError: If the rule is unknown, a batch size is not positive, or the rule is
+            `"noise"` and the noise scale missing or negative.
     """
     return learning_rate * learning_rate_ratio(
-        batch_size=batch_size, base_batch_size=base_batch_size, rule=rule
+        batch_size=batch_size,
+        base_batch_size=base_batch_size,
+        rule=rule,
+        noise_scale=noise_scale,
+        adaptive=adaptive,
     )
 
 
-def learning_rate_ratio(*, batch_size: int, base_batch_size: int, rule: str | None) -> float:
+def learning_rate_ratio(
+    *,
+    batch_size: int,
+    base_batch_size: int,
+    rule: str | None,
+    noise_scale: float | None = None,
+    adaptive: bool = False,
+) -> float:
     """Gives the factor that a rule applies to the learning rate.
 
     Args:
         batch_size: Batch size to scale to, in examples.
         base_batch_size: Batch size that the learning rate was chosen for, in examples.
-        rule: `"linear"`, `"sqrt"` or `None`.
+        rule: `"linear"`, `"sqrt"`, `"noise"` or `None`.
+        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
+        adaptive: Whether the optimizer is Adam-like; for `rule="noise"` alone.
 
     Returns:
-        kappa, its square root, or 1.
+        kappa, its square root, the gain or its square root, or 1.
 
     Raises:
-        ValueError: If the rule is unknown or a batch size is not positive.
+        ValueError: If the rule is unknown, a batch size is not positive, or the rule is
+            `"noise"` and the noise scale missing or negative.
     """
-    if batch_size < 1 or base_batch_size < 1:
-        raise ValueError(
-            "`batch_size` and `base_batch_size` must be positive. "
-            f"Received: batch_size={batch_size}, base_batch_size={base_batch_size}."
-        )
-    kappa = batch_size / base_batch_size
+    kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
+    if rule == "noise":
+        scale = _check_noise_scale(noise_scale)
+        gain = kappa * (scale + base_batch_size) / (scale + batch_size)
+        return math.sqrt(gain) if adaptive else gain
     match check_rule(rule, "rule"):
         case "linear":
             return kappa
@@ -67,8 +102,50 @@ def learning_rate_ratio(*, batch_size: int, base_batch_size: int, rule: str | No
             return 1.0
 
 
+def scale_beta_2(beta_2: float, *, batch_size: int, base_batch_size: int) -> float:
+    """Scales the decay of Adam's second moment so that its half-life in examples stays.
+
+    Example:
+
+    >>> scale_beta_2(0.99, batch_size=128, base_batch_size=64)
+    0.9801
+
+    Args:
+        beta_2: Decay a step that suits `base_batch_size`.
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that `beta_2` was chosen for, in examples.
+
+    Returns:
+        beta_2 to the power of kappa.
+
+    Raises:
+        ValueError: If `beta_2` is not in [0, 1) or a batch size is not positive.
+    """
+    if not 0 <= beta_2 < 1:
+        raise ValueError(f"`beta_2` must lie in [0, 1). Received: beta_2={beta_2}.")
+    return beta_2 ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
+
+
+def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
+    """Gives kappa, the batch size over the base batch size.
+
+    Args:
+        batch_size: In examples.
+        base_batch_size: In examples.
+
+    Raises:
+        ValueError: If one of them is not positive.
+    """
+    if batch_size < 1 or base_batch_size < 1:
+        raise ValueError(
+            "`batch_size` and `base_batch_size` must be positive. "
+            f"Received: batch_size={batch_size}, base_batch_size={base_batch_size}."
+        )
+    return batch_size / base_batch_size
+
+
 def check_rule(rule: str | None, name: str) -> str | None:
-    """Checks that a learning-rate rule exists.
+    """Checks that a learning-rate rule that needs the batch sizes alone exists.
 
     Args:
         rule: The rule, or None.
@@ -86,3 +163,13 @@ def check_rule(rule: str | None, name: str) -> str | None:
             f"Received: {name}={rule!r}."
         )
     return rule
+
+
+def _check_noise_scale(noise_scale: float | None) -> float:
+    if noise_scale is None or not 0 <= noise_scale < math.inf:
+        raise ValueError(
+            "The rule 'noise' needs `noise_scale`, finite and not negative: measure it with "
+            "`gradient_noise_scale`, or take another rule where it is unresolved. "
+            f"Received: noise_scale={noise_scale}."
+        )
+    return noise_scale

@@ -1,0 +1,177 @@
+"""A line y = a + b x through measurements whose errors are relative.
+
+Durations of steps or calls and numbers of updates scatter by a share of their size, and now
+and then one is far too long. So residuals are divided by the fitted value, and Huber's weights
+limit what a single measurement can do (Huber 1981, Robust Statistics, chapter 7, for the
+covariance as well).
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kbatch.analysis.departures import Departure, measure_departure
+from kbatch.analysis.intervals import Interval, t_quantile
+from kbatch.analysis.ratios import Ratio, ratio_of_estimates
+
+# Huber's constant: full weight up to as many standard deviations; 99 % efficient for normal errors.
+_FULL_WEIGHT = 2.0
+_MOST_ROUNDS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A fitted line y = a + b x.
+
+    Attributes:
+        intercept: a, in the unit of y.
+        slope: b, in units of y per unit of x.
+        covariance: Of (a, b), of shape (2, 2).
+        degrees_of_freedom: Measurements less two.
+        departure: How far the measurements leave the line.
+    """
+
+    intercept: float
+    slope: float
+    covariance: np.ndarray
+    degrees_of_freedom: int
+    departure: Departure
+
+    @property
+    def intercept_interval(self) -> Interval:
+        """The 95 % interval of a."""
+        return self._interval(self.intercept, self.covariance[0, 0])
+
+    @property
+    def slope_interval(self) -> Interval:
+        """The 95 % interval of b."""
+        return self._interval(self.slope, self.covariance[1, 1])
+
+    @property
+    def intercept_in_x(self) -> Ratio:
+        """The x whose part b x of the line equals the intercept, a / b."""
+        return self._over_slope(self.intercept, self.covariance)
+
+    @property
+    def slope_over_intercept(self) -> Ratio:
+        """One over that x, b / a."""
+        return ratio_of_estimates(
+            self.slope,
+            self.intercept,
+            covariance=self.covariance[::-1, ::-1],
+            degrees_of_freedom=self.degrees_of_freedom,
+        )
+
+    def reaches(self, y: float) -> Ratio:
+        """Gives the x at which the line reaches y, (y - a) / b."""
+        return self._over_slope(y - self.intercept, self.covariance * [[1, -1], [-1, 1]])
+
+    def __call__(self, x: float) -> float:
+        """Evaluates the line at x."""
+        return self.intercept + self.slope * x
+
+    def _over_slope(self, numerator: float, covariance: np.ndarray) -> Ratio:
+        return ratio_of_estimates(
+            numerator,
+            self.slope,
+            covariance=covariance,
+            degrees_of_freedom=self.degrees_of_freedom,
+        )
+
+    def _interval(self, value: float, variance: float) -> Interval:
+        half_width = t_quantile(self.degrees_of_freedom) * float(np.sqrt(variance))
+        return Interval(value - half_width, value + half_width)
+
+
+def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
+    """Fits a line through measurements with relative errors.
+
+    Args:
+        x: Where it was measured, one value a measurement; repeat it for repeated measurements.
+        y: What was measured, positive.
+
+    Returns:
+        The line.
+
+    Raises:
+        ValueError: If there are fewer than three measurements or two distinct x, or one of them
+            is not positive.
+    """
+    x, y = check_measurements(x, y)
+    design = np.stack([np.ones_like(x), x / np.max(x)], axis=1)
+    weights = np.ones_like(y)
+    fitted = y
+    for _ in range(_MOST_ROUNDS):
+        scaled = design / fitted[:, None] * np.sqrt(weights)[:, None]
+        coefficients = np.linalg.lstsq(scaled, y / fitted * np.sqrt(weights), rcond=None)[0]
+        previous, fitted = fitted, _positive(design @ coefficients, y)
+        residuals = y / fitted - 1
+        weights = _huber_weights(residuals)
+        if np.allclose(fitted, previous, rtol=1e-10, atol=0):
+            break
+    unit = np.array([1.0, 1 / np.max(x)])
+    covariance = _covariance(design / fitted[:, None], residuals, weights) * np.outer(unit, unit)
+    intercept, slope = coefficients * unit
+    departure = measure_departure(x, y / _positive(intercept + slope * x, y) - 1)
+    return Line(
+        float(intercept),
+        float(slope),
+        covariance,
+        degrees_of_freedom=len(y) - 2,
+        departure=departure,
+    )
+
+
+def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Checks that there are enough positive measurements for a line.
+
+    Args:
+        x: Where it was measured.
+        y: What was measured.
+
+    Returns:
+        Both as arrays.
+
+    Raises:
+        ValueError: If there are not.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(
+            "Measurements need one size each, in one dimension. Received: "
+            f"shapes {x.shape} and {y.shape}."
+        )
+    if len(x) < 3 or len(np.unique(x)) < 2:
+        raise ValueError(
+            "A line with its error needs at least three measurements at two or more sizes: "
+            f"measure more. Received: {len(x)} at {len(np.unique(x))} sizes."
+        )
+    if not np.all(np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)):
+        raise ValueError(
+            "Sizes and measurements must be positive and finite: leave out the runs that failed. "
+            f"Received: x={x.tolist()}, y={y.tolist()}."
+        )
+    return x, y
+
+
+def _positive(fitted: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Keeps the scale of an error positive where a bad line is not."""
+    return np.maximum(fitted, 0.1 * y)
+
+
+def _huber_weights(residuals: np.ndarray) -> np.ndarray:
+    # The standard deviation by the median absolute one, less the two that the line took.
+    scale = 1.4826 * np.median(np.abs(residuals)) * math.sqrt(len(residuals) / (len(residuals) - 2))
+    # Residuals that are rounding alone are all as good.
+    limit = max(_FULL_WEIGHT * scale, 1e-12)
+    return np.minimum(1.0, limit / np.maximum(np.abs(residuals), 1e-300))
+
+
+def _covariance(design: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Gives the covariance of an M-estimate: its psi is weights * residuals."""
+    count = len(residuals)
+    full = float(np.mean(weights == 1.0))
+    variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
+    return variance * np.linalg.inv(design.T @ design)

@@ -1,0 +1,172 @@
+import numpy as np
+import pytest
+from quadratic import squared_norms
+
+from kbatch.analysis.noise_scale import gradient_noise_scale, noise_scale_of_epochs
+
+
+def scales(noise_scale, *, sizes, steps, repetitions, seed=0):
+    rng = np.random.default_rng(seed)
+    m, batch = squared_norms(rng, noise_scale=noise_scale, sizes=sizes, shape=(repetitions, steps))
+    arguments = {"batch_size": sum(sizes), "accumulation_steps": len(sizes)}
+    return [gradient_noise_scale(*norms, **arguments) for norms in zip(m, batch, strict=True)]
+
+
+def norms(steps=60, noise_scale=40.0, seed=0):
+    return squared_norms(
+        np.random.default_rng(seed), noise_scale=noise_scale, sizes=[8] * 4, shape=(steps,)
+    )
+
+
+SIZES = {"batch_size": 32, "accumulation_steps": 4}
+
+
+def test_the_value_is_the_ratio_of_the_means():
+    m, batch = norms(steps=64)
+    variance = np.mean([(a - b) * 32 / 3 for a, b in zip(m, batch, strict=True)])
+    squared = np.mean([b - (a - b) / 3 for a, b in zip(m, batch, strict=True)])
+    scale = gradient_noise_scale(m, batch, **SIZES)
+    np.testing.assert_allclose(scale.value, variance / squared)
+    np.testing.assert_allclose([scale.variance, scale.squared_norm], [variance, squared])
+    assert scale.measurements == 64
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e-6, 1e8, 1e30])
+def test_the_unit_of_the_gradient_does_not_matter(unit):
+    m, batch = norms()
+    one, other = (gradient_noise_scale(u * m, u * batch, **SIZES) for u in (1.0, unit))
+    np.testing.assert_allclose(
+        [other.value, other.interval.low, other.interval.high],
+        [one.value, one.interval.low, one.interval.high],
+    )
+
+
+@pytest.mark.parametrize("copies", [2, 5])
+def test_examples_counted_in_other_units_scale_it(copies):
+    m, batch = norms()
+    one = gradient_noise_scale(m, batch, **SIZES)
+    many = gradient_noise_scale(m, batch, batch_size=copies * 32, accumulation_steps=4)
+    np.testing.assert_allclose(many.value, copies * one.value)
+    np.testing.assert_allclose(many.interval.high, copies * one.interval.high)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps", "noise_scale"),
+    [
+        ([16, 16], 30, 10.0),
+        ([16, 16], 400, 90.0),
+        ([8] * 4, 30, 3.0),
+        ([8] * 4, 100, 32.0),
+        ([4] * 8, 100, 60.0),
+        ([10, 10, 10, 2], 100, 32.0),
+    ],
+)
+def test_the_interval_covers_the_true_scale_in_95_of_100_cases(sizes, steps, noise_scale):
+    found = scales(noise_scale, sizes=sizes, steps=steps, repetitions=1500)
+    resolved = [scale for scale in found if scale.value is not None]
+    assert len(resolved) > 0.99 * len(found)
+    covered = np.mean([s.interval.low <= noise_scale <= s.interval.high for s in resolved])
+    assert 0.90 < covered < 0.97
+
+
+@pytest.mark.parametrize("noise_scale", [300.0, 3000.0, 1e6])
+def test_a_scale_far_above_the_batch_is_seldom_claimed_and_its_bound_holds(noise_scale):
+    found = scales(noise_scale, sizes=[8] * 4, steps=30, repetitions=1500)
+    wrong = [
+        s for s in found if s.value and not s.interval.low <= noise_scale <= s.interval.high
+    ]
+    assert len(wrong) < 0.06 * len(found)
+    bounded = [s.at_least is None or s.at_least <= noise_scale for s in found]
+    assert np.mean(bounded) > 0.95
+    unresolved = [s for s in found if s.value is None]
+    assert len(unresolved) > 0.5 * len(found)
+    assert np.mean([(s.at_least or 0.0) > 8 for s in unresolved]) > 0.9
+
+
+def test_unresolved_has_neither_value_nor_interval():
+    for scale in scales(1e6, sizes=[8] * 4, steps=30, repetitions=200):
+        assert (scale.value is None) == (scale.interval is None)
+
+
+def test_a_lower_bound_is_the_end_of_the_interval_where_there_is_one():
+    scale = gradient_noise_scale(*norms(), **SIZES)
+    assert scale.at_least == scale.interval.low < scale.value < scale.interval.high
+
+
+def test_more_steps_make_it_narrower():
+    widths = []
+    for steps in (50, 500, 5000):
+        scale = gradient_noise_scale(*norms(steps), **SIZES)
+        widths.append(scale.interval.high / scale.interval.low)
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] < 1.2
+
+
+def test_steps_that_follow_each_other_widen_it():
+    # Each step repeated eight times: the information of an eighth of the steps.
+    m, batch = norms(steps=125)
+    once = gradient_noise_scale(m, batch, **SIZES).interval
+    copied = gradient_noise_scale(np.repeat(m, 8), np.repeat(batch, 8), **SIZES).interval
+    np.testing.assert_allclose(copied.high / copied.low, once.high / once.low, rtol=0.25)
+
+
+def test_gradients_without_noise_have_scale_zero():
+    scale = gradient_noise_scale([2.0] * 30, [2.0] * 30, **SIZES)
+    assert scale.value == scale.interval.low == scale.interval.high == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_fewer_than_three_steps_are_unresolved(steps):
+    scale = gradient_noise_scale([3.0] * steps, [2.0] * steps, **SIZES)
+    assert scale.value is None
+    assert scale.at_least is None
+    assert (scale.variance is None) == (steps == 0)
+
+
+def test_epochs_of_constant_moments_give_their_ratio():
+    scale = noise_scale_of_epochs([20.0] * 4, [0.5] * 4)
+    np.testing.assert_allclose(scale.value, 40)
+
+
+def test_epochs_agree_with_the_steps_they_are_the_means_of():
+    m, batch = norms(steps=1000)
+    variance, squared = (m - batch) * 32 / 3, batch - (m - batch) / 3
+    by_epoch = noise_scale_of_epochs(
+        # The early half is another story, and left out.
+        [1e9] * 10 + [part.mean() for part in np.split(variance, 10)],
+        [1e-9] * 10 + [part.mean() for part in np.split(squared, 10)],
+    )
+    by_step = gradient_noise_scale(m, batch, **SIZES)
+    np.testing.assert_allclose(by_epoch.value, by_step.value)
+    assert by_epoch.measurements == 10
+    assert 0.4 < by_epoch.interval.high / by_step.interval.high < 2.5
+
+
+def test_epochs_count_by_their_measured_updates():
+    heavy = noise_scale_of_epochs([20.0, 20, 41], [1.0, 1, 0.99], weights=[1, 1, 2])
+    repeated = ((20.0 + 20 + 2 * 41) / 4) / ((1 + 1 + 2 * 0.99) / 4)
+    np.testing.assert_allclose(heavy.variance / heavy.squared_norm, repeated)
+
+
+def test_an_epoch_without_a_measured_update_is_left_out():
+    scale = noise_scale_of_epochs([np.nan, 20.0, np.nan, 22, 21], [np.nan, 1.0, np.nan, 1, 1])
+    assert scale.measurements == 3
+    np.testing.assert_allclose(scale.value, 21)
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_fewer_than_three_epochs_are_unresolved(epochs):
+    assert noise_scale_of_epochs([20.0] * epochs, [1.0] * epochs).value is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "weights", "message"),
+    [
+        (([1.0], [1.0, 2.0]), 1.0, r"shapes \(1,\) and \(2,\)"),
+        (([1.0, 2.0], [1.0, 2.0]), [1.0, 0.0], r"weights=\[1.0, 0.0\]"),
+        (([1.0, 2.0], [1.0, 2.0]), [1.0, 1.0, 1.0], "each of the 2 epochs"),
+    ],
+)
+def test_epochs_that_do_not_match_are_refused(arguments, weights, message):
+    with pytest.raises(ValueError, match=message):
+        noise_scale_of_epochs(*arguments, weights=weights)
