@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from kbatch.profiling.inference_paths import fetched
-from kbatch.records.inference import OutputChange
+from kbatch.records.inference_measurements import OutputChange
 from kbatch.training.dtype_policy import check_dtype_policies
 from kbatch.training.errors import InputError
 

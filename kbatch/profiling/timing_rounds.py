@@ -85,15 +85,27 @@ class TimingRounds(Generic[Key]):
         plan: When a contender has been timed enough.
         seed: Seed of the order within rounds.
         clock: Tells seconds.
+        is_result: Tells which errors of a call are a result, such as want of memory: the
+            contender leaves, and the others go on.
 
     Attributes:
         blocks: The turns of each contender, in order.
         warm_ups: The calls before them.
+        failures: The errors that were results.
     """
 
-    def __init__(self, plan: TimingPlan, *, seed: int, clock: Clock = time.perf_counter):
+    def __init__(
+        self,
+        plan: TimingPlan,
+        *,
+        seed: int,
+        clock: Clock = time.perf_counter,
+        is_result: Callable[[Exception], bool] = lambda error: False,
+    ):
         self.blocks: dict[Key, list[Block]] = {}
         self.warm_ups: dict[Key, WarmUp] = {}
+        self.failures: dict[Key, Exception] = {}
+        self._is_result = is_result
         self._plan = plan
         self._clock = clock
         self._started_s = clock()
@@ -105,13 +117,20 @@ class TimingRounds(Generic[Key]):
         """Seconds since the start, warming up included."""
         return self._clock() - self._started_s
 
-    def admit(self, key: Key, call: Call) -> WarmUp:
+    def admit(self, key: Key, call: Call) -> WarmUp | None:
         """Warms a contender up and lets it take part.
 
+        Returns:
+            Its warm-up; None where its error is a result, and it takes no part.
+
         Raises:
-            Exception: What the call raises; the contender takes no part then.
+            Exception: Any other error of the call.
         """
-        warm_up = warm_up_calls(call, clock=self._clock)
+        try:
+            warm_up = warm_up_calls(call, clock=self._clock)
+        except Exception as error:
+            self._keep_if_result(key, error)
+            return None
         self.warm_ups[key], self.blocks[key], self._calls[key] = warm_up, [], call
         return warm_up
 
@@ -128,9 +147,12 @@ class TimingRounds(Generic[Key]):
             for key in self._order.sample(live, len(live)):
                 if number > 0 and self.spent_s >= self._plan.time_budget_s:
                     return
-                durations_s = self._block(self._calls[key])
-                self.blocks[key].append(Block(number, durations_s))
-            live = [key for key in live if not timed_enough(self.blocks[key], self._plan)]
+                self._take_turn(key, number)
+            live = [
+                key
+                for key in live
+                if key not in self.failures and not timed_enough(self.blocks[key], self._plan)
+            ]
             number += 1
             if on_round is not None:
                 on_round(number, len(live))
@@ -140,9 +162,21 @@ class TimingRounds(Generic[Key]):
         with collection_off():
             return self._timed(self._calls[key], least_calls=calls, least_s=0.0)
 
-    def _block(self, call: Call) -> tuple[float, ...]:
-        with collection_off():
-            return self._timed(call, least_calls=1, least_s=self._plan.block_s)
+    def _take_turn(self, key: Key, number: int) -> None:
+        try:
+            with collection_off():
+                durations_s = self._timed(
+                    self._calls[key], least_calls=1, least_s=self._plan.block_s
+                )
+        except Exception as error:
+            self._keep_if_result(key, error)
+        else:
+            self.blocks[key].append(Block(number, durations_s))
+
+    def _keep_if_result(self, key: Key, error: Exception) -> None:
+        if not self._is_result(error):
+            raise error
+        self.failures[key] = error
 
     def _timed(self, call: Call, *, least_calls: int, least_s: float) -> tuple[float, ...]:
         durations_s: list[float] = []

@@ -200,9 +200,8 @@ class InferenceProfile:
             for t in known
             for value in _group_quantiles(t.latencies_s, quantile)
         ]
-        if len(pairs) < 3:
-            pairs += pairs  # Two single values: the line through them, of unknown error.
-        return fit_latency(*zip(*pairs, strict=True))
+        # With the calls that the quantile needs there are two groups of each size or more.
+        return fit_latency([size for size, _ in pairs], [value for _, value in pairs])
 
     def select(
         self, *, call_path: str | None = None, dtype_policy: str | None = None

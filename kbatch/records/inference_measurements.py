@@ -106,6 +106,7 @@ class MemoryRecord:
         reason: Why it was not run, None where it was.
         peak_bytes: Most bytes held at once, weights included; None where it is not known.
         predicted_bytes: What smaller sizes let expect, None for the first.
+        guarded: Whether it was not run because it would need too much.
     """
 
     dtype_policy: str
@@ -114,6 +115,7 @@ class MemoryRecord:
     reason: str | None = None
     peak_bytes: int | None = None
     predicted_bytes: float | None = None
+    guarded: bool = False
 
     def __post_init__(self) -> None:
         if self.outcome not in MEMORY_OUTCOMES:

@@ -14,13 +14,15 @@ class KeptState:
     The optimizer is built first: what is kept is its state before the first update.
 
     Args:
-        model: A compiled and built model.
+        model: A built model; one that is not compiled has no optimizer to keep.
     """
 
     def __init__(self, model: keras.Model):
         self._model: Any = model
-        self._model.optimizer.build(model.trainable_variables)
-        found = [*self._model.variables, *self._model.optimizer.variables]
+        found = list(self._model.variables)
+        if getattr(model, "optimizer", None) is not None:
+            self._model.optimizer.build(model.trainable_variables)
+            found += self._model.optimizer.variables
         self._variables = list({id(variable): variable for variable in found}.values())
         self._values = [np.array(variable.value) for variable in self._variables]
         self._step = vars(model).get("train_step")
@@ -39,7 +41,7 @@ class KeptState:
 
 @contextlib.contextmanager
 def kept_state(model: keras.Model) -> Iterator[None]:
-    """Puts a compiled and built model back as it was."""
+    """Puts a built model back as it was."""
     state = KeptState(model)
     try:
         yield

@@ -155,6 +155,35 @@ def test_what_a_contender_raises_comes_as_it_is_and_it_takes_no_part():
     assert set(rounds.blocks) == {"a"}
 
 
+def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
+    clock = Clock()
+    rounds = TimingRounds(
+        TimingPlan(), seed=0, clock=clock, is_result=lambda error: isinstance(error, MemoryError)
+    )
+    work = clock.worker(0.1)
+    left = [None] * 6
+
+    def fails_later():
+        work()
+        if not left:
+            raise MemoryError("later")
+        left.pop()
+
+    def fails():
+        raise MemoryError("at once")
+
+    assert rounds.admit("steady", work) is not None
+    assert rounds.admit("later", fails_later) is not None
+    assert rounds.admit("never", fails) is None
+    rounds.run()
+    assert {key: str(error) for key, error in rounds.failures.items()} == {
+        "later": "later",
+        "never": "at once",
+    }
+    assert len(rounds.blocks["steady"]) == 59
+    assert len(rounds.blocks["later"]) == 3
+
+
 def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():
     clock = Clock()
     seen = set()
