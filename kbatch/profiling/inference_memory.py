@@ -79,6 +79,7 @@ def measure_memory(
             batch_sizes,
             dtype_policy=dtype_policy,
             limit_bytes=facts.limit_bytes,
+            weights_bytes=facts.variables_bytes,
             time_budget_s=time_budget_s,
             on_probe=on_probe,
         )
@@ -92,6 +93,7 @@ def ascend_memory(
     *,
     dtype_policy: str,
     limit_bytes: int,
+    weights_bytes: int,
     time_budget_s: float,
     guard_share: float = GUARD_SHARE,
     on_probe: Callable[[MemoryRecord], None] | None = None,
@@ -99,7 +101,8 @@ def ascend_memory(
 ) -> tuple[MemoryRecord, ...]:
     """Probes sizes in ascending order as long as the next one is expected to fit.
 
-    From two sizes on a line tells what to expect; before, the first size's memory in proportion.
+    From two sizes on a line tells what to expect; before, the
+    first size's memory beside the weights in proportion.
     Once memory has run out, larger sizes are not run.
 
     Args:
@@ -107,6 +110,7 @@ def ascend_memory(
         batch_sizes: Sizes in ascending order.
         dtype_policy: For the records.
         limit_bytes: Memory that there is.
+        weights_bytes: Part of it that the model's variables take, whatever the batch.
         time_budget_s: Seconds after which no size is begun.
         guard_share: Share of the limit above which a size is not run.
         on_probe: Receives each record.
@@ -120,7 +124,7 @@ def ascend_memory(
     records: list[MemoryRecord] = []
     out_at: int | None = None
     for size in batch_sizes:
-        expected = expected_bytes(measured, size)
+        expected = expected_bytes(measured, size, weights_bytes)
         guarded, reason = _reason_not_to_run(out_at, expected, guard_share, limit_bytes)
         if reason is None and clock() - began_s >= time_budget_s:
             reason = "the time for the memory was spent"
@@ -153,14 +157,17 @@ def _reason_not_to_run(
     )
 
 
-def expected_bytes(measured: dict[int, float], batch_size: int) -> float | None:
+def expected_bytes(
+    measured: dict[int, float], batch_size: int, weights_bytes: float
+) -> float | None:
     """Tells what the memory of smaller sizes lets expect of a larger one; None from none."""
     if not measured:
         return None
     fit = fit_memory(measured)
     largest = max(measured)
     if fit is None:
-        return measured[largest] * batch_size / largest
+        fixed = min(weights_bytes, measured[largest])
+        return fixed + (measured[largest] - fixed) * batch_size / largest
     return max(fit.predict(batch_size), measured[largest])
 
 

@@ -14,6 +14,8 @@ from kbatch.profiling.inference_paths import CallPath
 from kbatch.profiling.timing_rounds import Block, TimingPlan, TimingRounds, WarmUp
 from kbatch.records.inference_measurements import MemoryRecord, TimingRecord, TwinRecord
 
+# Share of the time after which no more settings are warmed up: the rest is for the rounds.
+_SHARE_TO_WARM_UP = 0.5
 # Single calls that a record keeps of each block.
 _KEPT_CALLS = 64
 
@@ -105,27 +107,27 @@ class InferenceSweep:
         memory: Mapping[tuple[str, int], MemoryRecord],
         on_setting: Callable[[Setting, WarmUp | None], None],
     ) -> None:
-        """Warms all settings up, each size of all series before the next larger size.
+        """Warms all settings up, small sizes first.
+
+        The first series comes before the others: it answers questions, whatever the time leaves
+        to those.
 
         Args:
             memory: The memory of each policy and size, as far as it was measured.
             on_setting: Receives each setting with its warm-up, None where memory ran out.
         """
         ended: dict[tuple[str, str], str] = {}
-        for size in self._plan.batch_sizes:
-            for path, policy in self._prepare:
-                setting = Setting(path, policy, size)
-                reason = ended.get((path, policy)) or self._reason_not_to_run(
-                    memory.get((policy, size))
-                )
-                if reason is not None:
-                    self._not_run[setting] = reason
-                    continue
-                warm_up = self.admit(setting)
-                on_setting(setting, warm_up)
-                end = self._reason_to_end(setting, warm_up)
-                if end is not None:
-                    ended[path, policy] = end
+        for setting in self._in_order():
+            probe = memory.get((setting.dtype_policy, setting.batch_size))
+            reason = ended.get(setting[:2]) or self._reason_not_to_run(probe)
+            if reason is not None:
+                self._not_run[setting] = reason
+                continue
+            warm_up = self.admit(setting)
+            on_setting(setting, warm_up)
+            end = self._reason_to_end(setting, warm_up)
+            if end is not None:
+                ended[setting[:2]] = end
 
     def admit(self, setting: Setting) -> WarmUp | None:
         """Warms one setting up and lets it take part; None where memory ran out."""
@@ -164,13 +166,21 @@ class InferenceSweep:
             for size in self._plan.batch_sizes
         )
 
+    def _in_order(self) -> list[Setting]:
+        first, *others = self._prepare
+        sizes = self._plan.batch_sizes
+        return [
+            *(Setting(*first, size) for size in sizes),
+            *(Setting(*series, size) for size in sizes for series in others),
+        ]
+
     def _reason_not_to_run(self, memory: MemoryRecord | None) -> str | None:
         if memory is not None and memory.outcome == "out_of_memory":
             return "memory ran out when it was probed"
         if memory is not None and memory.guarded:
             return memory.reason
-        if self.rounds.spent_s >= self._plan.timing.time_budget_s:
-            return "the time budget was spent"
+        if self.rounds.spent_s >= _SHARE_TO_WARM_UP * self._plan.timing.time_budget_s:
+            return "half of the time budget was spent on warming up smaller sizes"
         return None
 
     def _reason_to_end(self, setting: Setting, warm_up: WarmUp | None) -> str | None:

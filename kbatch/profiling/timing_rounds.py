@@ -14,6 +14,8 @@ from kbatch.analysis.intervals import mean_interval
 # Two calls in a row that differ by less than this share agree.
 _AGREEMENT = 0.1
 _MOST_WARM_UP_CALLS = 12
+# Long calls need no more than two of them to be warm.
+_LONG_WARM_UP_S = 1.0
 # A mean of fewer rounds has an interval that happens to be short too often.
 _FEWEST_ROUNDS = 5
 
@@ -198,6 +200,8 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter) -> WarmUp:
         call()
         durations_s.append(clock() - began_s)
         if len(durations_s) > _MOST_WARM_UP_CALLS:
+            break
+        if len(durations_s) > 2 and sum(durations_s[1:]) > _LONG_WARM_UP_S:
             break
     return WarmUp(durations_s[0], tuple(durations_s[1:]))
 

@@ -112,6 +112,13 @@ class InferenceProfile:
         """
         timings = self._measured()
         sizes = [t.batch_size for t in timings for _ in t.batch_times_s]
+        if len(sizes) < 3 or len(timings) < 2:
+            path, policy = self.series[0]
+            raise ValueError(
+                "A fit needs two measured batch sizes with three blocks in all: measure longer, or "
+                f"fewer call paths and policies at once. Received: {len(timings)} sizes with "
+                f"{len(sizes)} blocks of {path!r} under {policy}."
+            )
         return fit_latency(sizes, [value for t in timings for value in t.batch_times_s])
 
     @property

@@ -57,8 +57,9 @@ def test_the_first_call_never_counts_as_one_of_the_two():
 
 def test_a_warm_up_that_never_settles_ends():
     clock = Clock()
-    warm_up = warm_up_calls(clock.worker(*[2.0**k for k in range(100)]), clock=clock)
+    warm_up = warm_up_calls(clock.worker(*[1e-6 * 2.0**k for k in range(100)]), clock=clock)
     assert len(warm_up.later_calls_s) == 12
+    assert len(warm_up_calls(clock.worker(1.0, 0.9, 0.5, 0.2), clock=clock).later_calls_s) == 2
 
 
 def test_each_round_has_one_block_of_every_live_contender_in_changing_order():
