@@ -57,7 +57,7 @@ def profile_inference(
 
     Batch sizes, call paths and policies take turns in shuffled rounds, so that a machine that
     drifts slows all alike, and the first call of each is kept apart. A setting has been timed
-    enough when its 95 % interval is within 5 % of the mean and the calls that the quantile needs
+    enough when its 95 % interval is within 5 % of the median and the calls that the quantile needs
     were made, or 30 rounds later. Memory is measured before, in a worker process that may die of
     it, and a batch that is expected to need over 80 % of it is not run.
 

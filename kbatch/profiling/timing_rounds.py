@@ -9,15 +9,13 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from kbatch.analysis.intervals import mean_interval
+from kbatch.analysis.median_interval import FEWEST_VALUES, median_interval
 
 # Two calls in a row that differ by less than this share agree.
 _AGREEMENT = 0.1
 _MOST_WARM_UP_CALLS = 12
 # Long calls need no more than two of them to be warm.
 _LONG_WARM_UP_S = 1.0
-# A mean of fewer rounds has an interval that happens to be short too often.
-_FEWEST_ROUNDS = 5
 
 Key = TypeVar("Key", bound=Hashable)
 Call = Callable[[], object]
@@ -32,7 +30,7 @@ class TimingPlan:
         time_budget_s: Seconds after which no block is begun, once each contender had one.
         needed_calls: Calls that the asked quantile needs.
         block_s: Least seconds that a contender runs in a round.
-        precision: Share of the mean to which its 95 % interval shall reach, to each side.
+        precision: Share of the median over the rounds to which its 95 % interval shall reach, to each side.
         rounds_beyond: Most rounds after the needed calls were made.
     """
 
@@ -56,8 +54,8 @@ class WarmUp(NamedTuple):
 
     @property
     def call_s(self) -> float:
-        """Seconds that a call takes about."""
-        return statistics.median(self.later_calls_s[-2:])
+        """Seconds that an undisturbed call takes about."""
+        return min(self.later_calls_s)
 
 
 class Block(NamedTuple):
@@ -212,15 +210,15 @@ def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
     It may with the needed calls and the precision, or many rounds after the needed calls.
     """
     with_calls = rounds_with_calls(blocks, plan.needed_calls)
-    if with_calls is None or len(blocks) < _FEWEST_ROUNDS:
+    if with_calls is None or len(blocks) < FEWEST_VALUES:
         return False
     if len(blocks) >= with_calls + plan.rounds_beyond:
         return True
     medians_s = [statistics.median(block.durations_s) for block in blocks]
-    interval = mean_interval(medians_s)
+    interval = median_interval(medians_s)
     if interval is None:
         return False
-    return interval.high - interval.low <= 2 * plan.precision * statistics.fmean(medians_s)
+    return interval.high - interval.low <= 2 * plan.precision * statistics.median(medians_s)
 
 
 def rounds_with_calls(blocks: list[Block], calls: int) -> int | None:

@@ -4,7 +4,8 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from kbatch.analysis.intervals import Interval, mean_interval
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.median_interval import median_interval
 from kbatch.analysis.quantile_bounds import QuantileBound, quantile_upper_bound
 
 TIMING_OUTCOMES = ("measured", "out_of_memory", "not_run")
@@ -82,8 +83,8 @@ class TimingRecord:
 
     @property
     def batch_time_interval_s(self) -> Interval | None:
-        """The 95 % interval of the mean over the blocks, None from fewer than three."""
-        return mean_interval(self.batch_times_s)
+        """The 95 % interval of that median, None from fewer than six blocks."""
+        return median_interval(self.batch_times_s)
 
     @property
     def samples_per_second(self) -> float | None:
@@ -166,9 +167,9 @@ class TwinRecord:
     def noise_floor(self) -> float | None:
         """The difference that equal settings may show, as a share; None from too few rounds.
 
-        It is the farther end from 0 of the 95 % interval of the mean log ratio.
+        It is the farther end from 0 of the 95 % interval of the median log ratio.
         """
-        interval = mean_interval(self.log_ratios)
+        interval = median_interval(self.log_ratios)
         return None if interval is None else max(abs(interval.low), abs(interval.high))
 
 
