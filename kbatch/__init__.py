@@ -12,20 +12,29 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
     "Study": "kbatch.records.study",
+    "InferenceProfile": "kbatch.records.inference",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
     "find_max_batch_size": "kbatch.profiling.max_batch",
     "load_study": "kbatch.records.loading",
+    "plot_inference_memory": "kbatch.reporting.figures.inference_memory",
+    "plot_inference_noise": "kbatch.reporting.figures.inference_noise",
+    "plot_inference_operating_curve": "kbatch.reporting.figures.inference_operating_curve",
+    "plot_inference_paths": "kbatch.reporting.figures.inference_paths",
+    "plot_inference_tails": "kbatch.reporting.figures.inference_tails",
+    "plot_inference_throughput": "kbatch.reporting.figures.inference_throughput",
     "plot_trials": "kbatch.reporting.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
+    "profile_inference": "kbatch.profiling.inference",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
 }
 
 __all__ = [
     "BatchSizeHyperModel",
+    "InferenceProfile",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
     "Study",
@@ -33,8 +42,15 @@ __all__ = [
     "analysis",
     "find_max_batch_size",
     "load_study",
+    "plot_inference_memory",
+    "plot_inference_noise",
+    "plot_inference_operating_curve",
+    "plot_inference_paths",
+    "plot_inference_tails",
+    "plot_inference_throughput",
     "plot_trials",
     "powers_of_two",
+    "profile_inference",
     "scale_learning_rate",
     "write_report",
 ]
@@ -43,10 +59,18 @@ if TYPE_CHECKING:
     from kbatch import analysis
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
+    from kbatch.profiling.inference import profile_inference
     from kbatch.profiling.max_batch import find_max_batch_size
+    from kbatch.records.inference import InferenceProfile
     from kbatch.records.loading import load_study
     from kbatch.records.max_batch import MaxBatchSizeResult
     from kbatch.records.study import Study
+    from kbatch.reporting.figures.inference_memory import plot_inference_memory
+    from kbatch.reporting.figures.inference_noise import plot_inference_noise
+    from kbatch.reporting.figures.inference_operating_curve import plot_inference_operating_curve
+    from kbatch.reporting.figures.inference_paths import plot_inference_paths
+    from kbatch.reporting.figures.inference_tails import plot_inference_tails
+    from kbatch.reporting.figures.inference_throughput import plot_inference_throughput
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients

@@ -8,11 +8,12 @@ from kbatch import __version__
 from kbatch.commands.demo import add_demo
 from kbatch.commands.doctor import add_doctor
 from kbatch.commands.export import add_export
+from kbatch.commands.inference import add_inference
 from kbatch.commands.plot import add_plot
 from kbatch.commands.report import add_report
 
 # In the order of the help.
-_COMMANDS = (add_demo, add_report, add_plot, add_export, add_doctor)
+_COMMANDS = (add_demo, add_report, add_plot, add_export, add_inference, add_doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -49,7 +49,7 @@ def profile_inference(
     time_budget_s: float = 60.0,
     measure_memory: bool = True,
     memory_limit_bytes: int | None = None,
-    bulk_examples: int | None = None,
+    bulk_examples: int = 256,
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> InferenceProfile:
@@ -87,8 +87,7 @@ def profile_inference(
             needs too much.
         memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on
             a CPU half of what the host and its control group leave.
-        bulk_examples: Examples of a bulk call of "predict"; None for the largest batch size, at
-            least 256.
+        bulk_examples: Examples of a bulk call of "predict", one batch at least.
         seed: Seed of the order within rounds.
         on_progress: Receives lines that tell what happens.
 
@@ -147,7 +146,7 @@ def _checked(
     target_ms: float | None,
     quantile: float,
     time_budget_s: float,
-    bulk_examples: int | None,
+    bulk_examples: int,
 ) -> _Request:
     if not isinstance(model, keras.Model):
         raise TypeError(
@@ -171,9 +170,7 @@ def _checked(
     sizes = check_batch_sizes(batch_sizes) if chosen else powers_of_two(1, _LARGEST_DEFAULT)
     if not chosen and target_ms is not None:
         sizes = sizes[::2]
-    bulk = max(256, sizes[-1] if chosen else 1024)
-    if bulk_examples is not None:
-        bulk = check_size(bulk_examples, "bulk_examples")
+    bulk = check_size(bulk_examples, "bulk_examples")
     share = 1.0 if target_ms is None else _SHARE_BEFORE_CHECKS
     timing = TimingPlan(
         time_budget_s=share * time_budget_s, needed_calls=calls_for_quantile(quantile)

@@ -185,9 +185,7 @@ def _facts(probes: Probes) -> LoadFacts:
 def _probes(
     model: keras.Model, inputs: InferenceInputs, memory_limit_bytes: int | None
 ) -> Iterator[Probes]:
-    load = Load(
-        lambda: model, inputs.source, keras.config.dtype_policy().name, training=False
-    )
+    load = Load(lambda: model, inputs.source, keras.config.dtype_policy().name, training=False)
     note = _GPU_IN_USE if gpu_in_use() else None
     if note is None:
         with worker_probes(load, memory_limit_bytes) as probes:

@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.profiling.inference_inputs import InferenceInputs
+from kbatch.records.inference_measurements import BULK_PATH
 from kbatch.training.errors import InputError
 
 Call = Callable[[], Any]
-
-BULK_PATH = "predict"
 
 
 class CallPath(NamedTuple):
@@ -37,8 +36,8 @@ class CallPath(NamedTuple):
     ]
 
     def examples_per_call(self, batch_size: int, bulk_examples: int) -> int:
-        """Tells how many examples one call has."""
-        return bulk_examples if self.name == BULK_PATH else batch_size
+        """Tells how many examples one call has: a bulk call has a batch at least."""
+        return max(bulk_examples, batch_size) if self.name == BULK_PATH else batch_size
 
 
 def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[CallPath, ...]:
@@ -113,9 +112,8 @@ def _predict_on_batch(model: Any, inputs: InferenceInputs, bulk_examples: int) -
 
 @contextlib.contextmanager
 def _predict(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
-    rows = inputs.batch(bulk_examples)
-
     def prepare(batch_size: int) -> Call:
+        rows = inputs.batch(max(bulk_examples, batch_size))
         return lambda: model.predict(rows, batch_size=batch_size, verbose=0)
 
     yield prepare
@@ -152,9 +150,7 @@ def _function(model: Any, inputs: InferenceInputs, *, jit_compile: bool) -> Call
     return serve
 
 
-def _on_tensors(
-    function: Callable[[Any], Any], inputs: InferenceInputs
-) -> Callable[[int], Call]:
+def _on_tensors(function: Callable[[Any], Any], inputs: InferenceInputs) -> Callable[[int], Call]:
     """Prepares calls whose inputs lie on the device already."""
 
     def prepare(batch_size: int) -> Call:

@@ -188,20 +188,20 @@ class InferenceSweep:
             return f"memory ran out at batch size {setting.batch_size}"
         if self._plan.chosen:
             return None
-        end_s = self._plan.end_above_s
-        if end_s is not None and warm_up.call_s > end_s:
+        size, end_s = setting.batch_size, self._plan.end_above_s
+        batch_s = warm_up.call_s * size / self._examples(setting)
+        if end_s is not None and batch_s > end_s:
             return "batches beyond the latency target"
         # Twice the size takes up to twice as long, and so do all smaller ones together.
         timing = self._plan.timing
-        calls = 1 if self._is_bulk(setting) else timing.needed_calls
         rest_s = timing.time_budget_s - self.rounds.spent_s
-        if 4 * warm_up.call_s * calls * len(self._prepare) > rest_s:
+        if 4 * batch_s * timing.needed_calls * len(self._prepare) > rest_s:
             return "too slow for the time budget"
         return None
 
-    def _is_bulk(self, setting: Setting) -> bool:
+    def _examples(self, setting: Setting) -> int:
         path = self._paths[setting.call_path]
-        return path.examples_per_call(1, 2) == 2
+        return path.examples_per_call(setting.batch_size, self._plan.bulk_examples)
 
     def _record(self, setting: Setting) -> TimingRecord:
         path, policy, size = setting[:3]
@@ -218,7 +218,7 @@ class InferenceSweep:
             policy,
             size,
             "measured",
-            examples_per_call=self._paths[path].examples_per_call(size, self._plan.bulk_examples),
+            examples_per_call=self._examples(setting),
             first_call_s=warm_up.first_call_s,
             warm_up_calls=len(warm_up.later_calls_s),
             calls=sum(len(block.durations_s) for block in blocks),

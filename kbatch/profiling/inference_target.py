@@ -47,8 +47,9 @@ def verify_target(
         say: Receives a line for each size.
     """
     path, policy = profile.series[0]
-    measured = [t for t in profile.timings if t.measured and (t.call_path, t.dtype_policy)
-                == (path, policy)]
+    measured = [
+        t for t in profile.timings if t.measured and (t.call_path, t.dtype_policy) == (path, policy)
+    ]
     if not measured:
         return _with_note(profile, "The latency target was not looked for: nothing was timed.")
 

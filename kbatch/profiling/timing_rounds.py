@@ -30,7 +30,8 @@ class TimingPlan:
         time_budget_s: Seconds after which no block is begun, once each contender had one.
         needed_calls: Calls that the asked quantile needs.
         block_s: Least seconds that a contender runs in a round.
-        precision: Share of the median over the rounds to which its 95 % interval shall reach, to each side.
+        precision: Share of the median over the rounds to which its 95 % interval shall reach, to
+            each side.
         rounds_beyond: Most rounds after the needed calls were made.
     """
 

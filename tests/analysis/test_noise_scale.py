@@ -72,9 +72,7 @@ def test_the_interval_covers_the_true_scale_in_95_of_100_cases(sizes, steps, noi
 @pytest.mark.parametrize("noise_scale", [300.0, 3000.0, 1e6])
 def test_a_scale_far_above_the_batch_is_seldom_claimed_and_its_bound_holds(noise_scale):
     found = scales(noise_scale, sizes=[8] * 4, steps=30, repetitions=1500)
-    wrong = [
-        s for s in found if s.value and not s.interval.low <= noise_scale <= s.interval.high
-    ]
+    wrong = [s for s in found if s.value and not s.interval.low <= noise_scale <= s.interval.high]
     assert len(wrong) < 0.06 * len(found)
     bounded = [s.at_least is None or s.at_least <= noise_scale for s in found]
     assert np.mean(bounded) > 0.95

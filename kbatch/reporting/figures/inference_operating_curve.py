@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from kbatch.reporting.figures.canvas import SMALL_PT, halo, new_axes, tidy, write_caption
 from kbatch.reporting.figures.inference_info import TimedSeries, inference_info
 from kbatch.reporting.figures.inference_throughput import draw_series, name_panel
+from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, GRID, MUTED, series_style
 
 if TYPE_CHECKING:
@@ -15,9 +16,7 @@ if TYPE_CHECKING:
 HEIGHT_IN = 3.8
 
 
-def plot_inference_operating_curve(
-    profile: "InferenceProfile", ax: "Axes | None" = None
-) -> "Axes":
+def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
     """Plots samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
@@ -57,7 +56,7 @@ def plot_inference_operating_curve(
         )
     panel.set_ylim(bottom=0, top=1.12 * panel.get_ylim()[1])
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
     name_panel(panel, info.name, len(info.series) > 1)

@@ -7,6 +7,7 @@ from kbatch.reporting.figures.batch_axis import batch_axis
 from kbatch.reporting.figures.canvas import SMALL_PT, halo, new_axes, tidy, write_caption
 from kbatch.reporting.figures.inference_info import BATCH_LABEL, conditions_line
 from kbatch.reporting.figures.inference_throughput import draw_series, name_panel
+from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.palette import MUTED
 from kbatch.reporting.number_text import listed
 
@@ -94,7 +95,7 @@ def plot_inference_tails(profile: "InferenceProfile", ax: "Axes | None" = None) 
             [None] * len(values),
         )
     panel.set_yscale("log")
-    panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    plain_log_labels(panel.yaxis)
     panel.set_ylabel("Latency, upper 95 % bound\nof the quantile (ms)")
     path, policy = profile.series[0]
     name_panel(panel, f"{profile.model_name}: {path}, {policy}", legend=True)
@@ -111,7 +112,9 @@ def missing_notes(points: tuple[TailPoint, ...]) -> tuple[str, ...]:
         if missing:
             sizes = listed(f"{p.batch_size:,}" for p in missing)
             most = max(p.missing_calls for p in missing)
-            notes.append(f"p{100 * quantile:g} at batch size {sizes} needs up to {most:,} more calls.")
+            notes.append(
+                f"p{100 * quantile:g} at batch size {sizes} needs up to {most:,} more calls."
+            )
     return tuple(notes)
 
 

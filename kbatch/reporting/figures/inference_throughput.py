@@ -13,6 +13,7 @@ from kbatch.reporting.figures.canvas import (
     write_caption,
 )
 from kbatch.reporting.figures.inference_info import BATCH_LABEL, InferenceInfo, inference_info
+from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.palette import ALARM, INK, MUTED, PAPER, series_style
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: "Axes | None" = N
     upper.set_ylim(bottom=0, top=1.12 * upper.get_ylim()[1])
     upper.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     lower.set_yscale("log")
-    lower.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    plain_log_labels(lower.yaxis)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Time of a batch\n(ms)")
     name_panel(upper, info.name, len(info.series) > 1)
