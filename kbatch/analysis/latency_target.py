@@ -12,13 +12,11 @@ import numpy as np
 
 from kbatch.analysis.quantile_bounds import calls_for_quantile, quantile_upper_bound
 
-# The first guess keeps this far below the target: half the time a guess at it would fail.
-_FIRST_AIM = 0.95
+# A guess keeps this far below the target: half the time a guess at it would fail.
+_AIM = 0.95
 _MOST_CHECKS = 6
 # With this share of the target in use, a larger size would gain little.
 _IN_USE = 0.85
-# A size that failed is left by at least this share.
-_SHORTEST_STEP = 0.03
 # A check makes up to so many times the calls that the quantile needs.
 _MOST_LOOKS = 4
 
@@ -63,8 +61,8 @@ def search_latency_target(
     """
     tries: list[TargetTry] = []
     low, high = 0, largest + 1
-    size = min(guess(_FIRST_AIM * target_s) or 1, largest)
-    scale = 1.0
+    share = _AIM  # What the fit is asked for, as a share of the target.
+    size = min(guess(share * target_s) or 1, largest)
     while True:
         found = _try(call, size, target_s, quantile)
         tries.append(found)
@@ -72,14 +70,9 @@ def search_latency_target(
         use = float(np.quantile(found.latencies_s, quantile)) / target_s
         if len(tries) == _MOST_CHECKS or not more_time() or (found.keeps and use > _IN_USE):
             return tuple(tries)
-        if not found.keeps:
-            # The bound may exceed the target where the quantile itself does not.
-            scale = min(scale, 1.0) / max(use, 1.0) * (1 - _SHORTEST_STEP)
-            size = min(guess(_FIRST_AIM * scale * target_s) or 1, _step_down(size))
-        else:
-            scale = scale / use
-            size = guess(_FIRST_AIM * scale * target_s) or size
-        size = min(size, high - 1)
+        # The bound may exceed the target where the quantile itself does not.
+        share *= _AIM / (use if found.keeps else max(use, 1.0))
+        size = min(guess(share * target_s) or 1, high - 1)
         if size <= low:
             return tuple(tries)
 
@@ -87,10 +80,6 @@ def search_latency_target(
 def best_try(tries: Sequence[TargetTry]) -> TargetTry | None:
     """Gives the largest size that kept to the target, None if none did."""
     return max((one for one in tries if one.keeps), key=lambda one: one.batch_size, default=None)
-
-
-def _step_down(size: int) -> int:
-    return max(1, min(size - 1, int(size * (1 - _SHORTEST_STEP))))
 
 
 def _try(

@@ -1,5 +1,6 @@
 """The figure of throughput and latency by batch size."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kbatch.reporting.figures.batch_axis import batch_axis
@@ -77,9 +78,9 @@ def draw_series(
     panel: "Axes",
     index: int,
     label: str,
-    places: list[int],
-    values: list[float],
-    bounds: "list[tuple[float, float] | None]",
+    places: Sequence[float],
+    values: Sequence[float],
+    bounds: Sequence[tuple[float, float] | None],
 ) -> None:
     """Draws one series with its bars.
 
