@@ -66,7 +66,9 @@ def _made_rows(model: keras.Model) -> Any:
             "give `x`, some rows of its inputs, or build it with `keras.Input`. "
             f"Received: model={model.name!r}, x=None."
         )
-    structure = getattr(model, "_inputs_struct", None) or tensors
+    structure: Any = getattr(model, "_inputs_struct", None)
+    if structure is None:
+        structure = tensors
     if isinstance(structure, list) and len(structure) == 1:
         structure = structure[0]
     rng = np.random.default_rng(0)

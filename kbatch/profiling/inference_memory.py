@@ -190,7 +190,9 @@ def _probes(
     if note is None:
         with worker_probes(load, memory_limit_bytes) as probes:
             try:
-                _ = probes.facts
+                _facts(probes)
+            except InputError:
+                raise
             # What a class that the worker does not know leads to when the model is read there.
             except (UnsendableError, TypeError, ValueError, AttributeError, ImportError):
                 note = _NOT_SENDABLE

@@ -45,7 +45,7 @@ def test_knee_and_efficient_follow_from_the_line():
 @pytest.mark.parametrize("quantile", [0.5, 0.95])
 def test_the_batch_for_a_target_is_the_largest_whose_latency_keeps_to_it(target_ms, quantile):
     answer = make_profile().batch_for(latency_ms=target_ms, quantile=quantile)
-    ideal = target_ms * 10 / 1.016**(quantile > 0.5) - HALF_PEAK
+    ideal = target_ms * 10 / 1.016 ** (quantile > 0.5) - HALF_PEAK
     assert abs(answer.batch_size - ideal) <= 1 + 0.05 * ideal
     assert answer.interval.low <= answer.batch_size + 1
     assert answer.interval.high >= answer.batch_size
@@ -114,8 +114,11 @@ def test_a_check_verifies_with_95_percent_confidence(latencies_s, verified, exce
 
 def test_a_part_is_selected_by_path_and_policy():
     profile = make_profile(
-        make_timing(1), make_timing(8), make_timing(1, path="xla", scale=0.5),
-        make_timing(8, path="xla", scale=0.5), make_timing(8, path="xla", policy="int8"),
+        make_timing(1),
+        make_timing(8),
+        make_timing(1, path="xla", scale=0.5),
+        make_timing(8, path="xla", scale=0.5),
+        make_timing(8, path="xla", policy="int8"),
         checks=(check(8, [0.004] * 59, best=True),),
     )
     part = profile.select(call_path="xla")
