@@ -87,17 +87,19 @@ def by_kbatch(model, x, target_s: float) -> Found:
     return Found(kept[0] if kept else 0, probes, seconds)
 
 
-def by_bisection(prepare: Prepare, target_s: float) -> Found:
+def by_bisection(model, x, target_s: float) -> Found:
     began_s = time.perf_counter()
-    prober = Prober(prepare, target_s)
-    low, high = 0, 1
-    while high < MOST and prober.keeps(high):
-        low, high = high, 2 * high
-    for _ in range(5):
-        middle = (low + high) // 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if prober.keeps(middle) else (low, middle)
+    (path,) = call_paths_of("compiled")
+    with path.open(model, inference_inputs(model, x), 1) as prepare:  # Traced anew, as kbatch does.
+        prober = Prober(prepare, target_s)
+        low, high = 0, 1
+        while high < MOST and prober.keeps(high):
+            low, high = high, 2 * high
+        for _ in range(5):
+            middle = (low + high) // 2
+            if middle in (low, high):
+                break
+            low, high = (middle, high) if prober.keeps(middle) else (low, middle)
     return Found(low, prober.probes, time.perf_counter() - began_s)
 
 
@@ -158,7 +160,7 @@ def main() -> None:
             for _ in range(options.repeats):
                 ways = {
                     "kbatch": by_kbatch(model, x, target_s),
-                    "bisection": by_bisection(prepare, target_s),
+                    "bisection": by_bisection(model, x, target_s),
                     "exhaustive": by_all(prepare, target_s),
                 }
                 answers = {way: found.batch_size for way, found in ways.items()}

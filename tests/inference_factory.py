@@ -1,4 +1,4 @@
-"""Inference profiles for tests: the latency is (b + n_half) / r_inf unless a test says otherwise."""
+"""Inference profiles for tests: the latency is (b + n_half) / r_inf unless a test says other."""
 
 import numpy as np
 from records_factory import make_environment

@@ -1,5 +1,6 @@
 """How batch size affects a model's latency, throughput and memory when it predicts."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -31,8 +32,10 @@ from kbatch.training.errors import InputError
 _LARGEST_DEFAULT = 4096
 # Share of the time budget for the rounds where an answer is verified afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
-# Times beyond this multiple of the target do not help to find the batch within it.
-_BEYOND_TARGET = 1.5
+# Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
+# calls verify the answer.
+_STEP_WITH_TARGET = 3
+_ROUNDS_WITH_TARGET = 10
 
 Progress = Callable[[str], None]
 
@@ -72,7 +75,8 @@ def profile_inference(
             `tf.data.Dataset`; up to 64 rows are used, repeated into batches. None for random
             inputs of the model's input shapes.
         batch_sizes: Sizes in ascending order. None for powers of two as far as memory and time
-            allow, up to 4096; with a target powers of four up to the first beyond it.
+            allow, up to 4096. None with a target is the quickest way to an answer: powers of eight
+            up to the target, and fewer rounds; give sizes for a fuller picture.
         call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
             "predict_on_batch", "call" (eager), "predict" (all of `bulk_examples`, in batches),
             "saved_model" (exported and loaded), or a function of a batch. The first one answers
@@ -168,14 +172,17 @@ def _checked(
         )
     chosen = batch_sizes is not None
     sizes = check_batch_sizes(batch_sizes) if chosen else powers_of_two(1, _LARGEST_DEFAULT)
-    if not chosen and target_ms is not None:
-        sizes = sizes[::2]
+    quick = not chosen and target_ms is not None
+    if quick:
+        sizes = sizes[::_STEP_WITH_TARGET]
     bulk = check_size(bulk_examples, "bulk_examples")
     share = 1.0 if target_ms is None else _SHARE_BEFORE_CHECKS
     timing = TimingPlan(
         time_budget_s=share * time_budget_s, needed_calls=calls_for_quantile(quantile)
     )
-    end_above_s = None if target_ms is None else _BEYOND_TARGET * target_ms / 1000
+    if quick:
+        timing = dataclasses.replace(timing, rounds_beyond=_ROUNDS_WITH_TARGET)
+    end_above_s = None if target_ms is None else target_ms / 1000
     plan = SweepPlan(sizes, chosen, end_above_s, bulk, timing)
     return _Request(paths, plan, target_ms, quantile, time_budget_s)
 

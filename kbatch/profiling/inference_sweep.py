@@ -16,6 +16,7 @@ from kbatch.records.inference_measurements import MemoryRecord, TimingRecord, Tw
 
 # Share of the time after which no more settings are warmed up: the rest is for the rounds.
 _SHARE_TO_WARM_UP = 0.5
+_BEYOND_TARGET = "batches beyond the latency target"
 # Single calls that a record keeps of each block.
 _KEPT_CALLS = 64
 
@@ -44,7 +45,8 @@ class SweepPlan(NamedTuple):
     Attributes:
         batch_sizes: Sizes in ascending order.
         chosen: Whether a person chose them; if not, sizes too slow for the time are left out.
-        end_above_s: A call time that ends the sweep: one size beyond it is still timed.
+        end_above_s: A time of a batch that ends the sweep; None for none. What takes longer is not
+            timed, unless fewer than two sizes would be.
         bulk_examples: Examples of a bulk call.
         timing: When a setting has been timed enough.
     """
@@ -86,6 +88,7 @@ class InferenceSweep:
         self._prepare: dict[tuple[str, str], Prepare] = {}
         self._not_run: dict[Setting, str] = {}
         self._copies_s: dict[int, float | None] = {}
+        self._largest: dict[tuple[str, str], int] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "InferenceSweep":
@@ -124,10 +127,15 @@ class InferenceSweep:
                 self._not_run[setting] = reason
                 continue
             warm_up = self.admit(setting)
+            if warm_up is not None:
+                self._largest[setting[:2]] = setting.batch_size
             on_setting(setting, warm_up)
             end = self._reason_to_end(setting, warm_up)
             if end is not None:
                 ended[setting[:2]] = end
+            if end == _BEYOND_TARGET and self._sizes_timed(setting) > 2:
+                self.rounds.withdraw(setting)
+                self._not_run[setting] = end
 
     def admit(self, setting: Setting) -> WarmUp | None:
         """Warms one setting up and lets it take part; None where memory ran out."""
@@ -136,6 +144,10 @@ class InferenceSweep:
         if size not in self._copies_s:
             self._copies_s[size] = measure_copy_s(self._inputs.batch(size))
         return self.rounds.admit(setting, prepare(size))
+
+    def largest_run(self, call_path: str, dtype_policy: str) -> int:
+        """Gives the largest size that was warmed up, whether it was timed or not."""
+        return self._largest[call_path, dtype_policy]
 
     def run(self, on_round: Callable[[int, int], None]) -> TwinRecord | None:
         """Times all settings in rounds, one of them twice.
@@ -191,13 +203,16 @@ class InferenceSweep:
         size, end_s = setting.batch_size, self._plan.end_above_s
         batch_s = warm_up.call_s * size / self._examples(setting)
         if end_s is not None and batch_s > end_s:
-            return "batches beyond the latency target"
+            return _BEYOND_TARGET
         # Twice the size takes up to twice as long, and so do all smaller ones together.
         timing = self._plan.timing
         rest_s = timing.time_budget_s - self.rounds.spent_s
         if 4 * batch_s * timing.needed_calls * len(self._prepare) > rest_s:
             return "too slow for the time budget"
         return None
+
+    def _sizes_timed(self, setting: Setting) -> int:
+        return sum(other[:2] == setting[:2] for other in self.rounds.warm_ups)
 
     def _examples(self, setting: Setting) -> int:
         path = self._paths[setting.call_path]

@@ -66,7 +66,7 @@ def verify_target(
         _guess(profile, quantile),
         target_s=target_ms / 1000,
         quantile=quantile,
-        largest=max(t.batch_size for t in measured),
+        largest=sweep.largest_run(path, policy),
         more_time=lambda: sweep.rounds.spent_s < time_budget_s,
     )
     best = best_try(tries)
@@ -84,7 +84,15 @@ def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int 
         latency: Latency = profile.latency_quantile(quantile)
     except ValueError:
         latency = profile.latency
-    return lambda latency_s: batch_size_within(latency, latency_s=latency_s).batch_size
+
+    def guess(latency_s: float) -> int | None:
+        longest_s, largest = float(latency.curve.latencies_s[-1]), latency.curve.batch_sizes[-1]
+        if not latency.follows_line and latency_s > longest_s:
+            # The curve ends here; on a plateau the time grows with the size.
+            return int(largest * latency_s / longest_s)
+        return batch_size_within(latency, latency_s=latency_s).batch_size
+
+    return guess
 
 
 def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) -> str:

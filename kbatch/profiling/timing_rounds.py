@@ -135,6 +135,11 @@ class TimingRounds(Generic[Key]):
         self.warm_ups[key], self.blocks[key], self._calls[key] = warm_up, [], call
         return warm_up
 
+    def withdraw(self, key: Key) -> WarmUp:
+        """Takes a contender out that was warmed up and is not to be timed."""
+        del self._calls[key], self.blocks[key]
+        return self.warm_ups.pop(key)
+
     def run(self, on_round: Callable[[int, int], None] | None = None) -> None:
         """Times all contenders until each has been timed enough.
 

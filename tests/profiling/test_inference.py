@@ -106,7 +106,7 @@ def test_default_sizes_are_powers_of_two_until_the_time_ends_them():
     assert "random" in found.notes[0]
 
 
-def test_with_a_target_default_sizes_are_powers_of_four_up_to_it():
+def test_with_a_target_default_sizes_are_powers_of_eight_up_to_it():
     class Slow(keras.layers.Layer):
         def call(self, x):
             return tf.py_function(self.wait, [x], x.dtype)
@@ -123,13 +123,14 @@ def test_with_a_target_default_sizes_are_powers_of_four_up_to_it():
     inputs = keras.Input((2,))
     model = keras.Model(inputs, Slow()(inputs))
     found = kbatch.profile_inference(
-        model, measure_memory=False, latency_slo_ms=60, time_budget_s=20, quantile=0.5
+        model, measure_memory=False, latency_slo_ms=80, time_budget_s=20, quantile=0.5
     )
     by_size = {t.batch_size: t for t in found.timings}
-    assert list(by_size) == [4**k for k in range(7)]
-    assert [size for size, t in by_size.items() if t.measured] == [1, 4, 16, 64]
-    assert "beyond the latency target" in by_size[256].reason
-    assert 1 <= found.batch_for(latency_ms=60, quantile=0.5).batch_size <= 31
+    assert list(by_size) == [8**k for k in range(5)]
+    assert [size for size, t in by_size.items() if t.measured] == [1, 8]
+    assert "beyond the latency target" in by_size[64].reason
+    assert "beyond the latency target" in by_size[512].reason
+    assert 1 <= found.batch_for(latency_ms=80, quantile=0.5).batch_size <= 40
 
 
 def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():

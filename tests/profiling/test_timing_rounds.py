@@ -160,6 +160,13 @@ def test_what_a_contender_raises_comes_as_it_is_and_it_takes_no_part():
     assert set(rounds.blocks) == {"a"}
 
 
+def test_who_is_withdrawn_takes_no_part():
+    rounds = rounds_of(Clock(), {"a": (0.01,), "b": (0.02,)})
+    assert rounds.withdraw("b").call_s == pytest.approx(0.02)
+    rounds.run()
+    assert set(rounds.blocks) == set(rounds.warm_ups) == {"a"}
+
+
 def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
     clock = Clock()
     rounds = TimingRounds(
