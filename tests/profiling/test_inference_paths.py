@@ -92,5 +92,5 @@ def test_a_function_is_a_path_that_gets_arrays():
 
 @pytest.mark.parametrize("given", ["onnx", ("compiled", 3), (), ("xla", "xla")])
 def test_what_is_no_path_is_refused(given):
-    with pytest.raises(InputError, match="call_paths.*predict_on_batch.*Received"):
+    with pytest.raises(InputError, match=r"call_paths.*predict_on_batch.*Received"):
         call_paths_of(given)

@@ -95,11 +95,11 @@ def test_what_cannot_be_had_says_why():
         variant(model, "float16")
     inputs = keras.Input((3,))
     without = keras.Model(inputs, keras.layers.LayerNormalization()(inputs))
-    with pytest.raises(NoVariant, match="No layer .* int8"):
+    with pytest.raises(NoVariant, match=r"No layer .* int8"):
         variant(without, "int8")
 
 
 @pytest.mark.parametrize("given", ["float8", (), ("float16", "float16"), ("float32", "int4")])
 def test_unknown_policies_are_refused(given):
-    with pytest.raises((InputError, ValueError), match="dtype_polic.*Received"):
+    with pytest.raises((InputError, ValueError), match=r"dtype_polic.*Received"):
         check_variants(given)

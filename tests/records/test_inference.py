@@ -125,7 +125,7 @@ def test_a_part_is_selected_by_path_and_policy():
     assert part.series == (("xla", "float32"), ("xla", "int8"))
     assert part.checks == ()
     assert part.select(dtype_policy="int8").memory == ()
-    with pytest.raises(ValueError, match="compiled under float32.*select one of them"):
+    with pytest.raises(ValueError, match=r"compiled under float32.*select one of them"):
         profile.select(call_path="eager")
 
 
