@@ -118,7 +118,7 @@ def test_rounds_that_a_neighbour_slowed_do_not_keep_a_contender():
 
 
 def test_the_median_of_a_block_holds_against_one_long_call():
-    blocks = [Block(i, (0.01,) * 20 + (5.0,)) for i in range(6)]
+    blocks = [Block(i, (0.01,) * 20 + (float(i),)) for i in range(6)]
     assert timed_enough(blocks, TimingPlan())
 
 
@@ -174,9 +174,11 @@ def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
     )
     work = clock.worker(0.1)
     left = [None] * 6
+    called = []
 
     def fails_later():
         work()
+        called.append("later")
         if not left:
             raise MemoryError("later")
         left.pop()
@@ -194,6 +196,7 @@ def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
     }
     assert len(rounds.blocks["steady"]) == 59
     assert len(rounds.blocks["later"]) == 3
+    assert len(called) == 7
 
 
 def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():

@@ -71,6 +71,22 @@ def test_a_target_below_one_example_says_what_can_be_reached():
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1), rel=0.1)
 
 
+def test_sizes_below_the_smallest_measured_one_are_no_answer():
+    profile = make_profile(*(make_timing(size) for size in (8, 16, 32)))
+    with pytest.raises(TargetTooLow, match="at least what batch size 8 takes"):
+        profile.batch_for(latency_ms=1.4)
+
+
+def test_a_quantile_is_that_of_the_slow_calls():
+    def with_slow_calls(size):
+        calls = [time_s(size)] * 9 + [2 * time_s(size)]
+        return make_timing(size, latencies_s=tuple(calls * 20))
+
+    profile = make_profile(*map(with_slow_calls, (1, 4, 16, 64)))
+    assert profile.batch_for(latency_ms=6, quantile=0.5).batch_size == pytest.approx(50, abs=1)
+    assert profile.batch_for(latency_ms=6, quantile=0.95).batch_size == pytest.approx(20, abs=1)
+
+
 def test_too_few_calls_for_a_quantile_say_how_many_are_missing():
     with pytest.raises(ValueError, match="needs 299 calls") as caught:
         make_profile().batch_for(latency_ms=5, quantile=0.99)
@@ -136,6 +152,7 @@ def test_a_bulk_call_counts_the_share_of_a_batch_and_has_no_latency():
     profile = make_profile(calls, make_timing(16, path="predict", examples_per_call=80))
     with pytest.raises(ValueError, match="Bulk prediction"):
         profile.batch_for(latency_ms=5)
+    assert profile.to_dataframe().latency_bound_ms.isna().all()
 
 
 def test_the_table_has_a_row_a_setting_and_unknown_is_missing():
