@@ -9,7 +9,7 @@ from kbatch.analysis.latency_batches import batch_size_within
 from kbatch.analysis.latency_target import TargetTry, best_try, search_latency_target
 from kbatch.profiling.inference_sweep import InferenceSweep, Setting
 from kbatch.records.inference import InferenceProfile, TargetTooLow
-from kbatch.records.inference_measurements import TargetCheck
+from kbatch.records.inference_measurements import TargetCheck, TimingRecord
 
 # Calls that tell whether one batch is far above a target.
 _FEW_CALLS = 10
@@ -63,7 +63,7 @@ def verify_target(
 
     tries = search_latency_target(
         call,
-        _guess(profile, quantile),
+        _guess(profile, quantile) if len(measured) > 1 else _in_proportion(measured[0]),
         target_s=target_ms / 1000,
         quantile=quantile,
         largest=sweep.largest_run(path, policy),
@@ -82,7 +82,7 @@ def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int 
     """Gives the fit of the quantile, or of the medians where calls are too few for it."""
     try:
         latency: Latency = profile.latency_quantile(quantile)
-    except ValueError:
+    except ValueError:  # Too few calls at some sizes; fresh calls tell about the tail.
         latency = profile.latency
 
     def guess(latency_s: float) -> int | None:
@@ -93,6 +93,12 @@ def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int 
         return batch_size_within(latency, latency_s=latency_s).batch_size
 
     return guess
+
+
+def _in_proportion(timing: TimingRecord) -> Callable[[float], int | None]:
+    """Guesses from one measured size alone, as if the time grew with the size."""
+    rate = timing.samples_per_second or 1.0
+    return lambda latency_s: max(1, int(rate * latency_s))
 
 
 def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) -> str:

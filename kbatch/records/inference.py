@@ -73,7 +73,8 @@ class InferenceProfile:
         model_name: The model's name.
         quantile: The quantile for which calls were counted, in (0, 1).
         timings: What was timed, by path, policy and batch size.
-        memory: What was measured of the memory, by policy and batch size.
+        memory: What was measured of the memory of `model.predict`, by policy and batch size; five
+            batches were run of each.
         memory_limit_bytes: Memory that the probes could take, None where none were made.
         output_changes: How outputs differ from those in float32.
         twin: The A/A test, None where time did not suffice.

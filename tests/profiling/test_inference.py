@@ -133,6 +133,30 @@ def test_with_a_target_default_sizes_are_powers_of_eight_up_to_it():
     assert 1 <= found.batch_for(latency_ms=80, quantile=0.5).batch_size <= 40
 
 
+def test_a_target_is_looked_for_from_one_size_as_well():
+    found = profile(batch_sizes=(4,), latency_slo_ms=5_000)
+    answer = found.batch_for(latency_ms=5_000)
+    assert (answer.batch_size, answer.verified, answer.interval) == (4, True, None)
+
+
+def test_a_target_that_the_calls_miss_is_told_and_not_verified():
+    calls = []
+
+    def first_fast_then_slow(batch):
+        calls.append(1)
+        if len(calls) > 150:
+            import time
+
+            time.sleep(0.03)
+        return batch
+
+    found = profile(
+        call_paths=(first_fast_then_slow,), latency_slo_ms=20, batch_sizes=(1, 2), time_budget_s=1
+    )
+    assert not any(check.verified for check in found.checks)
+    assert any("No batch size was verified" in note for note in found.notes)
+
+
 def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
     class Own(keras.Model):
         def __init__(self):

@@ -25,6 +25,16 @@ def test_a_dataset_gives_its_inputs_without_its_targets(batched, targets):
     np.testing.assert_array_equal(inputs.batch(1), x[:1])
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_dataset_suits_a_functional_model_of_one_input_too(batched):
+    x, _ = rows(6)
+    tensor = keras.Input((8,))
+    model = keras.Model(tensor, keras.layers.Dense(2)(tensor))
+    data = tf.data.Dataset.from_tensor_slices(x)
+    inputs = inference_inputs(model, data.batch(6) if batched else data)
+    np.testing.assert_array_equal(inputs.batch(1), x[:1])
+
+
 def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
     given = {
         "a": keras.Input((3, 2), name="a"),
