@@ -13,10 +13,10 @@ import numpy as np
 from kbatch.analysis.quantile_bounds import calls_for_quantile, quantile_upper_bound
 
 # A guess keeps this far below the target: half the time a guess at it would fail.
-_AIM = 0.95
+_AIM = 0.92
 _MOST_CHECKS = 6
 # With this share of the target in use, a larger size would gain little.
-_IN_USE = 0.85
+_IN_USE = 0.80
 # A check makes up to so many times the calls that the quantile needs.
 _MOST_LOOKS = 4
 
