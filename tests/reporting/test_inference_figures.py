@@ -137,7 +137,7 @@ def test_memory_has_the_limit_and_the_size_that_is_expected_to_reach_it():
 
 
 def test_memory_of_a_limit_that_does_not_bind_has_no_size():
-    flat = tuple(make_memory(size, each=0) for size in (1, 2, 4))
+    flat = tuple(make_memory(size, fixed=2**24 + size // 1000, each=0) for size in (1, 1000, 4000))
     assert memory_series(make_profile(memory=flat))[0].largest_expected is None
 
 

@@ -115,7 +115,8 @@ def _series(profile: "InferenceProfile", policy: str) -> MemorySeries:
 
 def _largest_expected(peaks: dict[int, int], limit_bytes: int | None) -> int | None:
     fit = fit_memory({size: float(peak) for size, peak in peaks.items()})
-    if fit is None or limit_bytes is None or fit.bytes_per_example <= 0:
+    # Less than a byte an example is rounding, not growth.
+    if fit is None or limit_bytes is None or fit.bytes_per_example < 1:
         return None
     largest = int((GUARD_SHARE * limit_bytes - fit.fixed_bytes) / fit.bytes_per_example)
     return largest if largest >= 1 else None
