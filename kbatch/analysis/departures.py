@@ -22,7 +22,7 @@ class Departure:
     Attributes:
         noise: Relative standard deviation of the measurements at one place about their centre;
             None when no place was measured twice.
-        worst: Largest distance of a centre from the curve, as a share of the curve.
+        worst: Largest distance of a centre from the curve, as a share of its value.
         holds: Whether the curve holds: False when a departure is more than the noise explains
             and more than 2 %; None when no place was measured twice, or there are only two and
             any line meets them.
@@ -38,7 +38,7 @@ def measure_departure(places: np.ndarray, residuals: np.ndarray) -> Departure:
 
     Args:
         places: Where each measurement was made.
-        residuals: Its distance from the curve, as a share of the curve.
+        residuals: Its distance from the curve, as a share of the value there.
 
     Returns:
         The departure. On a right curve with normal noise `holds` is False in up to 5 of 100.

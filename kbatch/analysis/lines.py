@@ -1,7 +1,7 @@
 """A line y = a + b x through measurements whose errors are relative.
 
 Durations of steps or calls and numbers of updates scatter by a share of their size, and now
-and then one is far too long. So residuals are divided by the fitted value, and Huber's weights
+and then one is far too long. So residuals are divided by the median at their x, and Huber's weights
 limit what a single measurement can do (Huber 1981, Robust Statistics, chapter 7, for the
 covariance as well).
 """
@@ -100,21 +100,20 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
             is not positive.
     """
     x, y = check_measurements(x, y)
-    design = np.stack([np.ones_like(x), x / np.max(x)], axis=1)
-    weights = np.ones_like(y)
-    fitted = y
-    for _ in range(_MOST_ROUNDS):
-        scaled = design / fitted[:, None] * np.sqrt(weights)[:, None]
-        coefficients = np.linalg.lstsq(scaled, y / fitted * np.sqrt(weights), rcond=None)[0]
-        previous, fitted = fitted, _positive(design @ coefficients, y)
-        residuals = y / fitted - 1
-        weights = _huber_weights(residuals)
-        if np.allclose(fitted, previous, rtol=1e-10, atol=0):
-            break
     unit = np.array([1.0, 1 / np.max(x)])
-    covariance = _covariance(design / fitted[:, None], residuals, weights) * np.outer(unit, unit)
+    scale = _centres(x, y)
+    design = np.stack([np.ones_like(x), x], axis=1) * unit / scale[:, None]
+    weights, residuals = np.ones_like(y), np.full_like(y, np.inf)
+    for _ in range(_MOST_ROUNDS):
+        root = np.sqrt(weights)
+        coefficients = np.linalg.lstsq(design * root[:, None], y / scale * root, rcond=None)[0]
+        previous, residuals = residuals, y / scale - design @ coefficients
+        weights = _huber_weights(residuals)
+        if np.allclose(residuals, previous, rtol=0, atol=1e-8):
+            break
+    covariance = _covariance(design, residuals, weights) * np.outer(unit, unit)
     intercept, slope = coefficients * unit
-    departure = measure_departure(x, y / _positive(intercept + slope * x, y) - 1)
+    departure = measure_departure(x, residuals)
     return Line(
         float(intercept),
         float(slope),
@@ -156,9 +155,13 @@ def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarr
     return x, y
 
 
-def _positive(fitted: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Keeps the scale of an error positive where a bad line is not."""
-    return np.maximum(fitted, 0.1 * y)
+def _centres(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Gives the median at the x of each measurement.
+
+    Residuals in units of the fitted value would let a line that does not fit make them small
+    by being large.
+    """
+    return np.array([np.median(y[x == place]) for place in x])
 
 
 def _huber_weights(residuals: np.ndarray) -> np.ndarray:

@@ -1,0 +1,172 @@
+import numpy as np
+import pytest
+
+from kbatch.analysis.latency import fit_latency
+from kbatch.analysis.latency_batches import (
+    batch_size_within,
+    efficient_batch_size,
+    fastest_batch_size,
+    knee_batch_size,
+)
+
+PLACES = 2 ** np.arange(9)
+SIZES = np.repeat(PLACES, 3)
+R_INF, N_HALF = 5000.0, 20.0
+
+
+def hockney(sizes):
+    return (sizes + N_HALF) / R_INF
+
+
+def stairs(sizes):
+    """A kernel that takes 32 examples at a time, and memory that runs short past 128."""
+    sizes = np.asarray(sizes)
+    return 0.004 * np.ceil(sizes / 32) ** np.where(sizes > 128, 1.3, 0.9)
+
+
+def scattered(times, noise=0.01, seed=0):
+    return times * (1 + noise * np.random.default_rng(seed).normal(size=len(times)))
+
+
+def exact(law):
+    return fit_latency(SIZES, law(SIZES) * np.tile([0.999, 1.0, 1.001], len(PLACES)))
+
+
+def test_the_knee_of_a_line_is_the_largest_throughput_over_latency():
+    sizes = np.arange(1, 300)
+    expected = sizes[np.argmax(sizes / hockney(sizes) ** 2)]
+    assert knee_batch_size(exact(hockney)).batch_size == expected == N_HALF
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
+def test_the_efficient_size_of_a_line_is_the_smallest_with_its_share_of_the_peak(share):
+    sizes = np.arange(1, 1000)
+    expected = sizes[np.argmax(sizes / hockney(sizes) >= share * R_INF)]
+    found = efficient_batch_size(exact(hockney), share=share).batch_size
+    assert abs(found - expected) <= 1
+
+
+def test_ninety_percent_of_the_peak_are_reached_at_nine_times_the_knee():
+    answer = efficient_batch_size(exact(hockney))
+    knee = knee_batch_size(exact(hockney))
+    np.testing.assert_allclose(answer.interval.low, 9 * knee.interval.low)
+    np.testing.assert_allclose(answer.interval.high, 9 * knee.interval.high)
+
+
+@pytest.mark.parametrize("law", [hockney, stairs])
+@pytest.mark.parametrize("latency_s", [0.0043, 0.0061, 0.0111, 0.0301])
+def test_the_size_within_a_target_is_the_largest_that_keeps_to_it(law, latency_s):
+    latency = exact(law)
+    sizes = np.arange(1, 257)
+    expected = max(b for b in sizes if latency.latency_s(b) <= latency_s)
+    answer = batch_size_within(latency, latency_s=latency_s)
+    assert answer.batch_size == expected
+    assert not answer.extrapolated
+    assert answer.interval.low <= expected + 1
+    assert answer.interval.high >= expected
+
+
+@pytest.mark.parametrize("law", [hockney, stairs])
+def test_a_longer_target_never_gives_a_smaller_size(law):
+    latency = exact(law)
+    found = [batch_size_within(latency, latency_s=t) for t in np.geomspace(0.0045, 0.05, 40)]
+    sizes = [answer.batch_size for answer in found]
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("law", [hockney, stairs])
+def test_a_target_below_one_example_has_no_size(law):
+    assert batch_size_within(exact(law), latency_s=0.001).batch_size is None
+
+
+def test_past_the_measured_sizes_a_line_extrapolates_and_says_so():
+    answer = batch_size_within(exact(hockney), latency_s=0.1)
+    assert answer.extrapolated
+    assert 470 <= answer.batch_size <= 490
+    assert efficient_batch_size(exact(hockney), share=0.99).extrapolated
+
+
+def test_past_the_measured_sizes_an_interpolation_stops():
+    answer = batch_size_within(exact(stairs), latency_s=10.0)
+    assert (answer.batch_size, answer.extrapolated) == (256, False)
+
+
+def test_intervals_of_a_line_cover_the_size_in_95_of_100_cases():
+    covered = []
+    for seed in range(1000):
+        latency = fit_latency(SIZES, scattered(hockney(SIZES), 0.05, seed))
+        answers = {
+            N_HALF: knee_batch_size(latency),
+            9 * N_HALF: efficient_batch_size(latency),
+            130: batch_size_within(latency, latency_s=0.03),
+        }
+        if latency.follows_line:
+            covered.append([a.interval.low <= n <= a.interval.high for n, a in answers.items()])
+    assert len(covered) > 950
+    shares = np.mean(covered, axis=0)
+    assert np.all((shares > 0.90) & (shares < 0.97))
+
+
+def test_intervals_of_an_interpolation_mostly_cover_the_size():
+    # Where the true curve is the interpolation's own: straight pieces in logarithms.
+    def law(sizes):
+        return np.exp(np.interp(np.log2(sizes), [0, 4, 8], np.log([0.004, 0.005, 0.08])))
+
+    truth = float(np.exp2(np.interp(np.log(0.02), np.log([0.005, 0.08]), [4, 8])))
+    found = [fit_latency(SIZES, scattered(law(SIZES), 0.03, seed)) for seed in range(400)]
+    assert not any(latency.follows_line for latency in found)
+    answers = [batch_size_within(latency, latency_s=0.02) for latency in found]
+    covered = [a.interval.low <= truth <= a.interval.high for a in answers]
+    # It takes both neighbours to be off at once, so it covers somewhat more than 95 %.
+    assert np.mean(covered) > 0.93
+
+
+def test_on_a_staircase_the_same_is_read_off_the_measured_sizes():
+    latency = exact(stairs)
+    assert not latency.follows_line
+    rates = PLACES / stairs(PLACES)
+    assert knee_batch_size(latency).batch_size == PLACES[np.argmax(rates / stairs(PLACES))] == 32
+    assert fastest_batch_size(latency).batch_size == PLACES[np.argmax(rates)] == 128
+    size = efficient_batch_size(latency).batch_size
+    assert size / latency.latency_s(size) >= 0.9 * np.max(rates) * 0.999
+    assert (size - 1) / latency.latency_s(size - 1) < 0.9 * np.max(rates)
+
+
+def test_the_fastest_of_a_line_is_the_largest():
+    assert fastest_batch_size(exact(hockney)).batch_size == 256
+
+
+def test_sizes_that_noise_does_not_tell_apart_share_the_interval():
+    plateau = 2.0 ** np.maximum(np.log2(SIZES), 4) / 1000
+    answer = fastest_batch_size(fit_latency(SIZES, scattered(plateau, 0.02)))
+    assert (answer.interval.low, answer.interval.high) == (16, 256)
+
+
+def test_more_noise_makes_every_interval_wider():
+    for law in (hockney, stairs):
+        widths = []
+        for noise in (0.005, 0.02):
+            interval = batch_size_within(
+                fit_latency(SIZES, scattered(law(SIZES), noise)), latency_s=0.02
+            ).interval
+            widths.append(interval.high - interval.low)
+        assert widths[0] < widths[1]
+
+
+def test_an_interval_of_what_was_measured_once_is_unknown_unless_a_line_holds():
+    latency = fit_latency(PLACES, np.full(len(PLACES), 0.004))
+    assert fastest_batch_size(latency).interval is None
+    assert batch_size_within(latency, latency_s=0.01).interval is None
+    assert efficient_batch_size(latency).interval is None
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 90])
+def test_a_share_lies_between_zero_and_one(share):
+    with pytest.raises(ValueError, match=f"share={share}"):
+        efficient_batch_size(exact(hockney), share=share)
+
+
+@pytest.mark.parametrize("latency_s", [0.0, -1.0, np.nan, np.inf])
+def test_a_target_is_positive(latency_s):
+    with pytest.raises(ValueError, match=f"latency_s={latency_s}"):
+        batch_size_within(exact(hockney), latency_s=latency_s)
