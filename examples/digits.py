@@ -6,7 +6,6 @@ python examples/digits.py [DIRECTORY]
 import sys
 
 import keras
-import keras_tuner
 from sklearn.datasets import load_digits
 
 import kbatch
@@ -42,10 +41,10 @@ hypermodel = kbatch.BatchSizeHyperModel(
     learning_rate_scaling="sqrt",
     seed=0,
 )
-tuner = keras_tuner.GridSearch(
-    hypermodel, objective="val_accuracy", directory=directory, project_name="digits", overwrite=True
+tuner = kbatch.BatchSizeTuner(
+    hypermodel, objective="val_accuracy", directory=directory, project_name="digits"
 )
-tuner.search(x, y, validation_split=0.2, epochs=20, verbose=2)
+tuner.search(x, y, validation_split=0.2, epochs=20)
 
 study = kbatch.load_study(tuner)
 print(study.to_dataframe()[["batch_size", "samples_per_second", "val_accuracy"]])

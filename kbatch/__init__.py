@@ -11,10 +11,17 @@ __version__ = "0.1.0"
 
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
-    "Study": "kbatch.records.study",
+    "BatchSizeTuner": "kbatch.tuning.tuner",
+    "ExampleBudget": "kbatch.training.budgets",
+    "GpuMonitor": "kbatch.instruments.gpu_monitor",
     "InferenceProfile": "kbatch.records.inference",
+    "InputPipelineProfile": "kbatch.records.input_pipeline",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
+    "StopAtTarget": "kbatch.training.stop_at_target",
+    "Study": "kbatch.records.study",
+    "TimeBudget": "kbatch.training.budgets",
+    "UpdateBudget": "kbatch.training.budgets",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
     "find_max_batch_size": "kbatch.profiling.max_batch",
@@ -25,19 +32,28 @@ _HOME_OF = {
     "plot_inference_paths": "kbatch.reporting.figures.inference_paths",
     "plot_inference_tails": "kbatch.reporting.figures.inference_tails",
     "plot_inference_throughput": "kbatch.reporting.figures.inference_throughput",
+    "plot_input_pipeline": "kbatch.reporting.figures.input_pipeline",
     "plot_trials": "kbatch.reporting.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
     "profile_inference": "kbatch.profiling.inference",
+    "profile_input_pipeline": "kbatch.profiling.input_pipeline",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
 }
 
 __all__ = [
     "BatchSizeHyperModel",
+    "BatchSizeTuner",
+    "ExampleBudget",
+    "GpuMonitor",
     "InferenceProfile",
+    "InputPipelineProfile",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
+    "StopAtTarget",
     "Study",
+    "TimeBudget",
+    "UpdateBudget",
     "accumulate_gradients",
     "analysis",
     "find_max_batch_size",
@@ -48,9 +64,11 @@ __all__ = [
     "plot_inference_paths",
     "plot_inference_tails",
     "plot_inference_throughput",
+    "plot_input_pipeline",
     "plot_trials",
     "powers_of_two",
     "profile_inference",
+    "profile_input_pipeline",
     "scale_learning_rate",
     "write_report",
 ]
@@ -59,9 +77,12 @@ if TYPE_CHECKING:
     from kbatch import analysis
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
+    from kbatch.instruments.gpu_monitor import GpuMonitor
     from kbatch.profiling.inference import profile_inference
+    from kbatch.profiling.input_pipeline import profile_input_pipeline
     from kbatch.profiling.max_batch import find_max_batch_size
     from kbatch.records.inference import InferenceProfile
+    from kbatch.records.input_pipeline import InputPipelineProfile
     from kbatch.records.loading import load_study
     from kbatch.records.max_batch import MaxBatchSizeResult
     from kbatch.records.study import Study
@@ -71,11 +92,15 @@ if TYPE_CHECKING:
     from kbatch.reporting.figures.inference_paths import plot_inference_paths
     from kbatch.reporting.figures.inference_tails import plot_inference_tails
     from kbatch.reporting.figures.inference_throughput import plot_inference_throughput
+    from kbatch.reporting.figures.input_pipeline import plot_input_pipeline
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients
+    from kbatch.training.budgets import ExampleBudget, TimeBudget, UpdateBudget
     from kbatch.training.errors import OutOfMemoryError
+    from kbatch.training.stop_at_target import StopAtTarget
     from kbatch.tuning.hypermodel import BatchSizeHyperModel
+    from kbatch.tuning.tuner import BatchSizeTuner
 
 
 def __getattr__(name: str):

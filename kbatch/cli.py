@@ -6,14 +6,27 @@ from collections.abc import Sequence
 
 from kbatch import __version__
 from kbatch.commands.demo import add_demo
+from kbatch.commands.distribute import add_distribute
 from kbatch.commands.doctor import add_doctor
 from kbatch.commands.export import add_export
 from kbatch.commands.inference import add_inference
+from kbatch.commands.input import add_input
+from kbatch.commands.max_batch import add_max_batch
 from kbatch.commands.plot import add_plot
 from kbatch.commands.report import add_report
 
 # In the order of the help.
-_COMMANDS = (add_demo, add_report, add_plot, add_export, add_inference, add_doctor)
+_COMMANDS = (
+    add_demo,
+    add_doctor,
+    add_max_batch,
+    add_inference,
+    add_input,
+    add_distribute,
+    add_report,
+    add_plot,
+    add_export,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,8 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (OSError, ValueError, ImportError) as error:
-        print(f"kbatch: {error}", file=sys.stderr)
+    except (OSError, ValueError, ImportError, MemoryError) as error:
+        # A worker process notes where it failed: the message alone may not tell.
+        print("\n".join([f"kbatch: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("kbatch: interrupted", file=sys.stderr)

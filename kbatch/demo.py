@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import keras_tuner
-from rich.console import Console
 
 from kbatch.records.loading import RECORD_NAME, load_study
 from kbatch.records.study import Study
 from kbatch.tuning.hypermodel import BatchSizeHyperModel
-from kbatch.tuning.progress import SearchProgress
+from kbatch.tuning.tuner import BatchSizeTuner
 
 PROJECT_NAME = "demo-search"
 MICRO_BATCH_SIZE = 128
@@ -18,7 +16,6 @@ MICRO_BATCH_SIZE = 128
 
 def run_demo(
     directory: Path,
-    console: Console,
     *,
     batch_sizes: tuple[int, ...],
     epochs: int,
@@ -30,7 +27,6 @@ def run_demo(
     Args:
         directory: Where keras-tuner and kbatch write, in a folder `demo-search`; that of an
             earlier demonstration is replaced.
-        console: Where progress is shown.
         batch_sizes: Batch sizes to try, in examples.
         epochs: Epochs of each trial.
         dtype_policy: Keras dtype policy.
@@ -52,16 +48,14 @@ def run_demo(
         learning_rate_scaling="sqrt",
         seed=seed,
     )
-    tuner = keras_tuner.GridSearch(
+    tuner = BatchSizeTuner(
         hypermodel,
         objective="val_accuracy",
         directory=directory,
         project_name=PROJECT_NAME,
         overwrite=True,
     )
-    progress = SearchProgress(tuner, trials=len(batch_sizes), epochs=epochs, console=console)
-    with progress:
-        tuner.search(x, y, validation_split=0.2, epochs=epochs, callbacks=[progress], verbose=0)
+    tuner.search(x, y, validation_split=0.2, epochs=epochs)
     return load_study(tuner)
 
 

@@ -4,6 +4,7 @@ from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.execution import EpochRecord, ExecutionRecord
 from kbatch.records.study import SearchRecord, Study
 from kbatch.records.trial import Objective, TrialRecord
+from kbatch.records.usage import GpuSample, GpuUsage, HostSample, HostUsage, UsageRecord
 
 VAL_ACCURACY = Objective("val_accuracy", "max")
 FAILURES = {
@@ -126,3 +127,30 @@ def make_diverged(batch_size, text="diverged: the loss is nan"):
         epoch=0, metrics={"loss": None}, examples=1437, updates=1, train_s=1.0, data_wait_s=0.0
     )
     return make_trial(batch_size, status="failed", failure=text, epochs=(epoch,))
+
+
+def make_gpu(*, energy_j=1000.0, energy_source="counter", power_w=300.0, utilization=0.8):
+    """What a GPU took, the same at every sample."""
+    samples = tuple(GpuSample(float(t), utilization, 2e9, power_w, 61.0) for t in range(4))
+    return GpuUsage(
+        name="Example GPU",
+        pci_bus_id="00000000:01:00.0",
+        tensorflow_devices=("GPU:0",),
+        memory_total_bytes=80 * 2**30,
+        energy_j=energy_j,
+        energy_source=energy_source if energy_j is not None or energy_source != "counter" else None,
+        mean=GpuSample(1.5, utilization, 2e9, power_w, 61.0),
+        samples=samples,
+    )
+
+
+def make_usage(*gpus):
+    """What a run of 4 s took of these GPUs, or of none."""
+    samples = tuple(HostSample(float(t), 1.5 if t else None, 1e9) for t in range(4))
+    return UsageRecord(
+        duration_s=4.0,
+        readings=4,
+        host=HostUsage(6.0, HostSample(1.5, 1.5, 1e9), samples),
+        gpus=gpus or None,
+        unavailable=None if gpus else "There is no NVIDIA driver: its library NVML was not found.",
+    )

@@ -19,6 +19,8 @@ _BEYOND_SAFE = 2.0
 # While the last rise is less than this share of the remaining way, only part of it is gone.
 _TRUSTED_RISE = 0.7
 _FIRST_PART = 0.55
+# A bracket this narrow, as a share of the size, is not narrowed: memory jumps in it.
+_TIGHT = 0.02
 # Spread of one measurement, as a share of its value, and how many of them a slope allows for.
 _SPREAD = 0.02
 _ALLOWANCE = 1.0
@@ -161,9 +163,12 @@ def _reason_to_end(
         return f"one example needs {needs}, which is above the window"
     if below == cap.batch_size:
         return cap.reason
-    if above is None or above > below + 1:
+    if above is None or above - below > max(1, _TIGHT * below):
         return None
     memory, beyond = _known(measured, below), measured[above]
+    if above > below + 1:
+        reached = "run out of it" if beyond is None else f"reach {share(beyond)}"
+        return f"memory jumps: {below} need {share(memory)} of it, and {above} {reached}"
     if beyond is not None:
         return f"one example is {share(beyond - memory)} of memory: {above} reach {share(beyond)}"
     if below == 1:
@@ -188,6 +193,8 @@ def _proposal(
 ) -> float:
     memory = _known(measured, below)
     beyond = None if above is None else measured[above]
+    if above is not None and sum(b > below for b in measured) > 1:
+        return (below + above) / 2  # A slope has missed the window already: memory jumps.
     if above is not None and beyond is not None:
         slope = (beyond - memory) / (above - below)
         return below + (window.middle - memory) / slope if slope > 0 else (below + above) / 2

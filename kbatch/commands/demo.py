@@ -54,7 +54,6 @@ def _demo(options: argparse.Namespace) -> None:
         from kbatch.demo import run_demo
     study = run_demo(
         options.output,
-        console,
         batch_sizes=batch_sizes,
         epochs=epochs,
         dtype_policy=options.policy,

@@ -1,1 +1,1 @@
-"""What touches the machine: its environment, its failures."""
+"""What touches the machine: its environment, its use, its failures."""

@@ -1,5 +1,6 @@
 """Peak memory of the device that trains, from TensorFlow's own allocator."""
 
+import operator
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +11,26 @@ from tensorflow.python.eager import context
 _BFC = "TF_CPU_ALLOCATOR_USE_BFC"
 _BFC_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 MEBIBYTE = 2**20
+
+
+def check_memory_limit(limit_bytes: int | None) -> int | None:
+    """Checks that a limit is None or a number of bytes that an allocator can have.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is less than a MiB.
+    """
+    if limit_bytes is None:
+        return None
+    message = (
+        "`memory_limit_bytes` must be an integer of at least one MiB (2**20), such as "
+        f"2 * 2**30, or None. Received: memory_limit_bytes={limit_bytes!r}."
+    )
+    if isinstance(limit_bytes, bool) or not hasattr(limit_bytes, "__index__"):
+        raise TypeError(message)
+    if operator.index(limit_bytes) < MEBIBYTE:
+        raise ValueError(message)
+    return operator.index(limit_bytes)
 
 
 def limited_cpu(limit_bytes: int) -> dict[str, str]:
@@ -32,11 +53,16 @@ def limit_gpu(limit_bytes: int) -> None:
         tf.config.set_logical_device_configuration(gpu, [logical])
 
 
+def gpu_visible() -> bool:
+    """Tells whether TensorFlow sees a GPU; it is not started."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
 class DeviceMemory:
     """Memory of the first GPU, or of the CPU where TensorFlow sees no GPU."""
 
     def __init__(self):
-        self.device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+        self.device = "GPU:0" if gpu_visible() else "CPU:0"
 
     @property
     def limit_bytes(self) -> int | None:
@@ -64,4 +90,4 @@ def gpu_in_use() -> bool:
     """Tells whether this process holds a GPU already, which leaves little to another one."""
     # No public name tells: asking any of them would start it.
     started = getattr(context.context(), "_initialized", False)
-    return bool(started and tf.config.list_physical_devices("GPU"))
+    return bool(started and gpu_visible())

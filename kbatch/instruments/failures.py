@@ -13,6 +13,8 @@ _ALLOCATION_TEXTS = (
     "cublas_status_alloc_failed",
     "failed to allocate",
     "could not allocate",
+    # A copy to a GPU that has no room left.
+    "dst tensor is not initialized",
 )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kbatch.instruments.nvml import NvmlUnavailableError, opened_nvml, read_gpu
 from kbatch.records.examination import Finding
 from kbatch.reporting.number_text import counted, gibibytes
 
@@ -46,20 +47,12 @@ def read_nvidia() -> NvidiaReading:
 
 def _read_nvml() -> tuple[tuple[tuple[int, int], ...] | None, str | None]:
     """Reads total and used bytes of each GPU, or why NVML is not available."""
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+        with opened_nvml() as gpus:
+            readings = [(gpu.memory_total_bytes, read_gpu(gpu).memory_used_bytes) for gpu in gpus]
+    except NvmlUnavailableError as error:
         return None, str(error)
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        infos = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        return tuple((int(info.total), int(info.used)) for info in infos), None
-    except pynvml.NVMLError as error:
-        return None, str(error)
-    finally:
-        pynvml.nvmlShutdown()
+    return tuple((t, u) for t, u in readings if t is not None and u is not None), None
 
 
 def nvidia_findings(

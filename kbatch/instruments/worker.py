@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kbatch.instruments.mapped_pickles import MappedPickles
+from kbatch.instruments.mapped_pickles import MappedPickles, UnsendableError
 from kbatch.instruments.messages import read_message, write_message
 
 # SIGABRT, SIGKILL and SIGSEGV, as Popen tells them and as a shell between the two does.
@@ -98,7 +98,8 @@ class Worker:
             What the function returns.
 
         Raises:
-            UnsendableError: If the function, its arguments or the subject cannot be pickled.
+            UnsendableError: If the function, its arguments or the subject cannot be pickled, or
+                not be read in the worker.
             WorkerDied: If the process ended; the next call starts another one.
             Exception: What the function raised, with the worker's traceback as a note.
         """
@@ -134,6 +135,10 @@ class Worker:
         except BaseException:
             self.restart()  # It still works on what nobody waits for.
             raise
+        if kind == "unreadable":
+            raise UnsendableError(
+                f"It cannot be read in another process: {type(value).__name__}: {value}"
+            ) from value
         if kind == "error":
             value.add_note(f"In the worker process:\n{trace}")
             raise value

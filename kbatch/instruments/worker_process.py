@@ -42,6 +42,9 @@ class _Desk:
     def answer(self, message: bytes) -> bytes:
         try:
             kind, function, arguments = pickle.loads(message)
+        except Exception as error:  # Whatever the objects' own code raises when they are made.
+            return _error(error, "unreadable")
+        try:
             if kind == "subject":
                 self._subject = [function()]
                 return _pickled("result", None)
@@ -75,14 +78,14 @@ def _pickled(kind: str, value: Any, trace: str = "") -> bytes:
     return cloudpickle.dumps((kind, value, trace))
 
 
-def _error(error: Exception) -> bytes:
+def _error(error: Exception, kind: str = "error") -> bytes:
     trace = "".join(traceback.format_exception(error))
     try:
-        message = _pickled("error", error, trace)
+        message = _pickled(kind, error, trace)
         pickle.loads(message)  # Some exceptions can be written and not read.
         return message
     except Exception:  # Whatever the exception's own pickling raises: its text is kept.
-        return _pickled("error", WorkerError(f"{type(error).__name__}: {error}"), trace)
+        return _pickled(kind, WorkerError(f"{type(error).__name__}: {error}"), trace)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import tensorflow as tf
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.data import called_for
 from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
 from kbatch.training.sample_rows import SampleElements, SampleRows
+from kbatch.training.symbolic_build import build_symbolically
 from kbatch.training.trainable_model import check_model
 
 # Slots appear after the first step, and later steps peak higher than early ones.
@@ -61,6 +63,7 @@ class Load:
         training: Whether to run train steps, or predictions.
         accumulate_below: Batches below this size are run as micro-batches of an accumulated
             batch; 0 for never.
+        moments_every: As in `accumulate_gradients`.
     """
 
     build: Callable[[], keras.Model]
@@ -68,6 +71,7 @@ class Load:
     dtype_policy: str
     training: bool = True
     accumulate_below: int = 0
+    moments_every: int = 0
 
     def start(self) -> Run:
         """Builds the model.
@@ -77,7 +81,32 @@ class Load:
         """
         with dtype_policy_scope(self.dtype_policy):
             model = self.build()
+            if self.training:
+                check_model(model)
+                build_on(model, self.source)
         return _Run(self, model)
+
+
+def build_on(model: keras.Model, source: Source) -> None:
+    """Builds a model that has no weights yet from the shapes of its data."""
+    if model.built:
+        return
+    if isinstance(source, SampleElements):
+        source = source.rows(model)
+    if isinstance(source, SampleRows):
+        build_symbolically(model, keras.tree.map_structure(_spec, source.rows))
+    else:
+        build_symbolically(model, called_for(source, model, 1).element_spec)
+
+
+def row_shapes(source: Source, model: keras.Model) -> tuple[tuple[int, ...], ...] | None:
+    """Gives the shapes of one row, where longer ones need more memory; None of a function."""
+    if isinstance(source, SampleElements):
+        source = source.rows(model)
+    if not isinstance(source, SampleRows):
+        return None
+    leaves = [leaf for leaf in keras.tree.flatten(source.rows) if leaf is not None]
+    return tuple(tuple(leaf.shape[1:]) for leaf in leaves)
 
 
 class _Run:
@@ -85,8 +114,8 @@ class _Run:
         self.model = model
         self.training = load.training
         self._load = load
-        if load.training:
-            check_model(model)
+        # That of a model which accumulates already: it is measured so.
+        self._train_step = vars(model).get("train_step")
         source = load.source
         self._source = source.rows(model) if isinstance(source, SampleElements) else source
         known = isinstance(self._source, SampleRows)
@@ -98,8 +127,9 @@ class _Run:
     def variables_bytes(self) -> int:
         target: Any = self.model
         variables = list(target.variables)
-        if self._load.training and target.built:
-            target.optimizer.build(target.trainable_variables)
+        if self._load.training:
+            if not target.optimizer.built:
+                target.optimizer.build(target.trainable_variables)
             variables += target.optimizer.variables
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 
@@ -113,23 +143,43 @@ class _Run:
         return self._row_bytes * (self._load.accumulate_below - self._rows(batch_size))
 
     def run(self, batch_size: int) -> int:
-        # Two micro-batches are an accumulated batch: more of them need no more memory.
         target: Any = self.model
         rows = self._rows(batch_size)
-        if batch_size < self._load.accumulate_below:
-            accumulate_gradients(target, batch_size)
-        elif "train_step" in vars(target):
-            del target.train_step
-            target.train_function = None
+        self._set_train_step(batch_size)
+        batches = self._batches(rows)
+        if not isinstance(self._source, SampleRows) and next(iter(batches), None) is None:
+            return self._too_few_rows(batch_size)
         meter = InputMeter()
-        batches = meter.attach(self._batches(rows).repeat().take(STEPS).prefetch(tf.data.AUTOTUNE))
+        batches = meter.attach(batches.repeat().take(STEPS).prefetch(tf.data.AUTOTUNE))
         # Not an instance's own `fit`, which may be timed by who measures.
         if self._load.training:
-            type(target).fit(target, batches, epochs=1, verbose=0)
+            type(target).fit(target, batches, epochs=1, verbose=0, shuffle=False)
         else:
             type(target).predict(target, batches, verbose=0)
         seen = meter.read().largest_batch
         return batch_size if seen == rows else min(seen, batch_size)
+
+    def _set_train_step(self, batch_size: int) -> None:
+        target: Any = self.model
+        if batch_size < self._load.accumulate_below:
+            # Two micro-batches are an accumulated batch: more of them need no more memory.
+            accumulate_gradients(target, batch_size, moments_every=self._load.moments_every)
+        elif vars(target).get("train_step") is not self._train_step:
+            vars(target).pop("train_step")
+            if self._train_step is not None:
+                target.train_step = self._train_step
+            target.train_function = None
+
+    def _too_few_rows(self, batch_size: int) -> int:
+        """Counts what a data function has that drops its remainder, and so gave no batch."""
+        count = sum(1 for _ in self._batches(1).take(batch_size))
+        if 0 < count < batch_size:
+            return count
+        raise InputError(
+            "The data function returned no batch: give it more examples than the largest batch "
+            f"size, or a smaller `max_batch_size`. Received: {count} examples for "
+            f"batch_size={self._rows(batch_size)}."
+        )
 
     def _rows(self, batch_size: int) -> int:
         return max(batch_size, min(2 * batch_size, self._load.accumulate_below))
@@ -138,3 +188,7 @@ class _Run:
         if isinstance(self._source, SampleRows):
             return self._source.batches(rows)
         return called_for(self._source, self.model, rows)
+
+
+def _spec(leaf: Any) -> tf.TensorSpec | None:
+    return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)

@@ -8,7 +8,7 @@ import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.max_batch_search import check_window
-from kbatch.instruments.device_memory import MEBIBYTE
+from kbatch.instruments.device_memory import check_memory_limit
 from kbatch.profiling.loads import Load
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.probe_places import search_in_place
@@ -53,8 +53,8 @@ def find_max_batch_size(
             CPU half of what the host and its control group leave.
         max_batch_size: Largest size to try, None for that of the data set.
         training: Whether to run train steps, or predictions.
-        longest_example: One example (x, y) without a batch axis, to use instead of rows of the
-            data, where examples differ in length.
+        longest_example: One example, (x, y) or x alone, without a batch axis, to use instead of
+            rows of the data, where examples differ in length.
 
     Returns:
         The size, all probes and the fitted line.
@@ -63,16 +63,12 @@ def find_max_batch_size(
         InputError: If the data cannot be batched, have fewer than two examples, or the limit is
             below the weights.
         OutOfMemoryError: If one example does not fit; it names the bytes needed and the limit.
-        TypeError: If `build` cannot build.
+        TypeError: If `build` cannot build, or a bound is no integer.
         ValueError: If the window or a bound cannot be used.
     """
     check_window(memory_window)
     cap = None if max_batch_size is None else check_size(max_batch_size, "max_batch_size")
-    if memory_limit_bytes is not None and memory_limit_bytes < MEBIBYTE:
-        raise ValueError(
-            "`memory_limit_bytes` must be at least one MiB (2**20). "
-            f"Received: memory_limit_bytes={memory_limit_bytes}."
-        )
+    limit_bytes = check_memory_limit(memory_limit_bytes)
     load = Load(
         model_builder(build),
         _source(x, y, longest_example),
@@ -81,13 +77,15 @@ def find_max_batch_size(
     )
     search = functools.partial(probe_max_batch, memory_window=memory_window, max_batch_size=cap)
     return search_in_place(
-        load, search, memory_limit_bytes=memory_limit_bytes, memory_window=memory_window
+        load, search, memory_limit_bytes=limit_bytes, memory_window=memory_window
     )
 
 
 def _source(x: Any, y: Any, longest_example: Any) -> Any:
     if longest_example is not None:
-        return example_rows(longest_example)
+        # As in Keras, a tuple is (x, y).
+        parts = longest_example if isinstance(longest_example, tuple) else (longest_example,)
+        return example_rows(parts)
     if callable(x) and not is_dataset(x):
         if y is not None:
             raise InputError(

@@ -11,6 +11,10 @@ from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
 
 # How often an answer that its confirmation refuted is looked for again.
 _MOST_CONFIRMATIONS = 4
+_NOT_CONFIRMED = (
+    f"Peaks differ from run to run: {_MOST_CONFIRMATIONS} sizes in a row were refuted when they "
+    "were run again, and the next one was run once. Leave a wider margin below the limit."
+)
 
 
 def probe_max_batch(
@@ -41,13 +45,16 @@ def probe_max_batch(
         if answer.batch_size is None or log.confirmed(answer.batch_size):
             break
         answer = log.search()
+    else:
+        if confirm:
+            log.notes.append(_NOT_CONFIRMED)
     if answer.batch_size is None:
         raise no_example_fits(facts, memory_window, answer.memory_bytes[1])
     free = log.free
     return MaxBatchSizeResult(
         max_batch_size=answer.batch_size,
         reason=answer.reason,
-        in_window=answer.in_window,
+        in_window=log.in_window(answer.batch_size),
         limit_bytes=facts.limit_bytes,
         memory_window=memory_window,
         training=facts.training,
@@ -111,8 +118,13 @@ class _Log:
         for other in {max(1, size // 2), *larger[:1]} - {size}:
             self._probe(other, "mixed sizes")
         self._probe(size, "mixed sizes")
+        return self._outcome(self._memory[size]) == "fits"
+
+    def in_window(self, size: int) -> bool:
+        """Tells whether the most bytes that a size took lie in the window."""
         memory = self._memory[size]
-        return memory is not None and memory <= self._window[1] * self._facts.limit_bytes
+        low = self._window[0] * self._facts.limit_bytes
+        return memory is not None and memory >= low and self._outcome(memory) == "fits"
 
     @property
     def _cap(self) -> int | None:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from kbatch.instruments.allocator_log import FreeMemory, free_memory
-from kbatch.instruments.device_memory import DeviceMemory, limit_gpu, limited_cpu
+from kbatch.instruments.device_memory import DeviceMemory, gpu_visible, limit_gpu, limited_cpu
 from kbatch.instruments.failures import failure_status
 from kbatch.instruments.host_memory import available_bytes
+from kbatch.instruments.mapped_pickles import UnsendableError
 from kbatch.instruments.worker import Worker, WorkerDied
+from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.profiling.loads import Load, Run
 from kbatch.training.kept_state import kept_state
 
@@ -79,9 +81,11 @@ class WorkerProbes:
     """
 
     def __init__(self, load: Load, memory_limit_bytes: int | None):
-        self.limit_bytes = memory_limit_bytes or int(_SHARE_OF_HOST * available_bytes())
+        self.limit_bytes = memory_limit_bytes or _host_bytes()
         # The level at which the allocator tells its free blocks when it fails.
-        environment = limited_cpu(self.limit_bytes) | {"TF_CPP_MIN_LOG_LEVEL": "0"}
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "0"}
+        if not gpu_visible():  # Beside a GPU the host only holds the batches on their way.
+            environment |= limited_cpu(self.limit_bytes)
         self._worker = Worker(environment, functools.partial(_Measured, load, memory_limit_bytes))
 
     def close(self) -> None:
@@ -105,7 +109,7 @@ class WorkerProbes:
     def read(self, batch_size: int) -> Reading:
         """Runs one batch size."""
         started_s = time.perf_counter()
-        written = len(self._worker.output)
+        before = self._worker.output
         try:
             reading = self._worker.call(_read, batch_size)
         except Exception as error:
@@ -113,7 +117,8 @@ class WorkerProbes:
                 raise
             reading = Reading(None, batch_size, time.perf_counter() - started_s)
         if reading.peak_bytes is None:
-            return reading._replace(free=free_memory(self._worker.output[written:]))
+            # A fresh process begins its output anew.
+            return reading._replace(free=free_memory(self._worker.output.removeprefix(before)))
         return reading
 
     def renew(self) -> bool:
@@ -134,8 +139,11 @@ class ProcessProbes:
     def __init__(self, run: Run, memory_limit_bytes: int | None, note: str):
         self._run = run
         self._memory = DeviceMemory()
-        limit = self._memory.limit_bytes or int(_SHARE_OF_HOST * available_bytes())
-        self._limit_bytes = min(limit, memory_limit_bytes or limit)
+        device = self._memory.limit_bytes
+        if device is None:
+            self._limit_bytes = memory_limit_bytes or _host_bytes()
+        else:
+            self._limit_bytes = min(device, memory_limit_bytes or device)
         self._note = note
 
     @property
@@ -202,7 +210,8 @@ def _measured(run: Run, memory: DeviceMemory, batch_size: int) -> Reading:
     peak, rows = None, batch_size
     try:
         rows = run.run(batch_size)
-        peak = memory.peak_bytes + run.left_out_bytes(batch_size)
+        # A CPU's plain allocator does not count small blocks: what is held for sure is less.
+        peak = max(memory.peak_bytes, run.variables_bytes, 1) + run.left_out_bytes(batch_size)
     except Exception as error:
         if not _of_memory(error):
             raise
@@ -212,4 +221,11 @@ def _measured(run: Run, memory: DeviceMemory, batch_size: int) -> Reading:
 def _of_memory(error: BaseException) -> bool:
     if isinstance(error, WorkerDied):
         return error.out_of_memory
+    if isinstance(error, UnsendableError) and error.__cause__ is not None:
+        return _of_memory(error.__cause__)  # It could not be read where there was no room.
     return failure_status(error) == "out_of_memory"
+
+
+def _host_bytes() -> int:
+    """Tells how many bytes of the host a load may take beside other workers of a search."""
+    return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))

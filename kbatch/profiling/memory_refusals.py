@@ -31,6 +31,18 @@ def limit_below_weights(limit_bytes: int, variables_bytes: int) -> InputError:
     )
 
 
+def weights_do_not_fit(limit_bytes: int | None) -> OutOfMemoryError:
+    """Says that the model could not even be built with all the memory that there is."""
+    limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
+    return OutOfMemoryError(
+        "The model could not be built: its weights, with what the optimizer keeps of them, need "
+        "more memory than there is. Use a smaller model or more memory. "
+        f"Received: a limit of {limit}.",
+        None,
+        limit_bytes or 0,
+    )
+
+
 def no_example_fits(
     facts: LoadFacts, memory_window: tuple[float, float], needed_bytes: float | None
 ) -> OutOfMemoryError:

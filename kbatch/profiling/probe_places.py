@@ -5,12 +5,16 @@ from collections.abc import Callable
 
 import keras
 
-from kbatch.instruments.device_memory import gpu_in_use
+from kbatch.instruments.device_memory import gpu_in_use, gpu_visible
 from kbatch.instruments.host_memory import available_bytes
 from kbatch.instruments.mapped_pickles import UnsendableError
 from kbatch.profiling.loads import Load
 from kbatch.profiling.memory_probes import Probes, ProcessProbes, worker_probes
-from kbatch.profiling.memory_refusals import limit_below_weights, no_example_fits
+from kbatch.profiling.memory_refusals import (
+    limit_below_weights,
+    no_example_fits,
+    weights_do_not_fit,
+)
 from kbatch.records.max_batch import MaxBatchSizeResult
 
 _GPU_IN_USE = (
@@ -66,15 +70,23 @@ def _in_worker(
             refusal = error
     if getattr(refusal, "needed_bytes", None) is not None:
         raise refusal
-    raise _refusal_with_bytes(load, probes.limit_bytes, memory_window) from refusal
+    # What a GPU has is known by the worker alone.
+    limit_bytes = memory_limit_bytes if gpu_visible() else probes.limit_bytes
+    raise _refusal_with_bytes(load, limit_bytes, memory_window) from refusal
 
 
 def _refusal_with_bytes(
-    load: Load, limit_bytes: int, memory_window: tuple[float, float]
+    load: Load, limit_bytes: int | None, memory_window: tuple[float, float]
 ) -> Exception:
-    """Runs one example with all the memory of the host, to tell what it needs."""
-    with worker_probes(load, available_bytes()) as probes:
-        facts = probes.facts._replace(limit_bytes=limit_bytes)
+    """Runs one example with all the memory that there is, to tell what it needs."""
+    with worker_probes(load, None if gpu_visible() else available_bytes()) as probes:
+        try:
+            found = probes.facts
+        except MemoryError:
+            return weights_do_not_fit(limit_bytes)
+        if limit_bytes is None:
+            limit_bytes = found.limit_bytes
+        facts = found._replace(limit_bytes=limit_bytes)
         if facts.variables_bytes > limit_bytes:
             return limit_below_weights(limit_bytes, facts.variables_bytes)
         return no_example_fits(facts, memory_window, probes.read(1).peak_bytes)

@@ -1,11 +1,15 @@
 """What a person gave to be tuned: a build function or a HyperModel."""
 
 import inspect
+import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import keras_tuner
+
+from kbatch.training.accumulation import Accumulation, accumulation_of
 
 BuildFunction = Callable[..., keras.Model]
 
@@ -49,9 +53,30 @@ def model_builder(
         TypeError: If it is none of them.
     """
     if isinstance(build, keras.Model):
-        return lambda: build
+        return _GivenModel(build)
     hypermodel = as_hypermodel(build)
     return lambda: hypermodel.build(keras_tuner.HyperParameters())
+
+
+class _GivenModel:
+    """A compiled model as it is; its copy in another process trains as it does."""
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+
+    def __call__(self) -> keras.Model:
+        return self._model
+
+    def __reduce__(self):
+        # Keras writes the code of a lambda without the names it uses: better not sent at all.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*includes a `lambda`")
+            return _reread_model, (pickle.dumps(self._model), accumulation_of(self._model))
+
+
+def _reread_model(pickled: bytes, accumulation: Accumulation | None) -> _GivenModel:
+    model = pickle.loads(pickled)
+    return _GivenModel(model if accumulation is None else accumulation.apply(model))
 
 
 class _FunctionHyperModel(keras_tuner.HyperModel):

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
+from kbatch.records.target import COST_NAMES, Budget, Cost, Target, cost_to_target
+from kbatch.records.usage import UsageRecord
 
 STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
 
@@ -46,16 +48,17 @@ class ExecutionRecord:
     Attributes:
         status: One of `STATUSES`.
         seed: Seed of weights and shuffling, None when none was set.
-        batch_size: Examples of one optimizer update, as asked for.
-        micro_batch_size: Examples that go through the device at once; the batch size when the
-            gradient was not accumulated, None before it was found.
+        batch_size: Examples of one optimizer update, as asked for, those of all replicas.
+        micro_batch_size: Examples that go through a device at once; all that a replica has of a
+            batch when the gradient was not accumulated, None before it was found.
         batch_size_seen: Largest batch that the train step received, None before the first.
-        dtype_policy: The policy that was active in the model.
-        optimizer: Class name of the optimizer, without the loss-scale wrapper.
-        loss_scaled: Whether the loss was scaled (mixed_float16).
+        dtype_policy: The policy that was active in the model, or that it was to have.
+        optimizer: Class name of the optimizer, without the loss-scale wrapper; None when the model
+            could not be built.
+        loss_scaled: Whether the loss was scaled (mixed_float16), likewise.
         learning_rate: Learning rate at the first update, after the rule.
         learning_rate_scaling: The rule, or None.
-        jit_compile: Whether XLA compiled the train step.
+        jit_compile: Whether XLA compiled the train step, likewise.
         window_examples: Examples in each window of steady training.
         window_durations_s: Duration of each of those windows, in seconds.
         first_step_s: Seconds of the first step, tracing and compiling included.
@@ -72,6 +75,12 @@ class ExecutionRecord:
         notes: What a reader of the numbers must know.
         micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
             0 where an earlier one told it, None where it was given.
+        usage: What the run took of GPUs and host, None if that was not measured.
+        workers_on_device: Workers of `kbatch distribute` that shared the device, this one
+            included; None outside it.
+        budget: What it was allowed to spend, None where the number of epochs was the budget.
+        target: Where training was to end, None without one.
+        replicas: Devices that shared each batch.
     """
 
     status: str
@@ -79,11 +88,11 @@ class ExecutionRecord:
     batch_size: int
     micro_batch_size: int | None
     dtype_policy: str
-    optimizer: str
-    loss_scaled: bool
+    optimizer: str | None
+    loss_scaled: bool | None
     learning_rate: float | None
     learning_rate_scaling: str | None
-    jit_compile: bool
+    jit_compile: bool | None
     batch_size_seen: int | None = None
     window_examples: tuple[int, ...] = ()
     window_durations_s: tuple[float, ...] = ()
@@ -99,6 +108,11 @@ class ExecutionRecord:
     failure: str | None = None
     notes: tuple[str, ...] = ()
     micro_batch_search_s: float | None = None
+    usage: UsageRecord | None = None
+    workers_on_device: int | None = None
+    budget: Budget | None = None
+    target: Target | None = None
+    replicas: int = 1
 
     def __post_init__(self):
         if self.status not in STATUSES:
@@ -116,14 +130,45 @@ class ExecutionRecord:
 
     @property
     def accumulation_steps(self) -> int | None:
-        """Micro-batches of a full batch, the remainder counted as one; None before it is known."""
+        """Micro-batches of a replica's part of a full batch, a remainder counted as one.
+
+        None before it is known.
+        """
         size = self.micro_batch_size
-        return None if size is None else -(-self.batch_size // size)
+        return None if size is None else -(-self.replica_batch_size // size)
+
+    @property
+    def replica_batch_size(self) -> int:
+        """Examples that a replica has of a full batch, the most where they differ by one."""
+        return -(-self.batch_size // self.replicas)
 
     @property
     def diverged(self) -> bool:
         """Whether the training loss became NaN or infinite."""
         return any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
+
+    @property
+    def to_target(self) -> Cost | None:
+        """What it took to meet the target; None without one, or where it was never met."""
+        return None if self.target is None else cost_to_target(self.target, self.epochs)
+
+    def cost(self, name: str) -> float | None:
+        """Gives one of `COST_NAMES`, such as `"seconds_to_target"`, likewise."""
+        cost = self.to_target
+        return None if cost is None else getattr(cost, COST_NAMES[name])
+
+    @property
+    def joules_to_target(self) -> float | None:
+        """Energy of the GPUs in joules, where training ended when the target was met; else None.
+
+        It is that of the whole run: building graphs, validation and callbacks are in it.
+        """
+        ended_there = (
+            self.target is not None
+            and cost_to_target(self.target, self.epochs[:-1]) is None
+            and self.to_target is not None
+        )
+        return self.usage.gpu_energy_j if ended_there and self.usage else None
 
     @property
     def throughput(self) -> Throughput | None:
@@ -144,6 +189,14 @@ class ExecutionRecord:
         if self.data_wait_s is None or not self.train_s:
             return None
         return self.data_wait_s / self.train_s
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Energy of the GPUs over the examples trained on, in joules.
+
+        It is that of the whole run: building graphs, validation and callbacks are in it.
+        """
+        return self.usage and self.usage.joules_per_sample(self.examples_seen)
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
         """Gives the finite metrics that stand for the run: the reported ones.

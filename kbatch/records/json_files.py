@@ -104,9 +104,9 @@ def _decode(kind: typing.Any, value: typing.Any) -> typing.Any:
 def _decode_union(kinds: tuple[typing.Any, ...], value: typing.Any) -> typing.Any:
     if value is None and types.NoneType in kinds:
         return None
-    records = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
-    if records:
-        return _decode(records[0], value)
+    others = [kind for kind in kinds if kind is not types.NoneType]
+    if len(others) == 1:
+        return _decode(others[0], value)
     if any(_is_plain(kind, value) for kind in kinds):
         return value
     raise TypeError(f"{value!r} is none of {kinds}")

@@ -1,13 +1,23 @@
 """Rows of the study's table, one mapping a trial or an execution."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kbatch.analysis.intervals import Interval
 from kbatch.records.execution import ExecutionRecord
+from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import TrialRecord
 
 # Hyperparameters that stand in columns of their own.
 _OWN = ("batch_size", "dtype_policy")
+_USAGE: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
+    "joules_to_target": lambda e: e.joules_to_target,
+    "joules_per_sample": lambda e: e.joules_per_sample,
+    "gpu_energy_j": lambda e: e.usage and e.usage.gpu_energy_j,
+    "gpu_power_w": lambda e: e.usage and e.usage.gpu_power_w,
+    "gpu_utilization": lambda e: e.usage and e.usage.gpu_utilization,
+    "cpu_cores_busy": lambda e: e.usage and e.usage.cpu_cores_busy,
+    "resident_bytes": lambda e: e.usage and e.usage.resident_bytes,
+}
 
 
 def trial_rows(trials: Sequence[TrialRecord]) -> list[dict[str, object]]:
@@ -50,6 +60,8 @@ def _trial_row(trial: TrialRecord) -> dict[str, object]:
         "total_s": trial.mean(lambda e: e.total_s),
         "examples_seen": trial.mean(lambda e: e.examples_seen),
         "updates": trial.mean(lambda e: e.updates),
+        **{name: trial.cost(name) for name in COST_NAMES},
+        **{name: trial.mean(quantity) for name, quantity in _USAGE.items()},
         "epochs": trial.mean(lambda e: len(e.epochs)),
         "executions": len(trial.executions),
         "failure": trial.failure,
@@ -78,6 +90,8 @@ def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -
         "total_s": execution.total_s,
         "examples_seen": execution.examples_seen,
         "updates": execution.updates,
+        **{name: execution.cost(name) for name in COST_NAMES},
+        **{name: quantity(execution) for name, quantity in _USAGE.items()},
         "epochs": len(execution.epochs),
         "failure": execution.failure,
     }

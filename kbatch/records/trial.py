@@ -6,6 +6,7 @@ from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, mean_interval
 from kbatch.records.execution import ExecutionRecord
+from kbatch.records.target import COST_NAMES, Target
 
 # Worst first: one execution out of memory makes the trial one that ran out of memory.
 _PRECEDENCE = ("running", "interrupted", "out_of_memory", "failed")
@@ -118,10 +119,40 @@ class TrialRecord:
 
     @property
     def objective_value(self) -> float | None:
-        """Value of the objective: a metric of the best epoch, or the throughput."""
+        """Value of the objective: a metric of the best epoch, the throughput or a cost."""
         if self.objective.name == "samples_per_second":
             return self.samples_per_second
+        if self.objective.name in COST_NAMES:
+            return self.cost(self.objective.name)
         return self.metrics.get(self.objective.name)
+
+    @property
+    def objective_interval(self) -> Interval | None:
+        """The 95 % interval of the objective over executions, None for fewer than three."""
+        if self.objective.name == "samples_per_second":
+            return mean_interval(self.throughputs)
+        if self.objective.name in COST_NAMES:
+            costs = [e.cost(self.objective.name) for e in self.executions]
+            return mean_interval([cost for cost in costs if cost is not None])
+        return self.metric_interval(self.objective.name)
+
+    @property
+    def target(self) -> Target | None:
+        """Where training was to end, None without a target."""
+        return self.executions[-1].target
+
+    def cost(self, name: str) -> float | None:
+        """Gives the mean of one of `COST_NAMES`; None unless every execution met the target."""
+        costs = [e.cost(name) for e in self.executions]
+        met = [cost for cost in costs if cost is not None]
+        return fmean(met) if len(met) == len(costs) else None
+
+    @property
+    def best_objective_value(self) -> float | None:
+        """Best value of the objective in any execution, None for the throughput."""
+        values = self.metric_values(self.objective.name)
+        best = max if self.objective.direction == "max" else min
+        return best(values) if values else None
 
     def metric_values(self, name: str) -> tuple[float, ...]:
         """Gives a metric at the best epoch of each execution that has it."""

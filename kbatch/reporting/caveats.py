@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from kbatch.records.study import Study
+from kbatch.records.target import Budget
 from kbatch.records.trial import TrialRecord
-from kbatch.reporting.conditions import conditions_of, epochs_text
+from kbatch.reporting.conditions import budget_text, conditions_of, end_text, epochs_text
 from kbatch.reporting.number_text import listed, percent
 from kbatch.reporting.outcomes import diverged, outcome
 from kbatch.reporting.spreads import spreads
@@ -26,6 +27,7 @@ def caveats(study: Study) -> tuple[str, ...]:
     """
     rules = (
         *(_problems, _incomplete, _other_batch, _data_wait, _one_window, _unstable, _busy_host),
+        _shared_device,
         *(_budget, _few_executions, _notes),
     )
     return tuple(text for rule in rules for text in rule(study))
@@ -66,7 +68,8 @@ def _data_wait(study: Study) -> Iterator[str]:
     if sizes := _sizes_where(study.trials, waits):
         yield (
             f"Training waited for data more than {percent(_MUCH_DATA_WAIT)} of its time at "
-            f"{sizes}: there the samples/s measure the input pipeline, not the model."
+            f"{sizes}: there the samples/s, and a comparison of batch sizes by them, measure the "
+            "input pipeline, not the model. `kbatch.profile_input_pipeline` tries what would help."
         )
 
 
@@ -108,21 +111,70 @@ def _busy_host(study: Study) -> Iterator[str]:
         )
 
 
+def _shared_device(study: Study) -> Iterator[str]:
+    def workers(trial: TrialRecord) -> int:
+        return max(execution.workers_on_device or 1 for execution in trial.executions)
+
+    sizes = _sizes_where(study.trials, lambda trial: workers(trial) > 1)
+    if sizes:
+        most = max(workers(trial) for trial in study.trials)
+        yield (
+            f"The device was shared by {most} workers at {sizes}: there the samples/s are those of "
+            "a part of it, and depend on what the others ran. Repeat with one worker a device to "
+            "compare them."
+        )
+
+
 def _budget(study: Study) -> Iterator[str]:
     completed = [trial for trial in study.trials if trial.status == "completed"]
-    epochs = conditions_of(study).epochs
+    conditions = conditions_of(study)
     counted = all(trial.mean(lambda e: e.updates) is not None for trial in completed)
-    if not epochs or not counted or len({trial.batch_size for trial in completed}) < 2:
+    if not conditions.epochs or not counted or len({trial.batch_size for trial in completed}) < 2:
         return
-    if epochs[0] != epochs[1]:
-        yield f"The budgets differ: executions had {epochs_text(epochs)}."
+    budgets = {end_text(execution) for trial in completed for execution in trial.executions}
+    if len(budgets) > 1:
+        yield f"The budgets differ: executions had {budget_text(conditions)}."
+        return
+    if conditions.ends:
+        yield from _other_budget(completed, conditions.ends[0])
+        return
+    if conditions.epochs[0] != conditions.epochs[1]:
+        yield f"The budgets differ: executions had {epochs_text(conditions.epochs)}."
         return
     small, large = completed[0], completed[-1]
     yield (
-        f"Equal-epochs budget: each execution trained for {epochs_text(epochs)}, so batch size "
-        f"{large.batch_size:,} made {_updates(large)} updates and batch size "
+        f"Equal-epochs budget: each execution trained for {epochs_text(conditions.epochs)}, so "
+        f"batch size {large.batch_size:,} made {_updates(large)} updates and batch size "
         f"{small.batch_size:,} made {_updates(small)}. That favours small batches; with a budget "
         "of time or updates the order may change."
+    )
+
+
+def _other_budget(completed: list[TrialRecord], words: str) -> Iterator[str]:
+    """Says what was equal where it was not the number of epochs, and whom it favours."""
+    first, small, large = completed[0].executions[0], completed[0], completed[-1]
+    if first.target is not None:
+        missed = _sizes_where(completed, lambda trial: trial.cost("updates_to_target") is None)
+        never = f" {missed[0].upper()}{missed[1:]} never came there." if missed else ""
+        yield (
+            f"Budget to a target: each execution trained {words}. Compare what that took; the "
+            f"metrics of trials that came there are alike by design.{never}"
+        )
+        return
+    budget = first.budget or Budget()
+    limits = [name for name, value in vars(budget).items() if value is not None]
+    names = {"train_s": "seconds", "updates": "updates", "examples": "examples"}
+    favours = {
+        "train_s": "That is fair to all where the device was the same and idle.",
+        "updates": "That favours large batches, which see more examples an update.",
+        "examples": "That favours small batches, which make more updates.",
+    }
+    what = names[limits[0]] if len(limits) == 1 else "spending"
+    yield (
+        f"Equal-{what} budget: each execution trained for {words}, in which batch size "
+        f"{large.batch_size:,} made {_updates(large)} updates on {_examples(large)} examples and "
+        f"batch size {small.batch_size:,} made {_updates(small)} on {_examples(small)}."
+        + (f" {favours[limits[0]]}" if len(limits) == 1 else "")
     )
 
 
@@ -157,6 +209,11 @@ def _sizes_where(trials: Iterable[TrialRecord], holds: Callable[[TrialRecord], b
 
 def _updates(trial: TrialRecord) -> str:
     return f"{trial.mean(lambda e: e.updates):,.0f}"
+
+
+def _examples(trial: TrialRecord) -> str:
+    examples = trial.mean(lambda e: e.examples_seen)
+    return "n/a (not counted)" if examples is None else f"{examples:,.0f}"
 
 
 def one_line(text: str, most_characters: int = 300) -> str:

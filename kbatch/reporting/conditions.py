@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from kbatch.records.execution import ExecutionRecord
 from kbatch.records.study import Study
-from kbatch.reporting.number_text import counted
+from kbatch.records.target import Budget
+from kbatch.reporting.number_text import counted, setting
 
 
 class Conditions(NamedTuple):
@@ -18,6 +20,8 @@ class Conditions(NamedTuple):
         executions: Fewest and most executions of a trial.
         epochs: Fewest and most epochs of an execution that completed, None if none did.
         examples: Fewest and most training examples of a first epoch, None if none completed.
+        ends: What ended the executions that completed, in words, where it was not the number of
+            epochs.
     """
 
     device: str | None
@@ -27,6 +31,7 @@ class Conditions(NamedTuple):
     executions: tuple[int, int]
     epochs: tuple[int, int] | None
     examples: tuple[int, int] | None
+    ends: tuple[str, ...] = ()
 
 
 def conditions_of(study: Study) -> Conditions:
@@ -45,6 +50,7 @@ def conditions_of(study: Study) -> Conditions:
         executions=_bounds(len(t.executions) for t in study.trials),
         epochs=_bounds(len(e.epochs) for e in timed) if timed else None,
         examples=_bounds(examples) if examples else None,
+        ends=tuple(dict.fromkeys(filter(None, (end_text(e) for e in timed)))),
     )
 
 
@@ -69,9 +75,33 @@ def executions_text(conditions: Conditions) -> str:
 def budget_text(conditions: Conditions) -> str:
     """Says how long the executions trained; they need to have completed."""
     epochs = epochs_text(conditions.epochs) if conditions.epochs else "no epoch"
+    if conditions.ends:
+        return f"{' or '.join(conditions.ends)} ({epochs})"
     if conditions.examples is None:
         return epochs
     return f"{epochs} of {examples_text(conditions.examples)}"
+
+
+def end_text(execution: ExecutionRecord) -> str:
+    """Says what ends an execution, an empty text where it is the number of epochs."""
+    budget, target = execution.budget, execution.target
+    limits = [] if budget is None else _limits(budget)
+    if target is None:
+        return " or ".join(limits)
+    sign = "≥" if target.direction == "max" else "≤"
+    until = f"until {target.metric} {sign} {setting(target.value)}"
+    return f"{until}, at most {' or '.join(limits)}" if limits else until
+
+
+def _limits(budget: Budget) -> list[str]:
+    texts = []
+    if budget.train_s is not None:
+        texts.append(f"{setting(budget.train_s)} s of training")
+    if budget.updates is not None:
+        texts.append(counted(budget.updates, "update"))
+    if budget.examples is not None:
+        texts.append(counted(budget.examples, "example"))
+    return texts
 
 
 def examples_text(examples: tuple[int, int]) -> str:

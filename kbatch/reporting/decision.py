@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.records.study import Study
+from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import TrialRecord
 from kbatch.reporting.conditions import Conditions, budget_text, conditions_of, executions_text
 from kbatch.reporting.metric_names import metric_words
 from kbatch.reporting.no_decision import missing_reason, what_to_do
-from kbatch.reporting.number_text import counted, listed, percent, readable
+from kbatch.reporting.number_text import counted, listed, percent, readable, setting
 from kbatch.reporting.trial_names import TrialNames, trial_names
 
 _MOST_NAMED = 5
@@ -64,6 +65,8 @@ def _tied(study: Study, best: TrialRecord) -> list[TrialRecord]:
 def _headline(best: TrialRecord, tied: list[TrialRecord], names: TrialNames) -> str:
     words, value = metric_words(best.objective.name), best.objective_value
     number = readable(value, 4) if value is not None else "n/a (not measured)"
+    if best.objective.name in COST_NAMES and best.target is not None:
+        words = f"{words} ({best.target.metric} {setting(best.target.value)})"
     unit = " samples/s" if best.objective.name == "samples_per_second" else ""
     others = f", tied with {counted(len(tied), 'other trial')}" if tied else ""
     return f"Batch size {names.name(best)} had the best {words}: {number}{unit}{others}."
@@ -116,7 +119,8 @@ def _compared(study: Study, names: TrialNames) -> str:
 def _budget(conditions: Conditions) -> str:
     if conditions.epochs is None:
         return "none of them completed"
-    return f"trained for {budget_text(conditions)}"
+    text = budget_text(conditions)
+    return f"trained {text}" if text.startswith("until") else f"trained for {text}"
 
 
 def _certainty(study: Study, best: TrialRecord, names: TrialNames) -> str:
@@ -148,9 +152,7 @@ def _interval(trial: TrialRecord) -> Interval | None:
     """Gives the interval of the objective over executions, None for too few of them."""
     if len(trial.executions) < FEWEST_VALUES:
         return None
-    if trial.objective.name == "samples_per_second":
-        return trial.samples_per_second_interval
-    return trial.metric_interval(trial.objective.name)
+    return trial.objective_interval
 
 
 def _overlap(first: Interval, second: Interval) -> bool:

@@ -1,5 +1,6 @@
 """Keras's metric names in words."""
 
+from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import Objective
 
 
@@ -15,6 +16,8 @@ def metric_words(name: str) -> str:
     words = name.removeprefix("val_").replace("_", " ")
     if name == "samples_per_second":
         return "throughput"
+    if name in COST_NAMES:
+        return words
     return f"validation {words}" if validated else f"training {words}"
 
 

@@ -1,6 +1,7 @@
 """Why a study supports no decision, and what to do about it."""
 
 from kbatch.records.study import Study
+from kbatch.records.target import COST_NAMES
 from kbatch.reporting.number_text import counted, listed
 from kbatch.reporting.outcomes import outcome
 
@@ -37,6 +38,8 @@ def _missing_objective(study: Study) -> str:
     objective = study.trials[0].objective.name
     if objective == "samples_per_second":
         return "Training was too short for its speed to be measured: train longer."
+    if objective in COST_NAMES:
+        return "No trial met the target in its budget: train longer, or for a target nearer by."
     epochs = [p for t in study.trials for e in t.executions for p in e.epochs]
     names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
     if objective in names:

@@ -1,6 +1,7 @@
 """What a report says, computed before it is rendered."""
 
 import json
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kbatch.records.environment import EnvironmentRecord
@@ -104,7 +105,12 @@ def _settings(study: Study) -> tuple[Fact, ...]:
             "training data",
             f"{examples_text(examples)} an epoch" if examples else "n/a (no trial completed)",
         ),
-        Fact("optimizer", ", ".join(dict.fromkeys(e.optimizer for e in executions))),
-        Fact("jit_compile", ", ".join(dict.fromkeys(str(e.jit_compile) for e in executions))),
+        Fact("optimizer", _different(e.optimizer for e in executions)),
+        Fact("jit_compile", _different(e.jit_compile for e in executions)),
         Fact("seeds of the executions", ", ".join(seeds)),
     )
+
+
+def _different(values: Iterable[object]) -> str:
+    known = dict.fromkeys(str(value) for value in values if value is not None)
+    return ", ".join(known) or "n/a (no model was built)"

@@ -1,9 +1,10 @@
 """The table of the trials in words, for the terminal, HTML and Markdown."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import Interval
+from kbatch.records.execution import ExecutionRecord
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective, TrialRecord
 from kbatch.reporting.empty_study import refuse_empty
@@ -12,6 +13,12 @@ from kbatch.reporting.number_text import percent, readable, setting
 from kbatch.reporting.outcomes import outcome
 from kbatch.reporting.spreads import spreads
 from kbatch.reporting.trial_names import trial_names, value_text
+
+_COST_TEXTS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("seconds_to_target", readable),
+    ("updates_to_target", lambda number: f"{number:,.0f}"),
+    ("examples_to_target", lambda number: f"{number:,.0f}"),
+)
 
 
 class Cell(NamedTuple):
@@ -78,10 +85,23 @@ class TrialTable(NamedTuple):
         return tuple(column.title for column in self.columns)
 
 
+class _GpuFigure(NamedTuple):
+    title: str
+    of: Callable[[ExecutionRecord], float | None]
+    write: Callable[[float], str]
+
+
+_GPU_FIGURES = (
+    _GpuFigure("GPU utilization", lambda e: e.usage and e.usage.gpu_utilization, percent),
+    _GpuFigure("Joules per sample", lambda e: e.joules_per_sample, readable),
+)
+
+
 def trial_table(study: Study) -> TrialTable:
     """Writes the trials of a study as a table of texts.
 
-    A hyperparameter of the user's gets a column where it differs between trials.
+    A hyperparameter of the user's gets a column where it differs between trials, and so does what
+    was measured of the GPUs where it is known of any trial.
 
     Args:
         study: A study with at least one trial.
@@ -96,6 +116,7 @@ def trial_table(study: Study) -> TrialTable:
     best = study.best_trial()
     tuned = trial_names(study.trials).hyperparameters
     quality = study.quality_metric
+    used = _gpu_figures(study.trials)
     return TrialTable(
         columns=(
             Column("Batch size", True),
@@ -105,13 +126,20 @@ def trial_table(study: Study) -> TrialTable:
             *(Column(name, True) for name in tuned),
             Column("Samples/s", True),
             Column(_quality_title(quality), True),
+            *(Column(title, True) for title in _target_titles(study.trials)),
             Column("Updates", True),
             Column("First step (s)", True),
             Column("Waiting for data", True),
+            *(Column(figure.title, True) for figure in used),
             Column("Status", False),
         ),
         rows=tuple(
-            Row(trial.trial_id, trial.status, trial is best, _cells(trial, quality, tuned))
+            Row(
+                trial.trial_id,
+                trial.status,
+                trial is best,
+                _cells(trial, quality, tuned, bool(_target_titles(study.trials)), used),
+            )
             for trial in study.trials
         ),
         footnote=_footnote(study.trials),
@@ -119,7 +147,11 @@ def trial_table(study: Study) -> TrialTable:
 
 
 def _cells(
-    trial: TrialRecord, quality: Objective | None, tuned: tuple[str, ...]
+    trial: TrialRecord,
+    quality: Objective | None,
+    tuned: Sequence[str],
+    target: bool,
+    used: Sequence["_GpuFigure"],
 ) -> tuple[Cell, ...]:
     return (
         Cell(f"{trial.batch_size:,}", trial.batch_size),
@@ -129,11 +161,17 @@ def _cells(
         *(_hyperparameter(trial.hyperparameters.get(name)) for name in tuned),
         _throughput(trial),
         _quality(trial, quality),
+        *(_to_target(trial) if target else ()),
         _cell(trial, trial.mean(lambda e: e.updates), lambda n: f"{n:,.0f}"),
         _cell(trial, trial.mean(lambda e: e.first_step_s)),
         _cell(trial, trial.mean(lambda e: e.data_wait_share), percent),
+        *(_cell(trial, trial.mean(figure.of), figure.write) for figure in used),
         Cell(outcome(trial)),
     )
+
+
+def _gpu_figures(trials: Sequence[TrialRecord]) -> list[_GpuFigure]:
+    return [f for f in _GPU_FIGURES if any(trial.mean(f.of) is not None for trial in trials)]
 
 
 def _cell(trial: TrialRecord, value: float | None, write=readable) -> Cell:
@@ -163,6 +201,23 @@ def _quality(trial: TrialRecord, quality: Objective | None) -> Cell:
     return Cell(_plus_minus(value, interval, 4), value)
 
 
+def _target_titles(trials: Iterable[TrialRecord]) -> tuple[str, ...]:
+    """Titles the columns of a target, none where no trial has one."""
+    targets = dict.fromkeys(trial.target for trial in trials if trial.target is not None)
+    if not targets:
+        return ()
+    words = " or ".join(f"{target.metric} {setting(target.value)}" for target in targets)
+    return (f"Seconds to {words}", f"Updates to {words}", f"Examples to {words}")
+
+
+def _to_target(trial: TrialRecord) -> tuple[Cell, ...]:
+    if trial.target is not None and trial.status == "completed":
+        missed = Cell("never met")
+        costs = [(trial.cost(name), write) for name, write in _COST_TEXTS]
+        return tuple(missed if c is None else Cell(write(c), c) for c, write in costs)
+    return tuple(_cell(trial, None) for _ in _COST_TEXTS)
+
+
 def _plus_minus(value: float, interval: Interval, digits: int) -> str:
     return f"{readable(value, digits)} ± {readable((interval.high - interval.low) / 2, 2)}"
 
@@ -182,7 +237,7 @@ def _quality_title(quality: Objective | None) -> str:
     return words[0].upper() + words[1:]
 
 
-def _footnote(trials: Iterable[TrialRecord]) -> str:
+def _footnote(trials: Sequence[TrialRecord]) -> str:
     found = spreads(trials)
     sentences = []
     if found.intervals:
@@ -197,4 +252,9 @@ def _footnote(trials: Iterable[TrialRecord]) -> str:
     elif found.single:
         sentences.append("A single execution has no interval.")
     sentences.append("Quality is that of each execution's best epoch.")
+    if _gpu_figures(trials):
+        sentences.append(
+            "What NVML shows of the GPUs is that of the whole run, validation included, and of "
+            "every process on them."
+        )
     return " ".join(sentences)

@@ -11,6 +11,7 @@ from kbatch.analysis.throughput import Throughput, steady_windows, throughput_of
 from kbatch.records.execution import EpochRecord
 from kbatch.training.input_meter import InputReading
 from kbatch.training.learning_rate import current_learning_rate
+from kbatch.training.update_count import updates_made
 
 # The first steps trace, compile and fill caches.
 WARM_UP_STEPS = 2
@@ -68,6 +69,7 @@ class TrainingClock(keras.callbacks.Callback):
         self._reading = self._epoch_reading = meter.read()
         self._epoch_train_s = 0.0
         self._epoch_iterations = 0
+        self._epoch_begun = False
 
     @property
     def windows(self) -> tuple[list[int], list[float]]:
@@ -84,6 +86,17 @@ class TrainingClock(keras.callbacks.Callback):
         """What the model has received so far."""
         return self._meter.read()
 
+    @property
+    def examples(self) -> int:
+        """Examples trained on so far."""
+        return self._reading.examples
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates so far, those that overflowed not counted."""
+        now = updates_made(self.model) - self._epoch_iterations if self._epoch_begun else 0
+        return sum(epoch.updates for epoch in self.epochs) + now
+
     def on_train_begin(self, logs: Any = None):
         """Starts the warm-up: a new `fit` may build a new train function."""
         self._steps_since_begin = 0
@@ -92,7 +105,8 @@ class TrainingClock(keras.callbacks.Callback):
         """Notes where the epoch starts."""
         self._epoch_reading = self._reading = self._meter.read()
         self._epoch_train_s = self.train_s
-        self._epoch_iterations = _iterations(self.model)
+        self._epoch_iterations = updates_made(self.model)
+        self._epoch_begun = True
 
     def begin_step(self) -> None:
         """Starts a step."""
@@ -125,15 +139,16 @@ class TrainingClock(keras.callbacks.Callback):
     def keep_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """Keeps the epoch with the metrics that all callbacks have left."""
         before = self._epoch_reading
+        self._epoch_begun = False
         self.epochs.append(
             EpochRecord(
                 epoch=epoch,
                 metrics=_scalars(logs),
                 examples=self._reading.examples - before.examples,
                 batches=self._reading.batches - before.batches,
-                updates=_iterations(self.model) - self._epoch_iterations,
+                updates=updates_made(self.model) - self._epoch_iterations,
                 train_s=self.train_s - self._epoch_train_s,
-                data_wait_s=self._reading.wait_s - before.wait_s,
+                data_wait_s=_difference(self._reading.wait_s, before.wait_s),
             )
         )
 
@@ -152,13 +167,8 @@ class _Last(keras.callbacks.Callback):
         self._clock.keep_epoch(epoch, logs or {})
 
 
-def _iterations(model: Any) -> int:
-    """Counts the updates that the optimizer made; it skips those that overflowed."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return 0
-    iterations: Any = keras.ops.convert_to_numpy(optimizer.iterations)
-    return int(iterations)
+def _difference(now: float | None, before: float | None) -> float | None:
+    return None if now is None or before is None else now - before
 
 
 def _scalars(logs: dict[str, Any]) -> dict[str, float | None]:

@@ -6,6 +6,7 @@ import keras
 
 from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
+from kbatch.training.replica_meter import ReplicaMeter
 
 
 class EpochCheck(keras.callbacks.Callback):
@@ -17,7 +18,7 @@ class EpochCheck(keras.callbacks.Callback):
         meter: Counts what reaches the train step.
     """
 
-    def __init__(self, batch_size: int, metrics: tuple[str, ...], meter: InputMeter):
+    def __init__(self, batch_size: int, metrics: tuple[str, ...], meter: InputMeter | ReplicaMeter):
         super().__init__()
         self._batch_size = batch_size
         self._metrics = metrics

@@ -6,39 +6,67 @@ from typing import Any
 
 import keras
 
-# It changes the steps, not what they need.
+# They change the steps, not what these need.
 _NOT_OF_MEMORY = ("learning_rate", "name")
 
 
 def model_fingerprint(model: keras.Model) -> str:
-    """Gives a text that is equal for models that need the same memory.
+    """Gives a text that is equal for models that need the same memory, in any process.
 
-    Layers, shapes, dtypes, loss, metrics, optimizer and compilation by XLA are in it, weights and
-    the learning rate are not.
+    Layers, shapes, dtypes, loss, metrics, optimizer and compilation by XLA are in it. Weights, the
+    learning rate and the names of layers, which Keras counts up, are not; of the optimizer's other
+    numbers only whether they are zero, which decides the slots.
 
     Args:
         model: A compiled model.
     """
     target: Any = model
+    names = {layer.name: f"layer {i}" for i, layer in enumerate(target._flatten_layers())}
+    compiled = dict(target._compile_config.config)
+    del compiled["optimizer"]
     described = {
-        "class": f"{type(model).__module__}.{type(model).__qualname__}",
-        "layers": _config(model),
+        "model": _described(model, names),
         "weights": [(tuple(weight.shape), weight.dtype) for weight in target.weights],
         "trainable": [tuple(weight.shape) for weight in target.trainable_weights],
         "policy": target.dtype_policy.name,
-        "optimizer": [type(target.optimizer).__name__, _config(target.optimizer)],
-        "compiled": [repr(target.loss), repr(target.jit_compile)],
+        "optimizer": _zero_or_not(_described(target.optimizer, names)),
+        "compiled": _described(compiled | {"jit_compile": target.jit_compile}, names),
     }
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=repr).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _described(value: Any, names: dict[str, str]) -> Any:
+    """Gives plain data: never a `repr`, which may hold an address in memory."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, dict):
+        kept = {str(key): item for key, item in value.items() if key not in _NOT_OF_MEMORY}
+        return {key: _described(item, names) for key, item in kept.items()}
+    if isinstance(value, (list, tuple)):
+        return [_described(item, names) for item in value]
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        return [_class(type(value)), _described(_config(value), names)]
+    if hasattr(value, "__code__"):
+        return [_class(value), value.__code__.co_code.hex(), list(value.__code__.co_names)]
+    return _class(value if isinstance(value, type) else type(value))
 
 
 def _config(part: Any) -> Any:
     try:
-        config = part.get_config()
-    except (
-        NotImplementedError,
-        TypeError,
-        ValueError,
-    ):  # A subclass that does not describe itself.
-        return [layer.name for layer in getattr(part, "layers", [])]
-    return {name: value for name, value in config.items() if name not in _NOT_OF_MEMORY}
+        return part.get_config()
+    except (NotImplementedError, TypeError, ValueError):  # A subclass does not describe itself.
+        return list(getattr(part, "layers", []))
+
+
+def _class(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _zero_or_not(value: Any) -> Any:
+    if isinstance(value, float):
+        return value != 0
+    if isinstance(value, dict):
+        return {key: _zero_or_not(item) for key, item in value.items()}
+    return [_zero_or_not(item) for item in value] if isinstance(value, list) else value

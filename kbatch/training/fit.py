@@ -10,12 +10,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kbatch.records.target import Budget, Target
+from kbatch.training.budgets import BudgetCallback, joint_budget
 from kbatch.training.clock import TrainingClock
 from kbatch.training.data import Batches, FitData, in_batches
 from kbatch.training.epoch_check import EpochCheck
 from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
+from kbatch.training.replica_meter import ReplicaMeter, replica_count
 from kbatch.training.seeds import seed_of
+from kbatch.training.stop_at_target import StopAtTarget
+from kbatch.training.tensorboard_scalars import TensorBoardScalars
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
 
@@ -33,13 +38,16 @@ class TimedFit:
         validation_batch_size: Examples in a validation batch.
         seed: Seed of the shuffling, or None.
         metrics: Metrics that each epoch must have.
-        prepare: Called with the data before they are batched; returns the most examples that a
-            validation batch may have, None for `validation_batch_size`.
+        to_target: Whether the cost of a target is asked for, so that there must be one.
+        prepare: Called with the data, and whether to print, before they are batched; returns the
+            most examples that a validation batch may have, None for `validation_batch_size`.
 
     Attributes:
         clock: The clock of the run.
         total_s: Seconds in `fit`, in all.
         notes: What a reader of the figures must know.
+        budget: What the callbacks let training spend, None without such a callback.
+        target: Where a callback ends training, likewise.
     """
 
     def __init__(
@@ -51,7 +59,8 @@ class TimedFit:
         validation_batch_size: int,
         seed: int | None,
         metrics: tuple[str, ...] = (),
-        prepare: Callable[[FitData], int | None] | None = None,
+        to_target: bool = False,
+        prepare: Callable[[FitData, bool], int | None] | None = None,
     ):
         self._model = model
         self._fit = type(model).fit.__get__(model)
@@ -60,12 +69,15 @@ class TimedFit:
         self._validation_batch_size = validation_batch_size
         self._seed = seed
         self._metrics = metrics
+        self._to_target = to_target
         self._prepare = prepare
         self._fits = 0
-        self._meter = InputMeter()
+        self._meter = ReplicaMeter(model) if replica_count(model) > 1 else InputMeter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
         self.total_s = 0.0
         self.notes: list[str] = []
+        self.budget: Budget | None = None
+        self.target: Target | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model; takes what `keras.Model.fit` takes.
@@ -87,8 +99,9 @@ class TimedFit:
         )
         data = FitData(**{name: call.pop(name) for name in FitData._fields if name in call})
         if self._prepare is not None:
-            most = self._prepare(data) or self._validation_batch_size
-            self._validation_batch_size = min(self._validation_batch_size, most)
+            most = self._prepare(data, bool(call.get("verbose", True)))
+            if most is not None:
+                self._validation_batch_size = min(self._validation_batch_size, most)
         initial_epoch = call.get("initial_epoch", 0)
         batches = in_batches(
             data,
@@ -112,14 +125,20 @@ class TimedFit:
         expected = () if call.get("validation_freq", 1) != 1 else self._metrics
         check = EpochCheck(self._batch_size, expected, self._meter)
         theirs = keras.tree.flatten(call.pop("callbacks", None) or [])
+        self._find_end(theirs)
+        scalars = [
+            TensorBoardScalars(callback, batch_size=self._batch_size)
+            for callback in theirs
+            if isinstance(callback, keras.callbacks.TensorBoard)
+        ]
         started_s = time.perf_counter()
         try:
-            with _without_end_of_data_warning(batches):
+            with _without_end_of_data_warning(batches), self._counted(batches.dataset) as dataset:
                 history = self._fit(
-                    self._meter.attach(batches.dataset),
+                    dataset,
                     validation_data=batches.validation_data,
                     validation_batch_size=self._validation_batch_size,
-                    callbacks=[self.clock, *theirs, check, self.clock.last],
+                    callbacks=[self.clock, *theirs, *scalars, check, *self._last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
                     **call,
                 )
@@ -127,6 +146,38 @@ class TimedFit:
             self.total_s += time.perf_counter() - started_s
         self._add_throughput(history)
         return history
+
+    @contextlib.contextmanager
+    def _counted(self, dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+        if isinstance(self._meter, ReplicaMeter):
+            with self._meter.counting():
+                yield dataset
+        else:
+            yield self._meter.attach(dataset)
+
+    @property
+    def _last(self) -> list[keras.callbacks.Callback]:
+        """The callbacks after which a step begins."""
+        stamps = [self._meter.stamp] if isinstance(self._meter, ReplicaMeter) else []
+        return [self.clock.last, *stamps]
+
+    def _find_end(self, callbacks: list[Any]) -> None:
+        """Notes what ends training beside the number of epochs, and lets it count by the clock."""
+        budgets = [callback for callback in callbacks if isinstance(callback, BudgetCallback)]
+        self.budget = joint_budget(budgets)
+        for callback in budgets:
+            callback.count_by(self.clock)
+        targets = [callback.target for callback in callbacks if isinstance(callback, StopAtTarget)]
+        self.target = targets[0] if targets else None
+        self._check_target(len(targets))
+
+    def _check_target(self, targets: int) -> None:
+        if targets > 1 or (self._to_target and not targets):
+            raise InputError(
+                "An objective such as `seconds_to_target`, and training itself, have one target: "
+                "give `callbacks=[kbatch.StopAtTarget(monitor, value)]`. "
+                f"Received: {targets} of them."
+            )
 
     def _check_size(self, name: str, size: int, asked: int | None) -> None:
         if asked not in (None, size):

@@ -13,7 +13,8 @@ class InputReading(NamedTuple):
         batches: Batches delivered.
         examples: Examples in them.
         largest_batch: Examples in the largest of them.
-        wait_s: Seconds between the request for a batch and its arrival, in all.
+        wait_s: Seconds between the request for a batch and its arrival, in all; None where they
+            cannot be told.
         shape_number: A number that tells the shapes of the last batch from others. It is a float
             like the other totals, which share a variable.
     """
@@ -21,7 +22,7 @@ class InputReading(NamedTuple):
     batches: int
     examples: int
     largest_batch: int
-    wait_s: float
+    wait_s: float | None
     shape_number: float
 
 

@@ -6,37 +6,45 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
+
+# What `fit` and kbatch set on a model itself.
+_ATTRIBUTES = ("train_step", "history", "stop_training")
 
 
 class KeptState:
-    """Weights, optimizer, seeds and train step of a model, as they are now.
+    """Weights, metrics, optimizer, seeds and train step of a model, as they are now.
 
     The optimizer is built first: what is kept is its state before the first update.
 
     Args:
-        model: A built model; one that is not compiled has no optimizer to keep.
+        model: A built model, compiled if it is to be trained.
     """
 
     def __init__(self, model: keras.Model):
         self._model: Any = model
-        found = list(self._model.variables)
-        if getattr(model, "optimizer", None) is not None:
-            self._model.optimizer.build(model.trainable_variables)
-            found += self._model.optimizer.variables
+        found = [*model.variables, *self._model.metrics_variables]
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None:
+            if not optimizer.built:  # Built again, a loss scale would start anew.
+                optimizer.build(model.trainable_variables)
+            found += optimizer.variables
         self._variables = list({id(variable): variable for variable in found}.values())
-        self._values = [np.array(variable.value) for variable in self._variables]
-        self._step = vars(model).get("train_step")
+        self._values = [
+            np.array(tf.convert_to_tensor(variable.value)) for variable in self._variables
+        ]
+        self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
 
     def restore(self) -> None:
         """Puts it back."""
+        self._model.reset_metrics()  # Those that came since then were not kept.
         for variable, value in zip(self._variables, self._values, strict=True):
             variable.assign(value)
-        if self._step is None:
-            vars(self._model).pop("train_step", None)
-        else:
-            self._model.train_step = self._step
+        for name in _ATTRIBUTES:
+            vars(self._model).pop(name, None)
+        for name, value in self._attributes.items():
+            setattr(self._model, name, value)
         self._model.train_function = None
-        self._model.reset_metrics()
 
 
 @contextlib.contextmanager

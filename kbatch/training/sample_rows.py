@@ -29,13 +29,15 @@ class SampleRows(NamedTuple):
 
     def batches(self, batch_size: int) -> tf.data.Dataset:
         """Makes an endless dataset of one batch size; rows are repeated where they are too few."""
-        count = keras.tree.flatten(self.rows)[0].shape[0]
+        # tf.data would pack a list into one tensor.
+        rows = keras.tree.lists_to_tuples(self.rows)
+        count = keras.tree.flatten(rows)[0].shape[0]
         # A length that is not known until it runs: one graph serves all sizes.
         sizes = tf.data.Dataset.from_tensors(tf.constant(batch_size)).repeat()
         return sizes.map(
             lambda size: keras.tree.map_structure(
                 lambda leaf: None if leaf is None else tf.gather(leaf, tf.range(size) % count),
-                self.rows,
+                rows,
             )
         )
 

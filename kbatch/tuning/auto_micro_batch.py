@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -9,12 +10,14 @@ from typing import NamedTuple
 import keras
 
 from kbatch.instruments.environment import read_environment
-from kbatch.profiling.loads import Load, Source
+from kbatch.profiling.loads import Load, Source, row_shapes
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.probe_places import search_in_place
-from kbatch.records.json_files import RecordError
+from kbatch.records.json_files import Record, RecordError, read_record, write_record
 from kbatch.records.max_batch import MaxBatchSizeResult
+from kbatch.records.micro_batch_limit import MicroBatchLimit
 from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.replica_meter import replica_count
 
 
 class FoundMicroBatch(NamedTuple):
@@ -24,11 +27,13 @@ class FoundMicroBatch(NamedTuple):
         size: Examples that go through the device at once.
         search_s: Seconds that the probes took now, 0 where an earlier search told it.
         note: The same in words.
+        key: What tells the model, its data and the limits from others.
     """
 
     size: int
     search_s: float
     note: str
+    key: str
 
 
 class AutoMicroBatch:
@@ -38,6 +43,7 @@ class AutoMicroBatch:
         largest_batch_size: Largest batch of the search: nothing beyond it is tried.
         memory_limit_bytes: Memory that may be taken, None for what the device has.
         memory_window: Lower and upper share of it that is aimed at.
+        moments_every: As in `accumulate_gradients`.
     """
 
     def __init__(
@@ -46,13 +52,14 @@ class AutoMicroBatch:
         largest_batch_size: int,
         memory_limit_bytes: int | None,
         memory_window: tuple[float, float],
+        moments_every: int,
     ):
         self._largest = largest_batch_size
         self._limit_bytes = memory_limit_bytes
         self._window = memory_window
+        self._moments_every = moments_every
         self._found: dict[str, MaxBatchSizeResult] = {}
-        # Sizes that ran out of memory later on, halved.
-        self._halved: dict[str, int] = {}
+        self._limits: dict[str, MicroBatchLimit] = {}
 
     def find(
         self,
@@ -73,66 +80,99 @@ class AutoMicroBatch:
             InputError: If the limit is below the weights.
             OutOfMemoryError: If one example does not fit.
         """
-        key = self._key(model)
-        known = self._found.get(key) or _loaded(directory, key)
+        key = self._key(model, source)
+        known = self._found.get(key) or _loaded(MaxBatchSizeResult, _file(directory, key))
+        began_s = time.perf_counter()
         result = known or self._probed(model, build, source)
+        search_s = 0.0 if known else time.perf_counter() - began_s
         self._found[key] = result
-        if known is None and directory is not None:
-            result.save(_file(directory, key))
-        size = min(result.max_batch_size, self._halved.get(key, self._largest))
-        return FoundMicroBatch(
-            size, 0.0 if known else result.duration_s, _note(result, size, bool(known))
-        )
+        if known is None:
+            _save(result, _file(directory, key))
+        limit = self._limits.get(key) or _loaded(MicroBatchLimit, _limit_file(directory, key))
+        size = min(result.max_batch_size, limit.micro_batch_size if limit else self._largest)
+        return FoundMicroBatch(size, search_s, _note(result, size, search_s), key)
 
-    def halve(self, model: keras.Model, size: int) -> int | None:
-        """Takes half of a size that ran out of memory after all; None below one example."""
+    def halve(self, key: str, size: int, directory: Path | None) -> int | None:
+        """Takes half of a size that ran out of memory after all, and remembers it.
+
+        Args:
+            key: What tells the model, its data and the limits from others.
+            size: Examples that went through the device at once.
+            directory: Where that is kept for later runs of the search, or None.
+
+        Returns:
+            The half, None below one example.
+        """
         if size < 2:
             return None
-        self._halved[self._key(model)] = size // 2
+        self._limits[key] = MicroBatchLimit(size // 2)
+        _save(self._limits[key], _limit_file(directory, key))
         return size // 2
 
-    def _key(self, model: keras.Model) -> str:
-        limits = (self._largest, self._limit_bytes, self._window)
-        described = repr((model_fingerprint(model), limits, read_environment().devices))
+    def _key(self, model: keras.Model, source: Source) -> str:
+        limits = (self._rows(model), self._limit_bytes, self._window)
+        devices = read_environment().devices
+        described = repr((model_fingerprint(model), row_shapes(source, model), limits, devices))
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def _probed(
         self, model: keras.Model, build: Callable[[], keras.Model], source: Source
     ) -> MaxBatchSizeResult:
-        load = Load(build, source, model.dtype_policy.name, accumulate_below=self._largest)
+        rows = self._rows(model)
+        load = Load(
+            build,
+            source,
+            model.dtype_policy.name,
+            accumulate_below=rows,
+            moments_every=self._moments_every,
+        )
         search = functools.partial(
-            probe_max_batch, memory_window=self._window, max_batch_size=self._largest, confirm=False
+            probe_max_batch, memory_window=self._window, max_batch_size=rows, confirm=False
         )
         return search_in_place(
             load,
             search,
             memory_limit_bytes=self._limit_bytes,
             memory_window=self._window,
-            model=model,
+            # One of several replicas cannot be probed with the others: a model on one device can.
+            model=model if replica_count(model) == 1 else None,
         )
 
+    def _rows(self, model: keras.Model) -> int:
+        """Gives the most examples that a replica has of a batch."""
+        return -(-self._largest // replica_count(model))
 
-def _note(result: MaxBatchSizeResult, size: int, known: bool) -> str:
+
+def _note(result: MaxBatchSizeResult, size: int, search_s: float) -> str:
     if size < result.max_batch_size:
         return (
-            f"Micro-batches have {size} examples: larger ones, up to {result.max_batch_size}, ran "
-            "out of memory in training."
+            f"Micro-batches have up to {size} examples: larger ones, up to "
+            f"{result.max_batch_size}, ran out of memory in training."
         )
-    took = "from an earlier search" if known else f"found in {result.duration_s:.1f} s"
+    took = f"found in {search_s:.1f} s" if search_s else "from an earlier search"
     return (
         f"Up to {size} examples fit at once ({result.reason}), {took} with "
         f"{len(result.probes)} probes."
     )
 
 
-def _file(directory: Path, key: str) -> Path:
-    return directory / "kbatch-micro-batches" / f"{key}.json"
+def _file(directory: Path | None, key: str) -> Path | None:
+    return None if directory is None else directory / "kbatch-micro-batches" / f"{key}.json"
 
 
-def _loaded(directory: Path | None, key: str) -> MaxBatchSizeResult | None:
-    if directory is None or not _file(directory, key).exists():
+def _limit_file(directory: Path | None, key: str) -> Path | None:
+    return None if directory is None else directory / "kbatch-micro-batches" / f"{key}-limit.json"
+
+
+def _save(record: object, path: Path | None) -> None:
+    if path is not None:
+        write_record(record, path)
+
+
+def _loaded(kind: type[Record], path: Path | None) -> Record | None:
+    if path is None or not path.exists():
         return None
     try:
-        return MaxBatchSizeResult.load(_file(directory, key))
+        return read_record(kind, path)
     except RecordError:
         return None  # It is measured again, and written anew.

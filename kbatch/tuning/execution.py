@@ -1,5 +1,6 @@
 """One execution of a trial, from its first step to its record."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -8,12 +9,18 @@ from typing import Any, NamedTuple
 import keras
 
 from kbatch.instruments.failures import failure_status, failure_text
+from kbatch.instruments.gpu_monitor import GpuMonitor
+from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.records.execution import ExecutionRecord
+from kbatch.records.target import COST_NAMES, cost_to_target
+from kbatch.records.usage import UsageRecord
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
+from kbatch.training.data import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
 from kbatch.training.errors import InputError
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
+from kbatch.training.replica_meter import replica_count
 from kbatch.tuning.trial_files import TrialFiles
 from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
@@ -28,8 +35,10 @@ class ExecutionPlan(NamedTuple):
         micro_batch_size: Examples that go through the device at once; None where they are found.
         largest_batch_size: Largest batch size of the search.
         validation_batch_size: Examples in a validation batch.
+        validation_is_chosen: Whether a person chose that size.
         learning_rate_scaling: Rule that was applied, or None.
         metrics: Metrics that each epoch must have.
+        to_target: Whether the cost of a target is the objective.
     """
 
     number: int
@@ -38,8 +47,10 @@ class ExecutionPlan(NamedTuple):
     micro_batch_size: int | None
     largest_batch_size: int
     validation_batch_size: int
+    validation_is_chosen: bool
     learning_rate_scaling: str | None
     metrics: tuple[str, ...]
+    to_target: bool
 
 
 class Execution:
@@ -64,6 +75,8 @@ class Execution:
         self._files = files
         self._micro_batch = micro_batch
         self._fit = self._timed_fit()
+        self._monitor: GpuMonitor | None = None
+        self._watched = contextlib.ExitStack()
         self._started = _started(model, plan)
 
     def run(self, fit: Callable[[], Any]) -> Any:
@@ -73,14 +86,14 @@ class Execution:
             fit: Trains the model.
 
         Returns:
-            What `fit` returns, with samples/s among its metrics.
+            What `fit` returns, with samples/s and what was measured of the GPUs among its metrics.
 
         Raises:
             InputError: If throughput is the objective and there were too few steps to measure it.
         """
         self._write(self._started)
         try:
-            results = self._trained(fit)
+            results = self._with_usage(self._trained(fit))
             reported = {} if self._files is None else self._files.reported(results)
         except BaseException as error:
             self._write(self._ended(failure_status(error), failure_text(error)))
@@ -97,14 +110,22 @@ class Execution:
             self._model.fit = self._fit
             try:
                 # Layers that are built by their first batch are so under the policy too.
-                with dtype_policy_scope(self._started.dtype_policy):
-                    return self._with_throughput(fit())
+                with dtype_policy_scope(self._started.dtype_policy), self._watched:
+                    return self._with_figures(fit())
             except Exception as error:
                 if not self._goes_on(error):
                     raise
             finally:
                 del self._model.fit
-            self._fit = self._timed_fit()
+            self._fit, self._monitor = self._timed_fit(), None
+
+    def _prepare(self, data: FitData, verbose: bool) -> int | None:
+        """Finds the micro-batch size, then watches what training takes: the search is not in it."""
+        found = self._micro_batch
+        most = None if found is None else found.prepare(data, verbose=verbose)
+        if self._monitor is None:
+            self._monitor = self._watched.enter_context(GpuMonitor())
+        return None if self._plan.validation_is_chosen else most
 
     def _goes_on(self, error: Exception) -> bool:
         """Makes the micro-batches smaller where memory ran out, and tells whether it could."""
@@ -121,27 +142,54 @@ class Execution:
             validation_batch_size=plan.validation_batch_size,
             seed=plan.seed,
             metrics=plan.metrics,
-            prepare=None if self._micro_batch is None else self._micro_batch.prepare,
+            to_target=plan.to_target,
+            prepare=self._prepare,
         )
 
-    def _with_throughput(self, results: Any) -> Any:
-        throughput = self._fit.clock.throughput
-        wanted = self._files is not None and self._files.maximises_throughput
-        if throughput is None:
-            if wanted:
-                raise InputError(
-                    "There were too few steps to measure samples/s, which is the objective: train "
-                    "for more epochs, or leave out the largest batch sizes. "
-                    f"Received: {self._fit.clock.reading.batches} steps with "
-                    f"batch_size={self._plan.batch_size}."
-                )
-            return results
+    def _with_figures(self, results: Any) -> Any:
+        """Adds samples/s and the cost of the target, where keras-tuner is to have them."""
+        wanted = () if self._files is None else self._files.measured_names
+        figures = self._figures()
+        if "samples_per_second" in wanted and "samples_per_second" not in figures:
+            raise InputError(
+                "There were too few steps to measure samples/s, which is the objective: train "
+                "for more epochs, or leave out the largest batch sizes. "
+                f"Received: {self._fit.clock.reading.batches} steps with "
+                f"batch_size={self._plan.batch_size}."
+            )
         if isinstance(results, dict):
-            return {"samples_per_second": throughput.median} | results
+            return figures | results
         if wanted and isinstance(results, keras.callbacks.History):
-            # It is the same for all epochs: the other metrics are those of the last one.
-            return {name: values[-1] for name, values in results.history.items()}
+            # They are the same for all epochs: the other metrics are those of the last one.
+            return {name: values[-1] for name, values in results.history.items()} | figures
         return results
+
+    @property
+    def _usage(self) -> UsageRecord | None:
+        return None if self._monitor is None else self._monitor.usage
+
+    def _with_usage(self, results: Any) -> Any:
+        usage = self._usage
+        known = usage.metrics(self._fit.clock.reading.examples) if usage else {}
+        if isinstance(results, keras.callbacks.History):
+            epochs = len(results.epoch)
+            results.history.update({name: [value] * epochs for name, value in known.items()})
+            return results
+        return known | results if isinstance(results, dict) else results
+
+    def _figures(self) -> dict[str, float]:
+        clock, target = self._fit.clock, self._fit.target
+        throughput = clock.throughput
+        figures = {} if throughput is None else {"samples_per_second": throughput.median}
+        if target is None:
+            return figures
+        cost = cost_to_target(target, clock.epochs)
+        # The least of no value is infinite: keras-tuner ranks a trial that never met it last.
+        costs = {
+            name: math.inf if cost is None else float(getattr(cost, part))
+            for name, part in COST_NAMES.items()
+        }
+        return figures | costs
 
     def _write(self, record: ExecutionRecord) -> None:
         if self._files is not None:
@@ -156,6 +204,9 @@ class Execution:
             status=status,
             failure=failure,
             reported=reported or {},
+            usage=self._usage,
+            budget=self._fit.budget,
+            target=self._fit.target,
         )
         if clock.first_step_s is None:
             note = "Training did not go through `model.fit`: nothing was timed or counted."
@@ -213,6 +264,8 @@ def _started(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
         learning_rate_scaling=plan.learning_rate_scaling,
         jit_compile=bool(model.jit_compile),
         notes=_notes(model, plan, plan.micro_batch_size),
+        workers_on_device=workers_on_device(),
+        replicas=replica_count(model),
     )
 
 
@@ -220,5 +273,6 @@ def _notes(
     model: keras.Model, plan: ExecutionPlan, micro_batch_size: int | None
 ) -> tuple[str, ...]:
     parts = coupled_parts(model)
-    accumulated = micro_batch_size is not None and micro_batch_size < plan.batch_size
+    rows = -(-plan.batch_size // replica_count(model))
+    accumulated = micro_batch_size is not None and micro_batch_size < rows
     return (coupling_note(parts),) if parts and accumulated else ()

@@ -18,6 +18,10 @@ class ExecutionNumber:
         """Gives the number of the execution that `hp` comes to next, from 0."""
         return self._ended if hp is self._hp else 0
 
+    def begin(self, hp: keras_tuner.HyperParameters, number: int) -> None:
+        """Sets the number of the execution that `hp` comes to next."""
+        self._hp, self._ended = hp, number
+
     def failed(self) -> None:
         """Notes that a build or a run failed: what comes next begins anew."""
         self._hp, self._ended = None, 0

@@ -10,8 +10,10 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
 from kbatch.analysis.max_batch_search import check_window
+from kbatch.instruments.device_memory import check_memory_limit
 from kbatch.profiling.user_model import BuildFunction, as_hypermodel
 from kbatch.records.json_files import RecordError
+from kbatch.records.target import COST_NAMES
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.dtype_policy import (
     check_active_policy,
@@ -20,6 +22,7 @@ from kbatch.training.dtype_policy import (
 )
 from kbatch.training.errors import InputError, OutOfMemoryError
 from kbatch.training.learning_rate import scale_optimizer
+from kbatch.training.replica_meter import replica_count
 from kbatch.training.seeds import check_seed, seeded
 from kbatch.training.trainable_model import check_model
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
@@ -54,8 +57,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
             `hp.get("batch_size")`.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
-        micro_batch_size: Examples that go through the device at once; a larger batch is
-            accumulated. `"auto"` finds, when a model's first trial starts, the largest size whose
+        micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
+            Under a `distribution_strategy` each replica has its part of the batch, and this is of
+            that part. `"auto"` finds, when a model's first trial starts, the largest size whose
             memory lies in the window, and takes half of it whenever a trial runs out of memory
             after all. None for the whole batch at once.
         dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
@@ -97,22 +101,24 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         super().__init__(name=self._inner.name)
         self.batch_sizes = check_batch_sizes(batch_sizes)
         self.micro_batch_size = _micro_batch_size(micro_batch_size)
-        self.memory_limit_bytes = _size_or_none(memory_limit_bytes, "memory_limit_bytes")
+        self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
         self.memory_window = check_window(memory_window)
         self.dtype_policies = check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(learning_rate_scaling, "learning_rate_scaling")
         self.base_batch_size = (
             _size_or_none(base_batch_size, "base_batch_size") or self.batch_sizes[0]
         )
-        self.validation_batch_size = _size_or_none(
-            validation_batch_size, "validation_batch_size"
-        ) or _validation_batch_size(self.batch_sizes, self._given_micro_batch_size)
+        self._chosen_validation = _size_or_none(validation_batch_size, "validation_batch_size")
+        self.validation_batch_size = self._chosen_validation or _validation_batch_size(
+            self.batch_sizes, self._given_micro_batch_size
+        )
         self.seed = check_seed(seed)
         self._number = ExecutionNumber()
         self._auto = AutoMicroBatch(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
             memory_window=self.memory_window,
+            moments_every=_MOMENTS_EVERY,
         )
 
     @property
@@ -150,8 +156,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         if self.learning_rate_scaling is not None:
             scale_optimizer(model.optimizer, ratio=ratio, kappa=kappa)
-        micro_batch_size = self._micro(batch_size)
-        if micro_batch_size is not None and micro_batch_size < batch_size:
+        with _fatal(InputError):
+            rows = _replica_rows(batch_size, replica_count(model))
+        micro_batch_size = self._micro(rows)
+        if micro_batch_size is not None and micro_batch_size < rows:
             accumulate_gradients(model, micro_batch_size, moments_every=_MOMENTS_EVERY)
         return model
 
@@ -159,6 +167,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Declares the batch size and what the wrapped HyperModel declares; for keras-tuner."""
         self._declare(hp)
         self._inner.declare_hyperparameters(hp)
+
+    def begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
+        """Sets which execution of its trial `hp` comes to next; `BatchSizeTuner` calls it.
+
+        Args:
+            hp: Hyperparameters of the trial.
+            number: Number of the execution, from 0, whose seed it decides.
+        """
+        self._number.begin(hp, number)
 
     def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
         """Trains the model of a trial and records it; keras-tuner calls it.
@@ -172,7 +189,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """
         with _fatal(InputError, RecordError), _failed_trial():
             files = trial_files(kwargs.get("callbacks"))
-            plan = self._plan(hp, files)
+            plan = self._plan(hp, files, replica_count(model))
             execution = Execution(model, plan, files, self._micro_batch(hp, model, files))
             if files is not None:
                 files.check_settings(self.settings)
@@ -193,7 +210,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
-    def _plan(self, hp: keras_tuner.HyperParameters, files: TrialFiles | None) -> ExecutionPlan:
+    def _plan(
+        self, hp: keras_tuner.HyperParameters, files: TrialFiles | None, replicas: int
+    ) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
         # A `fit` of the user's may compute the objective itself, after training.
         stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
@@ -201,18 +220,20 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             number=self._number.of(hp),
             seed=self._seed(hp),
             batch_size=batch_size,
-            micro_batch_size=self._micro(batch_size),
+            micro_batch_size=self._micro(_replica_rows(batch_size, replicas)),
             largest_batch_size=self.batch_sizes[-1],
             validation_batch_size=self.validation_batch_size,
+            validation_is_chosen=self._chosen_validation is not None,
             learning_rate_scaling=self.learning_rate_scaling,
             metrics=files.objective_names if files is not None and stock_fit else (),
+            to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
         )
 
-    def _micro(self, batch_size: int) -> int | None:
-        """Gives the micro-batch size of a batch size, None where it is to be found."""
+    def _micro(self, rows: int) -> int | None:
+        """Gives the micro-batch size of so many rows a device, None where it is to be found."""
         if self.micro_batch_size == "auto":
             return None
-        return min(batch_size, self._given_micro_batch_size or batch_size)
+        return min(rows, self._given_micro_batch_size or rows)
 
     @property
     def _given_micro_batch_size(self) -> int | None:
@@ -273,6 +294,16 @@ def _check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) 
                 "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
                 f"to start over. Received: batch_sizes={batch_sizes}, there: {tuple(values)}."
             )
+
+
+def _replica_rows(batch_size: int, replicas: int) -> int:
+    """Gives the rows that a replica has of a batch, the most where they differ by one."""
+    if batch_size < replicas:
+        raise InputError(
+            "A batch is shared by all replicas, each of which needs an example: leave the sizes "
+            f"below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
+        )
+    return -(-batch_size // replicas)
 
 
 def _size_or_none(size: int | None, name: str) -> int | None:

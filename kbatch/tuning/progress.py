@@ -1,84 +1,115 @@
-"""Progress of a search in the terminal: a line a trial, and a bar with the time left."""
+"""Progress of a search: a line a trial that stays, and a live line with the time left."""
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import keras
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from kbatch.records.trial import TrialRecord
+from kbatch.tuning.fit_reporter import FitProgress
+from kbatch.tuning.live_line import LiveLine, live_line
+from kbatch.tuning.progress_text import duration, epoch_line, live_figures, trial_line, trial_name
 
 
-class SearchProgress(keras.callbacks.Callback):
-    """Shows how far a search is; a callback for `tuner.search`, used as a context manager.
+class SearchProgress:
+    """Shows how far a search is; a context manager around it.
 
     Args:
-        tuner: The tuner that searches.
-        trials: How many training runs are to come.
-        epochs: Epochs of each.
-        console: Where to write.
+        verbose: 0 for nothing, 1 for trials, 2 for epochs too.
+        open_line: Gives the line to show it on.
+        now: Gives the time, in seconds.
     """
 
-    def __init__(self, tuner: Any, *, trials: int, epochs: int, console: Console | None = None):
-        super().__init__()
-        self._tuner = tuner
-        self._trials = trials
-        self._epochs = epochs
-        self._number = 0
-        self._started_s = 0.0
-        self._logs: dict[str, Any] = {}
-        self._console = console or Console()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("epochs,"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            console=self._console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=trials * epochs)
+    def __init__(
+        self,
+        verbose: int = 1,
+        *,
+        open_line: Callable[[], LiveLine] = live_line,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        self._verbose = verbose
+        self._open_line = open_line
+        self._now = now
+        self._line: LiveLine | None = None
+        self._name = ""
+        self._trials_left: int | None = None
+        self._durations_s: list[float] = []
+        self._begun_s = 0.0
+        self._first: tuple[float, float] | None = None
+        self._memory_bytes: int | None = None
 
-    def __enter__(self):
-        if self._console.is_terminal:
-            self._progress.start()
+    def __enter__(self) -> "SearchProgress":
+        if self._verbose:
+            self._line = self._open_line()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
 
-    def __deepcopy__(self, memo: object) -> "SearchProgress":
-        """Stays itself where keras-tuner copies callbacks: one display serves all trials."""
-        return self
+    def trial_begins(
+        self, values: Mapping[str, Any], *, ended: int | None, left: int | None
+    ) -> None:
+        """Shows that a trial begins.
 
-    def on_train_begin(self, logs: Any = None):
-        """Announces the trial."""
-        self._number += 1
-        self._started_s = time.perf_counter()
-        self._progress.update(self._task, description=self._name())
+        Args:
+            values: Its hyperparameters.
+            ended: How many trials of the search have ended, None where it is not known.
+            left: How many have not, this one included, likewise.
+        """
+        if ended is None or left is None:
+            self._name = trial_name(values, None, None)
+        else:
+            self._name = trial_name(values, ended + 1, ended + left)
+        self._trials_left, self._begun_s = left, self._now()
+        self._first = self._memory_bytes = None
+        if self._line is not None:
+            self._line.update(self._name, None, "starting")
 
-    def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Moves the bar."""
-        self._logs = logs or {}
-        self._progress.update(self._task, completed=(self._number - 1) * self._epochs + epoch + 1)
+    def show(self, progress: FitProgress) -> None:
+        """Shows how far the trial is."""
+        self._memory_bytes = max(self._memory_bytes or 0, progress.memory_bytes)
+        if self._line is None:
+            return
+        if progress.epoch_ended and self._verbose > 1:
+            self._line.print(epoch_line(self._name, progress))
+        trial_left_s = self._trial_left_s(progress.share)
+        figures = live_figures(
+            progress, trial_left_s=trial_left_s, search_left_s=self._search_left_s(trial_left_s)
+        )
+        self._line.update(self._name, progress.share, figures)
 
-    def on_train_end(self, logs: Any = None):
-        """Prints the line of the trial."""
-        self._progress.update(self._task, completed=self._number * self._epochs)
-        seconds = time.perf_counter() - self._started_s
-        figures = [self._name(), f"{seconds:5.1f} s", *_figures(self._logs)]
-        self._console.print(", ".join(figures) + " (last epoch)", highlight=False, soft_wrap=True)
+    def trial_ends(self, record: TrialRecord | None) -> None:
+        """Prints the line of a trial that stays."""
+        duration_s = self._now() - self._begun_s
+        self._durations_s.append(duration_s)
+        if self._line is None:
+            return
+        text = trial_line(
+            self._name, record, duration_s=duration_s, memory_bytes=self._memory_bytes
+        )
+        left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
+        self._line.print(text + (f"; about {duration(left)} left" if left else ""))
 
-    def _name(self) -> str:
-        running = list(self._tuner.oracle.ongoing_trials.values())
-        sizes = [trial.hyperparameters.values.get("batch_size") for trial in running[:1]]
-        size = f", batch {sizes[0]:>5}" if sizes else ""
-        return f"trial {self._number}/{self._trials}{size}"
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        if self._line is not None:
+            self._line.print(text)
 
+    def _trial_left_s(self, share: float) -> float | None:
+        """Extrapolates from the first that was told: building and tracing came before it."""
+        if self._first is None:
+            self._first = self._now(), share
+        first_s, first_share = self._first
+        if share <= first_share:
+            return None
+        return (self._now() - first_s) * (1 - share) / (share - first_share)
 
-def _figures(logs: dict[str, Any]) -> list[str]:
-    figures = []
-    if "samples_per_second" in logs:
-        figures.append(f"{logs['samples_per_second']:8,.0f} samples/s")
-    shown = [name for name in logs if name.startswith("val_")]
-    return figures + [f"{name} {float(logs[name]):.4f}" for name in shown]
+    def _search_left_s(self, trial_left_s: float | None) -> float | None:
+        """Extrapolates from the trials that this search has finished."""
+        if not self._durations_s or self._trials_left is None:
+            return None
+        mean_s = sum(self._durations_s) / len(self._durations_s)
+        if trial_left_s is None:
+            trial_left_s = max(0.0, mean_s - (self._now() - self._begun_s))
+        return trial_left_s + mean_s * (self._trials_left - 1)

@@ -1,5 +1,6 @@
 """The sidecar files of a search: kbatch.json of the project and of each trial."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,13 @@ from kbatch.records.execution import ExecutionRecord
 from kbatch.records.json_files import RecordError, read_record, write_record
 from kbatch.records.loading import RECORD_NAME
 from kbatch.records.study import SearchRecord
+from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import Objective, TrialRecord
+from kbatch.records.usage import USAGE_METRICS
 from kbatch.training.errors import InputError
+
+# What kbatch measures is of the whole run, and stands in the record already, in full.
+_MEASURED = ("samples_per_second", *COST_NAMES, *USAGE_METRICS)
 
 
 class TrialFiles:
@@ -43,6 +49,11 @@ class TrialFiles:
         return self._project
 
     @property
+    def folder(self) -> Path:
+        """Folder of the trial."""
+        return self._file.parent
+
+    @property
     def executions(self) -> int:
         """How many executions the tuner makes of each trial."""
         return getattr(self._tuner, "executions_per_trial", 1)
@@ -50,12 +61,12 @@ class TrialFiles:
     @property
     def objective_names(self) -> tuple[str, ...]:
         """Names of the metrics that the search optimises, those of a model only."""
-        return tuple(name for name in self._objective_names if name != "samples_per_second")
+        return tuple(name for name in self._objective_names if name not in _MEASURED)
 
     @property
-    def maximises_throughput(self) -> bool:
-        """Whether samples/s is the objective."""
-        return "samples_per_second" in self._objective_names
+    def measured_names(self) -> tuple[str, ...]:
+        """Names of what the search optimises and kbatch measures."""
+        return tuple(name for name in self._objective_names if name in _MEASURED)
 
     def reported(self, results: Any) -> dict[str, float]:
         """Gives the metrics that keras-tuner takes from what `fit` returned.
@@ -66,7 +77,7 @@ class TrialFiles:
         tuner_utils.validate_trial_results(results, self._tuner.oracle.objective, "fit()")
         metrics = tuner_utils.convert_to_metrics_dict(results, self._tuner.oracle.objective) or {}
         numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
-        return {name: v for name, v in numbers.items() if name != "samples_per_second"}
+        return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
     def check_settings(self, settings: Mapping[str, object]) -> None:
         """Writes the settings of the search, or compares them with those found.
@@ -75,29 +86,76 @@ class TrialFiles:
             InputError: If the project directory holds a search with other settings.
             RecordError: If it cannot be read or written.
         """
-        file = self._project / RECORD_NAME
-        if not file.exists():
-            _write(SearchRecord(settings, read_environment()), file)
-            return
-        difference = read_record(SearchRecord, file).difference(settings)
-        if difference:
-            raise InputError(
-                f"The project directory {self._project} holds a search with other settings: give "
-                "another `project_name`, or `overwrite=True` to start over. "
-                f"Received: {difference}."
-            )
+        if not compare_settings(self._project, settings):
+            _write(SearchRecord(settings, read_environment()), self._project / RECORD_NAME)
+
+    def record(self) -> TrialRecord | None:
+        """Reads what there is of the trial, None where it is missing, damaged or another's."""
+        try:
+            record = read_record(TrialRecord, self._file)
+        except RecordError:
+            return None
+        mine, found = self._values(), record.hyperparameters
+        # Training may have declared more of them since.
+        return record if all(mine[n] == found[n] for n in mine.keys() & found.keys()) else None
+
+    def begin_attempt(self) -> tuple[ExecutionRecord, ...]:
+        """Drops what an interrupted attempt left unfinished.
+
+        Returns:
+            The executions that completed, which need not run again.
+        """
+        record = self.record()
+        found = record.executions if record else ()
+        kept = tuple(itertools.takewhile(lambda e: e.status == "completed", found))
+        kept = kept[: self.executions]
+        if kept:
+            self._write_all(kept)
+        else:
+            self._file.unlink(missing_ok=True)
+        return kept
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
         """Writes execution number `index` of the trial after the ones before it."""
-        executions = (*self._before(index), execution)
-        values = {k: v for k, v in self._trial.hyperparameters.values.items() if _is_plain(v)}
-        record = TrialRecord(self._trial.trial_id, values, self._objective, executions)
+        self._write_all((*self._before(index), execution))
+
+    def _write_all(self, executions: tuple[ExecutionRecord, ...]) -> None:
+        record = TrialRecord(self._trial.trial_id, self._values(), self._objective, executions)
         _write(record, self._file)
+
+    def _values(self) -> dict[str, bool | int | float | str | None]:
+        return {k: v for k, v in self._trial.hyperparameters.values.items() if _is_plain(v)}
 
     def _before(self, index: int) -> tuple[ExecutionRecord, ...]:
         if index == 0:
             return ()
         return read_record(TrialRecord, self._file).executions[:index]
+
+
+def compare_settings(project: Path, settings: Mapping[str, object]) -> bool:
+    """Compares the settings of a search with those that its directory holds.
+
+    Args:
+        project: The project directory.
+        settings: Settings of the hypermodel.
+
+    Returns:
+        Whether the directory holds any.
+
+    Raises:
+        InputError: If it holds others.
+        RecordError: If they cannot be read.
+    """
+    file = project / RECORD_NAME
+    if not file.exists():
+        return False
+    difference = read_record(SearchRecord, file).difference(settings)
+    if difference:
+        raise InputError(
+            f"The project directory {project} holds a search with other settings: give another "
+            f"`project_name`, or `overwrite=True` to start over. Received: {difference}."
+        )
+    return True
 
 
 def trial_files(callbacks: Any) -> TrialFiles | None:

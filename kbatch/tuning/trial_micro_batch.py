@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import equal_parts
-from kbatch.profiling.loads import Source
+from kbatch.profiling.loads import Source, build_on
 from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.data import FitData, called_for, is_dataset
+from kbatch.training.data import FitData, is_dataset
 from kbatch.training.kept_state import KeptState
-from kbatch.training.sample_rows import SampleElements, SampleRows, sample_of
-from kbatch.training.symbolic_build import build_symbolically
+from kbatch.training.replica_meter import replica_count
+from kbatch.training.sample_rows import sample_of
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
 
 
@@ -29,7 +28,7 @@ class TrialMicroBatch:
         directory: Where results are kept, or None.
 
     Attributes:
-        size: Examples that go through the device at once; None before it is known.
+        size: Examples that go through a device at once; None before it is known.
         search_s: Seconds that the search took, or None.
         notes: What a reader of the figures must know.
     """
@@ -50,16 +49,19 @@ class TrialMicroBatch:
         self._auto = auto
         self._model = model
         self._build = build
-        self._batch_size = batch_size
+        # A batch is shared by the replicas of a strategy.
+        self._rows = -(-batch_size // replica_count(model))
         self._moments_every = moments_every
         self._directory = directory
+        self._key, self._most = "", batch_size
         self._state: KeptState | None = None
 
-    def prepare(self, data: FitData) -> int:
+    def prepare(self, data: FitData, *, verbose: bool) -> int:
         """Finds the size, the first time, and makes the model accumulate.
 
         Args:
             data: Arguments of `fit`.
+            verbose: Whether to print a search for the size, which takes a while.
 
         Returns:
             Most examples that go through the device at once.
@@ -69,14 +71,19 @@ class TrialMicroBatch:
         """
         if self.size is None:
             source = _source(data)
-            _build_on(self._model, source)
-            self._state = KeptState(self._model)
+            model: Any = self._model
+            with model.distribute_strategy.scope():
+                build_on(self._model, source)
+                self._state = KeptState(self._model)
             found = self._auto.find(self._model, self._build, source, self._directory)
-            self.size = equal_parts(self._batch_size, found.size)
+            if verbose and found.search_s:
+                print(f"micro-batch size: {found.note}", flush=True)
+            self._key, self._most = found.key, found.size
+            self.size = equal_parts(self._rows, found.size)
             self.search_s = found.search_s
             self.notes.append(found.note)
             self._accumulate(self.size)
-        return self.size
+        return self._most
 
     def shrink(self) -> bool:
         """Halves the size and puts the model back as it was before training.
@@ -87,11 +94,11 @@ class TrialMicroBatch:
         before = self.size
         if before is None or self._state is None:
             return False  # Memory ran out before training: a smaller one is no cure.
-        smaller = self._auto.halve(self._model, before)
+        smaller = self._auto.halve(self._key, before, self._directory)
         if smaller is None:
             return False
         self._state.restore()
-        self.size = smaller
+        self.size = self._most = smaller
         self._accumulate(smaller)
         self.notes.append(
             f"Memory ran out in training with micro-batches of {before}: the trial started again, "
@@ -100,7 +107,7 @@ class TrialMicroBatch:
         return True
 
     def _accumulate(self, size: int) -> None:
-        if size < self._batch_size:
+        if size < self._rows:
             accumulate_gradients(self._model, size, moments_every=self._moments_every)
 
 
@@ -110,18 +117,3 @@ def _source(data: FitData) -> Source:
         function: Any = x
         return function
     return sample_of(data)
-
-
-def _build_on(model: keras.Model, source: Source) -> None:
-    if model.built:
-        return
-    if isinstance(source, SampleElements):
-        source = source.rows(model)
-    if isinstance(source, SampleRows):
-        build_symbolically(model, keras.tree.map_structure(_spec, source.rows))
-    else:
-        build_symbolically(model, called_for(source, model, 1).element_spec)
-
-
-def _spec(leaf: Any) -> tf.TensorSpec | None:
-    return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)

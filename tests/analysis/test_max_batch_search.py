@@ -147,3 +147,19 @@ def test_bounds_must_be_positive(bounds):
 def test_a_probe_must_return_bytes(memory):
     with pytest.raises(ValueError, match="for batch 1"):
         search_max_batch(lambda b: memory, limit_bytes=10)
+
+
+@pytest.mark.parametrize("jump", [None, 0.97])
+def test_a_jump_over_the_window_is_found_to_two_percent_and_said(jump):
+    """An allocator whose blocks double needs no bisection to the last example."""
+    asked = []
+
+    def probe(size):
+        asked.append(size)
+        return 1e6 + 300.0 * size if size <= 1_024_000 else jump and jump * 1e9
+
+    answer = search_max_batch(probe, limit_bytes=1e9)
+    assert 1_024_000 / 1.02 <= answer.batch_size <= 1_024_000
+    assert answer.reason.startswith(f"memory jumps: {answer.batch_size} need 3")
+    assert ("run out" in answer.reason) == (jump is None)
+    assert len(asked) <= 14

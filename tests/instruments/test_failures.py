@@ -8,6 +8,7 @@ CASES = [
     (MemoryError(), "out_of_memory"),
     (tf.errors.InternalError(None, None, "CUBLAS_STATUS_ALLOC_FAILED"), "out_of_memory"),
     (tf.errors.UnknownError(None, None, "Failed to allocate scratch"), "out_of_memory"),
+    (tf.errors.InternalError(None, None, "Dst tensor is not initialized."), "out_of_memory"),
     (tf.errors.InternalError(None, None, "bad graph"), "failed"),
     (ValueError("out of memory is only in my text"), "failed"),
     (KeyboardInterrupt(), "interrupted"),

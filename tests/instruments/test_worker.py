@@ -1,3 +1,4 @@
+import functools
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
+from kbatch.instruments.mapped_pickles import UnsendableError
 from kbatch.instruments.worker import Worker, WorkerDied, WorkerError
 
 
@@ -86,6 +88,25 @@ def test_what_cannot_be_pickled_is_told_on_either_way(worker):
         worker.call(print, threading.Lock())
     with pytest.raises(TypeError, match="pickle"):
         worker.call(threading.Lock)
+    assert worker.call(int, "3") == 3
+
+
+class OnlyHere:
+    """What can be written and not read again."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_what_the_worker_cannot_read_is_unsendable_and_keeps_the_reason(worker):
+    with pytest.raises(UnsendableError, match=r"ValueError.*no number") as caught:
+        worker.call(print, OnlyHere())
+    assert isinstance(caught.value.__cause__, ValueError)
+    with (
+        pytest.raises(UnsendableError, match="no number"),
+        Worker(subject=functools.partial(print, OnlyHere())) as fresh,
+    ):
+        fresh.call(print)
     assert worker.call(int, "3") == 3
 
 

@@ -6,9 +6,11 @@ from records_factory import (
     make_environment,
     make_epochs,
     make_execution,
+    make_gpu,
     make_search,
     make_study,
     make_trial,
+    make_usage,
 )
 
 from kbatch.records.json_files import RecordError, read_record, write_record
@@ -20,6 +22,9 @@ RECORDS = [
     make_execution(),
     make_execution(status="out_of_memory"),
     make_execution(notes=("a note", "another"), seed=None),
+    make_execution(usage=make_usage()),
+    make_execution(usage=make_usage(make_gpu(), make_gpu(energy_j=None, power_w=None))),
+    make_usage(make_gpu(energy_source="power")),
     make_trial(),
     make_trial(64, make_execution(), make_execution(seed=1), hyperparameters={"units": 8}),
     make_environment(),

@@ -3,11 +3,19 @@ import re
 
 import numpy as np
 import pytest
-from records_factory import make_epochs, make_execution, make_study, make_trial
+from records_factory import (
+    make_epochs,
+    make_execution,
+    make_gpu,
+    make_study,
+    make_trial,
+    make_usage,
+)
 
 from kbatch.analysis.intervals import mean_interval
 from kbatch.records.execution import EpochRecord
 from kbatch.records.study import Study
+from kbatch.records.target import Target
 from kbatch.records.trial import Objective
 
 COMMON = [
@@ -15,6 +23,10 @@ COMMON = [
     *("dtype_policy", "optimizer", "learning_rate", "samples_per_second"),
     *("samples_per_second_low", "samples_per_second_high", "first_step_s", "data_wait_share"),
     *("train_s", "total_s", "examples_seen", "updates", "epochs", "failure"),
+]
+USAGE = [
+    *("joules_to_target", "joules_per_sample", "gpu_energy_j", "gpu_power_w"),
+    *("gpu_utilization", "cpu_cores_busy", "resident_bytes"),
 ]
 
 
@@ -25,18 +37,20 @@ def test_the_columns_are_the_documented_ones():
         *("batch_size_seen", "dtype_policy", "optimizer", "learning_rate"),
         *("samples_per_second", "samples_per_second_low", "samples_per_second_high"),
         *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen", "updates"),
+        *("seconds_to_target", "updates_to_target", "examples_to_target"),
+        *USAGE,
         *("epochs", "executions", "failure", "loss", "val_accuracy", "val_loss"),
     ]
     words = re.findall(r"`(\w+)`", Study.to_dataframe.__doc__.split("Args:")[0])
     documented = ["samples_per_second_high" if word == "_high" else word for word in words]
     of_executions = ("execution", "seed")
-    assert columns[:21] == [name for name in documented if name not in of_executions]
+    assert columns[:31] == [name for name in documented if name not in of_executions]
 
 
 def test_the_columns_of_executions_are_the_documented_ones():
     columns = list(make_study().to_dataframe(executions=True).columns)
     assert columns[:3] == ["trial_id", "execution", "seed"]
-    assert set(COMMON) <= set(columns)
+    assert set(COMMON) | set(USAGE) <= set(columns)
     assert "executions" not in columns
 
 
@@ -50,6 +64,37 @@ def test_one_row_a_trial_or_one_row_an_execution():
     assert trials["executions"].tolist() == [2, 1]
     assert executions["trial_id"].tolist() == ["0016", "0016", "0032"]
     assert executions["execution"].tolist() == [0, 1, 0]
+
+
+def test_what_was_measured_of_the_devices_stands_in_the_table():
+    target = Target("val_accuracy", 0.9, "max")
+    runs = [
+        make_execution(
+            16, accuracies=(0.8, 0.95), target=target, usage=make_usage(make_gpu(energy_j=e))
+        )
+        for e in (2874.0, 5748.0)
+    ]
+    study = make_study(make_trial(16, *runs), make_trial(32))
+    known, unknown = study.to_dataframe()[USAGE].to_dict("records")
+    assert known == {
+        "joules_to_target": 4311.0,
+        "joules_per_sample": 1.5,
+        "gpu_energy_j": 4311.0,
+        "gpu_power_w": 300.0,
+        "gpu_utilization": 0.8,
+        "cpu_cores_busy": 1.5,
+        "resident_bytes": 1e9,
+    }
+    assert all(math.isnan(value) for value in unknown.values())
+    assert study.to_dataframe(executions=True)["joules_per_sample"].tolist()[:2] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("accuracies", [(0.8,), (0.95, 0.96), (0.95, 0.8)])
+def test_energy_is_that_to_the_target_only_where_training_ended_there(accuracies):
+    target = Target("val_accuracy", 0.9, "max")
+    run = make_execution(accuracies=accuracies, target=target, usage=make_usage(make_gpu()))
+    assert run.usage.gpu_energy_j is not None
+    assert run.joules_to_target is None
 
 
 def test_a_trial_is_the_mean_of_its_executions():

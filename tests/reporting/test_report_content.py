@@ -196,6 +196,7 @@ def test_much_waiting_for_data_measures_the_input_pipeline(share, said):
     found = caveat(study, "input pipeline")
     assert bool(found) is said
     assert all("batch size 16:" in text for text in found)
+    assert all("a comparison of batch sizes by them" in text for text in found)
 
 
 @pytest.mark.parametrize(("slow_s", "said"), [(0.1, False), (0.2, True)])

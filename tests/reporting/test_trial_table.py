@@ -1,5 +1,12 @@
 import pytest
-from records_factory import make_diverged, make_execution, make_study, make_trial
+from records_factory import (
+    make_diverged,
+    make_execution,
+    make_gpu,
+    make_study,
+    make_trial,
+    make_usage,
+)
 
 from kbatch.records.study import Study
 from kbatch.reporting.trial_table import trial_table
@@ -80,6 +87,29 @@ def test_hyperparameters_stand_in_the_table_where_they_differ():
     )
     assert column(study, "units") == ["8", "1,600"]
     assert {"drop", "tuner/epochs"}.isdisjoint(trial_table(study).headers)
+
+
+GPU_COLUMNS = {"GPU utilization", "Joules per sample"}
+
+
+def test_what_was_measured_of_the_gpus_stands_in_the_table_where_it_is_known():
+    study = make_study(
+        make_trial(16, usage=make_usage(make_gpu(energy_j=3 * 2874.0, utilization=0.876))),
+        make_trial(32, usage=make_usage(make_gpu(energy_j=None))),
+        make_trial(64),
+        make_trial(128, status="out_of_memory"),
+    )
+    known, unknown = "n/a (not measured)", "n/a (out of memory)"
+    assert column(study, "Joules per sample") == ["3.00", known, known, unknown]
+    assert column(study, "GPU utilization") == ["88 %", "80 %", known, unknown]
+    assert "whole run" in trial_table(study).footnote
+
+
+@pytest.mark.parametrize("usage", [None, make_usage()])
+def test_without_gpus_there_is_no_column_of_them(usage):
+    study = make_study(make_trial(16, usage=usage))
+    assert GPU_COLUMNS.isdisjoint(trial_table(study).headers)
+    assert "NVML" not in trial_table(study).footnote
 
 
 def test_the_footnote_explains_the_spreads_that_are_there():

@@ -1,5 +1,9 @@
 """Gradient accumulation inside one Keras train step."""
 
-from kbatch.training.accumulation.binding import accumulate_gradients
+from kbatch.training.accumulation.binding import (
+    Accumulation,
+    accumulate_gradients,
+    accumulation_of,
+)
 
-__all__ = ["accumulate_gradients"]
+__all__ = ["Accumulation", "accumulate_gradients", "accumulation_of"]

@@ -1,6 +1,7 @@
 """Gradient accumulation turned on for a compiled model."""
 
 import warnings
+from typing import NamedTuple
 
 import keras
 
@@ -8,6 +9,31 @@ from kbatch.analysis.batch_sizes import check_size
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 from kbatch.training.trainable_model import check_model
+
+
+class Accumulation(NamedTuple):
+    """What `accumulate_gradients` was asked for."""
+
+    micro_batch_size: int
+    moments_every: int
+    batch_norm_once: bool
+
+    def apply(self, model: keras.Model) -> keras.Model:
+        """Makes another model accumulate in the same way, and returns it."""
+        return accumulate_gradients(
+            model,
+            self.micro_batch_size,
+            moments_every=self.moments_every,
+            batch_norm_once=self.batch_norm_once,
+        )
+
+
+def accumulation_of(model: keras.Model) -> Accumulation | None:
+    """Tells how a model accumulates, None if it does not: a copy by Keras is a plain one."""
+    step = getattr(vars(model).get("train_step"), "__self__", None)
+    if not isinstance(step, AccumulatingTrainStep):
+        return None
+    return Accumulation(step.micro_batch_size, step.moments_every, step.batch_norm_once)
 
 
 def accumulate_gradients(

@@ -34,6 +34,8 @@ class AccumulatingTrainStep:
 
     Attributes:
         micro_batch_size: Examples that go through the device at once.
+        moments_every: Every how many updates the moments are measured, 0 for never.
+        batch_norm_once: Whether moving statistics advance once an update.
     """
 
     def __init__(
@@ -46,8 +48,9 @@ class AccumulatingTrainStep:
     ):
         self.micro_batch_size = micro_batch_size
         self._model = model
+        self.moments_every = moments_every
         self._moments = MomentMeans(moments_every) if moments_every else None
-        self._batch_norm_once = batch_norm_once
+        self.batch_norm_once = batch_norm_once
 
     def run(self, data: Any) -> dict[str, Any]:
         """Makes one optimizer update from one batch, as `keras.Model.train_step` does.
@@ -65,14 +68,14 @@ class AccumulatingTrainStep:
         _build(model, batch)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self._moments is None or replicas > 1:
-            update = _Update(model, batch, self._batch_norm_once, measured=None)
+            update = _Update(model, batch, self.batch_norm_once, measured=None)
             update.apply(update.accumulate())
             return model.get_metrics_result()
         # Read before the update: it moves the tracker and perhaps the loss scale.
         anew = tf.equal(tf.convert_to_tensor(model._loss_tracker.count), 0.0)
         scale: Any = model.optimizer.scale_loss(tf.ones([]))
         measured = self._moments.is_due(anew)
-        update = _Update(model, batch, self._batch_norm_once, measured)
+        update = _Update(model, batch, self.batch_norm_once, measured)
         sums = update.accumulate()
         update.apply(sums)
         micro = tf.where(measured, sums.micro_sq_norm, float("nan"))

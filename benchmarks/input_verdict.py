@@ -1,0 +1,155 @@
+"""How often is the verdict on an input pipeline right?
+
+python benchmarks/input_verdict.py [--budget 5]
+
+Pipelines of a known delay an example feed models of a known step time: five kinds of pipeline at
+eight ratios of the two rates around 1, 40 cases. Prints each case, the confusion matrix, and how
+many verdicts are right where the rates differ by 20 % or more, and wrong at a factor of two.
+"""
+
+import argparse
+import os
+import time
+from collections import Counter
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops.testing import sleep as native_sleep
+
+import kbatch
+
+ROWS, FEATURES = 16, 8
+STEPS_S = (0.02, 0.035)
+# Rate of the pipeline over that of the train step.
+RATIOS = (0.5, 0.7, 0.8, 0.95, 1.05, 1.25, 1.4, 2.0)
+VERDICTS = ("input-bound", "compute-bound", "undetermined")
+BATCH = (np.ones((ROWS, FEATURES), "float32"), np.ones((ROWS, 1), "float32"))
+_SPIN_S = 0.001
+
+
+def wait(seconds):
+    """Sleeps without holding the interpreter, and spins the last millisecond to be exact."""
+    end_s = time.perf_counter() + seconds
+    time.sleep(max(0.0, seconds - _SPIN_S))
+    while time.perf_counter() < end_s:
+        pass
+
+
+def spin(seconds):
+    """Holds the interpreter."""
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        pass
+
+
+def batches():
+    return tf.data.Dataset.from_tensors(BATCH).repeat(200)
+
+
+def waiting_map(delay_s, parallel=None):
+    def slow(x, y):
+        (waited,) = tf.py_function(lambda v: (wait(delay_s), v)[1:], [x], [tf.float32])
+        return tf.ensure_shape(waited, x.shape), y
+
+    return batches().map(slow, num_parallel_calls=parallel)
+
+
+def generator(delay_s):
+    def make():
+        for _ in range(200):
+            spin(delay_s)
+            yield BATCH
+
+    specs = tuple(tf.TensorSpec(part.shape, part.dtype) for part in BATCH)
+    return tf.data.Dataset.from_generator(make, output_signature=specs)
+
+
+PIPELINES = {
+    "native delay": lambda d: batches().apply(native_sleep(round(1e6 * d))),
+    "with prefetch": lambda d: batches().apply(native_sleep(round(1e6 * d))).prefetch(2),
+    "Python map": waiting_map,
+    "two calls at once": lambda d: waiting_map(2 * d, parallel=2),
+    "busy generator": generator,
+}
+
+
+class Delay(keras.layers.Layer):
+    """Takes a known time in the forward pass."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def call(self, x):
+        delayed = tf.py_function(lambda v: (wait(self.seconds), v)[1], [x], tf.float32)
+        return x + 0 * tf.stop_gradient(tf.ensure_shape(delayed, x.shape))
+
+
+def model(seconds):
+    net = keras.Sequential([keras.layers.Input((FEATURES,)), Delay(seconds), keras.layers.Dense(1)])
+    net.compile("sgd", "mse")
+    return net
+
+
+def own_step_s(net):
+    """Measures a step of a model with its delay; the least of many is that of an idle machine."""
+    net.train_on_batch(*BATCH)
+    seconds = []
+    for _ in range(100):
+        began_s = time.perf_counter()
+        net.train_on_batch(*BATCH)
+        seconds.append(time.perf_counter() - began_s)
+    return min(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--budget", type=float, default=5.0, metavar="SECONDS")
+    options = parser.parse_args()
+    rest_s = own_step_s(model(STEPS_S[0])) - STEPS_S[0]
+    print(f"step without its delay: {1e3 * rest_s:.2f} ms")
+    print(f"{'pipeline':<20}{'step (ms)':>10}{'true':>7}{'found':>7}  interval         verdict")
+    rows = []
+    for index, (name, make) in enumerate(PIPELINES.items()):
+        for ratio in RATIOS:
+            step_s = STEPS_S[index % 2]
+            profile = kbatch.profile_input_pipeline(
+                model(step_s - rest_s),
+                make(step_s / ratio),
+                budget_s=options.budget,
+                remedies=False,
+            )
+            keras.backend.clear_session()
+            rows.append((ratio, profile.verdict))
+            found = profile.ratio
+            interval = f"{found.interval.low:.2f} to {found.interval.high:.2f}"
+            print(
+                f"{name:<20}{1e3 * step_s:10.0f}{ratio:7.2f}{found.value:7.2f}  {interval:<17}"
+                f"{profile.verdict}",
+                flush=True,
+            )
+    tell(rows)
+
+
+def truth(ratio):
+    return "input-bound" if ratio < 1 else "compute-bound"
+
+
+def tell(rows):
+    counts = Counter((truth(ratio), verdict) for ratio, verdict in rows)
+    print(f"\n{'true / said':<16}" + "".join(f"{verdict:>16}" for verdict in VERDICTS))
+    for true in VERDICTS[:2]:
+        print(f"{true:<16}" + "".join(f"{counts[true, said]:16}" for said in VERDICTS))
+    clear = [(r, v) for r, v in rows if max(r, 1 / r) >= 1.2]
+    right = sum(truth(r) == v for r, v in clear)
+    twofold = [(r, v) for r, v in rows if max(r, 1 / r) >= 2]
+    wrong = sum(v not in (truth(r), "undetermined") for r, v in twofold)
+    print(f"right where the rates differ by 20 % or more: {right} of {len(clear)}")
+    print(f"wrong where they differ by a factor of two: {wrong} of {len(twofold)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Build functions and data named on the command line, as `package.module:function`."""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def named(text: str, option: str) -> Any:
+    """Imports what `package.module:name` or `file.py:name` names; the present folder is searched.
+
+    Args:
+        text: The name.
+        option: Name of the option, for the message.
+
+    Raises:
+        ValueError: If there is no such module or name.
+    """
+    module_name, _, name = text.partition(":")
+    if module_name.endswith(".py"):
+        path = Path(module_name)
+        folder, module_name = str(path.parent.resolve()), path.stem
+    else:
+        folder = str(Path.cwd())
+    if not name or not module_name:
+        raise ValueError(
+            f"`{option}` must be package.module:function, such as train:build. "
+            f"Received: {option} {text}."
+        )
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # A module that it imports is missing.
+        raise ValueError(
+            f"`{option}` names a module that is not found from {folder}: run the command in the "
+            f"folder that holds it. Received: {option} {text}."
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = sorted(n for n, v in vars(found).items() if callable(v) and n[0] != "_")
+            raise ValueError(
+                f"`{option}` names a function that the module does not have: give one of "
+                f"{', '.join(names) or 'its names'}. Received: {option} {text}."
+            )
+        found = getattr(found, part)
+    return found
+
+
+def named_data(text: str, option: str) -> tuple[Any, Any]:
+    """Gives the x and y that a name stands for.
+
+    Args:
+        text: Names a function that returns `(x, y)` or a dataset, a function
+            `batch_size -> tf.data.Dataset`, or the data themselves.
+        option: Name of the option, for the message.
+
+    Returns:
+        Inputs and targets; the targets are None beside a dataset or a function.
+    """
+    data = named(text, option)
+    if callable(data) and not hasattr(data, "element_spec"):
+        if _required_arguments(data):
+            return data, None
+        data = data()
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return data[0], data[1]
+    if isinstance(data, (tuple, list)):
+        raise ValueError(
+            f"`{option}` must give (x, y), a dataset or a function batch_size -> dataset. "
+            f"Received: {option} {text}, which gives {len(data)} values."
+        )
+    return data, None
+
+
+def _required_arguments(function: Any) -> int:
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)

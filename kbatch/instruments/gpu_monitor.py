@@ -1,0 +1,177 @@
+"""GPUs and host, watched while a block of code runs."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import psutil
+
+from kbatch.instruments.host_use import read_host
+from kbatch.instruments.nvml import NvmlUnavailableError, opened_nvml, read_gpu
+from kbatch.instruments.sampling_thread import SamplingThread
+from kbatch.instruments.tensorflow_gpus import tensorflow_gpus
+from kbatch.instruments.usage_tally import GpuTally, HostTally
+from kbatch.records.usage import GpuUsage, UsageRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class GpuMonitor:
+    """Measures what a block of code takes of the GPUs and of the host.
+
+    Entering it starts TensorFlow's GPUs, so set memory growth and limits before. It reads every
+    GPU that TensorFlow uses, found in NVML by PCI bus id, and this process, without child
+    processes, at the start, in a thread every `interval_s` and at the end. NVML tells of a GPU
+    as a whole: other processes on it are in the figures. Energy is the difference of the
+    driver's counter, which moves in steps: a block of milliseconds may show none. On GPUs
+    without a counter it is the integral of the power readings.
+
+    Example:
+
+    >>> with kbatch.GpuMonitor() as monitor:
+    ...     model.fit(x, y)
+    >>> for gpu in monitor.gpus or ():
+    ...     print(gpu.name, gpu.energy_j, gpu.mean.utilization)
+    >>> monitor.unavailable
+    'There is no NVIDIA driver: its library NVML was not found.'
+
+    Args:
+        interval_s: Seconds between two readings; the time that a reading takes comes on top.
+        now: Gives the time, in seconds.
+        find_gpus: Gives TensorFlow's names of its GPUs by PCI bus id.
+
+    Attributes:
+        usage: What the block took, None until it ends.
+        unavailable: Why no GPU is read, in one line; None before the start and where one is.
+
+    Raises:
+        ValueError: If `interval_s` is not positive.
+    """
+
+    def __init__(
+        self,
+        *,
+        interval_s: float = 0.1,
+        now: Callable[[], float] = time.perf_counter,
+        find_gpus: Callable[[], Mapping[str, tuple[str, ...]]] = tensorflow_gpus,
+    ):
+        if not interval_s > 0:
+            raise ValueError(
+                f"`interval_s` must be positive seconds. Received: interval_s={interval_s}."
+            )
+        self.usage: UsageRecord | None = None
+        self.unavailable: str | None = None
+        self._now = now
+        self._find_gpus = find_gpus
+        self._thread = SamplingThread(self.sample, interval_s=interval_s)
+        self._lock = threading.Lock()
+        self._open: contextlib.ExitStack | None = None
+        self._started_s: float | None = None
+        self._process = psutil.Process()
+        self._host = HostTally()
+        self._gpus: list[GpuTally] = []
+
+    @property
+    def gpus(self) -> tuple[GpuUsage, ...] | None:
+        """What the block took of each GPU; None until it ends, and where no GPU is read."""
+        return self.usage.gpus if self.usage else None
+
+    def __enter__(self) -> "GpuMonitor":
+        """Opens NVML, takes the first sample and starts the thread.
+
+        Raises:
+            RuntimeError: If it was entered before.
+        """
+        if self._started_s is not None:
+            raise RuntimeError("A `GpuMonitor` measures one block: make another for the next.")
+        with contextlib.ExitStack() as opening:
+            self._gpus = self._found_gpus(opening)
+            self._started_s = self._now()
+            self._sample(0.0)
+            self._thread.start()
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stops the thread, takes the last sample and closes NVML; a second time does nothing."""
+        if self._open is None:
+            return
+        opened, self._open = self._open, None
+        with opened:
+            failure = self._thread.stop()
+            duration_s = self.sample()
+            self.usage = self._summed_up(duration_s)
+        # What the block itself raised goes first.
+        if failure is not None and error is None:
+            raise failure
+
+    def sample(self) -> float:
+        """Reads GPUs and host once more, besides the thread.
+
+        Returns:
+            Seconds from the start of the block.
+
+        Raises:
+            RuntimeError: If the block has not begun.
+        """
+        if self._started_s is None:
+            raise RuntimeError("A `GpuMonitor` takes samples inside its `with` block only.")
+        with self._lock:
+            time_s = self._now() - self._started_s
+            self._sample(time_s)
+        return time_s
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Makes a table of the samples, one row a sample and GPU; without GPUs one a sample.
+
+        Raises:
+            RuntimeError: If the block has not ended.
+        """
+        if self.usage is None:
+            raise RuntimeError("Leave the `with` block first: the usage is summed up at its end.")
+        return self.usage.to_dataframe()
+
+    def _found_gpus(self, opening: contextlib.ExitStack) -> list[GpuTally]:
+        try:
+            listed = opening.enter_context(opened_nvml())
+        except NvmlUnavailableError as error:
+            self.unavailable = str(error)
+            return []
+        devices = self._find_gpus()
+        by_bus_id = {gpu.pci_bus_id: gpu for gpu in listed}
+        self.unavailable = _missing(by_bus_id, devices)
+        if self.unavailable is not None:
+            return []
+        return [GpuTally(by_bus_id[bus_id], names) for bus_id, names in devices.items()]
+
+    def _sample(self, time_s: float) -> None:
+        self._host.add(time_s, read_host(self._process))
+        for tally in self._gpus:
+            tally.add(time_s, read_gpu(tally.gpu))
+
+    def _summed_up(self, duration_s: float) -> UsageRecord:
+        return UsageRecord(
+            duration_s=duration_s,
+            readings=self._host.readings,
+            host=self._host.usage(),
+            gpus=tuple(tally.usage(duration_s) for tally in self._gpus) or None,
+            unavailable=self.unavailable,
+        )
+
+
+def _missing(listed: Collection[str], devices: Collection[str]) -> str | None:
+    """Says which of TensorFlow's GPUs cannot be read: without one, a sum would be a part."""
+    there = f"NVML lists {', '.join(listed) or 'no GPU'}"
+    if not devices:
+        return f"TensorFlow uses no GPU; {there}."
+    missing = [bus_id for bus_id in devices if bus_id not in listed]
+    return f"TensorFlow uses the GPU {', '.join(missing)}, but {there}." if missing else None

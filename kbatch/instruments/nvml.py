@@ -1,0 +1,137 @@
+"""GPUs as NVIDIA's management library (NVML) shows them."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pynvml
+
+from kbatch.instruments.pci_bus_ids import normal_bus_id
+
+_REASONS = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+        "There is no NVIDIA driver: its library NVML was not found."
+    ),
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "The NVIDIA driver is not loaded: see `nvidia-smi`.",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "The NVIDIA driver and its library NVML differ in version: restart the machine."
+    ),
+}
+
+
+class NvmlUnavailableError(Exception):
+    """NVML cannot be used; the message says why in one line."""
+
+
+class NvmlGpu(NamedTuple):
+    """One GPU.
+
+    Attributes:
+        handle: NVML's handle, valid while the library is open.
+        name: Name of the product, None if the driver does not tell.
+        pci_bus_id: Where it sits, in the form of `normal_bus_id`.
+        memory_total_bytes: Its memory in bytes, None if the driver does not tell.
+    """
+
+    handle: Any
+    name: str | None
+    pci_bus_id: str
+    memory_total_bytes: int | None
+
+
+class GpuReading(NamedTuple):
+    """What one GPU shows now; None for what it does not tell.
+
+    Attributes:
+        utilization: Share of the driver's last sampling window in which some kernel ran.
+        memory_used_bytes: Memory in use or reserved, in bytes.
+        power_w: Power of the board, in watts.
+        temperature_c: Temperature of the chip, in degrees Celsius.
+        sm_clock_mhz: Clock of the multiprocessors, in MHz.
+        memory_clock_mhz: Clock of the memory, in MHz.
+        energy_counter_mj: Energy since the driver was loaded, in millijoules.
+    """
+
+    utilization: float | None
+    memory_used_bytes: int | None
+    power_w: float | None
+    temperature_c: int | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    energy_counter_mj: int | None
+
+
+@contextlib.contextmanager
+def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
+    """Opens the library for a block and lists its GPUs.
+
+    NVML counts its users: blocks may be nested. A GPU that does not answer is left out.
+
+    Raises:
+        NvmlUnavailableError: If there is no driver, or it cannot be used.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NvmlUnavailableError(_reason(error)) from error
+    try:
+        yield _listed_gpus()
+    finally:
+        # A driver that went away has nothing left to close.
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def read_gpu(gpu: NvmlGpu) -> GpuReading:
+    """Reads one GPU; what it does not support, or fails to tell now, is None."""
+    utilization = _known(pynvml.nvmlDeviceGetUtilizationRates, gpu.handle)
+    memory = _known(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle)
+    power_mw = _known(pynvml.nvmlDeviceGetPowerUsage, gpu.handle)
+    return GpuReading(
+        utilization=None if utilization is None else utilization.gpu / 100,
+        memory_used_bytes=None if memory is None else memory.used,
+        power_w=None if power_mw is None else power_mw / 1e3,
+        temperature_c=_temperature(gpu),
+        sm_clock_mhz=_known(pynvml.nvmlDeviceGetClockInfo, gpu.handle, pynvml.NVML_CLOCK_SM),
+        memory_clock_mhz=_known(pynvml.nvmlDeviceGetClockInfo, gpu.handle, pynvml.NVML_CLOCK_MEM),
+        energy_counter_mj=_known(pynvml.nvmlDeviceGetTotalEnergyConsumption, gpu.handle),
+    )
+
+
+def _temperature(gpu: NvmlGpu) -> int | None:
+    new = _known(pynvml.nvmlDeviceGetTemperatureV, gpu.handle, pynvml.NVML_TEMPERATURE_GPU)
+    if new is not None:
+        return new
+    # Older drivers have the earlier function only, newer ones are to lose it.
+    return _known(pynvml.nvmlDeviceGetTemperature, gpu.handle, pynvml.NVML_TEMPERATURE_GPU)
+
+
+def _listed_gpus() -> tuple[NvmlGpu, ...]:
+    found = (_gpu(index) for index in range(_known(pynvml.nvmlDeviceGetCount) or 0))
+    return tuple(gpu for gpu in found if gpu is not None)
+
+
+def _gpu(index: int) -> NvmlGpu | None:
+    handle = _known(pynvml.nvmlDeviceGetHandleByIndex, index)
+    pci = None if handle is None else _known(pynvml.nvmlDeviceGetPciInfo, handle)
+    bus_id = None if pci is None else normal_bus_id(pci.busId)
+    if bus_id is None:
+        return None
+    memory = _known(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return NvmlGpu(
+        handle=handle,
+        name=_known(pynvml.nvmlDeviceGetName, handle),
+        pci_bus_id=bus_id,
+        memory_total_bytes=None if memory is None else memory.total,
+    )
+
+
+def _known(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def _reason(error: Any) -> str:
+    return _REASONS.get(error.value, f"NVML cannot be opened: {error}.")

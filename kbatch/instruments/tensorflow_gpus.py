@@ -1,0 +1,27 @@
+"""TensorFlow's GPUs by PCI bus id."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
+
+from kbatch.instruments.pci_bus_ids import devices_by_bus_id
+
+
+def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
+    """Finds the GPUs that TensorFlow uses; it starts them where it has not yet.
+
+    `tf.config.experimental.get_device_details` tells no bus id, the device list of the client
+    library does. It is read with the settings of the running context: under other ones
+    TensorFlow refuses to number the visible GPUs anew.
+
+    Returns:
+        TensorFlow's names, such as `("GPU:0",)`, by PCI bus id in the form of `normal_bus_id`.
+    """
+    if not tf.config.list_logical_devices("GPU"):
+        return {}
+    running: Any = context.context()
+    devices = device_lib.list_local_devices(running.config)
+    return devices_by_bus_id((device.name, device.physical_device_desc) for device in devices)

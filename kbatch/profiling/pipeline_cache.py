@@ -1,0 +1,134 @@
+"""A `tf.data` pipeline with a part of it cached in memory."""
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from kbatch.profiling.pipeline_changes import Change
+from kbatch.profiling.pipeline_stages import kind_of, rebuilt, stages_of
+from kbatch.records.input_pipeline import UntriedRecord
+from kbatch.reporting.caveats import one_line
+from kbatch.reporting.number_text import gibibytes
+from kbatch.training.batch_source import source_of_dataset
+
+_NAME, _CODE = "cache in memory", ".cache()"
+# Elements of both passes that are compared.
+_COMPARED = 8
+# Nothing from these on gives the same elements in every pass, or ends.
+_OPEN_ENDED = ("Shuffle", "Repeat")
+_IN_MEMORY = ("TensorSlice", "Tensor", "Range", "Options")
+
+
+def cached_pipeline(
+    dataset: tf.data.Dataset, *, budget_bytes: int, budget_s: float
+) -> Change | UntriedRecord:
+    """Caches as much of a pipeline as gives the same elements in every pass.
+
+    That is what lies below the lowest shuffle or repeat; two passes over its first elements must
+    agree, else a map draws random numbers. One pass over all of it fills the cache.
+
+    Args:
+        dataset: The pipeline.
+        budget_bytes: Bytes of memory that the cache may take.
+        budget_s: Seconds that filling it may take.
+
+    Returns:
+        The pipeline with a cache, or why there is none.
+    """
+    stages = stages_of(dataset)
+    kinds = [kind_of(stage) for stage in stages]
+    if "Cache" in kinds:
+        return _untried("the pipeline has a cache already")
+    at = max((i + 1 for i, kind in enumerate(kinds) if kind in _OPEN_ENDED), default=0)
+    if all(kind in _IN_MEMORY for kind in kinds[at:]):
+        above = "the shuffle or repeat stands below every map: place `.map(...).cache()` before it"
+        return _untried(above if at else "the pipeline does nothing that a cache would save")
+    if int(stages[at].cardinality()) < 0:
+        return _untried("the number of elements is not known, so neither is the memory they take")
+    try:
+        return _cached(stages, at, budget_bytes=budget_bytes, budget_s=budget_s)
+    except tf.errors.OpError as error:
+        return _untried(f"the data raised an error while it was filled: {one_line(str(error))}")
+
+
+def _cached(
+    stages: list[Any], at: int, *, budget_bytes: int, budget_s: float
+) -> Change | UntriedRecord:
+    part = stages[at]
+    seen, elements = _sample(part, budget_s / 4), int(part.cardinality())
+    if not seen.same:
+        return _untried(
+            "two passes gave different elements: what is random would be frozen. Place it by hand "
+            "before what is random"
+        )
+    needed_bytes, needed_s = round(elements * seen.element_bytes), elements * seen.element_s
+    if needed_bytes > budget_bytes:
+        return _untried(
+            f"it would take {gibibytes(needed_bytes)}, more than the {gibibytes(budget_bytes)} of "
+            "`cache_bytes`"
+        )
+    if needed_s > budget_s:
+        return _untried(
+            f"filling it would take about {needed_s:.0f} s: give a larger `budget_s` to try it"
+        )
+    cached = part.cache()
+    changed = rebuilt(stages, at, cached)
+    if changed is None:
+        return _untried("a stage above it cannot be put together again from outside")
+    for _ in cached:
+        pass
+    place = f"before .{kind_of(stages[at - 1]).lower()}(...)" if at else "as the last stage"
+    return Change(
+        _NAME,
+        f"{_CODE}  # {place}",
+        f"it takes {gibibytes(needed_bytes)} of memory, and the first epoch is as slow as before",
+        source_of_dataset(changed),
+    )
+
+
+class _Sample(NamedTuple):
+    """The first elements of two passes: whether they agree, and what one of them takes."""
+
+    same: bool
+    element_bytes: float
+    element_s: float
+
+
+def _sample(part: tf.data.Dataset, budget_s: float) -> _Sample:
+    first, arrivals_s = _first_elements(part, _COMPARED, budget_s)
+    again, _ = _first_elements(part, len(first), budget_s)
+    same = len(first) == len(again) > 0 and all(map(_equal, first, again))
+    # The first one takes the start of the pipeline too.
+    taken_s = arrivals_s[-1] - arrivals_s[0] if len(first) > 1 else sum(arrivals_s)
+    element_s = taken_s / max(1, len(first) - 1)
+    return _Sample(same, float(np.mean([_bytes(e) for e in first] or [0])), element_s)
+
+
+def _first_elements(
+    part: tf.data.Dataset, most: int, budget_s: float
+) -> tuple[list[list[Any]], list[float]]:
+    began_s, found, arrivals_s = time.perf_counter(), [], []
+    for element in part.take(most):
+        found.append(
+            [np.asarray(leaf) for leaf in tf.nest.flatten(element, expand_composites=True)]
+        )
+        arrivals_s.append(time.perf_counter() - began_s)
+        if arrivals_s[-1] > budget_s:
+            break
+    return found, arrivals_s
+
+
+def _equal(one: list[Any], other: list[Any]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _bytes(element: list[Any]) -> int:
+    return sum(
+        sum(map(len, leaf.ravel())) if leaf.dtype == object else leaf.nbytes for leaf in element
+    )
+
+
+def _untried(reason: str) -> UntriedRecord:
+    return UntriedRecord(_NAME, _CODE, reason)

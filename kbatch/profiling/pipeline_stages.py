@@ -1,0 +1,120 @@
+"""The stages of a `tf.data` pipeline: found by walking it, and put together anew.
+
+TensorFlow has no public way to look into a pipeline. What is not known here is left alone: then
+no stage below it can be changed.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+Rebuild = Callable[[Any, Any], Any]
+
+
+def stages_of(dataset: tf.data.Dataset) -> list[Any]:
+    """Lists the stages of a pipeline, the last one first, down to where it branches or starts.
+
+    What `rebatch` and `unbatch` put before themselves, a map of TensorFlow's own, is left out.
+    """
+    stages: list[Any] = [dataset]
+    while (below := _below(stages[-1])) is not None:
+        if kind_of(below) == "Restructured":
+            below = _below(_below(below))
+        stages.append(below)
+    return stages
+
+
+def kind_of(stage: Any) -> str:
+    """Names the kind of a stage, such as `"Map"`."""
+    return type(stage).__name__.removeprefix("_").removesuffix("Dataset")
+
+
+def function_of(stage: Any) -> Any:
+    """Gives the function of a map as the person wrote it, None if it has none."""
+    return getattr(getattr(stage, "_map_func", None), "_func", None)
+
+
+def is_stateless(stage: Any) -> bool:
+    """Tells whether the function of a map has no state: no random numbers, no Python code."""
+    graph = stage._map_func.function.graph
+    return not any(operation.op_def.is_stateful for operation in graph.get_operations())
+
+
+def rebuilt(
+    stages: list[Any],
+    at: int,
+    dataset: tf.data.Dataset,
+    *,
+    changed: Mapping[str, Rebuild] | None = None,
+) -> tf.data.Dataset | None:
+    """Puts the stages above one of them on another dataset.
+
+    They do the same work; where a shuffle has a seed, its order may be another.
+
+    Args:
+        stages: The stages of a pipeline, the last one first.
+        at: Index of the stage that `dataset` takes the place of.
+        dataset: Elements of the same structure as those of that stage.
+        changed: How stages of a kind are made instead of as they were.
+
+    Returns:
+        The pipeline, None if a stage above is not known here.
+    """
+    ways = _AGAIN | dict(changed or {})
+    for stage in reversed(stages[:at]):
+        again = ways.get(kind_of(stage))
+        if again is None:
+            return None
+        dataset = again(dataset, stage)
+    return dataset
+
+
+def in_parallel(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
+    """Makes a map with as many parallel calls as tf.data thinks best, in the same order."""
+    return dataset.map(function_of(stage), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _below(stage: Any) -> Any:
+    below = getattr(stage, "_input_dataset", None)
+    return below if isinstance(below, tf.data.Dataset) else None
+
+
+def _parallel_map(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
+    deterministic = {"true": True, "false": False}.get(stage._deterministic)
+    return dataset.map(
+        function_of(stage),
+        num_parallel_calls=stage._num_parallel_calls,
+        deterministic=deterministic,
+    )
+
+
+def _parallel_batch(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
+    return dataset.batch(
+        stage._batch_size,
+        drop_remainder=_flag(stage._drop_remainder),
+        num_parallel_calls=stage._num_parallel_calls,
+        deterministic={"true": True, "false": False}.get(stage._deterministic),
+    )
+
+
+def _flag(tensor: Any) -> bool:
+    return bool(tensor)
+
+
+_AGAIN: dict[str, Rebuild] = {
+    "Map": lambda d, s: d.map(function_of(s)),
+    "ParallelMap": _parallel_map,
+    "Batch": lambda d, s: d.batch(s._batch_size, drop_remainder=_flag(s._drop_remainder)),
+    "ParallelBatch": _parallel_batch,
+    "Rebatch": lambda d, s: d.rebatch(s._batch_sizes, drop_remainder=_flag(s._drop_remainder)),
+    "Unbatch": lambda d, s: d.unbatch(),
+    "Prefetch": lambda d, s: d.prefetch(int(s._buffer_size)),
+    "Shuffle": lambda d, s: d.shuffle(
+        s._buffer_size, reshuffle_each_iteration=s._reshuffle_each_iteration
+    ),
+    "Repeat": lambda d, s: d.repeat(s._count),
+    "Take": lambda d, s: d.take(s._count),
+    "Skip": lambda d, s: d.skip(s._count),
+    "Options": lambda d, s: d.with_options(s.options()),
+}

@@ -1,0 +1,90 @@
+"""Changes to the workers of a Keras `PyDataset`."""
+
+import os
+import threading
+from typing import Any
+
+from keras.src.trainers.data_adapters import py_dataset_adapter
+
+from kbatch.profiling.pipeline_changes import Change, Changes
+from kbatch.records.input_pipeline import UntriedRecord
+from kbatch.training.batch_source import source_of_py_dataset
+from kbatch.training.batch_stream import first_batch
+from kbatch.training.errors import InputError
+
+_THREADS = "`__getitem__` may be called from several threads at once"
+_PROCESSES = "each process has its own copy of the data"
+_FEWEST_WORKERS = 2
+_LONGER = 4
+
+
+def worker_changes(dataset: Any, *, timeout_s: float) -> Changes:
+    """Finds the settings of a PyDataset to try: threads, processes and a longer queue.
+
+    Args:
+        dataset: The PyDataset.
+        timeout_s: Seconds that processes may take to their first batch.
+    """
+    found = [_more_workers(dataset), _processes(dataset, timeout_s), _longer_queue(dataset)]
+    return Changes(
+        tuple(change for change in found if isinstance(change, Change)),
+        tuple(change for change in found if isinstance(change, UntriedRecord)),
+    )
+
+
+def _more_workers(dataset: Any) -> Change | UntriedRecord:
+    workers = _workers(dataset)
+    name, code = "more workers", f"workers={workers}"
+    if dataset.workers >= workers:
+        return UntriedRecord(name, code, "there is one a core already")
+    return Change(name, code, _THREADS, _source(dataset, workers=workers))
+
+
+def _processes(dataset: Any, timeout_s: float) -> Change | UntriedRecord:
+    workers = _workers(dataset)
+    name, code = "processes", f"workers={workers}, use_multiprocessing=True"
+    if dataset.use_multiprocessing:
+        return UntriedRecord(name, code, "the workers are processes already")
+    source = _source(dataset, workers=workers, use_multiprocessing=True)
+    problem = _problem(source, timeout_s)
+    if problem:
+        return UntriedRecord(name, code, problem)
+    return Change(name, code, _PROCESSES, source)
+
+
+def _longer_queue(dataset: Any) -> Change | UntriedRecord:
+    longer = _LONGER * dataset.max_queue_size
+    name, code = "longer queue", f"max_queue_size={longer}"
+    if dataset.workers < 2 and not dataset.use_multiprocessing:
+        return UntriedRecord(name, code, "a single worker in the main thread has no queue")
+    return Change(name, code, None, _source(dataset, max_queue_size=longer))
+
+
+def _workers(dataset: Any) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(_FEWEST_WORKERS, cores or 1, dataset.workers)
+
+
+def _source(dataset: Any, **changed: Any):
+    names = ("workers", "use_multiprocessing", "max_queue_size")
+    return source_of_py_dataset(dataset, **{n: getattr(dataset, n) for n in names} | changed)
+
+
+def _problem(source: Any, timeout_s: float) -> str | None:
+    """Tries processes in a thread: forked beside TensorFlow's threads, they may never answer."""
+    before, problems = set(py_dataset_adapter._DATA_POOLS), []
+
+    def read() -> None:
+        try:
+            first_batch(source)
+        except InputError as error:
+            problems.append(f"processes raised an error: {error}")
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(timeout_s)
+    if not reader.is_alive():
+        return problems[0] if problems else None
+    for pool in set(py_dataset_adapter._DATA_POOLS) - before:
+        pool.terminate()
+    return f"tried, but processes gave no batch within {timeout_s:.0f} s"

@@ -1,0 +1,173 @@
+"""What limits training, in words."""
+
+from kbatch.analysis.input_bound import CLOSEST_RATIO
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.round_ratios import RoundEstimate
+from kbatch.records.input_pipeline import InputPipelineProfile, RateRecord, RemedyRecord
+from kbatch.reporting.number_text import counted, listed, percent, readable
+
+_MUCH_WAITING = 0.2
+# Training this much slower than one after the other: both sides want the same cores.
+_CONTENDED = 0.9
+# Extrapolated this far beyond the batch sizes that were measured, a crossing is named as such.
+_FAR = 4
+
+
+def input_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
+    """Tells the verdict, its evidence and what the remedies gave, a line each.
+
+    Args:
+        profile: What was measured.
+    """
+    return (
+        f"{profile.verdict}: {headline(profile)}",
+        *_evidence(profile),
+        *_crossing(profile),
+        *_utilisation(profile),
+        *_costs(profile),
+        *_remedies(profile),
+        *_untried(profile),
+        *(f"Note: {note}" for note in profile.notes),
+    )
+
+
+def headline(profile: InputPipelineProfile) -> str:
+    """Says in a sentence what the verdict means for the choice of a batch size."""
+    if profile.verdict == "input-bound":
+        return (
+            "training waits for data; a larger batch cannot help, and comparing batch sizes "
+            "measures the pipeline."
+        )
+    if profile.verdict == "compute-bound":
+        waits = (profile.wait_share or 0) > _MUCH_WAITING
+        tail = ", though it is not done beside the step: see the waiting below" if waits else ""
+        return f"the pipeline keeps up with the train step{tail}."
+    ratio = profile.ratio
+    if ratio is None or ratio.interval is None:
+        return "too few rounds for an interval: give a larger `budget_s`."
+    if ratio.interval.low >= 1 / CLOSEST_RATIO and ratio.interval.high <= CLOSEST_RATIO:
+        return "pipeline and train step are as fast as each other within 5 %."
+    return (
+        f"the rates' ratio is {readable(ratio.value)}{_between(ratio.interval)}, too near 1 to "
+        "tell: give a larger `budget_s`, or an idle machine."
+    )
+
+
+def rate_text(rate: RateRecord) -> str:
+    """Writes samples/s with their interval."""
+    estimate = rate.samples_per_second
+    if estimate is None:
+        return "n/a (not measured)"
+    return f"{readable(estimate.value)} samples/s{_between(estimate.interval)}"
+
+
+def remedy_text(remedy: RemedyRecord) -> str:
+    """Writes what a change gave."""
+    return f"{_times(remedy.gain)}  {remedy.code}"
+
+
+def is_clear_gain(remedy: RemedyRecord) -> bool:
+    """Tells whether the whole interval of a gain lies above 1."""
+    gain = remedy.gain
+    return gain is not None and gain.interval is not None and gain.interval.low > 1
+
+
+def _evidence(profile: InputPipelineProfile) -> list[str]:
+    size = f"batch size {profile.batch_size:,}"
+    lines = [
+        f"Pipeline alone: {rate_text(profile.pipeline)}.",
+        f"Train step alone, {size}: {rate_text(profile.step)}.",
+        f"Both together: {rate_text(profile.together)}"
+        + (
+            f"; {percent(profile.wait_share)} of each step is spent waiting for data."
+            if profile.wait_share is not None
+            else "."
+        ),
+    ]
+    together = profile.together.samples_per_second
+    if together and profile.serial and together.value < _CONTENDED * profile.serial:
+        lines.append(
+            "Together they are slower than one after the other would be: pipeline and train step "
+            "want the same cores."
+        )
+    elif together and profile.serial and profile.overlapped:
+        lines.append(
+            f"With all work side by side it would be {readable(profile.overlapped)}, one after the "
+            f"other {readable(profile.serial)} samples/s."
+        )
+    return lines
+
+
+def _crossing(profile: InputPipelineProfile) -> list[str]:
+    found = profile.crossing
+    if found is None:
+        return []
+    if found.batch_size is None:
+        return ["The pipeline keeps up at every batch size: it needs less time an example."]
+    if found.batch_size < 1:
+        return ["The pipeline is the slower one at every batch size."]
+    size = round(found.batch_size)
+    interval = found.interval
+    between = f" ({interval.low:,.0f} to {interval.high:,.0f})" if interval else ""
+    line = f"Up to about batch size {size:,}{between} the step is the slower, above it the pipeline"
+    smallest, largest = profile.smaller_size or 1, profile.batch_size
+    if not smallest / _FAR <= found.batch_size <= largest * _FAR:
+        return [f"{line} (far from the sizes {smallest:,} and {largest:,} that were measured)."]
+    return [f"{line}."]
+
+
+def _utilisation(profile: InputPipelineProfile) -> list[str]:
+    contenders = (
+        ("pipeline", profile.pipeline),
+        ("step", profile.step),
+        ("together", profile.together),
+    )
+    busy = [f"{name} {readable(r.busy_cores, 2)}" for name, r in contenders if r.busy_cores]
+    lines = []
+    if busy:
+        cores = counted(profile.environment.cpu_count, "core")
+        lines.append(f"Kept busy by this process, of {cores}: {listed(busy)}.")
+    gpus = [
+        f"{name} {percent(sum(r.gpu_busy_share) / len(r.gpu_busy_share))}"
+        for name, r in contenders
+        if r.gpu_busy_share
+    ]
+    return [*lines, f"GPU busy: {listed(gpus)}."] if gpus else lines
+
+
+def _costs(profile: InputPipelineProfile) -> list[str]:
+    costs = [(cost.name, cost.batch_s) for cost in profile.costs]
+    return [
+        f"{name[0].upper()}{name[1:]}: {readable(1e3 * s.value)} ms a batch"
+        f"{_between(s.interval and Interval(1e3 * s.interval.low, 1e3 * s.interval.high))}."
+        for name, s in costs
+        if s is not None
+    ]
+
+
+def _remedies(profile: InputPipelineProfile) -> list[str]:
+    if not profile.remedies:
+        return []
+    lines = ["Tried one at a time, training speed over that of the pipeline as it is:"]
+    for remedy in profile.best_first:
+        sure = "" if is_clear_gain(remedy) else "  (no clear gain)"
+        lines.append(f"  {remedy_text(remedy)}{sure}")
+        if remedy.condition and is_clear_gain(remedy):
+            lines.append(f"      mind: {remedy.condition}")
+    return lines
+
+
+def _untried(profile: InputPipelineProfile) -> list[str]:
+    if not profile.untried:
+        return []
+    return ["Not measured:", *(f"  {u.code}  ({u.reason})" for u in profile.untried)]
+
+
+def _times(gain: RoundEstimate | None) -> str:
+    if gain is None:
+        return "n/a"
+    return f"{readable(gain.value)}x{_between(gain.interval)}"
+
+
+def _between(interval: Interval | None) -> str:
+    return f" ({readable(interval.low)} to {readable(interval.high)})" if interval else ""

@@ -1,0 +1,58 @@
+"""The largest batch that fits, in words."""
+
+from kbatch.records.max_batch import MaxBatchSizeResult
+from kbatch.reporting.number_text import counted, memory_text, percent, readable
+
+_OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory": "out of memory"}
+
+
+def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
+    """Writes each probe: size, peak memory, its share of the limit, outcome, seconds, purpose."""
+    rows = []
+    for probe in result.probes:
+        peak = probe.peak_memory_bytes
+        rows.append(
+            (
+                f"{probe.batch_size:,}",
+                "" if peak is None else memory_text(peak),
+                "" if peak is None else percent(peak / result.limit_bytes),
+                _OUTCOMES[probe.outcome],
+                readable(probe.duration_s),
+                probe.purpose,
+            )
+        )
+    return rows
+
+
+def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
+    """Says which batch fits, why it is this one, and how sure that is."""
+    peak, limit = result.peak_memory_bytes, result.limit_bytes
+    task = "training" if result.training else "inference"
+    lines = [
+        f"Largest batch for {task}: {counted(result.max_batch_size, 'example')}, "
+        f"{memory_text(peak)} of {memory_text(limit)} ({percent(peak / limit)}) on "
+        f"{result.device} under {result.dtype_policy}.",
+        f"Why this one: {result.reason}.",
+    ]
+    fit = result.fit
+    if fit is not None:
+        lines.append(
+            f"Memory: {_with_error(fit.fixed_bytes, fit.fixed_error_bytes)} fixed, "
+            f"{_with_error(fit.bytes_per_example, fit.bytes_per_example_error)} per example; "
+            f"the variables are {memory_text(result.weights_bytes)}."
+        )
+    if result.spread is not None:
+        lines.append(f"Its peaks in several runs differ by {percent(result.spread)}.")
+    if result.largest_free_block_bytes is not None and result.free_bytes is not None:
+        requested = result.requested_block_bytes or 0
+        lines.append(
+            f"At the last failure {memory_text(requested)} were asked for in one piece; "
+            f"{memory_text(result.free_bytes)} were free, the largest piece "
+            f"{memory_text(result.largest_free_block_bytes)}."
+        )
+    return [*lines, *result.notes]
+
+
+def _with_error(value: float, error: float | None) -> str:
+    text = memory_text(max(value, 0.0))
+    return text if error is None else f"{text} (standard error {memory_text(error)})"

@@ -1,0 +1,118 @@
+"""The train step of a model, borrowed for a measurement and given back as it was."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.training.errors import InputError
+from kbatch.training.kept_state import KeptState
+
+
+class BorrowedStep:
+    """The train step of a model, one batch a call; each call waits for the device.
+
+    It is what `fit` runs for a batch, through the model's own train function.
+
+    Args:
+        model: A compiled model whose weights exist.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model: Any = model
+        self._shapes: set[tuple[Any, ...]] = set()
+        self._state = KeptState(model)
+        self._function = self._model.train_function
+        self._model.make_train_function()
+
+    def __call__(self, batch: Any) -> None:
+        """Trains on a batch."""
+        self._shapes.add(_shapes(batch))
+        # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
+        outputs = self._model.train_function(iter((batch,)))
+        np.asarray(keras.tree.flatten(outputs)[0])
+
+    def has_seen(self, batch: Any) -> bool:
+        """Tells whether a batch of these shapes has been trained on: a new one may compile."""
+        return _shapes(batch) in self._shapes
+
+    def restore(self) -> None:
+        """Puts weights, optimizer state, random seeds and metrics back."""
+        function = self._model.train_function
+        self._state.restore()
+        self._model.train_function = function  # Made once for all blocks.
+
+    def give_back(self) -> None:
+        """Restores the model, its train function too."""
+        self.restore()
+        self._model.train_function = self._function
+
+
+@contextlib.contextmanager
+def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
+    """Lends the train step of a model, and gives the model back as it was, also after an error.
+
+    A model without weights gets them from the batch, as in `fit`, and keeps them.
+
+    Args:
+        model: A compiled model.
+        batch: Inputs, (inputs, targets) or (inputs, targets, sample weights).
+
+    Raises:
+        InputError: If the model is spread over several replicas.
+    """
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise InputError(
+            "The train step is measured on one device: build the model outside of "
+            f"`strategy.scope()`. Received: a model on {replicas} replicas."
+        )
+    if not model.built:
+        model(keras.utils.unpack_x_y_sample_weight(batch)[0])
+    step = BorrowedStep(model)
+    try:
+        yield step
+    finally:
+        step.give_back()
+
+
+def held_on_device(batch: Any) -> Any:
+    """Copies a batch to the first GPU, where there is one; texts stay where they are."""
+    gpus = tf.config.list_logical_devices("GPU")
+    if not gpus:
+        return batch
+
+    def copied(leaf: Any) -> Any:
+        if leaf is None or leaf.dtype == tf.string:
+            return leaf
+        with tf.device(gpus[0].name):
+            return tf.identity(leaf)
+
+    return keras.tree.map_structure(copied, batch)
+
+
+def rows_of(batch: Any) -> int:
+    """Counts the examples in a batch."""
+    return int(_leaves(batch)[0].shape[0])
+
+
+def first_rows(batch: Any, rows: int) -> Any:
+    """Takes the first examples of a batch."""
+
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.sparse.slice(leaf, [0] * len(leaf.shape), [rows, *leaf.shape[1:]])
+        return None if leaf is None else leaf[:rows]
+
+    return keras.tree.map_structure(cut, batch)
+
+
+def _leaves(batch: Any) -> list[Any]:
+    return [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+
+
+def _shapes(batch: Any) -> tuple[Any, ...]:
+    return tuple(tuple(leaf.shape) for leaf in _leaves(batch))

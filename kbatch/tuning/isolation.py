@@ -1,0 +1,103 @@
+"""Trials in processes of their own: what they take is given back when they end."""
+
+import pickle
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import keras_tuner
+import tensorflow as tf
+
+from kbatch.instruments.mapped_pickles import MappedPickles
+from kbatch.instruments.worker import Worker
+from kbatch.training.errors import InputError
+from kbatch.tuning.executions import run_executions
+
+
+class IsolatedTrials:
+    """Runs each trial of a search in a fresh process, with the data of the search mapped.
+
+    The tuner travels by value: its copy trains, and what it reports comes back. TensorFlow's
+    graphs and the memory of a GPU go with the process.
+
+    Args:
+        arguments: Positional arguments of the search.
+        keywords: Its keyword arguments.
+
+    Raises:
+        InputError: If they cannot travel to another process, with what to give.
+    """
+
+    def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
+        _refuse_datasets(arguments, keywords)
+        self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
+        pickles = MappedPickles(Path(self._folder.name))
+        try:
+            self._data = pickles.dumps((tuple(arguments), dict(keywords)))
+        except TypeError as error:
+            self._folder.cleanup()
+            raise InputError(
+                "With `isolate=True` data and callbacks travel to another process: give arrays or "
+                f"a function `batch_size -> tf.data.Dataset`. Received: {error}"
+            ) from error
+        self._worker = Worker()
+
+    def __enter__(self) -> "IsolatedTrials":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._worker.close()
+        self._folder.cleanup()
+
+    def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
+        """Runs the executions of a trial.
+
+        Args:
+            tuner: The tuner, whose copy trains.
+            trial: The trial.
+            on_event: Receives how far training is.
+
+        Returns:
+            The hyperparameters of the trial, with those that its training declared.
+
+        Raises:
+            WorkerDied: If the process ended before the trial did.
+            Exception: What the trial raised.
+        """
+        try:
+            return self._worker.call(_run, tuner, trial, self._data, on_event=on_event)
+        finally:
+            self._worker.restart()
+
+
+def explored_space(tuner: Any) -> keras_tuner.HyperParameters:
+    """Finds the search space in another process, so that this one never takes the device.
+
+    Args:
+        tuner: The tuner, whose copy's `explore` builds the models.
+    """
+    with Worker() as worker:
+        return worker.call(_explore, tuner)
+
+
+def _run(tell: Callable[[Any], None], tuner: Any, trial: Any, data: bytes) -> Any:
+    arguments, keywords = pickle.loads(data)
+    run_executions(tell, tuner, trial, arguments, keywords)
+    return trial.hyperparameters
+
+
+def _explore(tuner: Any) -> Any:
+    tuner.explore()
+    return tuner.oracle.get_space()
+
+
+def _refuse_datasets(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    values = keras.tree.flatten([list(arguments), dict(keywords)])
+    if any(isinstance(value, tf.data.Dataset) for value in values):
+        raise InputError(
+            "With `isolate=True` a dataset cannot travel to another process: give a function "
+            "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
+            "Received: a tf.data.Dataset."
+        )

@@ -1,0 +1,132 @@
+"""The oracle: which trial comes next, known from the trials on disk alone."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras_tuner
+from keras_tuner.src.engine.trial import Trial, TrialStatus
+
+from kbatch.tuning.checkpoints import delete_checkpoints
+from kbatch.tuning.grid import Values
+from kbatch.tuning.trial_states import read_trial_states, write_trial_state
+
+Strategy = Callable[[keras_tuner.HyperParameters, Iterable[Values]], Iterator[Values]]
+
+_ENDED = (TrialStatus.COMPLETED, TrialStatus.FAILED, TrialStatus.INVALID)
+
+
+class BatchSizeOracle(keras_tuner.Oracle):
+    """Hands out trials, so that a search may be killed at any moment.
+
+    All its state is the `trial.json` of each trial, one whole file each: what has not ended there
+    is run again under its own id, and the rest follows from the space and the trials. keras-tuner's
+    `oracle.json` is neither written nor read. A failed trial is a result: however many there are in
+    a row, the next one comes.
+
+    Args:
+        objective: keras-tuner's objective.
+        strategy: Gives the values still to try, for the space and the values of all trials.
+        keep_checkpoints: How many of the best trials keep their checkpoint.
+    """
+
+    def __init__(self, objective: Any, strategy: Strategy, *, keep_checkpoints: int):
+        # No count of failures in a row ends the search.
+        super().__init__(objective, max_consecutive_failed_trials=sys.maxsize)
+        self._strategy = strategy
+        self._keep_checkpoints = keep_checkpoints
+        self.verbose = 0  # keras-tuner's own display wipes notebook cells.
+
+    @property
+    def ended_trials(self) -> list[Any]:
+        """The trials that ended, well or not, by their ids."""
+        return [self.trials[i] for i in sorted(self.trials) if self.trials[i].status in _ENDED]
+
+    @keras_tuner.synchronized
+    def create_trial(self, tuner_id: str) -> Any:
+        """Hands out the trial that the tuner runs, one that was interrupted, or a new one.
+
+        Args:
+            tuner_id: Who asks.
+
+        Returns:
+            A running trial, or one of status "STOPPED" when the search is at its end.
+        """
+        if tuner_id in self.ongoing_trials:
+            return self.ongoing_trials[tuner_id]
+        trial = self._interrupted() or self._proposed()
+        if trial is None:
+            self.tuner_ids.discard(tuner_id)
+            return Trial(self.get_space(), "", TrialStatus.STOPPED)
+        self.tuner_ids.add(tuner_id)
+        self.ongoing_trials[tuner_id] = self.trials[trial.trial_id] = trial
+        if trial.trial_id not in self.start_order:
+            self.start_order.append(trial.trial_id)
+        self._save_trial(trial)
+        return trial
+
+    @keras_tuner.synchronized
+    def end_trial(self, trial: Any) -> None:
+        """Keeps how a trial ended, and the checkpoints of the best trials only."""
+        super().end_trial(trial)
+        self._drop_checkpoints()
+
+    def get_best_trials(self, num_trials: int = 1) -> list[Any]:
+        """Gives the best of the trials that completed, fewer than asked for if there are fewer."""
+        completed = [t for t in self.ended_trials if t.status == TrialStatus.COMPLETED]
+        best = sorted(completed, key=lambda t: t.score, reverse=self.objective.direction == "max")
+        return best[:num_trials]
+
+    def remaining_trials(self) -> int:
+        """Counts the trials that have not ended, as far as the space is known."""
+        untried = self._strategy(self.get_space(), self._tried())
+        return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
+
+    def save(self) -> None:
+        """Does nothing: each trial's own file is the state."""
+
+    def reload(self) -> None:
+        """Reads the trials of the project directory, which may hold none."""
+        self.trials = {trial.trial_id: trial for trial in read_trial_states(self._project)}
+        for trial in self.trials.values():
+            self.update_space(trial.hyperparameters)
+        self.start_order = list(self.trials)
+        self.end_order = [trial.trial_id for trial in self.ended_trials]
+        self.ongoing_trials = {}
+
+    @property
+    def _project(self) -> Path:
+        return Path(self._project_dir)
+
+    def _interrupted(self) -> Any:
+        """Gives a trial that nobody runs and that has not ended, as new under its own id."""
+        running = {trial.trial_id for trial in self.ongoing_trials.values()}
+        for trial_id in sorted(self.trials.keys() - running):
+            trial = self.trials[trial_id]
+            if trial.status not in _ENDED:
+                return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
+        return None
+
+    def _proposed(self) -> Any:
+        values = next(self._strategy(self.get_space(), self._tried()), None)
+        if values is None:
+            return None
+        hyperparameters = self.get_space()
+        hyperparameters.values = dict(values)
+        return Trial(hyperparameters, self._free_id(), TrialStatus.RUNNING)
+
+    def _tried(self) -> list[Values]:
+        return [trial.hyperparameters.values for trial in self.trials.values()]
+
+    def _free_id(self) -> str:
+        """Gives the smallest number that is free: that of a trial whose file is damaged is."""
+        return next(i for n in range(len(self.trials) + 1) if (i := f"{n:04d}") not in self.trials)
+
+    def _save_trial(self, trial: Any) -> None:
+        write_trial_state(trial, self._project)
+
+    def _drop_checkpoints(self) -> None:
+        kept = {trial.trial_id for trial in self.get_best_trials(self._keep_checkpoints)}
+        ended = {trial.trial_id for trial in self.ended_trials}
+        delete_checkpoints(self._project, ended - kept)

@@ -1,0 +1,276 @@
+"""The tuner: a search over batch sizes that people can leave alone."""
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import keras_tuner
+from keras_tuner.src.engine.trial import TrialStatus
+
+from kbatch.tuning.checkpoints import CHECKPOINT_NAME
+from kbatch.tuning.executions import run_executions
+from kbatch.tuning.failed_execution import record_failure
+from kbatch.tuning.grid import untried_in_grid
+from kbatch.tuning.hypermodel import BatchSizeHyperModel
+from kbatch.tuning.isolation import IsolatedTrials, explored_space
+from kbatch.tuning.no_best_trial import no_best_trial
+from kbatch.tuning.oracle import BatchSizeOracle
+from kbatch.tuning.progress import SearchProgress
+from kbatch.tuning.trial_files import TrialFiles, compare_settings
+from kbatch.tuning.trial_result import TrialResult, trial_result
+
+_STRATEGIES = {"grid": untried_in_grid}
+
+
+class BatchSizeTuner(keras_tuner.Tuner):
+    """Searches over batch sizes, and loses nothing when it is stopped or a trial fails.
+
+    Run the same script again after an interruption, however hard: trials that ended are kept, the
+    one that was interrupted runs again from its first unfinished execution. A trial that runs out
+    of memory, diverges or raises is recorded with its cause, and the next one comes.
+
+    Example:
+
+    >>> hypermodel = kbatch.BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024), seed=0)
+    >>> tuner = kbatch.BatchSizeTuner(hypermodel, "val_accuracy", directory="results")
+    >>> tuner.search(x, y, validation_split=0.2, epochs=10)
+    >>> tuner.get_best_hyperparameters()[0].get("batch_size")
+
+    Args:
+        hypermodel: A `kbatch.BatchSizeHyperModel`.
+        objective: keras-tuner's objective: a metric's name, an `Objective`, a list of them, or None
+            for a `HyperModel.fit` that returns a number to minimise.
+        strategy: Which trials to run: `"grid"` runs every combination of batch size and other
+            hyperparameters, in an order that never changes.
+        executions_per_trial: How many times each trial trains, each time with a seed of its own.
+        isolate: Whether each trial runs in a process of its own, so that neither memory nor a crash
+            outlives it; it starts some seconds later. Data must be arrays or functions then, and
+            what callbacks collect stays in that process.
+        keep_checkpoints: How many of the best trials keep the weights of their best epoch, for
+            `get_best_models`.
+        distribution_strategy: A `tf.distribute.Strategy` to train under.
+        directory: Where results go; the working directory if None.
+        project_name: Name of the folder in it, `"untitled_project"` if None.
+        overwrite: Whether to delete what the folder holds, instead of going on from there.
+
+    Raises:
+        TypeError: If `hypermodel` is something else.
+        ValueError: If an argument cannot be used, or the folder holds a search with other settings.
+    """
+
+    hypermodel: Any
+    oracle: Any
+
+    def __init__(
+        self,
+        hypermodel: BatchSizeHyperModel,
+        objective: Any = None,
+        *,
+        strategy: Literal["grid"] = "grid",
+        executions_per_trial: int = 1,
+        isolate: bool = False,
+        keep_checkpoints: int = 1,
+        distribution_strategy: Any = None,
+        directory: str | Path | None = None,
+        project_name: str | None = None,
+        overwrite: bool = False,
+    ):
+        _check_hypermodel(hypermodel)
+        _check_strategy(strategy)
+        _check_isolation(isolate, distribution_strategy)
+        executions = _check_count(executions_per_trial, "executions_per_trial", least=1)
+        self.isolate = isolate
+        self.keep_checkpoints = _check_count(keep_checkpoints, "keep_checkpoints", least=0)
+        self._progress = SearchProgress(verbose=0)
+        self._isolated: IsolatedTrials | None = None
+        super().__init__(
+            BatchSizeOracle(objective, _STRATEGIES[strategy], keep_checkpoints=keep_checkpoints),
+            hypermodel,
+            directory=None if directory is None else str(directory),
+            project_name=project_name,
+            overwrite=overwrite,
+            executions_per_trial=executions,
+            distribution_strategy=distribution_strategy,
+        )
+
+    def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
+        """Runs the trials that have not ended yet.
+
+        Args:
+            *args: What `keras.Model.fit` takes; data are arrays, a dataset, or a function
+                `batch_size -> tf.data.Dataset`.
+            verbose: 0 for silence, 1 for a line a trial and a live bar, 2 for a line an epoch too.
+            **kwargs: Likewise.
+
+        Raises:
+            KeyboardInterrupt: When it is interrupted, with how to go on.
+            ValueError: If something that was given cannot be used: no other trial fares better.
+        """
+        self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
+        try:
+            with self._progress, self._isolation(args, kwargs):
+                # keras-tuner's display and Keras's bar are silent: this one shows both.
+                super().search(*args, verbose=0, **kwargs)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"The search in {self.project_dir} was interrupted: run the same script again to "
+                "go on."
+            ) from None
+
+    def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
+        """Gives the hyperparameters of the best trials that completed, the best first.
+
+        Raises:
+            RuntimeError: If no trial completed, with the causes.
+        """
+        return [trial.hyperparameters for trial in self._best_trials(num_trials)]
+
+    def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
+        """Gives the models of the best trials with the weights of their best epoch.
+
+        Raises:
+            RuntimeError: If no trial completed, or one of these has no checkpoint, and why.
+        """
+        return [self.load_model(trial) for trial in self._best_trials(num_models)]
+
+    def load_model(self, trial: Any) -> Any:
+        """Builds the model of a trial with the weights of its best epoch; for keras-tuner."""
+        if not (Path(self.get_trial_dir(trial.trial_id)) / CHECKPOINT_NAME).exists():
+            raise RuntimeError(
+                f"Trial {trial.trial_id} has no checkpoint: those of the best "
+                "`keep_checkpoints` trials are kept, where `fit` is given its callbacks. Search "
+                "with a larger number, or train a model of `get_best_hyperparameters()`. "
+                f"Received: keep_checkpoints={self.keep_checkpoints}."
+            )
+        with warnings.catch_warnings():
+            # The weights are what is wanted; the optimizer begins anew.
+            warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+            return super().load_model(trial)
+
+    def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
+        """Runs the executions of a trial that have not completed; keras-tuner calls it."""
+        if self._isolated is None:
+            run_executions(self._progress.show, self, trial, args, kwargs)
+        else:
+            trial.hyperparameters = self._isolated.run(self, trial, self._progress.show)
+
+    def explore(self) -> None:
+        """Builds the model to find the search space, in this process."""
+        super()._populate_initial_space()
+
+    def on_trial_begin(self, trial: Any) -> None:
+        """Shows that a trial begins; keras-tuner calls it."""
+        super().on_trial_begin(trial)
+        ended, left = (None, None) if self._is_worker() else self._counts()
+        self._progress.trial_begins(trial.hyperparameters.values, ended=ended, left=left)
+
+    def on_trial_end(self, trial: Any) -> None:
+        """Keeps the result of a trial and shows it; keras-tuner calls it."""
+        super().on_trial_end(trial)
+        self._progress.trial_ends(TrialFiles(self, trial).record())
+
+    def on_search_end(self) -> None:
+        """Says so where nothing completed; keras-tuner calls it."""
+        super().on_search_end()
+        # A chief may have ended before its last worker.
+        if not self._is_worker() and not self.oracle.get_best_trials(1):
+            self._progress.say(no_best_trial(Path(self.project_dir)))
+
+    def save(self) -> None:
+        """Does nothing: the trials' own files are the state."""
+
+    def reload(self) -> None:
+        """Reads the trials of the project directory."""
+        compare_settings(Path(self.project_dir), self.hypermodel.settings)
+        self.oracle.reload()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the display and the processes behind where a copy travels."""
+        # A worker's oracle is a connection to the chief; its own one knows the objective as well.
+        oracle = getattr(self.oracle, "_oracle", self.oracle)
+        return self.__dict__ | {"_progress": None, "_isolated": None, "oracle": oracle}
+
+    def _populate_initial_space(self) -> None:
+        if self.isolate:
+            self.oracle.update_space(explored_space(self))
+        else:
+            self.explore()
+        self.reload()
+
+    def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
+        """Runs a trial; what it raises is its result, unless no trial would fare better."""
+        files = TrialFiles(self, trial)
+        try:
+            self.run_trial(trial, *args, **kwargs)
+        except (keras_tuner.errors.FatalError, KeyboardInterrupt) as error:
+            record_failure(files, self.hypermodel, trial.hyperparameters, error)
+            raise
+        except Exception as error:
+            record_failure(files, self.hypermodel, trial.hyperparameters, error)
+            trial.message = traceback.format_exc()
+        self._take(trial_result(files.record()), trial)
+
+    def _take(self, result: TrialResult | str, trial: Any) -> None:
+        """Gives keras-tuner the result of a trial, or why there is none."""
+        if isinstance(result, str):
+            trial.status, trial.message = TrialStatus.FAILED, trial.message or result
+            return
+        self.oracle.update_trial(trial.trial_id, result.metrics, result.step)
+        trial.status = TrialStatus.COMPLETED
+
+    def _best_trials(self, number: int) -> list[Any]:
+        found = self.oracle.get_best_trials(number)
+        if not found:
+            raise RuntimeError(no_best_trial(Path(self.project_dir)))
+        return found
+
+    def _counts(self) -> tuple[int, int]:
+        """Counts the trials that ended and those that are left, the running one included."""
+        return len(self.oracle.ended_trials), self.oracle.remaining_trials()
+
+    @contextlib.contextmanager
+    def _isolation(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+        if not self.isolate:
+            yield
+            return
+        with IsolatedTrials(args, {**kwargs, "verbose": 0}) as self._isolated:
+            try:
+                yield
+            finally:
+                self._isolated = None
+
+
+def _check_hypermodel(hypermodel: Any) -> None:
+    if not isinstance(hypermodel, BatchSizeHyperModel):
+        raise TypeError(
+            "`hypermodel` must be a `kbatch.BatchSizeHyperModel`: wrap what builds the model, "
+            "`BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024))`. "
+            f"Received: hypermodel={hypermodel!r}."
+        )
+
+
+def _check_strategy(strategy: Any) -> None:
+    if strategy not in _STRATEGIES:
+        raise ValueError(
+            f"`strategy` must be one of {sorted(_STRATEGIES)}. Received: strategy={strategy!r}."
+        )
+
+
+def _check_isolation(isolate: bool, distribution_strategy: Any) -> None:
+    if isolate and distribution_strategy is not None:
+        raise ValueError(
+            "A `distribution_strategy` holds the devices of this process: leave it out, or "
+            "`isolate=True`. Received: isolate=True and a distribution_strategy."
+        )
+
+
+def _check_count(count: Any, name: str, *, least: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ValueError(
+            f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
+        )
+    return count

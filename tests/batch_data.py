@@ -1,0 +1,52 @@
+"""Data for the measurement of input pipelines."""
+
+import keras
+import models
+import numpy as np
+import tensorflow as tf
+
+
+class Rows(keras.utils.PyDataset):
+    """Rows in batches of 8, the last one shorter; counts how often it was asked."""
+
+    def __init__(self, count=20, *, endless=False, **settings):
+        super().__init__(**settings)
+        self.x, self.y = models.rows(count)
+        self.endless = endless
+        self.epoch_ends = 0
+
+    @property
+    def num_batches(self):
+        return None if self.endless else -(-len(self.x) // 8)
+
+    def __getitem__(self, index):
+        start = 8 * index % len(self.x)
+        return self.x[start : start + 8], self.y[start : start + 8]
+
+    def on_epoch_end(self):
+        self.epoch_ends += 1
+
+
+def examples(count=20):
+    """A dataset of single examples (x, y)."""
+    return tf.data.Dataset.from_tensor_slices(models.rows(count))
+
+
+def raising(at=2):
+    """A dataset of batches of 8 whose n-th raises an error."""
+
+    def check(x, y):
+        def look(index):
+            if index == at:
+                raise RuntimeError("a broken image")
+            return np.int64(0)
+
+        looked = tf.numpy_function(look, [tf.cast(x[0], tf.int64)], tf.int64)
+        return tf.ensure_shape(tf.ones((8, 8)) + tf.cast(looked, tf.float32), (8, 8)), y
+
+    numbers = tf.repeat(tf.range(6), 8)
+    return (
+        tf.data.Dataset.from_tensor_slices((numbers, tf.zeros(48, tf.int64)))
+        .batch(8, drop_remainder=True)
+        .map(check)
+    )

@@ -1,0 +1,55 @@
+"""Profiles of input pipelines for tests."""
+
+from records_factory import make_study
+
+from kbatch.records.input_pipeline import (
+    InputPipelineProfile,
+    RateRecord,
+    RemedyRecord,
+    StepSpan,
+    UntriedRecord,
+)
+
+SPREAD = (1.0, 1.01, 0.99, 1.02, 0.98)
+
+
+def make_rate(rate, *, examples=640, wait_share=None, cores=1.5, rounds=5):
+    durations = tuple(examples / rate / SPREAD[i % 5] for i in range(rounds))
+    return RateRecord(
+        examples=(examples,) * rounds,
+        durations_s=durations,
+        wait_s=() if wait_share is None else tuple(wait_share * s for s in durations),
+        cpu_s=() if cores is None else tuple(cores * s for s in durations),
+    )
+
+
+def make_remedy(name="parallel map", gain=1.9, *, condition=None):
+    return RemedyRecord(
+        name=name,
+        code=f"code of {name}",
+        condition=condition,
+        original=make_rate(780, wait_share=0.6),
+        changed=make_rate(780 * gain, wait_share=0.2),
+    )
+
+
+def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **changed):
+    fields = {
+        "source": "tf.data.Dataset",
+        "batch_size": 64,
+        "pipeline": make_rate(pipeline),
+        "step": make_rate(step),
+        "together": make_rate(together, wait_share=wait_share),
+        "smaller_size": 16,
+        "smaller_step": make_rate(step / 2),
+        "first_batch_s": (0.01, 0.012),
+        "timeline": tuple(StepSpan(0.08 * i, 0.05, 0.03) for i in range(13)),
+        "remedies": (make_remedy(), make_remedy("prefetch", 1.0), make_remedy("cache", 2.5)),
+        "untried": (UntriedRecord("any order", "code of any order", "no parallel stage"),),
+        "costs": (),
+        "notes": ("5 of 9 rounds were made.",),
+        "dtype_policy": "float32",
+        "budget_s": 20.0,
+        "environment": make_study().search.environment,
+    }
+    return InputPipelineProfile(**(fields | changed))

@@ -1,0 +1,339 @@
+import itertools
+import threading
+
+import fake_nvml
+import psutil
+import pytest
+from fake_nvml import FakeGpu, FakeNvml
+
+import kbatch
+
+FIRST, SECOND = "00000000:01:00.0", "00000000:c1:00.0"
+NEVER_S = 3600.0
+
+
+class FakeClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self):
+        self.time_s = 1000.0
+
+    def __call__(self):
+        return self.time_s
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+def two_gpus():
+    return FakeNvml(FakeGpu(), FakeGpu(bus_id=SECOND.upper().encode(), name=b"Other"))
+
+
+def monitor_of(monkeypatch, library, clock, *, devices=None, interval_s=NEVER_S):
+    """A monitor over a fake library, whose thread takes no samples of its own."""
+    fake_nvml.install(monkeypatch, library)
+    devices = {FIRST: ("GPU:0",)} if devices is None else devices
+    return kbatch.GpuMonitor(interval_s=interval_s, now=clock, find_gpus=lambda: devices)
+
+
+def play(monitor, clock, library, steps):
+    """Passes a time in seconds and sets what the first GPU shows, a sample a step."""
+    for seconds, shown in steps:
+        clock.time_s += seconds
+        for field, value in shown.items():
+            setattr(library.gpus[0], field, value)
+        monitor.sample()
+
+
+def sampling_threads():
+    return [t for t in threading.enumerate() if t.name == "kbatch-sampling"]
+
+
+def test_energy_is_what_the_counter_rose_by(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(energy_mj=5_000, power_mw=1))
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(1.0, {"energy_mj": 6_000}), (2.0, {"energy_mj": 905_000})])
+    (gpu,) = monitor.gpus
+    assert (gpu.energy_j, gpu.energy_source) == (900.0, "counter")
+    assert monitor.usage.gpu_energy_j == 900.0
+    assert monitor.usage.joules_per_sample(450) == 2.0
+
+
+@pytest.mark.parametrize("energy_mj", [None, 3_000], ids=["no counter", "a counter that fell"])
+def test_without_a_counter_energy_is_the_integral_of_power(monkeypatch, clock, energy_mj):
+    library = FakeNvml(FakeGpu(energy_mj=energy_mj, power_mw=100_000))
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(2.0, {"power_mw": 300_000}), (1.0, {"power_mw": 300_000})])
+        if energy_mj is not None:
+            library.gpus[0].energy_mj = 0
+    (gpu,) = monitor.gpus
+    assert (gpu.energy_j, gpu.energy_source) == (2 * 200 + 300, "power")
+
+
+def test_without_power_and_counter_there_is_no_energy(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(energy_mj=None, power_mw=None))
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(1.0, {"utilization_percent": 100})])
+    (gpu,) = monitor.gpus
+    assert (gpu.energy_j, gpu.energy_source, gpu.mean.power_w) == (None, None, None)
+    assert monitor.usage.metrics(100) == {"gpu_utilization": pytest.approx((0.5 + 1 + 1) / 3)}
+
+
+def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(utilization_percent=10))
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(0.5, {"utilization_percent": 90, "temperature_c": 80})])
+        clock.time_s += 0.25
+    (gpu,) = monitor.gpus
+    assert [s.time_s for s in gpu.samples] == [0.0, 0.5, 0.75]
+    assert [s.utilization for s in gpu.samples] == [0.1, 0.9, 0.9]
+    assert [s.temperature_c for s in gpu.samples] == [60, 80, 80]
+    assert (gpu.samples[0].sm_clock_mhz, gpu.samples[0].memory_clock_mhz) == (1980, 2619)
+    assert (monitor.usage.duration_s, monitor.usage.readings) == (0.75, 3)
+    assert monitor.usage.gpu_utilization == pytest.approx(1.9 / 3)
+
+
+def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
+    library = FakeNvml(FakeGpu())
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(0.1, {}) for _ in range(1000)])
+    (gpu,) = monitor.gpus
+    assert monitor.usage.readings == 1002
+    assert 50 <= len(gpu.samples) <= 100
+    assert len(monitor.usage.host.samples) == len(gpu.samples)
+    assert monitor.usage.gpu_energy_j == 0
+
+
+def test_gpus_are_matched_by_place_and_stand_in_tensorflows_order(monkeypatch, clock):
+    devices = {SECOND: ("GPU:0", "GPU:1"), FIRST: ("GPU:2",)}
+    with monitor_of(monkeypatch, two_gpus(), clock, devices=devices) as monitor:
+        pass
+    assert [(gpu.name, gpu.pci_bus_id, gpu.tensorflow_devices) for gpu in monitor.gpus] == [
+        ("Other", SECOND, ("GPU:0", "GPU:1")),
+        ("Fake GPU", FIRST, ("GPU:2",)),
+    ]
+
+
+def test_a_gpu_that_tensorflow_does_not_use_is_not_counted(monkeypatch, clock):
+    library = two_gpus()
+    with monitor_of(monkeypatch, library, clock, devices={SECOND: ("GPU:0",)}) as monitor:
+        library.gpus[0].energy_mj += 50_000
+        library.gpus[1].energy_mj += 7_000
+    assert [gpu.name for gpu in monitor.gpus] == ["Other"]
+    assert monitor.usage.gpu_energy_j == 7.0
+
+
+def test_the_energy_of_several_gpus_is_known_where_each_is(monkeypatch, clock):
+    library = two_gpus()
+    devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
+    with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
+        clock.time_s += 1.0
+        library.gpus[0].energy_mj += 50_000
+        library.gpus[1].lost = True
+    assert [gpu.energy_j for gpu in monitor.gpus] == [50.0, None]
+    assert monitor.usage.gpu_energy_j is None
+    assert monitor.usage.gpu_power_w == 600.0
+
+
+def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(energy_mj=None, power_mw=200_000))
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(1.0, {"lost": True}), (1.0, {"lost": False})])
+    (gpu,) = monitor.gpus
+    assert [s.power_w for s in gpu.samples] == [200, None, 200, 200]
+    assert (gpu.mean.power_w, gpu.energy_j) == (200, 400)
+
+
+def test_the_energy_of_a_gpu_that_is_lost_on_the_way_is_unknown(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(energy_mj=None))
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(1.0, {}), (1.0, {"lost": True})])
+    assert (monitor.usage.gpu_energy_j, monitor.usage.gpu_power_w) == (None, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("library", "devices", "reason"),
+    [
+        (None, {FIRST: ("GPU:0",)}, "There is no NVIDIA driver"),
+        (FakeNvml(), {}, "TensorFlow uses no GPU; NVML lists no GPU"),
+        (FakeNvml(FakeGpu()), {}, f"TensorFlow uses no GPU; NVML lists {FIRST}"),
+        (
+            FakeNvml(FakeGpu()),
+            {FIRST: ("GPU:0",), SECOND: ("GPU:1",)},
+            f"uses the GPU {SECOND}, but NVML lists {FIRST}",
+        ),
+    ],
+)
+def test_without_gpus_there_is_one_line_that_says_why(monkeypatch, clock, library, devices, reason):
+    with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
+        assert reason in monitor.unavailable
+        clock.time_s += 1.0
+    assert monitor.gpus is None
+    assert monitor.usage.unavailable == monitor.unavailable
+    assert len(monitor.unavailable.splitlines()) == 1
+    assert monitor.usage.metrics(100) == {}
+    assert monitor.usage.resident_bytes > 0
+    assert library is None or library.users == 0
+
+
+def test_without_a_driver_tensorflow_is_not_asked(monkeypatch, clock):
+    fake_nvml.install(monkeypatch, None)
+    with kbatch.GpuMonitor(now=clock, find_gpus=lambda: pytest.fail("asked")) as monitor:
+        pass
+    assert monitor.unavailable
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_after_an_exception_all_is_closed_and_summed_up(monkeypatch, clock, error):
+    library = FakeNvml(FakeGpu())
+    monitor = monitor_of(monkeypatch, library, clock)
+    with pytest.raises(error), monitor:
+        clock.time_s += 2.0
+        raise error
+    assert library.users == 0
+    assert sampling_threads() == []
+    assert monitor.usage.duration_s == 2.0
+
+
+def test_leaving_twice_is_leaving_once(monkeypatch, clock):
+    library = FakeNvml(FakeGpu())
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        monitor.__exit__(None, None, None)
+        usage = monitor.usage
+        clock.time_s += 1.0
+    assert monitor.usage is usage
+    assert library.users == 0
+
+
+def test_monitors_may_be_nested(monkeypatch, clock):
+    library = FakeNvml(FakeGpu())
+    with monitor_of(monkeypatch, library, clock) as outer:
+        inner = kbatch.GpuMonitor(now=clock, find_gpus=lambda: {FIRST: ("GPU:0",)})
+        with inner:
+            assert library.users == 2
+            library.gpus[0].energy_mj += 1_000
+        library.gpus[0].energy_mj += 2_000
+    assert (inner.usage.gpu_energy_j, outer.usage.gpu_energy_j) == (1.0, 3.0)
+    assert library.users == 0
+
+
+def test_a_monitor_measures_one_block(monkeypatch, clock):
+    monitor = monitor_of(monkeypatch, FakeNvml(FakeGpu()), clock)
+    with monitor:
+        pass
+    with pytest.raises(RuntimeError, match="make another"), monitor:
+        pass
+
+
+def test_what_is_asked_too_early_says_when(monkeypatch, clock):
+    monitor = monitor_of(monkeypatch, FakeNvml(FakeGpu()), clock)
+    assert (monitor.usage, monitor.gpus) == (None, None)
+    with pytest.raises(RuntimeError, match="inside its `with` block"):
+        monitor.sample()
+    with monitor, pytest.raises(RuntimeError, match="Leave the `with` block"):
+        monitor.to_dataframe()
+
+
+@pytest.mark.parametrize("interval_s", [0, -1, float("nan")])
+def test_an_interval_that_is_not_positive_is_refused(interval_s):
+    with pytest.raises(ValueError, match=f"positive.*Received: interval_s={interval_s}"):
+        kbatch.GpuMonitor(interval_s=interval_s)
+
+
+def test_the_thread_samples_by_itself_until_the_end(monkeypatch):
+    library = FakeNvml(FakeGpu())
+    reached = threading.Event()
+    ticks = itertools.count()
+
+    def clock():
+        tick = next(ticks)
+        if tick >= 20:
+            reached.set()
+        return float(tick)
+
+    with monitor_of(monkeypatch, library, clock, interval_s=1e-4) as monitor:
+        assert len(sampling_threads()) == 1
+        assert reached.wait(60)
+    assert sampling_threads() == []
+    assert monitor.usage.readings >= 20
+    calls = library.calls
+    assert calls == monitor.usage.readings
+
+
+class Broken(FakeNvml):
+    """A library with a mistake in it: one call, from the thread, raises."""
+
+    def __init__(self):
+        super().__init__(FakeGpu())
+        self.raised = threading.Event()
+
+    def nvmlDeviceGetPowerUsage(self, device, power):
+        if threading.current_thread() is not threading.main_thread() and not self.raised.is_set():
+            self.raised.set()
+            raise ZeroDivisionError("in the thread")
+        return super().nvmlDeviceGetPowerUsage(device, power)
+
+
+def test_a_mistake_in_the_thread_is_raised_at_the_end(monkeypatch, clock):
+    library = Broken()
+    monitor = monitor_of(monkeypatch, library, clock, interval_s=1e-4)
+    with pytest.raises(ZeroDivisionError, match="in the thread"), monitor:
+        assert library.raised.wait(60)
+    assert library.users == 0
+
+
+def test_what_the_block_raised_goes_first(monkeypatch, clock):
+    library = Broken()
+    monitor = monitor_of(monkeypatch, library, clock, interval_s=1e-4)
+    with pytest.raises(ValueError, match="mine"), monitor:
+        assert library.raised.wait(60)
+        raise ValueError("mine")
+
+
+def test_a_start_that_fails_closes_the_library(monkeypatch, clock):
+    library = fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
+
+    def no_devices():
+        raise ValueError("no devices")
+
+    with pytest.raises(ValueError, match="no devices"), kbatch.GpuMonitor(find_gpus=no_devices):
+        pass
+    assert library.users == 0
+
+
+def cpu_s():
+    times = psutil.Process().cpu_times()
+    return times.user + times.system
+
+
+def test_the_host_is_measured_beside(monkeypatch, clock):
+    with monitor_of(monkeypatch, None, clock) as monitor:
+        before_s = cpu_s()
+        while cpu_s() <= before_s:
+            sum(range(10_000))
+        clock.time_s += 1.0
+    host = monitor.usage.host
+    assert host.cpu_s > 0
+    assert monitor.usage.cpu_cores_busy == pytest.approx(host.cpu_s)
+    assert [sample.cpu_cores_busy for sample in host.samples] == [None, pytest.approx(host.cpu_s)]
+    assert host.mean.resident_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
+
+
+def test_the_samples_make_a_table(monkeypatch, clock):
+    devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
+    with monitor_of(monkeypatch, two_gpus(), clock, devices=devices) as monitor:
+        clock.time_s += 1.0
+    table = monitor.to_dataframe()
+    assert list(table["gpu"]) == ["GPU:0", "GPU:0", "GPU:1", "GPU:1"]
+    assert list(table["time_s"]) == [0.0, 1.0, 0.0, 1.0]
+    assert {"utilization", "power_w", "cpu_cores_busy", "resident_bytes"} <= set(table.columns)
+
+
+def test_without_gpus_the_table_holds_the_host(monkeypatch, clock):
+    with monitor_of(monkeypatch, None, clock) as monitor:
+        clock.time_s += 1.0
+    table = monitor.to_dataframe()
+    assert list(table.columns) == ["time_s", "cpu_cores_busy", "resident_bytes"]
+    assert len(table) == 2

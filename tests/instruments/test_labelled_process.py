@@ -1,0 +1,86 @@
+import os
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from kbatch.instruments.labelled_process import LabelledProcess
+
+
+def started(code, lines, **variables):
+    words = [sys.executable, "-c", code]
+    return LabelledProcess("one", words, environment=variables, write=lines.append)
+
+
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_each_line_has_the_name_before_it():
+    lines = []
+    code = (
+        "import os, sys; print('a\\n\\nb'); print(os.environ['X'], file=sys.stderr)\n"
+        "print('c', end='')"
+    )
+    process = started(code, lines, X="set")
+    assert process.wait(30)
+    process.close()
+    assert process.status == 0
+    assert sorted(lines) == ["[one] a", "[one] b", "[one] c", "[one] set"]
+
+
+def test_a_progress_bar_becomes_lines():
+    lines = []
+    process = started("print('1/2\\r2/2')", lines)
+    process.wait(30)
+    process.close()
+    assert lines == ["[one] 1/2", "[one] 2/2"]
+
+
+@pytest.mark.parametrize(("code", "status"), [("raise SystemExit(3)", 3), ("1/0", 1)])
+def test_the_status_is_that_of_the_process(code, status):
+    process = started(code, [])
+    assert process.wait(30)
+    process.close()
+    assert process.status == status
+
+
+def test_an_interruption_reaches_all_of_its_group_and_not_this_process():
+    lines = []
+    child = (
+        "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('child', flush=True)\n"
+    )
+    code = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "time.sleep(1); print('ready', flush=True)\n"
+        "try: time.sleep(60)\n"
+        "except KeyboardInterrupt: child.wait(); print('parent', flush=True)\n"
+    )
+    process = started(code, lines)
+    wait_until(lambda: "[one] ready" in lines)
+    process.interrupt()
+    assert process.wait(30)
+    process.close()
+    assert lines[1:] == ["[one] child", "[one] parent"]
+
+
+def test_closing_ends_what_the_process_started():
+    lines = []
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True); time.sleep(60)\n"
+    )
+    process = started(code, lines)
+    wait_until(lambda: lines)
+    child = psutil.Process(int(lines[0].split()[1]))
+    process.close()
+    assert process.status == -signal.SIGKILL
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert os.getpid() != child.pid

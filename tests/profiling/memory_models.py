@@ -1,0 +1,27 @@
+"""A convolutional network and data, of which some hundred examples fill 300 MB."""
+
+import keras
+import numpy as np
+
+layers = keras.layers
+
+MB = 10**6
+
+
+def conv_net(width=16, optimizer="adam"):
+    model = keras.Sequential(
+        [
+            layers.Input((32, 32, 3)),
+            layers.Conv2D(width, 3, padding="same", activation="relu"),
+            layers.Conv2D(width, 3, padding="same", activation="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def images(count, *, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(count, 32, 32, 3)).astype("float32"), rng.integers(0, 3, count)

@@ -1,0 +1,246 @@
+"""The experiment from end to end. Delays are so far apart that no timing of the host matters."""
+
+import keras
+import keras_tuner
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from batch_data import Rows, examples, raising
+
+import kbatch
+from kbatch.profiling.input_blocks import block_length
+from kbatch.training.errors import InputError
+
+BUDGET_S = 0.5
+
+
+def pause(value, seconds):
+    import time
+
+    time.sleep(seconds)
+    return value
+
+
+def slow(delay_s):
+    """A map that takes `delay_s` a batch."""
+
+    def wait(x, y):
+        waited = tf.py_function(lambda v: pause(v, delay_s), [x], x.dtype)
+        return tf.ensure_shape(waited, x.shape), y
+
+    return wait
+
+
+class Slow(keras.layers.Layer):
+    """Takes `delay_s` a step."""
+
+    def __init__(self, delay_s):
+        super().__init__()
+        self.delay_s = delay_s
+
+    def call(self, x):
+        waited = tf.py_function(lambda v: pause(v, self.delay_s), [x], tf.float32)
+        return x + 0 * tf.stop_gradient(tf.ensure_shape(waited, x.shape))
+
+
+def slow_model(delay_s=0.05):
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((8,)), Slow(delay_s), layers.Dense(3, activation="softmax")]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def profile(model, data, **settings):
+    return kbatch.profile_input_pipeline(model, data, **({"budget_s": BUDGET_S} | settings))
+
+
+def state(model):
+    variables = [*model.variables, *model.optimizer.variables]
+    return [keras.ops.convert_to_numpy(v) for v in variables]
+
+
+@pytest.fixture(scope="module")
+def starved():
+    """A model that waits nearly all the time, before and after its profile."""
+    model = models.mlp()
+    model.fit(*models.rows(32), verbose=0)
+    before = state(model)
+    dataset = examples(40).batch(8).map(slow(0.05))
+    return before, model, dataset, profile(model, dataset, budget_s=8.0)
+
+
+def test_a_slow_pipeline_is_input_bound(starved):
+    found = starved[-1]
+    assert found.verdict == "input-bound"
+    assert (found.source, found.batch_size, found.smaller_size) == ("tf.data.Dataset", 8, 2)
+    assert found.wait_share > 0.5
+    assert found.pipeline.samples_per_second.value < found.step.samples_per_second.value
+    rounds = len(found.step.durations_s)
+    assert rounds >= 3
+    for rate in (found.pipeline, found.together, found.smaller_step):
+        assert len(rate.durations_s) == len(rate.cpu_s) == rounds
+    assert found.timeline
+    assert found.timeline[0].begin_s == 0
+    assert len(found.first_batch_s) == rounds
+    assert found.environment.versions["keras"] == keras.__version__
+    assert found.dtype_policy == "float32"
+
+
+def test_changes_were_tried_and_what_was_not_has_a_reason(starved):
+    found = starved[-1]
+    tried = {remedy.name for remedy in found.remedies}
+    assert {"prefetch", "parallel map", "private thread pool"} <= tried
+    assert all(remedy.gain.rounds >= 3 for remedy in found.remedies)
+    gains = [remedy.gain.interval.low for remedy in found.best_first]
+    assert gains == sorted(gains, reverse=True)
+    assert {one.name for one in found.untried} & tried == set()
+    assert all(one.reason for one in found.untried)
+
+
+def test_model_and_data_are_as_before(starved):
+    before, model, dataset, _ = starved
+    for one, other in zip(before, state(model), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [len(x) for x, _ in dataset] == [8] * 5
+
+
+def test_the_record_survives_its_file(starved, tmp_path):
+    found = starved[-1]
+    found.save(tmp_path / "input.json")
+    assert kbatch.InputPipelineProfile.load(tmp_path / "input.json") == found
+
+
+def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain():
+    found = profile(slow_model(0.2), examples(400).batch(8), budget_s=10.0)
+    assert found.verdict == "compute-bound"
+    assert found.remedies == ()
+    assert any("little to gain" in one.reason for one in found.untried)
+
+
+@pytest.mark.parametrize("repeats", [None, 1])
+def test_a_ragged_last_batch_and_data_without_end(repeats):
+    found = profile(models.mlp(), examples(20).batch(8).repeat(repeats), remedies=False)
+    assert found.batch_size == 8
+    assert (found.remedies, found.untried) == ((), ())
+    assert all(n >= 4 for n in found.together.examples)
+
+
+def test_a_single_ragged_batch_is_all_there_is():
+    found = profile(models.mlp(), examples(3).batch(8), remedies=False)
+    assert (found.batch_size, found.smaller_size) == (3, 1)
+
+
+def test_batches_of_one_example_have_no_crossing():
+    found = profile(models.mlp(), examples(20).batch(1), remedies=False)
+    assert (found.batch_size, found.smaller_size, found.smaller_step) == (1, None, None)
+    assert found.crossing is None
+
+
+def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said():
+    calls = []
+
+    def count(v):
+        calls.append(1)
+        return v
+
+    def counted(x, y):
+        return tf.ensure_shape(tf.py_function(count, [x], x.dtype), [8]), y
+
+    found = profile(models.mlp(), examples(20).map(counted).cache().batch(8), remedies=False)
+    assert any("filled it first" in note for note in found.notes)
+    # The first batch, which is read to see its shapes, ends before the cache is full.
+    assert len(calls) < 2 * 20
+    slow_fill = examples(400).batch(8).map(slow(0.05)).cache()
+    found = profile(models.mlp(), slow_fill, remedies=False)
+    assert any("was not full" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_is_measured_with_its_workers(workers):
+    rows = Rows(workers=workers)
+    found = profile(models.mlp(), rows, remedies=False)
+    assert (found.source, found.batch_size) == ("PyDataset", 8)
+    assert rows.workers == workers
+
+
+def test_arrays_have_costs_of_slicing_and_copying():
+    found = profile(models.mlp(), models.rows(100), batch_size=16)
+    assert (found.source, found.batch_size) == ("arrays", 16)
+    assert [cost.name.split()[0] for cost in found.costs] == ["slicing", "gathering", "copying"]
+    assert all(cost.batch_s.value > 0 and cost.batch_s.rounds == 9 for cost in found.costs)
+    assert profile(models.mlp(), models.rows(100), remedies=False).batch_size == 32
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_data_that_raise_in_the_middle_leave_the_model_as_it_was(at):
+    model = models.mlp()
+    before = [keras.ops.convert_to_numpy(v) for v in model.variables]
+    with pytest.raises(InputError, match=f"error at batch {at} .*a broken image"):
+        profile(model, raising(at))
+    for one, other in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(one, keras.ops.convert_to_numpy(other))
+
+
+def build(hp):
+    hp.Int("units", 4, 8)
+    return models.mlp()
+
+
+class Hyper(keras_tuner.HyperModel):
+    def build(self, hp):
+        return models.mlp()
+
+
+@pytest.mark.parametrize("model", [models.mlp, build, Hyper()])
+def test_what_builds_a_model_is_called_for_it(model):
+    assert profile(model, examples(40).batch(8), remedies=False).batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "error", "words"),
+    [
+        (lambda: (3, examples().batch(8)), {}, TypeError, "function that builds one.*model=3"),
+        (lambda: (lambda: None, examples().batch(8)), {}, TypeError, "return model"),
+        (
+            lambda: (keras.Sequential([keras.layers.Dense(1)]), examples().batch(8)),
+            {},
+            ValueError,
+            "must be compiled",
+        ),
+        (lambda: (models.mlp(), examples(0).batch(8)), {}, InputError, "no batches"),
+        (lambda: (models.mlp(), (r for r in [])), {}, InputError, "used up by reading"),
+        (lambda: (models.mlp(), examples()), {}, InputError, "single examples"),
+        (lambda: (models.mlp(), examples().batch(8)), {"budget_s": 0}, ValueError, "budget_s=0"),
+        (
+            lambda: (models.mlp(), examples().batch(8)),
+            {"budget_s": float("inf")},
+            ValueError,
+            "budget_s=inf",
+        ),
+        (
+            lambda: (models.mlp(), examples().batch(8)),
+            {"cache_bytes": -1},
+            ValueError,
+            "cache_bytes=-1",
+        ),
+    ],
+)
+def test_bad_input_says_what_to_give(make, settings, error, words):
+    model, data = make()
+    with pytest.raises(error, match=words):
+        profile(model, data, **settings)
+
+
+@pytest.mark.parametrize("budget_s", [0.1, 2.0, 60.0])
+@pytest.mark.parametrize("first_batch_s", [0.0, 0.01, 5.0])
+@pytest.mark.parametrize("contenders", [2, 4, 7])
+def test_blocks_fit_in_the_budget(budget_s, first_batch_s, contenders):
+    length = block_length(budget_s, contenders=contenders, first_batch_s=first_batch_s)
+    assert 0 < length.settle_s < length.measure_s
+    block_s = length.settle_s + length.measure_s
+    floor_s = 9 * contenders * 0.1
+    assert 9 * contenders * block_s <= max(1.001 * budget_s, floor_s)
+    assert 3 * contenders * length.longest_s <= max(1.001 * budget_s, floor_s)

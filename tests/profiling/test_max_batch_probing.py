@@ -1,0 +1,207 @@
+"""The search with probes that are computed: every turn that it can take."""
+
+import pytest
+
+from kbatch.analysis.max_batch_search import search_max_batch
+from kbatch.instruments.allocator_log import FreeMemory
+from kbatch.profiling.max_batch_probing import probe_max_batch
+from kbatch.profiling.memory_probes import LoadFacts, Reading
+from kbatch.training.errors import InputError, OutOfMemoryError
+
+LIMIT = 10_000
+WINDOW = (0.8, 0.9)
+
+
+class ComputedProbes:
+    """A device of which a batch takes 1,000 bytes and 10 an example.
+
+    Args:
+        fresh: Factor of what a size takes from the second process on.
+        rows: Examples of the data, which no batch exceeds; None without end.
+        examples: Those that it tells.
+        renewable: Whether it starts afresh.
+    """
+
+    def __init__(self, *, fresh=None, rows=None, examples=None, renewable=True, **facts):
+        self.runs = []
+        self.processes = 1
+        self._fresh = fresh or (lambda size, run: 1.0)
+        self._rows = rows
+        self._renewable = renewable
+        known = {"limit_bytes": LIMIT, "variables_bytes": 90, "notes": ("a note",)} | facts
+        self.facts = LoadFacts(
+            device="CPU:0", training=True, dtype_policy="float32", examples=examples, **known
+        )
+        self.fixed, self.each = 1000, 10
+
+    def read(self, size):
+        rows = min(size, self._rows or size)
+        self.runs.append(rows)
+        peak = int(self.fixed + self.each * rows)
+        if self.processes > 1:
+            peak = int(peak * self._fresh(rows, self.runs.count(rows)))
+        if peak > self.facts.limit_bytes:
+            return Reading(None, size, 0.5, FreeMemory(400, 500, 300))
+        return Reading(peak, rows, 0.5)
+
+    def renew(self):
+        self.processes += self._renewable
+        return self._renewable
+
+
+def probe(probes, *, memory_window=WINDOW, max_batch_size=None, **arguments):
+    return probe_max_batch(
+        probes, memory_window=memory_window, max_batch_size=max_batch_size, **arguments
+    )
+
+
+def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
+    probes = ComputedProbes()
+    found = probe(probes)
+    assert found.in_window
+    assert 0.8 * LIMIT <= found.peak_memory_bytes <= 0.9 * LIMIT
+    again = [p.purpose for p in found.probes if p.batch_size == found.max_batch_size]
+    assert again == ["search", "fresh process", "mixed sizes"]
+    assert [p.batch_size for p in found.probes] == probes.runs
+    assert (found.weights_bytes, found.limit_bytes, found.device) == (90, LIMIT, "CPU:0")
+    assert found.notes == ("a note",)
+    assert found.spread == 0.0
+    assert found.environment is not None
+
+
+@pytest.mark.parametrize("window", [(0.1, 0.2), (0.5, 0.55), (0.89, 0.9), (0.99, 1.0)])
+def test_without_confirmation_it_is_the_search_itself(window):
+    probes = ComputedProbes()
+    found = probe(probes, memory_window=window, confirm=False)
+    answer = search_max_batch(
+        lambda b: 1000 + 10 * b if b <= 900 else None, limit_bytes=LIMIT, memory_window=window
+    )
+    assert (found.max_batch_size, found.reason) == (answer.batch_size, answer.reason)
+    assert probes.runs == list(answer.memory_bytes)
+    assert {p.purpose for p in found.probes} == {"search"}
+
+
+def test_other_sizes_come_between_the_first_and_the_last_run_of_the_answer():
+    probes = ComputedProbes()
+    found = probe(probes)
+    mixed = [p.batch_size for p in found.probes if p.purpose == "mixed sizes"]
+    assert mixed[-1] == found.max_batch_size
+    assert found.max_batch_size // 2 in mixed
+    assert all(p.peak_memory_bytes is not None for p in found.probes)
+
+
+def test_an_answer_that_a_fresh_process_refutes_is_looked_for_again():
+    probes = ComputedProbes(fresh=lambda size, run: 1.08)
+    found = probe(probes)
+    first = next(p.batch_size for p in found.probes if p.purpose == "fresh process")
+    assert found.max_batch_size < first
+    assert found.peak_memory_bytes <= 0.9 * LIMIT
+    last = [p for p in found.probes if p.batch_size == found.max_batch_size]
+    assert {"fresh process", "mixed sizes"} <= {p.purpose for p in last}
+
+
+def test_an_answer_that_runs_out_after_other_sizes_is_too_large():
+    first = probe(ComputedProbes()).max_batch_size
+    probes = ComputedProbes(fresh=lambda size, run: 2.0 if size == first and run == 3 else 1.0)
+    found = probe(probes)
+    assert found.max_batch_size < first
+    out = [p for p in found.probes if p.outcome == "out_of_memory"]
+    assert [(p.batch_size, p.purpose, p.peak_memory_bytes) for p in out] == [
+        (first, "mixed sizes", None)
+    ]
+    assert (found.requested_block_bytes, found.free_bytes) == (400, 500)
+    assert found.largest_free_block_bytes == 300
+
+
+def test_what_is_refuted_again_and_again_says_so():
+    # Each size takes more the later it is first run afresh: no answer is ever confirmed.
+    grown = {}
+
+    def fresh(size, run):
+        return grown.setdefault(size, 1.1 + 0.3 * len(grown))
+
+    found = probe(ComputedProbes(fresh=fresh))
+    assert any("refuted" in note for note in found.notes)
+    assert found.max_batch_size in {p.batch_size for p in found.probes}
+
+
+def test_what_a_confirmation_raises_into_the_window_lies_in_it():
+    probes = ComputedProbes(fresh=lambda size, run: 1.05, examples=685)
+    found = probe(probes)
+    assert (found.max_batch_size, found.reason) == (685, "reached the data set")
+    assert found.peak_memory_bytes >= 0.8 * LIMIT
+    assert found.in_window
+
+
+def test_without_a_fresh_process_the_answer_still_runs_after_other_sizes():
+    found = probe(ComputedProbes(renewable=False))
+    assert {p.purpose for p in found.probes} == {"search", "mixed sizes"}
+
+
+def test_outcomes_tell_the_window_from_the_limit():
+    probes = ComputedProbes()
+    probes.fixed, probes.each = 0, 1900
+    found = probe(probes)  # 4 take 7600, 5 take 9500.
+    assert found.max_batch_size == 4
+    assert not found.in_window
+    assert "one example is 19 % of memory" in found.reason
+    outcomes = {p.batch_size: p.outcome for p in found.probes}
+    assert outcomes[4] == "fits"
+    assert outcomes[5] == "above_window"
+
+
+@pytest.mark.parametrize(
+    ("examples", "cap", "size", "name"),
+    [
+        (100, None, 100, "the data set"),
+        (None, 77, 77, "`max_batch_size`"),
+        (100, 77, 77, "`max_batch_size`"),
+        (77, 100, 77, "the data set"),
+        (2, None, 2, "the data set"),
+        (None, 1, 1, "`max_batch_size`"),
+    ],
+)
+def test_the_smaller_bound_ends_the_search_and_is_named(examples, cap, size, name):
+    probes = ComputedProbes(examples=examples)
+    found = probe(probes, max_batch_size=cap)
+    assert (found.max_batch_size, found.reason) == (size, f"reached {name}")
+    assert max(probes.runs) == size
+    assert not found.in_window
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 300, 699])
+def test_data_that_end_early_end_the_search(rows):
+    probes = ComputedProbes(rows=rows)
+    found = probe(probes)
+    assert (found.max_batch_size, found.reason) == (rows, "reached the data set")
+    assert set(probes.runs) >= {rows}
+    assert max(p.batch_size for p in found.probes) == rows
+
+
+def test_each_probe_is_told_when_it_has_run():
+    told = []
+    found = probe(ComputedProbes(), on_probe=told.append)
+    assert tuple(told) == found.probes
+
+
+@pytest.mark.parametrize(("each", "needed"), [(8500, 9500), (20_000, None)])
+def test_one_example_that_does_not_fit_names_the_bytes(each, needed):
+    probes = ComputedProbes()
+    probes.each = each
+    with pytest.raises(OutOfMemoryError, match="One example does not fit") as caught:
+        probe(probes)
+    assert (caught.value.needed_bytes, caught.value.limit_bytes) == (needed, LIMIT)
+    assert "90 B" in str(caught.value)
+    assert ("9.28 KiB" in str(caught.value)) == (needed is not None)
+
+
+def test_a_limit_below_the_weights_names_both_and_runs_nothing():
+    probes = ComputedProbes(variables_bytes=12_345_678)
+    with pytest.raises(InputError, match=r"9.77 KiB.*11.8 MiB"):
+        probe(probes)
+    assert probes.runs == []
+
+
+def test_one_example_of_data_is_too_few():
+    with pytest.raises(InputError, match="second size"):
+        probe(ComputedProbes(examples=1))

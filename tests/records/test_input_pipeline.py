@@ -1,0 +1,99 @@
+import dataclasses
+
+import pytest
+from input_profile_factory import make_profile, make_rate, make_remedy
+
+from kbatch.records.input_pipeline import CostRecord, InputPipelineProfile, RateRecord
+from kbatch.records.json_files import RecordError
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        make_profile(),
+        make_profile(remedies=(), untried=(), timeline=(), notes=()),
+        make_profile(smaller_size=None, smaller_step=None),
+        make_profile(costs=(CostRecord("slicing", (1e-4, 2e-4)),), source="arrays"),
+        make_profile(pipeline=800, step=2400, together=780, wait_share=None),
+    ],
+)
+def test_a_profile_is_the_same_after_a_round_trip(profile, tmp_path):
+    profile.save(tmp_path / "a" / "input.json")
+    assert InputPipelineProfile.load(tmp_path / "a" / "input.json") == profile
+
+
+def test_a_file_of_something_else_is_named(tmp_path):
+    path = tmp_path / "input.json"
+    path.write_text('{"kbatch_schema": 1, "kind": "Study", "record": {}}')
+    with pytest.raises(RecordError, match=r"input\.json holds a Study"):
+        InputPipelineProfile.load(path)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "step", "verdict"),
+    [
+        (800, 2400, "input-bound"),
+        (2400, 800, "compute-bound"),
+        (1000, 1010, "undetermined"),
+    ],
+)
+def test_the_verdict_follows_from_the_rates(pipeline, step, verdict):
+    profile = make_profile(pipeline=pipeline, step=step)
+    assert profile.verdict == verdict
+    assert profile.ratio.value == pytest.approx(pipeline / step)
+    assert profile.serial < profile.overlapped == pytest.approx(min(pipeline, step))
+
+
+def test_rates_shares_and_the_crossing_are_derived():
+    profile = make_profile()
+    assert profile.pipeline.samples_per_second.value == pytest.approx(800)
+    assert profile.wait_share == pytest.approx(0.66)
+    assert profile.pipeline.busy_cores == pytest.approx(1.5)
+    # t = a + b B through 64/2400 at 64 and 16/1200 at 16; the pipeline needs 1/800 an example.
+    slope = (64 / 2400 - 16 / 1200) / 48
+    expected = (16 / 1200 - 16 * slope) / (1 / 800 - slope)
+    assert profile.crossing.batch_size == pytest.approx(expected)
+    assert profile.crossing.slower_above == "pipeline"
+    assert make_profile(smaller_size=None, smaller_step=None).crossing is None
+
+
+def test_remedies_come_best_first_with_paired_gains():
+    assert [r.name for r in make_profile().best_first] == ["cache", "parallel map", "prefetch"]
+    gain = make_remedy(gain=1.9).gain
+    assert gain.value == pytest.approx(1.9)
+    assert (gain.interval.low, gain.interval.high) == pytest.approx((1.9, 1.9))
+
+
+def test_what_was_not_measured_is_none():
+    rate = RateRecord((), ())
+    assert (rate.samples_per_second, rate.wait_share, rate.busy_cores) == (None, None, None)
+    empty = make_profile(pipeline=1, step=1)
+    empty = dataclasses.replace(
+        empty, pipeline=rate, step=rate, together=rate, smaller_step=rate, remedies=()
+    )
+    assert (empty.verdict, empty.ratio, empty.crossing) == ("undetermined", None, None)
+    assert (empty.overlapped, empty.serial) == (None, None)
+
+
+def test_rounds_that_do_not_match_are_refused():
+    with pytest.raises(ValueError, match="one value a round"):
+        RateRecord((1, 2), (1.0,))
+    with pytest.raises(ValueError, match="one value a round"):
+        RateRecord((1, 2), (1.0, 1.0), cpu_s=(1.0,))
+    with pytest.raises(ValueError, match="same rounds"):
+        dataclasses.replace(make_profile(), step=make_rate(2400, rounds=4))
+    with pytest.raises(ValueError, match="`source` must be"):
+        make_profile(source="files")
+
+
+def test_the_table_has_a_row_for_each_contender_and_round():
+    profile = make_profile()
+    table = profile.to_dataframe()
+    assert list(table.columns) == [
+        *("contender", "round", "examples", "duration_s", "samples_per_second", "wait_s", "cpu_s")
+    ]
+    assert len(table) == 5 * (4 + 2 * len(profile.remedies))
+    step = table[table.contender == "step"]
+    assert list(step.samples_per_second) == list(profile.step.rates)
+    assert step.wait_s.isna().all()
+    assert (table[table.contender == "together"].wait_s > 0).all()

@@ -1,0 +1,72 @@
+import math
+
+import pytest
+from records_factory import make_epochs, make_execution, make_trial
+
+from kbatch.records.target import COST_NAMES, Target, cost_to_target
+from kbatch.records.trial import Objective
+
+RISING = (0.2, 0.5, 0.4, 0.9)
+
+
+def epochs(values=RISING):
+    return make_epochs(values, examples=100, updates=7, train_s=0.5)
+
+
+def naive(target, values):
+    """Epochs up to the first that meets the target, counted one by one."""
+    for number, value in enumerate(values, start=1):
+        if (target.direction == "max" and value >= target.value) or (
+            target.direction == "min" and value <= target.value
+        ):
+            return number
+    return None
+
+
+@pytest.mark.parametrize("direction", ["max", "min"])
+@pytest.mark.parametrize("value", [0.1, 0.2, 0.45, 0.5, 0.9, 0.95])
+def test_the_cost_is_that_of_the_epochs_up_to_the_first_that_meets_it(direction, value):
+    target = Target("val_accuracy", value, direction)
+    count, cost = naive(target, RISING), cost_to_target(target, epochs())
+    if count is None:
+        assert cost is None
+    else:
+        assert cost == (pytest.approx(0.5 * count), 7 * count, 100 * count)
+
+
+def test_a_harder_target_never_costs_less():
+    costs = [cost_to_target(Target("val_accuracy", v / 100, "max"), epochs()) for v in range(101)]
+    updates = [math.inf if cost is None else cost.updates for cost in costs]
+    assert updates == sorted(updates)
+    assert updates[-1] == math.inf
+
+
+def test_what_is_missing_or_not_finite_meets_no_target():
+    target = Target("val_auc", 0.0, "max")
+    assert cost_to_target(target, epochs()) is None
+    assert not target.is_met(None)
+    assert not target.is_met(math.nan)
+    assert cost_to_target(Target("val_accuracy", 0.5, "max"), ()) is None
+
+
+def executed(*runs, value=0.5):
+    target = Target("val_accuracy", value, "max")
+    return make_trial(
+        64,
+        *(make_execution(64, epochs=epochs(run), target=target) for run in runs),
+        objective=Objective("updates_to_target", "min"),
+    )
+
+
+def test_a_trial_has_the_mean_cost_of_its_executions():
+    trial = executed((0.5,), (0.1, 0.6), (0.1, 0.2, 0.5))
+    assert trial.cost("updates_to_target") == pytest.approx(14)
+    assert trial.objective_value == pytest.approx(14)
+    assert trial.objective_interval.low < 14 < trial.objective_interval.high
+
+
+def test_a_trial_has_no_cost_where_an_execution_never_met_the_target():
+    trial = executed((0.5,), (0.1, 0.2), (0.6,))
+    assert trial.status == "completed"
+    assert all(trial.cost(name) is None for name in COST_NAMES)
+    assert trial.objective_value is None

@@ -1,0 +1,91 @@
+import dataclasses
+
+import pytest
+from input_profile_factory import make_profile, make_rate, make_remedy
+
+from kbatch.records.input_pipeline import CostRecord, RateRecord
+from kbatch.reporting.input_text import input_lines
+
+
+def text(profile):
+    return "\n".join(input_lines(profile))
+
+
+def test_the_verdict_comes_first_with_its_evidence():
+    lines = input_lines(make_profile())
+    assert lines[0].startswith("input-bound: training waits for data; a larger batch cannot help")
+    assert lines[1].startswith("Pipeline alone: 800 samples/s (7")
+    assert lines[2].startswith("Train step alone, batch size 64: 2,400 samples/s (2,3")
+    assert "66 % of each step is spent waiting" in lines[3]
+    assert lines[-1] == "Note: 5 of 9 rounds were made."
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"pipeline": 2400, "step": 800, "wait_share": 0.02}, "the pipeline keeps up with the"),
+        ({"pipeline": 2400, "step": 800, "wait_share": 0.3}, "not done beside the step"),
+        ({"pipeline": 1000, "step": 1000}, "as fast as each other within 5 %"),
+        ({"pipeline": 800, "step": 2400, "together": 400}, "want the same cores"),
+        ({"pipeline": 800, "step": 2400}, "side by side it would be 800, one after the other 600"),
+    ],
+)
+def test_what_the_rates_mean_is_said(changed, words):
+    assert words in text(make_profile(**changed))
+
+
+def test_an_interval_around_one_and_too_few_rounds_ask_for_more():
+    uneven = RateRecord((100,) * 4, (0.1, 0.2, 0.1, 0.25))
+    profile = dataclasses.replace(
+        make_profile(), pipeline=uneven, step=make_rate(700, rounds=4), together=uneven
+    )
+    profile = dataclasses.replace(profile, smaller_size=None, smaller_step=None)
+    assert profile.verdict == "undetermined"
+    assert "too near 1 to tell" in text(profile)
+    few = [make_rate(700, rounds=2)] * 3
+    profile = dataclasses.replace(
+        profile, **dict(zip(("pipeline", "step", "together"), few, strict=True))
+    )
+    assert "too few rounds" in text(profile)
+
+
+@pytest.mark.parametrize(
+    ("smaller", "pipeline", "words"),
+    [
+        (1200, 800, "Up to about batch size 9 (9 to 9) the step is the slower, above it"),
+        (2400, 800, "The pipeline is the slower one at every batch size."),
+        (1200, 9000, "keeps up at every batch size"),
+        (640, 12000, "(far from the sizes 16 and 64 that were measured)"),
+    ],
+)
+def test_the_crossing_is_put_in_words(smaller, pipeline, words):
+    assert words in text(make_profile(pipeline=pipeline, smaller_step=make_rate(smaller)))
+
+
+def test_remedies_stand_best_first_and_only_clear_gains_are_claimed():
+    remedies = (
+        make_remedy("prefetch", 1.0),
+        make_remedy("any order", 0.7),
+        make_remedy("parallel map", 1.9, condition="the function is called from several threads"),
+        make_remedy("cache", 2.5),
+    )
+    found = text(make_profile(remedies=remedies)).splitlines()
+    start = next(i for i, line in enumerate(found) if line.startswith("Tried one at a time"))
+    tried = found[start + 1 : start + 6]
+    assert [line.split()[0] for line in tried] == ["2.50x", "1.90x", "mind:", "1.00x", "0.700x"]
+    assert [line.endswith("(no clear gain)") for line in tried] == [False] * 3 + [True] * 2
+    assert "code of cache" in tried[0]
+    assert "Not measured:\n  code of any order  (no parallel stage)" in text(make_profile())
+    assert "Tried" not in text(make_profile(remedies=()))
+
+
+def test_processor_gpu_and_costs_are_told_where_they_were_measured():
+    assert "of 16 cores: pipeline 1.5, step 1.5 and together 1.5" in text(make_profile())
+    silent = make_rate(800, cores=None)
+    none = make_profile()
+    none = dataclasses.replace(none, pipeline=silent, step=silent, together=silent)
+    assert "Kept busy" not in text(none)
+    busy = dataclasses.replace(make_rate(800), gpu_busy_share=(0.5,) * 5)
+    assert "GPU busy: step 50 %." in text(dataclasses.replace(make_profile(), step=busy))
+    costs = (CostRecord("slicing rows in order", (1e-3, 1.1e-3, 0.9e-3)),)
+    assert "Slicing rows in order: 1.00 ms a batch (0.7" in text(make_profile(costs=costs))

@@ -1,0 +1,172 @@
+import types
+
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbatch.training.borrowed_step import borrowed_step, first_rows, held_on_device, rows_of
+from kbatch.training.errors import InputError
+
+
+def network(policy="float32", **changed):
+    """Everything that keeps state: dropout, moving statistics, Adam, metrics, a loss scale."""
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Dense(16),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5),
+            layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    keras.config.set_dtype_policy(before)
+    arguments = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    model.compile("adam", **(arguments | changed))
+    return model
+
+
+def state(model):
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [keras.ops.convert_to_numpy(v) for v in variables]
+
+
+def assert_same(one, other):
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def measure(model, batch, steps=5):
+    with borrowed_step(model, batch) as step:
+        for _ in range(steps):
+            step(batch)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_measured_model_trains_on_as_if_it_had_not_been_measured(policy, trained):
+    x, y = models.rows(32)
+    histories = []
+    for measured in (True, False):
+        model = network(policy)
+        if trained:
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        if measured:
+            measure(model, (tf.constant(x[:8]), tf.constant(y[:8])))
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        histories.append((history.history, state(model)))
+    assert histories[0][0] == histories[1][0]
+    assert_same(histories[0][1], histories[1][1])
+
+
+def test_the_step_is_a_real_train_step():
+    model = network()
+    x, y = models.rows(8)
+    twin = network()
+    twin.train_on_batch(x, y)
+    with borrowed_step(model, (x, y)) as step:
+        step((tf.constant(x), tf.constant(y)))
+        np.testing.assert_allclose(
+            keras.ops.convert_to_numpy(model.weights[0]),
+            keras.ops.convert_to_numpy(twin.weights[0]),
+            rtol=1e-6,
+        )
+        assert int(model.optimizer.iterations) == 1
+
+
+def test_restoring_in_between_starts_every_block_from_the_same_state():
+    model = network()
+    batch = tuple(map(tf.constant, models.rows(8)))
+    with borrowed_step(model, batch) as step:
+        before = state(model)[: len(model.variables) + len(model.optimizer.variables)]
+        step(batch)
+        assert int(model.optimizer.iterations) == 1
+        step.restore()
+        assert_same(state(model)[: len(before)], before)
+
+
+def test_an_error_gives_the_model_back_too():
+    model = network()
+    x, y = models.rows(16)
+    model.fit(x, y, batch_size=8, verbose=0)
+    before, function = state(model), model.train_function
+    with (
+        pytest.raises(KeyError, match="mine"),
+        borrowed_step(model, (x, y)) as step,
+    ):
+        step((tf.constant(x), tf.constant(y)))
+        raise KeyError("mine")
+    assert_same(state(model), before)
+    assert model.train_function is function
+
+
+def test_the_train_function_is_that_of_before():
+    model = network()
+    measure(model, tuple(map(tf.constant, models.rows(8))))
+    assert model.train_function is None
+    assert model.metrics_variables
+    assert all(float(v.numpy()) == 0 for v in model.metrics_variables)
+
+
+def test_several_steps_an_execution_are_one_step_here():
+    model = network(steps_per_execution=4)
+    batch = tuple(map(tf.constant, models.rows(8)))
+    with borrowed_step(model, batch) as step:
+        step(batch)
+        assert int(model.optimizer.iterations) == 1
+
+
+def test_a_model_without_weights_is_built_by_the_batch():
+    model = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    batch = tuple(map(tf.constant, models.rows(8)))
+    measure(model, batch)
+    assert model.built
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_shapes_that_were_trained_on_are_known():
+    model = network()
+    batch = tuple(map(tf.constant, models.rows(8)))
+    with borrowed_step(model, batch) as step:
+        assert not step.has_seen(batch)
+        step(batch)
+        assert step.has_seen(batch)
+        assert not step.has_seen(first_rows(batch, 3))
+
+
+def test_several_replicas_are_refused():
+    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
+    model = types.SimpleNamespace(distribute_strategy=strategy)
+    with (
+        pytest.raises(InputError, match=r"strategy\.scope\(\).*2 replicas"),
+        borrowed_step(model, None),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        tf.sparse.from_dense([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]),
+        tf.ragged.constant([[1.0], [2.0, 3.0], []]),
+        tf.constant(["a", "b", "c"]),
+    ],
+    ids=["sparse", "ragged", "text"],
+)
+def test_batches_of_every_kind_of_tensor_can_be_cut_and_held(batch):
+    assert rows_of(held_on_device(batch)) == 3
+    assert rows_of(first_rows(batch, 2)) == 2
+
+
+def test_rows_are_those_of_the_first_part_and_none_stays_none():
+    batch = ({"a": tf.zeros((5, 2)), "b": tf.constant(["x"] * 5)}, tf.zeros(5), None)
+    assert rows_of(batch) == 5
+    cut = first_rows(batch, 2)
+    assert (rows_of(cut), cut[2]) == (2, None)
+    assert rows_of(held_on_device(batch)) == 5

@@ -1,0 +1,173 @@
+import copy
+import math
+
+import keras
+import models
+import pytest
+
+import kbatch
+from kbatch.records.target import Budget
+from kbatch.training.budgets import joint_budget
+from kbatch.training.errors import InputError
+from kbatch.training.fit import TimedFit
+
+# 94 rows make three batches of 32.
+X, Y = models.rows(94)
+
+
+class FakeTime:
+    """A clock that each train step moves on by a second, and everything else by a minute."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class Ticks(keras.callbacks.Callback):
+    def __init__(self, time):
+        super().__init__()
+        self.time = time
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.time.now_s += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.time.now_s += 60
+
+
+def timed(*callbacks, batch_size=32, epochs=5, model=None, **arguments):
+    """Trains as a search does and returns the fit."""
+    fit = TimedFit(
+        model or models.mlp(),
+        batch_size=batch_size,
+        largest_batch_size=batch_size,
+        validation_batch_size=32,
+        seed=0,
+        **arguments,
+    )
+    fit(X, Y, validation_data=(X, Y), epochs=epochs, callbacks=list(callbacks), verbose=0)
+    return fit
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1, 3, 4, 7.5])
+def test_a_time_budget_counts_steps_and_leaves_out_what_lies_between(seconds):
+    time = FakeTime()
+    budget = kbatch.TimeBudget(seconds)
+    budget._now = time
+    model = models.mlp()
+    model.fit(X, Y, batch_size=32, epochs=9, callbacks=[budget, Ticks(time)], verbose=0)
+    assert int(model.optimizer.iterations) == math.ceil(seconds)
+
+
+def test_in_a_search_the_seconds_are_those_of_the_record():
+    fit = timed(kbatch.TimeBudget(0.05), epochs=10**6)
+    seconds = [epoch.train_s for epoch in fit.clock.epochs]
+    assert fit.clock.train_s == pytest.approx(sum(seconds))
+    assert fit.clock.train_s >= 0.05
+    # Without the last epoch it was not spent.
+    assert sum(seconds[:-1]) < 0.05
+    assert {"val_accuracy"} <= fit.clock.epochs[-1].metrics.keys()
+    assert fit.budget == Budget(train_s=0.05)
+
+
+@pytest.mark.parametrize("updates", [1, 3, 4, 8])
+def test_an_update_budget_is_spent_to_the_update(updates):
+    fit = timed(kbatch.UpdateBudget(updates))
+    assert fit.clock.updates == sum(epoch.updates for epoch in fit.clock.epochs) == updates
+    model = models.mlp()
+    for _ in range(2):  # Each fit begins anew where no search counts.
+        model.fit(X, Y, epochs=9, callbacks=[kbatch.UpdateBudget(updates)], verbose=0)
+    assert int(model.optimizer.iterations) == 2 * updates
+
+
+@pytest.mark.parametrize(("examples", "spent"), [(1, 32), (32, 32), (94, 94), (95, 126)])
+def test_an_example_budget_is_passed_by_less_than_a_batch(examples, spent):
+    fit = timed(kbatch.ExampleBudget(examples))
+    assert fit.clock.examples == spent
+    assert fit.budget == Budget(examples=examples)
+
+
+def test_examples_are_counted_in_a_search_only():
+    with pytest.raises(InputError, match="counted in a search"):
+        models.mlp().fit(X, Y, callbacks=[kbatch.ExampleBudget(5)], verbose=0)
+
+
+def test_the_first_of_several_budgets_ends_training():
+    fit = timed(kbatch.UpdateBudget(5), kbatch.TimeBudget(1e6), kbatch.ExampleBudget(10**6))
+    assert fit.clock.updates == 5
+    assert fit.budget == Budget(train_s=1e6, updates=5, examples=10**6)
+    with pytest.raises(InputError, match=r"one `UpdateBudget`.*Received: 2"):
+        joint_budget([kbatch.UpdateBudget(5), kbatch.UpdateBudget(6)])
+    assert joint_budget([]) is None
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        kbatch.TimeBudget(3),
+        kbatch.UpdateBudget(4),
+        kbatch.ExampleBudget(5),
+        kbatch.StopAtTarget("val_loss", 0.5),
+    ],
+    ids=lambda callback: type(callback).__name__,
+)
+def test_a_copy_has_the_same_limit_and_its_own_count(callback):
+    timed(callback, epochs=1)
+    fit = timed(copy.deepcopy(callback), epochs=1)
+    assert fit.clock.examples > 0
+    assert (fit.budget, fit.target) == (
+        getattr(callback, "budget", None),
+        getattr(callback, "target", None),
+    )
+
+
+@pytest.mark.parametrize("kind", [kbatch.TimeBudget, kbatch.UpdateBudget, kbatch.ExampleBudget])
+@pytest.mark.parametrize("value", [0, -1, None, "5", True, math.nan])
+def test_a_budget_is_a_positive_number(kind, value):
+    with pytest.raises((ValueError, TypeError), match=r"must be .*Received: \w+="):
+        kind(value)
+
+
+def test_training_stops_at_the_first_epoch_that_meets_the_target():
+    fit = timed(kbatch.StopAtTarget("loss", 100.0))
+    assert len(fit.clock.epochs) == 1
+    fit = timed(kbatch.StopAtTarget("accuracy", 1.1))
+    assert len(fit.clock.epochs) == 5
+    fit = timed(kbatch.StopAtTarget("accuracy", 0.55), epochs=300)
+    accuracies = [epoch.metrics["accuracy"] for epoch in fit.clock.epochs]
+    assert accuracies[-1] >= 0.55
+    assert all(accuracy < 0.55 for accuracy in accuracies[:-1])
+    assert len(accuracies) > 1
+
+
+@pytest.mark.parametrize(
+    ("monitor", "direction"),
+    [("val_accuracy", "max"), ("acc", "max"), ("val_loss", "min"), ("mean_absolute_error", "min")],
+)
+def test_the_name_tells_the_direction(monitor, direction):
+    assert kbatch.StopAtTarget(monitor, 0.5).target.direction == direction
+
+
+def test_what_the_name_does_not_tell_is_asked_for():
+    with pytest.raises(ValueError, match=r"`mode`.*monitor='score'"):
+        kbatch.StopAtTarget("score", 0.5)
+    assert kbatch.StopAtTarget("score", 0.5, mode="min").target.direction == "min"
+    with pytest.raises(ValueError, match="mode='up'"):
+        kbatch.StopAtTarget("val_loss", 0.5, mode="up")
+    with pytest.raises(ValueError, match="value=nan"):
+        kbatch.StopAtTarget("val_loss", math.nan)
+
+
+def test_a_metric_that_is_not_there_is_named():
+    with pytest.raises(InputError, match="val_auc"):
+        timed(kbatch.StopAtTarget("val_auc", 0.5))
+
+
+def test_a_cost_needs_one_target():
+    with pytest.raises(InputError, match="Received: 0 of them"):
+        timed(to_target=True)
+    target = kbatch.StopAtTarget("loss", 0.1)
+    with pytest.raises(InputError, match="Received: 2 of them"):
+        timed(target, target)

@@ -1,0 +1,128 @@
+"""Models that need the same memory have the same fingerprint, in any process."""
+
+import keras
+import models
+import numpy as np
+import pytest
+
+from kbatch.instruments.worker import Worker
+from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.fingerprint import model_fingerprint
+
+layers = keras.layers
+
+
+def of(policy="float32", build=models.mlp, **arguments):
+    with dtype_policy_scope(policy):
+        return model_fingerprint(build(**arguments))
+
+
+def adam(rate=1e-3, **arguments):
+    return {"optimizer": keras.optimizers.Adam(rate, **arguments)}
+
+
+def cosine(steps):
+    return adam(keras.optimizers.schedules.CosineDecay(1e-3, steps))
+
+
+def branched(names=("a", "b"), width=4):
+    inputs = {name: keras.Input((8,), name=name) for name in names}
+    parts = [layers.Dense(width)(each) for each in inputs.values()]
+    model = keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(parts)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+class Undescribed(keras.Model):
+    def __init__(self, units=3):
+        super().__init__()
+        self.dense = layers.Dense(units, activation="softmax")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def subclassed(units=3):
+    model = Undescribed(units)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model(np.zeros((1, 8), "float32"))
+    return model
+
+
+def my_loss(y, p):
+    return keras.losses.sparse_categorical_crossentropy(y, p)
+
+
+SAME = {
+    "built twice": ({}, {}),
+    "learning rate": (adam(1e-3), adam(0.5)),
+    "schedule": (cosine(100), cosine(50)),
+    "loss object": (
+        {"loss": keras.losses.SparseCategoricalCrossentropy()},
+        {"loss": keras.losses.SparseCategoricalCrossentropy()},
+    ),
+    "lambda": ({"loss": lambda y, p: my_loss(y, p)}, {"loss": lambda y, p: my_loss(y, p)}),
+}
+
+OTHER = {
+    "optimizer": (adam(), {"optimizer": "sgd"}),
+    "slots of momentum": (
+        {"optimizer": keras.optimizers.SGD()},
+        {"optimizer": keras.optimizers.SGD(momentum=0.9)},
+    ),
+    "slots of ema": (adam(), adam(use_ema=True)),
+    "slots of amsgrad": (adam(), adam(amsgrad=True)),
+    "metrics": ({}, {"metrics": ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy()]}),
+    "loss": ({}, {"loss": my_loss}),
+    "xla": ({"jit_compile": False}, {"jit_compile": True}),
+}
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("pair", SAME.values(), ids=SAME)
+def test_what_needs_the_same_memory_is_the_same(policy, pair):
+    assert of(policy, **pair[0]) == of(policy, **pair[1])
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("pair", OTHER.values(), ids=OTHER)
+def test_what_may_need_more_is_another(policy, pair):
+    assert of(policy, **pair[0]) != of(policy, **pair[1])
+
+
+def test_the_policy_and_what_is_trained_matter():
+    assert of("float32") != of("mixed_float16")
+
+    def frozen():
+        model = models.mlp()
+        model.layers[0].trainable = False
+        return model
+
+    assert of() != of(build=frozen)
+
+
+def test_names_that_keras_counts_up_do_not_matter_in_a_graph_of_layers():
+    assert of(build=branched) == of(build=branched)
+    assert of(build=branched) != of(build=branched, width=5)
+
+
+def test_a_subclass_that_does_not_describe_itself_is_told_by_its_weights():
+    assert of(build=subclassed) == of(build=subclassed)
+    assert of(build=subclassed) != of(build=subclassed, units=5)
+
+
+def test_training_does_not_change_it():
+    model = models.mlp()
+    before = model_fingerprint(model)
+    model.fit(*models.rows(16), verbose=0)
+    model.optimizer.learning_rate = 0.5
+    assert model_fingerprint(model) == before
+
+
+def test_another_process_gives_the_same():
+    def there():
+        builds = ({"loss": keras.losses.SparseCategoricalCrossentropy()}, {"loss": my_loss})
+        return [of("mixed_float16", **each) for each in builds] + [of(build=branched)]
+
+    with Worker({"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "7"}) as worker:
+        assert worker.call(there) == there()

@@ -1,0 +1,113 @@
+"""A model that was trained for a measurement is put back as it was."""
+
+import keras
+import models
+import numpy as np
+import pytest
+
+from kbatch.training.accumulation import accumulate_gradients
+from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.kept_state import KeptState, kept_state
+
+layers = keras.layers
+
+
+def with_seeds(optimizer):
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Dense(8),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5),
+            layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def everything(model):
+    variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
+    return [np.array(variable.value) for variable in variables]
+
+
+def train(model, epochs=2):
+    return model.fit(*models.rows(40), batch_size=8, epochs=epochs, verbose=0, shuffle=False)
+
+
+OPTIMIZERS = {
+    "ema": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.CosineDecay(0.1, 30), momentum=0.9
+    ),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+}
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_all_variables_are_as_before_and_training_goes_on_as_if_nothing_was(policy, optimizer):
+    with dtype_policy_scope(policy):
+        keras.utils.set_random_seed(0)
+        model = with_seeds(optimizer())
+    train(model)
+    state = KeptState(model)
+    before = everything(model)
+    first = train(model).history["loss"]
+    state.restore()
+    assert all(map(np.array_equal, everything(model), before))
+    assert train(model).history["loss"] == first
+
+
+def test_a_learning_rate_that_a_callback_set_is_put_back():
+    with dtype_policy_scope("mixed_float16"):
+        model = models.mlp()
+    with kept_state(model):
+        train(model)
+        model.optimizer.learning_rate = 7.0
+    assert float(model.optimizer.learning_rate) == pytest.approx(1e-3)
+
+
+def test_a_model_that_was_never_trained_starts_from_its_first_update():
+    keras.utils.set_random_seed(0)
+    model = with_seeds("adam")
+    with kept_state(model):
+        train(model)
+    assert int(model.optimizer.iterations) == 0
+    once = train(model).history["loss"]
+    keras.utils.set_random_seed(0)
+    assert train(with_seeds("adam")).history["loss"] == once
+
+
+def test_its_train_step_history_and_stop_are_put_back():
+    model = accumulate_gradients(models.mlp(), 4)
+    step, history = model.train_step, train(model)
+    with kept_state(model):
+        accumulate_gradients(model, 2)
+        train(model)
+        model.stop_training = True
+    assert model.train_step is step
+    assert model.history is history
+    assert not model.stop_training
+    plain = models.mlp()
+    with kept_state(plain):
+        train(accumulate_gradients(plain, 2))
+    assert "train_step" not in vars(plain)
+    assert "history" not in vars(plain)
+
+
+def test_it_is_put_back_after_an_error_too():
+    model = models.mlp()
+    train(model, epochs=1)
+    before = everything(model)
+    with pytest.raises(KeyboardInterrupt), kept_state(model):
+        train(model)
+        raise KeyboardInterrupt
+    assert all(map(np.array_equal, everything(model), before))
+
+
+def test_a_model_that_only_predicts_needs_no_optimizer():
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+    with kept_state(model):
+        model.set_weights([np.ones_like(w) for w in model.get_weights()])
+    assert not np.all(model.get_weights()[0] == 1)

@@ -1,0 +1,67 @@
+"""The meter of replicas on one of them; two are tested in a process of their own."""
+
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kbatch
+from kbatch.training.replica_meter import ReplicaMeter, replica_count
+
+
+def trained(*, batch_size=32, epochs=2, micro_batch_size=None, **compile_arguments):
+    model = models.mlp(**compile_arguments)
+    if micro_batch_size is not None:
+        kbatch.accumulate_gradients(model, micro_batch_size)
+    step = vars(model).get("train_step")
+    meter = ReplicaMeter(model)
+    # What is taken ahead of the steps must not count.
+    data = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(batch_size).prefetch(9)
+    with meter.counting():
+        model.fit(data, epochs=epochs, verbose=0, callbacks=[meter.stamp])
+    assert vars(model).get("train_step") == step
+    return model, meter
+
+
+@pytest.mark.parametrize("batch_size", [8, 32, 94])
+@pytest.mark.parametrize("micro_batch_size", [None, 5])
+@pytest.mark.parametrize("eager", [False, True])
+def test_it_counts_the_steps_and_their_rows(batch_size, micro_batch_size, eager):
+    model, meter = trained(
+        batch_size=batch_size, micro_batch_size=micro_batch_size, run_eagerly=eager
+    )
+    reading = meter.read()
+    assert reading[:3] == (2 * -(-94 // batch_size), 2 * 94, batch_size)
+    assert int(model.optimizer.iterations) == reading.batches
+    assert meter.micro_batch_size == micro_batch_size
+    assert reading.wait_s >= 0
+    assert replica_count(model) == 1
+
+
+def test_the_counts_go_on_and_the_largest_batch_begins_anew():
+    model, meter = trained()
+    with meter.counting():
+        model.fit(*models.rows(10), batch_size=4, verbose=0, callbacks=[meter.stamp])
+    assert meter.read()[:3] == (6 + 3, 188 + 10, 4)
+    model.fit(*models.rows(10), verbose=0)
+    assert meter.read()[:2] == (9, 198)
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 8])
+def test_it_changes_nothing_that_is_learned(micro_batch_size):
+    keras.utils.set_random_seed(3)
+    metered, _ = trained(epochs=1, micro_batch_size=micro_batch_size)
+    keras.utils.set_random_seed(3)
+    plain = models.mlp()
+    if micro_batch_size is not None:
+        kbatch.accumulate_gradients(plain, micro_batch_size)
+    plain.fit(*models.rows(94), batch_size=32, shuffle=False, verbose=0)
+    for mine, other in zip(metered.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6)
+
+
+def test_waiting_is_not_known_where_an_execution_has_several_steps():
+    _, meter = trained(steps_per_execution=3)
+    assert meter.read()[:3] == (6, 188, 32)
+    assert meter.read().wait_s is None

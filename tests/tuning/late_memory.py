@@ -1,0 +1,34 @@
+"""A search whose device has less memory than it was told: run as a child with a small allocator.
+
+Writes two studies into the directory of its argument: `auto` and, with what it came to, `given`.
+"""
+
+import sys
+from pathlib import Path
+
+import keras_tuner
+import memory_models
+
+import kbatch
+
+
+def run(directory: Path, name: str, sizes: tuple[int, ...], **settings):
+    hypermodel = kbatch.BatchSizeHyperModel(
+        memory_models.conv_net, sizes, dtype_policy="float32", seed=0, **settings
+    )
+    tuner = keras_tuner.GridSearch(
+        hypermodel, "val_loss", directory=directory, project_name=name, overwrite=True
+    )
+    tuner.search(
+        *memory_models.images(1024),
+        validation_data=memory_models.images(64, seed=1),
+        epochs=1,
+        verbose=0,
+    )
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    run(target, "auto", (64, 512, 1024), micro_batch_size="auto", memory_limit_bytes=260 * 2**20)
+    found = kbatch.load_study(target / "auto").trials[-1].executions[0].micro_batch_size
+    run(target, "given", (512, 1024), micro_batch_size=found)

@@ -1,0 +1,79 @@
+"""Searches under MirroredStrategy on two logical CPUs and prints what was recorded.
+
+Logical devices are made before TensorFlow's first use, so this runs in a process of its own.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+
+import keras_tuner
+import models
+import tensorflow as tf
+
+import kbatch
+
+ROWS, DELAY_S = 94, 0.2
+
+
+def slow(batch_size):
+    """Batches that each take a while to come."""
+
+    def waited(x, y):
+        return tf.numpy_function(later, [x], x.dtype), y
+
+    def later(x):
+        time.sleep(DELAY_S)
+        return x
+
+    shapes = tf.data.Dataset.from_tensor_slices(models.rows(ROWS)).batch(batch_size)
+    spec = shapes.element_spec[0].shape
+    return shapes.map(waited).map(lambda x, y: (tf.ensure_shape(x, spec), y))
+
+
+def searched(directory, name, strategy, data, micro_batch_size=4, batch_sizes=(8, 32)):
+    hypermodel = kbatch.BatchSizeHyperModel(
+        models.mlp,
+        batch_sizes,
+        micro_batch_size=micro_batch_size,
+        dtype_policy="float32",
+        validation_batch_size=8,
+        seed=0,
+    )
+    tuner = keras_tuner.GridSearch(
+        hypermodel,
+        "val_accuracy",
+        directory=directory,
+        project_name=name,
+        distribution_strategy=strategy,
+    )
+    tuner.search(*data, validation_data=models.rows(40, seed=1), epochs=2, verbose=0)
+    runs = []
+    for trial in kbatch.load_study(tuner).trials:
+        run = trial.executions[0]
+        runs.append(dataclasses.asdict(run) | {"accumulation_steps": run.accumulation_steps})
+    return runs
+
+
+def main(directory):
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    data = models.rows(ROWS)
+    results = {
+        "one": searched(directory, "one", None, data),
+        "two": searched(directory, "two", strategy, data),
+        "whole": searched(directory, "whole", strategy, data, None),
+        "slow": searched(directory, "slow", strategy, (slow,), batch_sizes=(32,)),
+        "auto": searched(directory, "auto", strategy, data, "auto", (64,)),
+    }
+    try:
+        searched(directory, "few", strategy, data, batch_sizes=(1, 8))
+    except keras_tuner.errors.FatalValueError as error:
+        results["few"] = str(error)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,347 @@
+"""micro_batch_size="auto": found once for a model, and halved where memory runs out after all."""
+
+import json
+import shutil
+import threading
+
+import keras
+import keras_tuner
+import models
+import numpy as np
+import pytest
+import searches
+import tensorflow as tf
+
+import kbatch
+
+layers = keras.layers
+LIMIT = 100 * 10**6
+FOLDER = "kbatch-micro-batches"
+
+
+class Locked:
+    """A build function that cannot be sent: its memory is measured in this process."""
+
+    def __init__(self, build=models.mlp):
+        self._lock = threading.Lock()
+        self._build = build
+
+    def __call__(self):
+        with self._lock:
+            return self._build()
+
+
+def search(directory, build=models.mlp, sizes=(8, 16, 32), *, settings=None, **arguments):
+    chosen = {"micro_batch_size": "auto"} | (settings or {})
+    if chosen["micro_batch_size"] == "auto":
+        chosen = {"memory_limit_bytes": LIMIT} | chosen
+    tuner = searches.search(directory, searches.hypermodel(build, sizes, **chosen), **arguments)
+    return kbatch.load_study(tuner)
+
+
+def files(directory):
+    return sorted((directory / "search" / FOLDER).glob("*.json"))
+
+
+def plant(source, directory, size):
+    """Makes a search in `directory` find that another one found `size`."""
+    for file in files(source):
+        content = json.loads(file.read_text())
+        probe = content["record"]["probes"][0] | {"batch_size": size}
+        content["record"] |= {"max_batch_size": size, "probes": [probe]}
+        target = directory / "search" / FOLDER / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(content))
+
+
+def same_results(study, other, trials=None):
+    for mine, theirs in zip(study.trials[:trials], other.trials[:trials], strict=True):
+        assert mine.hyperparameters == theirs.hyperparameters
+        for name, value in theirs.metrics.items():
+            if name != "samples_per_second":
+                assert mine.metrics[name] == pytest.approx(value, rel=2e-5, abs=1e-7), name
+
+
+def runs(study):
+    return [run for trial in study.trials for run in trial.executions]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("auto")
+
+
+@pytest.fixture(scope="module")
+def study(directory):
+    """Trials of three sizes under mixed_float16 with a learning rate of each size."""
+    return search(directory)
+
+
+def test_a_model_is_probed_once_whatever_its_learning_rate(study, directory):
+    first, *later = runs(study)
+    assert len({run.learning_rate for run in runs(study)}) == 3
+    assert first.micro_batch_search_s > 0
+    assert [run.micro_batch_search_s for run in later] == [0.0, 0.0]
+    (file,) = files(directory)
+    found = kbatch.MaxBatchSizeResult.load(file)
+    assert (found.max_batch_size, found.limit_bytes) == (32, LIMIT)
+    assert max(probe.batch_size for probe in found.probes) == 32
+    # One that fits at once ends the probing.
+    assert len(found.probes) == 2
+
+
+def test_what_fits_goes_through_whole_and_the_record_says_how_it_was_found(study):
+    for run in runs(study):
+        assert run.micro_batch_size == run.batch_size == run.batch_size_seen
+        assert run.status == "completed"
+        (note,) = [note for note in run.notes if "fit at once" in note]
+        assert "32 examples" in note
+    assert "found in" in runs(study)[0].notes[-1]
+    assert "from an earlier search" in runs(study)[1].notes[-1]
+
+
+def test_probing_changes_no_result(study, tmp_path):
+    same_results(study, search(tmp_path, settings={"micro_batch_size": 32}))
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """What a search with a micro-batch of 4 gives."""
+    return search(tmp_path_factory.mktemp("given"), settings={"micro_batch_size": 4})
+
+
+def test_a_search_that_goes_on_later_reads_the_file(study, directory, tmp_path, given):
+    plant(directory, tmp_path, 4)
+    later = search(tmp_path)
+    assert [run.micro_batch_size for run in runs(later)] == [4, 4, 4]
+    assert [run.micro_batch_search_s for run in runs(later)] == [0.0, 0.0, 0.0]
+    same_results(later, given)
+
+
+def test_micro_batches_are_equal_parts(study, directory, tmp_path):
+    plant(directory, tmp_path, 12)
+    assert [run.micro_batch_size for run in runs(search(tmp_path))] == [8, 8, 11]
+
+
+def test_a_damaged_file_is_measured_anew(study, directory, tmp_path):
+    plant(directory, tmp_path, 4)
+    (file,) = files(tmp_path)
+    file.write_text(file.read_text()[:100])
+    again = search(tmp_path, Locked(), (8, 32))
+    assert files(tmp_path) != []
+    assert runs(again)[0].micro_batch_search_s > 0
+    assert kbatch.MaxBatchSizeResult.load(files(tmp_path)[0]).max_batch_size == 32
+
+
+class RunsOut(keras.callbacks.Callback):
+    """Runs out of memory at a step, as often as it has lives."""
+
+    def __init__(self, file, step=2, lives=1):
+        super().__init__()
+        self.file, self.step, self.lives = file, step, lives
+
+    def on_train_batch_end(self, batch, logs=None):
+        before = len(self.file.read_text()) if self.file.exists() else 0
+        if batch == self.step and before < self.lives:
+            self.file.write_text("x" * (before + 1))
+            self.model.optimizer.learning_rate = 7.0  # As a schedule by callback would.
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+
+def with_dropout():
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Dense(16),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("build", [models.mlp, with_dropout])
+@pytest.mark.filterwarnings("ignore:Not equal to the whole batch")
+def test_late_want_of_memory_starts_the_trial_again_with_half(tmp_path, build):
+    fit = {"callbacks": [RunsOut(tmp_path / "lives", lives=2)], "epochs": 2}
+    study = search(tmp_path / "auto", Locked(build), (16,), fit=fit)
+    (run,) = runs(study)
+    assert (run.status, run.batch_size, run.batch_size_seen) == ("completed", 16, 16)
+    assert run.micro_batch_size == 4
+    notes = [note for note in run.notes if "ran out in training" in note]
+    assert ["of 16:" in notes[0], "of 8." in notes[0]] == [True, True]
+    assert ["of 8:" in notes[1], "of 4." in notes[1]] == [True, True]
+    assert run.examples_seen == 2 * 94
+    assert len(run.epochs) == 2
+    given = search(tmp_path / "given", build, (16,), settings={"micro_batch_size": 4})
+    same_results(study, given)
+
+
+def test_a_size_that_ran_out_is_not_tried_by_later_trials(tmp_path):
+    fit = {"callbacks": [RunsOut(tmp_path / "lives")]}
+    study = search(tmp_path / "auto", Locked(), (16, 32), fit=fit)
+    assert [run.micro_batch_size for run in runs(study)] == [8, 8]
+    assert "ran out of memory in training" in runs(study)[1].notes[-1]
+
+
+def test_a_size_that_ran_out_is_not_tried_when_the_search_goes_on_later(tmp_path):
+    fit = {"callbacks": [RunsOut(tmp_path / "lives")]}
+    search(tmp_path / "auto", Locked(), (16,), fit=fit)
+    shutil.copytree(tmp_path / "auto" / "search" / FOLDER, tmp_path / "later" / "search" / FOLDER)
+    (run,) = runs(search(tmp_path / "later", Locked(), (16,)))
+    assert (run.micro_batch_size, run.micro_batch_search_s) == (8, 0.0)
+
+
+def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
+    fit = {"callbacks": [RunsOut(tmp_path / "lives", step=0, lives=99)]}
+    study = search(tmp_path / "auto", Locked(), (4,), fit=fit)
+    (run,) = runs(study)
+    assert (run.status, run.micro_batch_size) == ("out_of_memory", 1)
+    assert (tmp_path / "lives").read_text() == "xxx"
+
+
+class TwoFits(keras_tuner.HyperModel):
+    """Trains in two parts, the second one with frozen layers."""
+
+    def __init__(self):
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def build(self, hp):
+        hp.Choice("units", [4, 8])
+        model = models.mlp()
+        if hp.get("units") == 4:
+            model = keras.Sequential([layers.Input((8,)), layers.Dense(3, "softmax")])
+            model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    def fit(self, hp, model, x, y, **kwargs):
+        model.fit(x[:40], y[:40], **kwargs)
+        return model.fit(x, y, **kwargs)
+
+
+def test_two_fits_in_a_trial_have_one_size_and_start_again_together(tmp_path):
+    # Its second fit only has a fifth step.
+    fit = {"callbacks": [RunsOut(tmp_path / "lives", step=4)]}
+    sizes, policy = (16,), {"dtype_policy": "float32"}
+    study = search(tmp_path / "auto", TwoFits(), sizes, fit=fit, settings=policy)
+    assert [run.micro_batch_size for run in runs(study)] == [8, 16]
+    assert len(files(tmp_path / "auto")) == 2
+    assert all(run.micro_batch_search_s > 0 for run in runs(study))
+    assert runs(study)[0].examples_seen == 2 * 40 + 2 * 94
+    given = search(tmp_path / "given", TwoFits(), sizes, settings=policy | {"micro_batch_size": 8})
+    same_results(study, given, trials=1)
+
+
+def subclassed():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3, activation="softmax", dtype="float32")
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Subclassed()
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def as_dataset():
+    return (tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(10),)
+
+
+def as_function():
+    return (lambda size: tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(size),)
+
+
+DATA = {
+    "arrays": (None, {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}),
+    "dataset": (as_dataset(), {}),
+    "function": (as_function(), {}),
+    "split": (None, {"validation_split": 0.2, "validation_data": None}),
+}
+
+
+@pytest.mark.parametrize("form", DATA.values(), ids=DATA)
+def test_every_form_of_data_gives_what_the_same_size_given_gives(tmp_path, form):
+    data, fit = form
+    sizes, policy = (16,), {"dtype_policy": "float32"}
+    arguments = {"data": data, "fit": fit}
+    study = search(tmp_path / "auto", Locked(subclassed), sizes, settings=policy, **arguments)
+    (run,) = runs(study)
+    assert (run.status, run.micro_batch_size) == ("completed", 16)
+    given = search(
+        tmp_path / "given",
+        subclassed,
+        sizes,
+        settings=policy | {"micro_batch_size": 16},
+        **arguments,
+    )
+    same_results(study, given)
+
+
+TUNERS = {
+    "hyperband": (keras_tuner.Hyperband, {"max_epochs": 4}),
+    "random": (keras_tuner.RandomSearch, {"max_trials": 2, "executions_per_trial": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", TUNERS.values(), ids=TUNERS)
+def test_trials_that_go_on_and_further_executions_do_not_probe_again(tmp_path, kind):
+    tuner, arguments = kind
+    study = search(tmp_path, Locked(), (8, 32), kind=tuner, **arguments)
+    searched = [run.micro_batch_search_s for run in runs(study)]
+    assert len(searched) >= 2
+    assert sum(seconds > 0 for seconds in searched) == 1
+    assert {run.status for run in runs(study)} == {"completed"}
+
+
+def wide():
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(300_000), layers.Dense(3)])
+    model.compile("adam", "mse")
+    return model
+
+
+def wide_data():
+    x, _ = models.rows(8)
+    return x, np.zeros((8, 3), "float32")
+
+
+WIDE = {"objective": keras_tuner.Objective("loss", "min"), "fit": {"validation_data": None}}
+
+
+def test_one_example_that_does_not_fit_fails_the_trial_with_the_bytes(tmp_path, capsys):
+    # Weights and slots take 43 MB, gradients as much as the weights.
+    settings = {"memory_limit_bytes": 52 * 2**20, "dtype_policy": "float32"}
+    study = search(tmp_path, wide, (4,), data=wide_data(), settings=settings, **WIDE)
+    (trial,) = study.trials
+    assert trial.status == "out_of_memory"
+    assert "One example does not fit" in trial.executions[0].failure
+    assert "52 MiB" in trial.executions[0].failure
+    (file,) = (tmp_path / "search").glob("trial_*/trial.json")
+    told = json.loads(file.read_text())
+    assert told["status"] == "FAILED"
+    assert "max_consecutive_failed_trials" in told["message"]
+    assert "52 MiB" in told["message"]
+
+
+def test_a_limit_below_the_weights_ends_the_search(tmp_path):
+    settings = {"memory_limit_bytes": 20 * 2**20, "dtype_policy": "float32"}
+    with pytest.raises(keras_tuner.errors.FatalValueError, match=r"20 MiB.*41.2 MiB"):
+        search(tmp_path, Locked(wide), (4,), data=wide_data(), settings=settings, **WIDE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory_limit_bytes": 5}, "memory_limit_bytes=5"),
+        ({"memory_window": (0.9, 0.1)}, "0 < low < high"),
+        ({"micro_batch_size": "most"}, "micro_batch_size='most'"),
+    ],
+)
+def test_settings_that_are_none_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        searches.hypermodel(**settings)

@@ -1,0 +1,141 @@
+"""Trials in processes of their own."""
+
+import os
+import signal
+
+import keras
+import models
+import psutil
+import pytest
+import searches
+import tensorflow as tf
+
+import kbatch
+from kbatch.tuning.isolation import IsolatedTrials
+
+
+def search(directory, hypermodel=None, **arguments):
+    hypermodel = hypermodel or searches.hypermodel(batch_sizes=(8, 32))
+    return searches.search(directory, hypermodel, kbatch.BatchSizeTuner, isolate=True, **arguments)
+
+
+class Notes(keras.callbacks.Callback):
+    """Writes the number of the process that trains."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def on_train_begin(self, logs=None):
+        with self.file.open("a") as lines:
+            lines.write(f"{os.getpid()}\n")
+
+
+def test_an_isolated_search_is_the_same_search(tmp_path, capfd):
+    fit = {"callbacks": [Notes(tmp_path / "pids")], "verbose": 1}
+    tuner = search(tmp_path, fit=fit, executions_per_trial=2)
+    here = searches.search(
+        tmp_path,
+        searches.hypermodel(batch_sizes=(8, 32)),
+        kbatch.BatchSizeTuner,
+        executions_per_trial=2,
+        project_name="here",
+    )
+    pairs = zip(kbatch.load_study(tuner).trials, kbatch.load_study(here).trials, strict=True)
+    for isolated, trial in pairs:
+        assert isolated.metrics == trial.metrics
+        assert isolated.notes == trial.notes
+    scores = [[trial.score for trial in t.oracle.ended_trials] for t in (tuner, here)]
+    assert scores[0] == scores[1]
+    first, second = (tmp_path / "pids").read_text().split()[::2]
+    assert len({first, second, str(os.getpid())}) == 3
+    assert not psutil.pid_exists(int(first))
+    assert not psutil.pid_exists(int(second))
+    assert "trial 2/2, batch    32" in capfd.readouterr().out
+    assert len(tuner.get_best_models()) == 1
+
+
+def test_what_kills_its_process_is_a_result_and_the_search_goes_on(tmp_path):
+    def build(hp):
+        if hp.get("batch_size") == 16:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return models.mlp()
+
+    class Kills(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if self.params["steps"] == 3:
+                os._exit(3)
+
+    hypermodel = searches.hypermodel(build)
+    tuner = search(tmp_path, hypermodel, fit={"callbacks": [Kills()]})
+    completed, killed, left = kbatch.load_study(tuner).trials
+    assert completed.status == "completed"
+    assert (killed.status, killed.executions[0].optimizer) == ("out_of_memory", None)
+    assert "status -9" in killed.failure
+    assert (left.status, left.executions[0].optimizer) == ("failed", "Adam")
+    assert "status 3" in left.failure
+
+
+def test_events_arrive_while_the_trial_runs(tmp_path):
+    tuner = searches.tuner(
+        tmp_path, searches.hypermodel(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
+    )
+    trial = tuner.oracle.create_trial("one")
+    fit = {"validation_data": models.rows(40, seed=1), "epochs": 2, "verbose": 0}
+    statuses = []
+
+    def show(event):
+        assert event.memory_bytes > 1e8
+        if event.epoch_ended:
+            assert {"val_accuracy", "loss"} <= event.metrics.keys()
+            statuses.append((event.share, kbatch.load_study(tuner).trials[0].status))
+
+    with IsolatedTrials(models.rows(94), fit) as isolated:
+        isolated.run(tuner, trial, show)
+    assert statuses == [(0.5, "running"), (1.0, "running")]
+    assert kbatch.load_study(tuner).trials[0].status == "completed"
+
+
+def a_dataset():
+    return tf.data.Dataset.from_tensor_slices(models.rows(94))
+
+
+def a_function(size):
+    return a_dataset().batch(size)
+
+
+def test_what_cannot_travel_is_refused_and_functions_travel(tmp_path):
+    tuner = searches.tuner(
+        tmp_path, searches.hypermodel(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
+    )
+    message = r"cannot travel .* give a function `batch_size -> tf.data.Dataset`"
+    with pytest.raises(ValueError, match=message):
+        tuner.search(a_dataset(), validation_data=models.rows(40))
+    with pytest.raises(ValueError, match=message):
+        tuner.search(a_function, validation_data=a_dataset())
+    holds = keras.callbacks.LambdaCallback()
+    holds.dataset = a_dataset()
+    with pytest.raises(ValueError, match="travel to another process"):
+        tuner.search(*models.rows(94), callbacks=[holds])
+    assert not list(tmp_path.glob("search/trial_*"))
+    with pytest.raises(ValueError, match="val_accuracy"):
+        tuner.search(a_function, verbose=0)
+    tuner.search(a_function, validation_data=models.rows(40), verbose=0)
+    assert kbatch.load_study(tuner).trials[0].status == "completed"
+
+
+@pytest.mark.slow
+def test_thirty_trials_end_within_100_mb_of_where_the_third_stood(tmp_path):
+    sizes = tuple(range(1, 31))
+    resident = []
+
+    class Measures(kbatch.BatchSizeTuner):
+        def on_trial_end(self, trial):
+            super().on_trial_end(trial)
+            resident.append(psutil.Process().memory_info().rss)
+
+    hypermodel = searches.hypermodel(batch_sizes=sizes, micro_batch_size=None)
+    tuner = searches.search(tmp_path, hypermodel, Measures, isolate=True, fit={"epochs": 1})
+    study = kbatch.load_study(tuner)
+    assert [trial.status for trial in study.trials] == ["completed"] * 30
+    assert resident[29] - resident[2] < 100e6, resident

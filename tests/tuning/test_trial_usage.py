@@ -1,0 +1,123 @@
+"""What a search records of GPUs and host, over a fake NVML and a fake list of devices."""
+
+import fake_nvml
+import keras
+import keras_tuner
+import models
+import pynvml
+import pytest
+import searches
+import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
+from tensorflow.core.framework import device_attributes_pb2
+from tensorflow.python.client import device_lib
+
+import kbatch
+from kbatch.records.usage import USAGE_METRICS
+
+
+class Metered(FakeNvml):
+    """A library whose GPU spends 5 J from one reading to the next."""
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device, energy):
+        self.gpus[0].energy_mj += 5_000
+        return super().nvmlDeviceGetTotalEnergyConsumption(device, energy)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    description = "device: 0, name: X, pci bus id: 0000:01:00.0, compute capability: 9.0"
+    gpu = device_attributes_pb2.DeviceAttributes(
+        name="/device:GPU:0", device_type="GPU", physical_device_desc=description
+    )
+    monkeypatch.setattr(device_lib, "list_local_devices", lambda config: [gpu])
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [f"{kind}:0"])
+    return fake_nvml.install(monkeypatch, Metered(FakeGpu(utilization_percent=40)))
+
+
+def run_of(study):
+    (trial,) = study.trials
+    (run,) = trial.executions
+    return run
+
+
+def metrics_of(tuner, study):
+    metrics = tuner.oracle.get_trial(study.trials[0].trial_id).metrics
+    return {name: metrics.get_history(name)[0].value[0] for name in metrics.metrics}
+
+
+def test_a_trial_holds_what_it_took_of_the_gpu(library, tmp_path):
+    tuner = searches.search(tmp_path, searches.hypermodel(batch_sizes=(16,)))
+    study = kbatch.load_study(tuner)
+    run = run_of(study)
+    (gpu,) = run.usage.gpus
+    assert (gpu.name, gpu.tensorflow_devices) == ("Fake GPU", ("GPU:0",))
+    assert gpu.energy_j == 5.0 * (run.usage.readings - 1)
+    assert run.joules_per_sample == gpu.energy_j / (2 * 94)
+    assert run.usage.duration_s >= run.total_s
+    assert 2 <= len(gpu.samples) <= 100
+    assert library.users == 0
+    metrics = metrics_of(tuner, study)
+    assert metrics["joules_per_sample"] == pytest.approx(run.joules_per_sample)
+    assert metrics["gpu_utilization"] == pytest.approx(0.4)
+    assert metrics["gpu_power_w"] == pytest.approx(300.0)
+    assert study.to_dataframe()["gpu_utilization"].tolist() == [pytest.approx(0.4)]
+    assert set(USAGE_METRICS).isdisjoint(run.reported)
+
+
+def test_without_a_driver_the_metrics_are_absent_and_the_record_says_why(monkeypatch, tmp_path):
+    fake_nvml.install(monkeypatch, None)
+    tuner = searches.search(tmp_path, searches.hypermodel(batch_sizes=(16,)))
+    study = kbatch.load_study(tuner)
+    usage = run_of(study).usage
+    assert usage.gpus is None
+    assert "There is no NVIDIA driver" in usage.unavailable
+    assert usage.cpu_cores_busy > 0
+    assert usage.resident_bytes > 10**7
+    assert set(USAGE_METRICS).isdisjoint(metrics_of(tuner, study))
+
+
+class OwnFit(keras_tuner.HyperModel):
+    """Trains twice and gives metrics of its own."""
+
+    def build(self, hp):
+        return models.mlp()
+
+    def fit(self, hp, model, *args, **kwargs):
+        model.fit(*args, **kwargs)
+        model.fit(*args, **kwargs)
+        return {"val_accuracy": 0.5, "gpu_power_w": 7.0}
+
+
+def test_a_fit_of_the_users_is_measured_whole_and_its_own_metrics_stay(library, tmp_path):
+    tuner = searches.search(tmp_path, searches.hypermodel(OwnFit(), batch_sizes=(16,)))
+    study = kbatch.load_study(tuner)
+    run = run_of(study)
+    assert run.examples_seen == 4 * 94
+    assert run.joules_per_sample == run.usage.gpu_energy_j / (4 * 94)
+    metrics = metrics_of(tuner, study)
+    assert metrics["joules_per_sample"] == pytest.approx(run.joules_per_sample)
+    assert metrics["gpu_power_w"] == 7.0
+
+
+class Breaking(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+
+
+def test_a_trial_that_fails_is_measured_up_to_there(library, tmp_path):
+    tuner = searches.search(
+        tmp_path, searches.hypermodel(batch_sizes=(16,)), fit={"callbacks": [Breaking()]}
+    )
+    run = run_of(kbatch.load_study(tuner))
+    assert run.status == "out_of_memory"
+    assert run.usage.gpu_energy_j > 0
+    assert library.users == 0
+
+
+def test_a_driver_that_cannot_be_used_ends_no_trial(monkeypatch, tmp_path):
+    fake_nvml.install(monkeypatch, FakeNvml(init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH))
+    tuner = searches.search(tmp_path, searches.hypermodel(batch_sizes=(16,)))
+    run = run_of(kbatch.load_study(tuner))
+    assert run.status == "completed"
+    assert "differ in version" in run.usage.unavailable
