@@ -3,7 +3,6 @@ import os
 import subprocess
 import sys
 
-import keras
 import pytest
 from inference_factory import make_profile
 from models import mlp
@@ -121,7 +120,3 @@ def test_it_is_a_command():
     add_inference(parser.add_subparsers())
     options = parser.parse_args(["inference", "m.keras"])
     assert (options.quantile, options.paths, options.slo) == (0.95, "compiled", None)
-
-
-def test_keras_reads_what_the_test_writes(model_file):
-    assert isinstance(keras.saving.load_model(model_file), keras.Model)
