@@ -14,6 +14,7 @@ _HOME_OF = {
     "BatchSizeTuner": "kbatch.tuning.tuner",
     "ExampleBudget": "kbatch.training.budgets",
     "GpuMonitor": "kbatch.instruments.gpu_monitor",
+    "InferenceProfile": "kbatch.records.inference",
     "InputPipelineProfile": "kbatch.records.input_pipeline",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
@@ -25,9 +26,16 @@ _HOME_OF = {
     "analysis": "kbatch.analysis",
     "find_max_batch_size": "kbatch.profiling.max_batch",
     "load_study": "kbatch.records.loading",
+    "plot_inference_memory": "kbatch.reporting.figures.inference_memory",
+    "plot_inference_noise": "kbatch.reporting.figures.inference_noise",
+    "plot_inference_operating_curve": "kbatch.reporting.figures.inference_operating_curve",
+    "plot_inference_paths": "kbatch.reporting.figures.inference_paths",
+    "plot_inference_tails": "kbatch.reporting.figures.inference_tails",
+    "plot_inference_throughput": "kbatch.reporting.figures.inference_throughput",
     "plot_input_pipeline": "kbatch.reporting.figures.input_pipeline",
     "plot_trials": "kbatch.reporting.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
+    "profile_inference": "kbatch.profiling.inference",
     "profile_input_pipeline": "kbatch.profiling.input_pipeline",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
@@ -38,6 +46,7 @@ __all__ = [
     "BatchSizeTuner",
     "ExampleBudget",
     "GpuMonitor",
+    "InferenceProfile",
     "InputPipelineProfile",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
@@ -49,9 +58,16 @@ __all__ = [
     "analysis",
     "find_max_batch_size",
     "load_study",
+    "plot_inference_memory",
+    "plot_inference_noise",
+    "plot_inference_operating_curve",
+    "plot_inference_paths",
+    "plot_inference_tails",
+    "plot_inference_throughput",
     "plot_input_pipeline",
     "plot_trials",
     "powers_of_two",
+    "profile_inference",
     "profile_input_pipeline",
     "scale_learning_rate",
     "write_report",
@@ -62,12 +78,20 @@ if TYPE_CHECKING:
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
     from kbatch.instruments.gpu_monitor import GpuMonitor
+    from kbatch.profiling.inference import profile_inference
     from kbatch.profiling.input_pipeline import profile_input_pipeline
     from kbatch.profiling.max_batch import find_max_batch_size
+    from kbatch.records.inference import InferenceProfile
     from kbatch.records.input_pipeline import InputPipelineProfile
     from kbatch.records.loading import load_study
     from kbatch.records.max_batch import MaxBatchSizeResult
     from kbatch.records.study import Study
+    from kbatch.reporting.figures.inference_memory import plot_inference_memory
+    from kbatch.reporting.figures.inference_noise import plot_inference_noise
+    from kbatch.reporting.figures.inference_operating_curve import plot_inference_operating_curve
+    from kbatch.reporting.figures.inference_paths import plot_inference_paths
+    from kbatch.reporting.figures.inference_tails import plot_inference_tails
+    from kbatch.reporting.figures.inference_throughput import plot_inference_throughput
     from kbatch.reporting.figures.input_pipeline import plot_input_pipeline
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report

@@ -9,6 +9,7 @@ from kbatch.commands.demo import add_demo
 from kbatch.commands.distribute import add_distribute
 from kbatch.commands.doctor import add_doctor
 from kbatch.commands.export import add_export
+from kbatch.commands.inference import add_inference
 from kbatch.commands.input import add_input
 from kbatch.commands.max_batch import add_max_batch
 from kbatch.commands.plot import add_plot
@@ -19,6 +20,7 @@ _COMMANDS = (
     add_demo,
     add_doctor,
     add_max_batch,
+    add_inference,
     add_input,
     add_distribute,
     add_report,

@@ -15,6 +15,11 @@ sys.exit(f"imported: {{heavy}}" if heavy else 0)
 """
 HOST = '"tensorflow", "keras", "keras_tuner"'
 DRAWING = '"numpy", "pandas", "matplotlib", "jinja2", "rich"'
+PROFILE = (
+    "import kbatch; from inference_factory import make_profile; profile = make_profile();"
+    "path = Path(sys.argv[1]) / 'p.json'; profile.save(path);"
+    "profile = kbatch.InferenceProfile.load(path); profile.batch_for(latency_ms=5);"
+)
 STUDY = "import kbatch; from records_factory import make_study; study = make_study();"
 
 
@@ -36,6 +41,8 @@ def run(work, heavy, folder):
         ),
         (f"{STUDY} kbatch.plot_trials(study)", f'{HOST}, "pandas"'),
         (f"{STUDY} kbatch.write_report(study, sys.argv[1] + '/r.html')", HOST),
+        (f"{PROFILE} profile.knee", f'{HOST}, "pandas", "matplotlib"'),
+        (f"{PROFILE} kbatch.plot_inference_throughput(profile)", f'{HOST}, "pandas"'),
         (f"{STUDY} kbatch.write_report(study, sys.argv[1] + '/r.md')", HOST),
         ("import kbatch; kbatch.powers_of_two(1, 8); kbatch.scale_learning_rate", HOST),
     ],

@@ -42,7 +42,9 @@ def is_batched(spec: Any, model: keras.Model) -> bool:
 
 def _inputs(model: keras.Model) -> Any:
     """Gives the model's inputs in the structure it was made with, None if it has none yet."""
-    return getattr(model, "_inputs_struct", None) or getattr(model, "inputs", None)
+    # A single symbolic tensor has no truth value.
+    structure = getattr(model, "_inputs_struct", None)
+    return getattr(model, "inputs", None) if structure is None else structure
 
 
 def _paired(features: Any, inputs: Any) -> list[tuple[Any, tuple[int | None, ...]]] | None:
@@ -51,7 +53,8 @@ def _paired(features: Any, inputs: Any) -> list[tuple[Any, tuple[int | None, ...
         if not inputs.keys() <= features.keys():
             return None
         features, inputs = [features[name] for name in inputs], list(inputs.values())
-    parts, tensors = keras.tree.flatten(features), keras.tree.flatten(inputs or [])
+    parts = keras.tree.flatten(features)
+    tensors = [] if inputs is None else keras.tree.flatten(inputs)
     known = all(part.shape.rank is not None for part in parts)
     if not tensors or not known or len(parts) != len(tensors):
         return None

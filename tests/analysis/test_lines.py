@@ -40,6 +40,19 @@ def test_without_outliers_it_is_weighted_least_squares():
     np.testing.assert_allclose(line.covariance, covariance, rtol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_with_outliers_it_solves_hubers_equations(seed):
+    x = np.repeat(SIZES, 3)
+    y = (A + B * x) * np.exp(0.03 * np.random.default_rng(seed).standard_t(2, size=len(x)))
+    line = fit_line(x, y)
+    unit = np.array([np.median(y[x == place]) for place in x])
+    residuals = (y - line.intercept - line.slope * x) / unit
+    limit = 2 * np.median(np.abs(residuals)) / 0.67449 * np.sqrt(len(x) / (len(x) - 2))
+    psi = np.clip(residuals, -limit, limit)
+    assert np.any(psi != residuals)
+    np.testing.assert_allclose([psi @ (1 / unit), psi @ (x / unit / 256)], 0, atol=1e-3)
+
+
 @pytest.mark.parametrize(("x_unit", "y_unit"), [(1e3, 1.0), (1.0, 1e-6), (1e-4, 1e9)])
 def test_units_pass_through(x_unit, y_unit):
     x = np.repeat(SIZES, 3)

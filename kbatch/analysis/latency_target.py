@@ -1,0 +1,106 @@
+"""The largest batch size that keeps to a latency target: a guess from a fit, checked by calls.
+
+A fit knows the latency of a typical call well and that of a slow one less well. So its guess is
+called afresh, and what the calls show scales the fit for the next guess: upwards where they had
+room, downwards where they had not.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kbatch.analysis.quantile_bounds import calls_for_quantile, quantile_upper_bound
+
+# A guess keeps this far below the target: half the time a guess at it would fail.
+_AIM = 0.92
+_MOST_CHECKS = 6
+# With this share of the target in use, a larger size would gain little.
+_IN_USE = 0.80
+# A check makes up to so many times the calls that the quantile needs.
+_MOST_LOOKS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetTry:
+    """A batch size that was called afresh.
+
+    Attributes:
+        batch_size: Examples in the batch.
+        latencies_s: Seconds of each call.
+        keeps: Whether the upper 95 % bound of the quantile keeps to the target.
+    """
+
+    batch_size: int
+    latencies_s: tuple[float, ...]
+    keeps: bool
+
+
+def search_latency_target(
+    call: Callable[[int, int], Sequence[float]],
+    guess: Callable[[float], int | None],
+    *,
+    target_s: float,
+    quantile: float,
+    largest: int,
+    more_time: Callable[[], bool] = lambda: True,
+) -> tuple[TargetTry, ...]:
+    """Looks for the largest batch size whose calls keep to a target.
+
+    Args:
+        call: Calls a batch size so many times and gives the seconds of each.
+        guess: Gives the largest batch size of at most a latency (in seconds) by a fit, None where
+            there is none.
+        target_s: The target, in seconds.
+        quantile: Share of the calls that has to keep to it, in (0, 1).
+        largest: Largest size to try, in examples.
+        more_time: Tells whether another size may be tried; the first always is.
+
+    Returns:
+        All tries, in order. The answer is `best_try` of them.
+    """
+    tries: list[TargetTry] = []
+    low, high = 0, largest + 1
+    share = _AIM  # What the fit is asked for, as a share of the target.
+    size = min(guess(share * target_s) or 1, largest)
+    while True:
+        found = _try(call, size, target_s, quantile)
+        tries.append(found)
+        low, high = (size, high) if found.keeps else (low, size)
+        use = float(np.quantile(found.latencies_s, quantile)) / target_s
+        if len(tries) == _MOST_CHECKS or not more_time() or (found.keeps and use > _IN_USE):
+            return tuple(tries)
+        # The bound may exceed the target where the quantile itself does not.
+        share *= _AIM / (use if found.keeps else max(use, 1.0))
+        size = min(guess(share * target_s) or 1, high - 1)
+        if size <= low:
+            return tuple(tries)
+
+
+def best_try(tries: Sequence[TargetTry]) -> TargetTry | None:
+    """Gives the largest size that kept to the target, None if none did."""
+    return max((one for one in tries if one.keeps), key=lambda one: one.batch_size, default=None)
+
+
+def _try(
+    call: Callable[[int, int], Sequence[float]], size: int, target_s: float, quantile: float
+) -> TargetTry:
+    """Calls a size until its quantile surely keeps to the target or no longer can."""
+    needed = calls_for_quantile(quantile)
+    most = _MOST_LOOKS * needed
+    allowed = _allowed_above(most, quantile)
+    latencies_s: list[float] = []
+    while len(latencies_s) < most:
+        latencies_s += call(size, needed)
+        bound_s = quantile_upper_bound(latencies_s, quantile=quantile).value
+        if bound_s is not None and bound_s <= target_s:
+            return TargetTry(size, tuple(latencies_s), True)
+        if sum(latency_s > target_s for latency_s in latencies_s) > allowed:
+            break
+    return TargetTry(size, tuple(latencies_s), False)
+
+
+def _allowed_above(calls: int, quantile: float) -> int:
+    """Counts how many of the calls may lie above an upper bound of the quantile."""
+    rank = quantile_upper_bound(range(calls), quantile=quantile).value
+    return 0 if rank is None else calls - 1 - int(rank)

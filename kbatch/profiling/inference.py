@@ -1,0 +1,286 @@
+"""How batch size affects a model's latency, throughput and memory when it predicts."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
+from kbatch.analysis.quantile_bounds import calls_for_quantile
+from kbatch.instruments.environment import read_environment
+from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
+from kbatch.profiling.inference_memory import MemoryPass, measure_memory
+from kbatch.profiling.inference_paths import CallPath, call_paths_of
+from kbatch.profiling.inference_sweep import InferenceSweep, Setting, SweepPlan
+from kbatch.profiling.inference_target import check_reachable, verify_target
+from kbatch.profiling.inference_variants import (
+    NoVariant,
+    check_variants,
+    output_change,
+    outputs_of,
+    variant,
+)
+from kbatch.profiling.timing_rounds import TimingPlan, WarmUp
+from kbatch.records.inference import InferenceProfile, check_target
+from kbatch.records.inference_measurements import BULK_PATH, MemoryRecord, OutputChange
+from kbatch.reporting.number_text import memory_text, readable
+from kbatch.training.errors import InputError
+
+_LARGEST_DEFAULT = 4096
+# Share of the time budget for the rounds where an answer is verified afterwards.
+_SHARE_BEFORE_CHECKS = 0.6
+# Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
+# calls verify the answer.
+_STEP_WITH_TARGET = 3
+_ROUNDS_WITH_TARGET = 10
+
+Progress = Callable[[str], None]
+
+
+def profile_inference(
+    model: keras.Model,
+    x: Any = None,
+    *,
+    batch_sizes: Iterable[int] | None = None,
+    call_paths: "str | Callable[..., Any] | Iterable[Any]" = ("compiled",),
+    dtype_policies: "str | Iterable[str] | None" = None,
+    latency_slo_ms: float | None = None,
+    quantile: float = 0.95,
+    time_budget_s: float = 60.0,
+    measure_memory: bool = True,
+    memory_limit_bytes: int | None = None,
+    bulk_examples: int = 256,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> InferenceProfile:
+    """Measures latency, throughput and memory of predictions by batch size.
+
+    Batch sizes, call paths and policies take turns in shuffled rounds, so that a machine that
+    drifts slows all alike, and the first call of each is kept apart. A setting has been timed
+    enough when its 95 % interval is within 5 % of the median and the calls that the quantile needs
+    were made, or 30 rounds later. Memory is measured before, in a worker process that may die of
+    it, and a batch that is expected to need over 80 % of it is not run.
+
+    Example:
+
+    >>> profile = kbatch.profile_inference(model, x, latency_slo_ms=20)
+    >>> profile.batch_for(latency_ms=20).batch_size, profile.knee.batch_size
+
+    Args:
+        model: A Keras model, compiled or not. It stays as it is.
+        x: Inputs: arrays of shape (examples, ...), nested as the model takes them, or a
+            `tf.data.Dataset`; up to 64 rows are used, repeated into batches. None for random
+            inputs of the model's input shapes.
+        batch_sizes: Sizes in ascending order. None for powers of two as far as memory and time
+            allow, up to 4096. None with a target is the quickest way to an answer: powers of eight
+            up to the target, and fewer rounds; give sizes for a fuller picture.
+        call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
+            "predict_on_batch", "call" (eager), "predict" (all of `bulk_examples`, in batches),
+            "saved_model" (exported and loaded), or a function of a batch. The first one answers
+            questions unless another is selected.
+        dtype_policies: Policies under which copies of the model run, with the same weights in
+            every layer, or "int8" for Keras's quantisation. None for the model as it is.
+        latency_slo_ms: A latency target in milliseconds. The largest batch that keeps to it is
+            looked for and verified by fresh calls, on the first call path and policy.
+        quantile: Share of the calls that has to keep to a target, in (0, 1).
+        time_budget_s: Seconds for timing; the memory of each policy may take as long again.
+        measure_memory: Whether to measure memory. Without, nothing guards against a batch that
+            needs too much.
+        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on
+            a CPU half of what the host and its control group leave.
+        bulk_examples: Examples of a bulk call of "predict", one batch at least.
+        seed: Seed of the order within rounds.
+        on_progress: Receives lines that tell what happens.
+
+    Returns:
+        The profile.
+
+    Raises:
+        InputError: If the data, sizes, paths or policies cannot be used, not even the weights fit,
+            or no policy can be had; it says what to give.
+        TargetTooLow: If the target is below the latency of one example; it says what can be
+            reached.
+        TypeError: If `model` is no Keras model or a size no integer.
+        ValueError: If a size is not positive or a probability not in (0, 1).
+    """
+    request = _checked(
+        model, batch_sizes, call_paths, latency_slo_ms, quantile, time_budget_s, bulk_examples
+    )
+    say = on_progress or (lambda line: None)
+    inputs = _ready(model, x)
+    models, changes, notes = _variants(model, inputs, dtype_policies)
+    memory = MemoryPass((), 0, ())
+    if measure_memory:
+        memory = _memory(models, inputs, request, memory_limit_bytes, say)
+    with InferenceSweep(models, request.paths, inputs, request.plan, seed=seed) as sweep:
+        first = (request.paths[0].name, next(iter(models)))
+        _warm_up(sweep, memory, request, first, say)
+        twin = sweep.run(lambda number, live: say(f"round {number}: {live} settings go on"))
+        profile = InferenceProfile(
+            model_name=model.name,
+            quantile=quantile,
+            timings=sweep.records(),
+            memory=memory.records,
+            memory_limit_bytes=memory.limit_bytes or None,
+            output_changes=changes,
+            twin=twin,
+            notes=_unique(inputs.note, *notes, *memory.notes),
+            environment=read_environment(),
+        )
+        if latency_slo_ms is None:
+            return profile
+        return verify_target(profile, sweep, latency_slo_ms, quantile, time_budget_s, say)
+
+
+class _Request(NamedTuple):
+    paths: tuple[CallPath, ...]
+    plan: SweepPlan
+    target_ms: float | None
+    quantile: float
+    time_budget_s: float
+
+
+def _checked(
+    model: Any,
+    batch_sizes: Iterable[int] | None,
+    call_paths: Any,
+    target_ms: float | None,
+    quantile: float,
+    time_budget_s: float,
+    bulk_examples: int,
+) -> _Request:
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model: build or load it first "
+            f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
+        )
+    paths = call_paths_of(call_paths)
+    if target_ms is not None:
+        check_target(target_ms, quantile)
+        if paths[0].name == BULK_PATH:
+            raise InputError(
+                "A latency target is for batches that come one by one: name another call path "
+                f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={target_ms}."
+            )
+    if not 0 < time_budget_s < math.inf:
+        raise InputError(
+            "`time_budget_s` must be positive, in seconds. "
+            f"Received: time_budget_s={time_budget_s!r}."
+        )
+    chosen = batch_sizes is not None
+    sizes = check_batch_sizes(batch_sizes) if chosen else powers_of_two(1, _LARGEST_DEFAULT)
+    quick = not chosen and target_ms is not None
+    if quick:
+        sizes = sizes[::_STEP_WITH_TARGET]
+    bulk = check_size(bulk_examples, "bulk_examples")
+    share = 1.0 if target_ms is None else _SHARE_BEFORE_CHECKS
+    timing = TimingPlan(
+        time_budget_s=share * time_budget_s, needed_calls=calls_for_quantile(quantile)
+    )
+    if quick:
+        timing = dataclasses.replace(timing, rounds_beyond=_ROUNDS_WITH_TARGET)
+    end_above_s = None if target_ms is None else target_ms / 1000
+    plan = SweepPlan(sizes, chosen, end_above_s, bulk, timing)
+    return _Request(paths, plan, target_ms, quantile, time_budget_s)
+
+
+def _ready(model: keras.Model, x: Any) -> InferenceInputs:
+    inputs = inference_inputs(model, x)
+    if not model.built or not getattr(model, "inputs", None):
+        outputs_of(model, inputs.batch(1))  # A subclass has its weights after a first call.
+    return inputs
+
+
+def _variants(
+    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any
+) -> tuple[dict[str, Any], tuple[OutputChange, ...], list[str]]:
+    own = model.dtype_policy.name
+    names = (own,) if dtype_policies is None else check_variants(dtype_policies)
+    models: dict[str, Any] = {}
+    notes: list[str] = []
+    for name in names:
+        try:
+            models[name] = variant(model, name)
+        except NoVariant as reason:
+            notes.append(f"Not measured under {name}: {reason}")
+    if not models:
+        raise InputError(
+            "The model can be had under none of the policies: leave `dtype_policies` out to "
+            f"measure it as it is. {' '.join(notes)} Received: dtype_policies={names}."
+        )
+    if set(models) == {"float32"}:
+        return models, (), notes
+    try:
+        reference = variant(model, "float32")
+    except NoVariant as reason:
+        return models, (), [*notes, f"Outputs are not compared with float32: {reason}"]
+    rows, count = inputs.rows, len(keras.tree.flatten(inputs.rows)[0])
+    expected = outputs_of(reference, rows)
+    changes = tuple(
+        output_change(outputs_of(one, rows), expected, name, examples=count)
+        for name, one in models.items()
+        if name != "float32"
+    )
+    return models, changes, notes
+
+
+def _memory(
+    models: dict[str, Any],
+    inputs: InferenceInputs,
+    request: _Request,
+    memory_limit_bytes: int | None,
+    say: Progress,
+) -> MemoryPass:
+    say("measuring memory in a worker process")
+    passes = [
+        measure_memory(
+            model,
+            inputs,
+            request.plan.batch_sizes,
+            dtype_policy=policy,
+            memory_limit_bytes=memory_limit_bytes,
+            time_budget_s=request.time_budget_s,
+            on_probe=functools.partial(_say_memory, say),
+        )
+        for policy, model in models.items()
+    ]
+    records = tuple(record for one in passes for record in one.records)
+    notes = tuple(note for one in passes for note in one.notes)
+    return MemoryPass(records, passes[0].limit_bytes, notes)
+
+
+def _warm_up(
+    sweep: InferenceSweep,
+    memory: MemoryPass,
+    request: _Request,
+    first: tuple[str, str],
+    say: Progress,
+) -> None:
+    def on_setting(setting: Setting, warm_up: WarmUp | None) -> None:
+        name = f"{setting.call_path} under {setting.dtype_policy}, batch {setting.batch_size}"
+        if warm_up is None:
+            say(f"{name}: out of memory")
+            return
+        say(f"{name}: {readable(1000 * warm_up.call_s)} ms after warming up")
+        smallest = setting.batch_size == request.plan.batch_sizes[0]
+        if request.target_ms is not None and smallest and setting[:2] == first:
+            check_reachable(sweep, setting, request.target_ms, request.quantile)
+
+    by_size = {(record.dtype_policy, record.batch_size): record for record in memory.records}
+    sweep.warm_up(by_size, on_setting)
+
+
+def _say_memory(say: Progress, record: MemoryRecord) -> None:
+    if record.peak_bytes is not None:
+        say(f"batch {record.batch_size}: {memory_text(record.peak_bytes)}")
+    else:
+        words = record.reason or "out of memory"
+        say(f"batch {record.batch_size}: {words}")
+
+
+def _unique(*notes: str | None) -> tuple[str, ...]:
+    kept: Sequence[str] = [note for note in notes if note]
+    return tuple(dict.fromkeys(kept))

@@ -1,0 +1,160 @@
+"""The ways to call a model, each as a function of a batch that waits for the outputs.
+
+A call returns when its outputs lie in the host's memory as NumPy arrays: a GPU's work is done
+then, and not merely begun.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.profiling.inference_inputs import InferenceInputs
+from kbatch.records.inference_measurements import BULK_PATH
+from kbatch.training.errors import InputError
+
+Call = Callable[[], Any]
+
+
+class CallPath(NamedTuple):
+    """A way to call a model.
+
+    Attributes:
+        name: Its name.
+        open: Gives, for a model, its inputs and the examples of a bulk call, a context with a
+            function of the batch size that prepares a call.
+    """
+
+    name: str
+    open: Callable[
+        [Any, InferenceInputs, int], contextlib.AbstractContextManager[Callable[[int], Call]]
+    ]
+
+    def examples_per_call(self, batch_size: int, bulk_examples: int) -> int:
+        """Tells how many examples one call has: a bulk call has a batch at least."""
+        return max(bulk_examples, batch_size) if self.name == BULK_PATH else batch_size
+
+
+def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[CallPath, ...]:
+    """Gives call paths for their names and for functions of a batch.
+
+    Raises:
+        InputError: If one is neither, none is given, or two have one name.
+    """
+    listed = (given,) if isinstance(given, str) or callable(given) else tuple(given)
+    paths = tuple(_path_of(one) for one in listed)
+    names = [path.name for path in paths]
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            "`call_paths` must be at least one way to call the model, each once: "
+            f"{', '.join(_PATHS)} or a function of a batch. Received: call_paths={names}."
+        )
+    return paths
+
+
+def fetched(outputs: Any) -> Any:
+    """Waits for outputs and gives them as nested NumPy arrays."""
+    return keras.tree.map_structure(np.asarray, outputs)
+
+
+def _path_of(given: Any) -> CallPath:
+    if callable(given):
+        name = getattr(given, "__name__", type(given).__name__)
+        return CallPath(name, _user_path(given))
+    if not isinstance(given, str) or given not in _PATHS:
+        raise InputError(
+            f"`call_paths` may hold {', '.join(_PATHS)} and functions of a batch. "
+            f"Received: call_paths with {given!r}."
+        )
+    return CallPath(given, _PATHS[given])
+
+
+def _user_path(function: Callable[..., Any]) -> Any:
+    @contextlib.contextmanager
+    def open_path(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
+        def prepare(batch_size: int) -> Call:
+            batch = inputs.batch(batch_size)
+            return lambda: fetched(function(batch))
+
+        yield prepare
+
+    return open_path
+
+
+@contextlib.contextmanager
+def _compiled(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
+    yield _on_tensors(_function(model, inputs, jit_compile=False), inputs)
+
+
+@contextlib.contextmanager
+def _xla(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
+    yield _on_tensors(_function(model, inputs, jit_compile=True), inputs)
+
+
+@contextlib.contextmanager
+def _eager(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
+    yield _on_tensors(lambda batch: model(batch, training=False), inputs)
+
+
+@contextlib.contextmanager
+def _predict_on_batch(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
+    def prepare(batch_size: int) -> Call:
+        batch = inputs.batch(batch_size)
+        return lambda: fetched(model.predict_on_batch(batch))
+
+    yield prepare
+
+
+@contextlib.contextmanager
+def _predict(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
+    def prepare(batch_size: int) -> Call:
+        rows = inputs.batch(max(bulk_examples, batch_size))
+        return lambda: model.predict(rows, batch_size=batch_size, verbose=0)
+
+    yield prepare
+
+
+@contextlib.contextmanager
+def _saved_model(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
+    with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:
+        path = str(Path(folder) / "model")
+        model.export(path, format="tf_saved_model", verbose=False)
+        loaded: Any = tf.saved_model.load(path)
+        yield _on_tensors(loaded.serve, inputs)
+
+
+_PATHS = {
+    "compiled": _compiled,
+    "xla": _xla,
+    "predict_on_batch": _predict_on_batch,
+    "call": _eager,
+    BULK_PATH: _predict,
+    "saved_model": _saved_model,
+}
+
+
+def _function(model: Any, inputs: InferenceInputs, *, jit_compile: bool) -> Callable[[Any], Any]:
+    signature = keras.tree.map_structure(
+        lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), inputs.rows
+    )
+
+    @tf.function(input_signature=[signature], jit_compile=jit_compile)
+    def serve(batch: Any) -> Any:
+        return model(batch, training=False)
+
+    return serve
+
+
+def _on_tensors(function: Callable[[Any], Any], inputs: InferenceInputs) -> Callable[[int], Call]:
+    """Prepares calls whose inputs lie on the device already."""
+
+    def prepare(batch_size: int) -> Call:
+        batch = keras.tree.map_structure(tf.constant, inputs.batch(batch_size))
+        return lambda: fetched(function(batch))
+
+    return prepare

@@ -1,0 +1,265 @@
+"""The sweep over batch sizes: all call paths and policies timed in the same rounds."""
+
+import contextlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kbatch.instruments.failures import failure_status, failure_text
+from kbatch.profiling.inference_copy import measure_copy_s
+from kbatch.profiling.inference_inputs import InferenceInputs
+from kbatch.profiling.inference_paths import CallPath
+from kbatch.profiling.timing_rounds import Block, TimingPlan, TimingRounds, WarmUp
+from kbatch.records.inference_measurements import MemoryRecord, TimingRecord, TwinRecord
+
+# Share of the time after which no more settings are warmed up: the rest is for the rounds.
+_SHARE_TO_WARM_UP = 0.5
+_BEYOND_TARGET = "batches beyond the latency target"
+# Single calls that a record keeps of each block.
+_KEPT_CALLS = 64
+
+Prepare = Callable[[int], Callable[[], Any]]
+
+
+class Setting(NamedTuple):
+    """What is timed: a call path under a policy at a batch size.
+
+    Attributes:
+        call_path: Name of the call path.
+        dtype_policy: Name of the policy.
+        batch_size: Examples in a batch.
+        twin: Whether it is the second of two that are alike.
+    """
+
+    call_path: str
+    dtype_policy: str
+    batch_size: int
+    twin: bool = False
+
+
+class SweepPlan(NamedTuple):
+    """What to sweep.
+
+    Attributes:
+        batch_sizes: Sizes in ascending order.
+        chosen: Whether a person chose them; if not, sizes too slow for the time are left out.
+        end_above_s: A time of a batch that ends the sweep; None for none. What takes longer is not
+            timed, unless fewer than two sizes would be.
+        bulk_examples: Examples of a bulk call.
+        timing: When a setting has been timed enough.
+    """
+
+    batch_sizes: tuple[int, ...]
+    chosen: bool
+    end_above_s: float | None
+    bulk_examples: int
+    timing: TimingPlan
+
+
+class InferenceSweep:
+    """Call paths of models that are open for timing.
+
+    Args:
+        models: The model under each policy.
+        paths: The call paths.
+        inputs: Their inputs.
+        plan: What to sweep.
+        seed: Seed of the order within rounds.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Any],
+        paths: Sequence[CallPath],
+        inputs: InferenceInputs,
+        plan: SweepPlan,
+        *,
+        seed: int,
+    ):
+        self.rounds: TimingRounds[Setting] = TimingRounds(
+            plan.timing, seed=seed, is_result=_of_memory
+        )
+        self._plan = plan
+        self._inputs = inputs
+        self._paths = {path.name: path for path in paths}
+        self._models = models
+        self._prepare: dict[tuple[str, str], Prepare] = {}
+        self._not_run: dict[Setting, str] = {}
+        self._copies_s: dict[int, float | None] = {}
+        self._largest: dict[tuple[str, str], int] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "InferenceSweep":
+        try:
+            for policy, model in self._models.items():
+                for path in self._paths.values():
+                    opened = path.open(model, self._inputs, self._plan.bulk_examples)
+                    self._prepare[path.name, policy] = self._stack.enter_context(opened)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def warm_up(
+        self,
+        memory: Mapping[tuple[str, int], MemoryRecord],
+        on_setting: Callable[[Setting, WarmUp | None], None],
+    ) -> None:
+        """Warms all settings up, small sizes first.
+
+        The first series comes before the others: it answers questions, whatever the time leaves
+        to those.
+
+        Args:
+            memory: The memory of each policy and size, as far as it was measured.
+            on_setting: Receives each setting with its warm-up, None where memory ran out.
+        """
+        ended: dict[tuple[str, str], str] = {}
+        for setting in self._in_order():
+            probe = memory.get((setting.dtype_policy, setting.batch_size))
+            reason = ended.get(setting[:2]) or self._reason_not_to_run(probe)
+            if reason is not None:
+                self._not_run[setting] = reason
+                continue
+            warm_up = self.admit(setting)
+            if warm_up is not None:
+                self._largest[setting[:2]] = setting.batch_size
+            on_setting(setting, warm_up)
+            end = self._reason_to_end(setting, warm_up)
+            if end is not None:
+                ended[setting[:2]] = end
+            if end == _BEYOND_TARGET and self._sizes_timed(setting) > 2:
+                self.rounds.withdraw(setting)
+                self._not_run[setting] = end
+
+    def admit(self, setting: Setting) -> WarmUp | None:
+        """Warms one setting up and lets it take part; None where memory ran out."""
+        prepare = self._prepare[setting.call_path, setting.dtype_policy]
+        size = setting.batch_size
+        if size not in self._copies_s:
+            self._copies_s[size] = measure_copy_s(self._inputs.batch(size))
+        return self.rounds.admit(setting, prepare(size))
+
+    def largest_run(self, call_path: str, dtype_policy: str) -> int:
+        """Gives the largest size that was warmed up, whether it was timed or not."""
+        return self._largest[call_path, dtype_policy]
+
+    def run(self, on_round: Callable[[int, int], None]) -> TwinRecord | None:
+        """Times all settings in rounds, one of them twice.
+
+        Args:
+            on_round: Receives the number of the round and how many settings go on.
+
+        Returns:
+            What differed between the two, None where nothing was timed.
+        """
+        settings = list(self.rounds.warm_ups)
+        if not settings:
+            return None
+        first = settings[0]
+        alike = [s for s in settings if s[:2] == first[:2]]
+        one = alike[len(alike) // 2]
+        twin = one._replace(twin=True)
+        self.admit(twin)
+        self.rounds.run(on_round)
+        pairs = _paired(self.rounds.blocks[one], self.rounds.blocks.get(twin, []))
+        return TwinRecord(one.call_path, one.dtype_policy, one.batch_size, pairs)
+
+    def records(self) -> tuple[TimingRecord, ...]:
+        """Gives what was timed of each series and size."""
+        return tuple(
+            self._record(Setting(path, policy, size))
+            for path, policy in self._prepare
+            for size in self._plan.batch_sizes
+        )
+
+    def _in_order(self) -> list[Setting]:
+        first, *others = self._prepare
+        sizes = self._plan.batch_sizes
+        return [
+            *(Setting(*first, size) for size in sizes),
+            *(Setting(*series, size) for size in sizes for series in others),
+        ]
+
+    def _reason_not_to_run(self, memory: MemoryRecord | None) -> str | None:
+        if memory is not None and memory.outcome == "out_of_memory":
+            return "memory ran out when it was probed"
+        if memory is not None and memory.guarded:
+            return memory.reason
+        if self.rounds.spent_s >= _SHARE_TO_WARM_UP * self._plan.timing.time_budget_s:
+            return "half of the time budget was spent on warming up smaller sizes"
+        return None
+
+    def _reason_to_end(self, setting: Setting, warm_up: WarmUp | None) -> str | None:
+        if warm_up is None:
+            return f"memory ran out at batch size {setting.batch_size}"
+        if self._plan.chosen:
+            return None
+        size, end_s = setting.batch_size, self._plan.end_above_s
+        batch_s = warm_up.call_s * size / self._examples(setting)
+        if end_s is not None and batch_s > end_s:
+            return _BEYOND_TARGET
+        # Twice the size takes up to twice as long, and so do all smaller ones together.
+        timing = self._plan.timing
+        rest_s = timing.time_budget_s - self.rounds.spent_s
+        if 4 * batch_s * timing.needed_calls * len(self._prepare) > rest_s:
+            return "too slow for the time budget"
+        return None
+
+    def _sizes_timed(self, setting: Setting) -> int:
+        return sum(other[:2] == setting[:2] for other in self.rounds.warm_ups)
+
+    def _examples(self, setting: Setting) -> int:
+        path = self._paths[setting.call_path]
+        return path.examples_per_call(setting.batch_size, self._plan.bulk_examples)
+
+    def _record(self, setting: Setting) -> TimingRecord:
+        path, policy, size = setting[:3]
+        failure = self.rounds.failures.get(setting)
+        blocks = self.rounds.blocks.get(setting, [])
+        if failure is not None:
+            return TimingRecord(path, policy, size, "out_of_memory", failure_text(failure))
+        if not blocks:
+            reason = self._not_run.get(setting, "the time budget was spent")
+            return TimingRecord(path, policy, size, "not_run", reason)
+        warm_up = self.rounds.warm_ups[setting]
+        return TimingRecord(
+            path,
+            policy,
+            size,
+            "measured",
+            examples_per_call=self._examples(setting),
+            first_call_s=warm_up.first_call_s,
+            warm_up_calls=len(warm_up.later_calls_s),
+            calls=sum(len(block.durations_s) for block in blocks),
+            block_rounds=tuple(block.round for block in blocks),
+            block_medians_s=tuple(_median(block) for block in blocks),
+            latencies_s=tuple(s for block in blocks for s in _picked(block.durations_s)),
+            copy_s=self._copies_s[size],
+        )
+
+
+def _of_memory(error: Exception) -> bool:
+    return failure_status(error) == "out_of_memory"
+
+
+def _median(block: Block) -> float:
+    return round(statistics.median(block.durations_s), 9)
+
+
+def _picked(durations_s: Sequence[float]) -> list[float]:
+    """Picks calls at even distances: neither the fast nor the slow ones are preferred."""
+    count = min(_KEPT_CALLS, len(durations_s))
+    index = np.linspace(0, len(durations_s) - 1, count).round().astype(int)
+    return [round(durations_s[i], 9) for i in index]
+
+
+def _paired(one: Sequence[Block], other: Sequence[Block]) -> tuple[float, ...]:
+    others = {block.round: block for block in other}
+    both = [(block, others[block.round]) for block in one if block.round in others]
+    return tuple(float(np.log(_median(a) / _median(b))) for a, b in both)

@@ -1,0 +1,113 @@
+"""The largest batch within a latency target, verified by fresh calls."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+
+from kbatch.analysis.latency import Latency
+from kbatch.analysis.latency_batches import batch_size_within
+from kbatch.analysis.latency_target import TargetTry, best_try, search_latency_target
+from kbatch.profiling.inference_sweep import InferenceSweep, Setting
+from kbatch.records.inference import InferenceProfile, TargetTooLow
+from kbatch.records.inference_measurements import TargetCheck, TimingRecord
+
+# Calls that tell whether one batch is far above a target.
+_FEW_CALLS = 10
+
+
+def check_reachable(
+    sweep: InferenceSweep, setting: Setting, target_ms: float, quantile: float
+) -> None:
+    """Checks that the smallest batch is not far above a target, before all is measured.
+
+    Raises:
+        TargetTooLow: If half of a few calls take longer than the target.
+    """
+    median_ms = 1000 * statistics.median(sweep.rounds.fresh_calls(setting, _FEW_CALLS))
+    if median_ms > target_ms:
+        raise TargetTooLow(target_ms, quantile, setting.batch_size, median_ms)
+
+
+def verify_target(
+    profile: InferenceProfile,
+    sweep: InferenceSweep,
+    target_ms: float,
+    quantile: float,
+    time_budget_s: float,
+    say: Callable[[str], None],
+) -> InferenceProfile:
+    """Looks for the largest batch within a target and adds the checks to the profile.
+
+    Args:
+        profile: What the sweep measured.
+        sweep: The same sweep, still open.
+        target_ms: The target, in milliseconds.
+        quantile: Share of the calls that has to keep to it.
+        time_budget_s: Seconds since the sweep's start after which no size is begun.
+        say: Receives a line for each size.
+    """
+    path, policy = profile.series[0]
+    measured = [
+        t for t in profile.timings if t.measured and (t.call_path, t.dtype_policy) == (path, policy)
+    ]
+    if not measured:
+        return _with_note(profile, "The latency target was not looked for: nothing was timed.")
+
+    def call(batch_size: int, calls: int) -> Sequence[float]:
+        setting = Setting(path, policy, batch_size)
+        if setting not in sweep.rounds.warm_ups and sweep.admit(setting) is None:
+            return [float("inf")] * calls  # Memory ran out: no target is kept to.
+        latencies_s = sweep.rounds.fresh_calls(setting, calls)
+        say(f"checked batch {batch_size}: {1000 * max(latencies_s):.3g} ms at most")
+        return latencies_s
+
+    tries = search_latency_target(
+        call,
+        _guess(profile, quantile) if len(measured) > 1 else _in_proportion(measured[0]),
+        target_s=target_ms / 1000,
+        quantile=quantile,
+        largest=sweep.largest_run(path, policy),
+        more_time=lambda: sweep.rounds.spent_s < time_budget_s,
+    )
+    best = best_try(tries)
+    checks = tuple(
+        TargetCheck(path, policy, t.batch_size, target_ms, quantile, t.latencies_s, t is best)
+        for t in tries
+    )
+    found = dataclasses.replace(profile, checks=checks)
+    return found if best is not None else _with_note(found, _none_kept(tries, target_ms, quantile))
+
+
+def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int | None]:
+    """Gives the fit of the quantile, or of the medians where calls are too few for it."""
+    try:
+        latency: Latency = profile.latency_quantile(quantile)
+    except ValueError:  # Too few calls at some sizes; fresh calls tell about the tail.
+        latency = profile.latency
+
+    def guess(latency_s: float) -> int | None:
+        longest_s, largest = float(latency.curve.latencies_s[-1]), latency.curve.batch_sizes[-1]
+        if not latency.follows_line and latency_s > longest_s:
+            # The curve ends here; on a plateau the time grows with the size.
+            return int(largest * latency_s / longest_s)
+        return batch_size_within(latency, latency_s=latency_s).batch_size
+
+    return guess
+
+
+def _in_proportion(timing: TimingRecord) -> Callable[[float], int | None]:
+    """Guesses from one measured size alone, as if the time grew with the size."""
+    rate = timing.samples_per_second or 1.0
+    return lambda latency_s: max(1, int(rate * latency_s))
+
+
+def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) -> str:
+    sizes = ", ".join(str(one.batch_size) for one in tries)
+    return (
+        f"No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile. "
+        f"Checked: {sizes}."
+    )
+
+
+def _with_note(profile: InferenceProfile, note: str) -> InferenceProfile:
+    return dataclasses.replace(profile, notes=(*profile.notes, note))

@@ -1,0 +1,253 @@
+"""Timing in rounds: all contenders take turns, so that a drifting machine slows all alike."""
+
+import contextlib
+import dataclasses
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+from kbatch.analysis.median_interval import FEWEST_VALUES, median_interval
+
+# Two calls in a row that differ by less than this share agree.
+_AGREEMENT = 0.1
+_MOST_WARM_UP_CALLS = 12
+# Long calls need no more than two of them to be warm.
+_LONG_WARM_UP_S = 1.0
+
+Key = TypeVar("Key", bound=Hashable)
+Call = Callable[[], object]
+Clock = Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class TimingPlan:
+    """When a contender has been timed enough.
+
+    Attributes:
+        time_budget_s: Seconds after which no block is begun, once each contender had one.
+        needed_calls: Calls that the asked quantile needs.
+        block_s: Least seconds that a contender runs in a round.
+        precision: Share of the median over the rounds to which its 95 % interval shall reach, to
+            each side.
+        rounds_beyond: Most rounds after the needed calls were made.
+    """
+
+    time_budget_s: float = 60.0
+    needed_calls: int = 59
+    block_s: float = 0.05
+    precision: float = 0.05
+    rounds_beyond: int = 30
+
+
+class WarmUp(NamedTuple):
+    """The calls before the first that counts.
+
+    Attributes:
+        first_call_s: Seconds of the first call, with tracing and compiling.
+        later_calls_s: Seconds of each later one; the last two agree, or there are many.
+    """
+
+    first_call_s: float
+    later_calls_s: tuple[float, ...]
+
+    @property
+    def call_s(self) -> float:
+        """Seconds that an undisturbed call takes about."""
+        return min(self.later_calls_s)
+
+
+class Block(NamedTuple):
+    """One turn of a contender.
+
+    Attributes:
+        round: Number of the round, from 0.
+        durations_s: Seconds of each call.
+    """
+
+    round: int
+    durations_s: tuple[float, ...]
+
+
+class TimingRounds(Generic[Key]):
+    """Contenders that are timed in turns.
+
+    Example:
+
+    >>> rounds = TimingRounds(TimingPlan(), seed=0)
+    >>> for batch_size in (1, 2, 4):
+    ...     rounds.admit(batch_size, functools.partial(model, x[:batch_size]))
+    >>> rounds.run()
+    >>> rounds.blocks[4]
+
+    Args:
+        plan: When a contender has been timed enough.
+        seed: Seed of the order within rounds.
+        clock: Tells seconds.
+        is_result: Tells which errors of a call are a result, such as want of memory: the
+            contender leaves, and the others go on.
+
+    Attributes:
+        blocks: The turns of each contender, in order.
+        warm_ups: The calls before them.
+        failures: The errors that were results.
+    """
+
+    def __init__(
+        self,
+        plan: TimingPlan,
+        *,
+        seed: int,
+        clock: Clock = time.perf_counter,
+        is_result: Callable[[Exception], bool] = lambda error: False,
+    ):
+        self.blocks: dict[Key, list[Block]] = {}
+        self.warm_ups: dict[Key, WarmUp] = {}
+        self.failures: dict[Key, Exception] = {}
+        self._is_result = is_result
+        self._plan = plan
+        self._clock = clock
+        self._started_s = clock()
+        self._order = random.Random(seed)
+        self._calls: dict[Key, Call] = {}
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the start, warming up included."""
+        return self._clock() - self._started_s
+
+    def admit(self, key: Key, call: Call) -> WarmUp | None:
+        """Warms a contender up and lets it take part.
+
+        Returns:
+            Its warm-up; None where its error is a result, and it takes no part.
+
+        Raises:
+            Exception: Any other error of the call.
+        """
+        try:
+            warm_up = warm_up_calls(call, clock=self._clock)
+        except Exception as error:
+            self._keep_if_result(key, error)
+            return None
+        self.warm_ups[key], self.blocks[key], self._calls[key] = warm_up, [], call
+        return warm_up
+
+    def withdraw(self, key: Key) -> WarmUp:
+        """Takes a contender out that was warmed up and is not to be timed."""
+        del self._calls[key], self.blocks[key]
+        return self.warm_ups.pop(key)
+
+    def run(self, on_round: Callable[[int, int], None] | None = None) -> None:
+        """Times all contenders until each has been timed enough.
+
+        Args:
+            on_round: Receives the number of the round that has ended, and how many contenders go
+                on.
+        """
+        live = list(self._calls)
+        number = 0
+        while live:
+            for key in self._order.sample(live, len(live)):
+                if number > 0 and self.spent_s >= self._plan.time_budget_s:
+                    return
+                self._take_turn(key, number)
+            live = [
+                key
+                for key in live
+                if key not in self.failures and not timed_enough(self.blocks[key], self._plan)
+            ]
+            number += 1
+            if on_round is not None:
+                on_round(number, len(live))
+
+    def fresh_calls(self, key: Key, calls: int) -> tuple[float, ...]:
+        """Times as many calls of one contender in a row, in seconds each."""
+        with collection_off():
+            return self._timed(self._calls[key], least_calls=calls, least_s=0.0)
+
+    def _take_turn(self, key: Key, number: int) -> None:
+        try:
+            with collection_off():
+                durations_s = self._timed(
+                    self._calls[key], least_calls=1, least_s=self._plan.block_s
+                )
+        except Exception as error:
+            self._keep_if_result(key, error)
+        else:
+            self.blocks[key].append(Block(number, durations_s))
+
+    def _keep_if_result(self, key: Key, error: Exception) -> None:
+        if not self._is_result(error):
+            raise error
+        self.failures[key] = error
+
+    def _timed(self, call: Call, *, least_calls: int, least_s: float) -> tuple[float, ...]:
+        durations_s: list[float] = []
+        clock = self._clock
+        began_s = before_s = clock()
+        while len(durations_s) < least_calls or before_s - began_s < least_s:
+            call()
+            now_s = clock()
+            durations_s.append(now_s - before_s)
+            before_s = now_s
+        return tuple(durations_s)
+
+
+def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter) -> WarmUp:
+    """Calls a contender until two calls in a row agree."""
+    durations_s: list[float] = []
+    while len(durations_s) < 3 or not _agree(*durations_s[-2:]):
+        began_s = clock()
+        call()
+        durations_s.append(clock() - began_s)
+        if len(durations_s) > _MOST_WARM_UP_CALLS:
+            break
+        if len(durations_s) > 2 and sum(durations_s[1:]) > _LONG_WARM_UP_S:
+            break
+    return WarmUp(durations_s[0], tuple(durations_s[1:]))
+
+
+def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
+    """Tells whether a contender may leave.
+
+    It may with the needed calls and the precision, or many rounds after the needed calls.
+    """
+    with_calls = rounds_with_calls(blocks, plan.needed_calls)
+    if with_calls is None or len(blocks) < FEWEST_VALUES:
+        return False
+    if len(blocks) >= with_calls + plan.rounds_beyond:
+        return True
+    medians_s = [statistics.median(block.durations_s) for block in blocks]
+    interval = median_interval(medians_s)
+    if interval is None:
+        return False
+    return interval.high - interval.low <= 2 * plan.precision * statistics.median(medians_s)
+
+
+def rounds_with_calls(blocks: list[Block], calls: int) -> int | None:
+    """Counts the rounds until as many calls were made, None where they were not."""
+    made = 0
+    for count, block in enumerate(blocks, start=1):
+        made += len(block.durations_s)
+        if made >= calls:
+            return count
+    return None
+
+
+@contextlib.contextmanager
+def collection_off() -> Iterator[None]:
+    """Keeps Python's garbage collection out of what is timed."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _agree(one_s: float, other_s: float) -> bool:
+    return abs(one_s - other_s) <= _AGREEMENT * max(one_s, other_s)

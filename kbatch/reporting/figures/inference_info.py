@@ -1,0 +1,163 @@
+"""What the figures of an inference profile show, computed before anything is drawn."""
+
+from typing import NamedTuple
+
+from kbatch.records.inference import InferenceAnswer, InferenceProfile
+from kbatch.records.inference_measurements import TimingRecord
+from kbatch.reporting.number_text import counted, listed, percent, readable
+
+BATCH_LABEL = "Batch size (examples per call)"
+
+
+class TimedPoint(NamedTuple):
+    """One batch size of a series.
+
+    Attributes:
+        batch_size: Examples in a batch.
+        time_ms: Time of a batch, in milliseconds.
+        low_ms: Lower end of its 95 % interval, None if it has none.
+        high_ms: Upper end, likewise.
+    """
+
+    batch_size: int
+    time_ms: float
+    low_ms: float | None
+    high_ms: float | None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput, in examples per second."""
+        return 1000 * self.batch_size / self.time_ms
+
+    @property
+    def rate_bounds(self) -> tuple[float, float] | None:
+        """Throughput at the ends of the interval, None if it has none."""
+        if self.low_ms is None or self.high_ms is None:
+            return None
+        return 1000 * self.batch_size / self.high_ms, 1000 * self.batch_size / self.low_ms
+
+
+class TimedSeries(NamedTuple):
+    """One call path under one policy.
+
+    Attributes:
+        label: What tells it from the others.
+        call_path: Name of the call path.
+        dtype_policy: Name of the policy.
+        points: What was timed, by batch size.
+        failed: Batch sizes that ran out of memory.
+    """
+
+    label: str
+    call_path: str
+    dtype_policy: str
+    points: tuple[TimedPoint, ...]
+    failed: tuple[int, ...]
+
+
+class InferenceInfo(NamedTuple):
+    """What the figures show.
+
+    Attributes:
+        name: Name of the model.
+        series: All call paths and policies that were timed.
+        answers: The batch sizes that the first series answers, by name, where it does.
+        conditions: Device, versions and counts, in one line.
+    """
+
+    name: str
+    series: tuple[TimedSeries, ...]
+    answers: tuple[tuple[str, InferenceAnswer], ...]
+    conditions: str
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Every batch size once, ascending, those that ran out of memory included."""
+        sizes = {p.batch_size for s in self.series for p in s.points}
+        return tuple(sorted(sizes.union(*(s.failed for s in self.series))))
+
+
+def inference_info(profile: InferenceProfile) -> InferenceInfo:
+    """Computes what the figures of a profile show.
+
+    Raises:
+        ValueError: If nothing was timed.
+    """
+    series = tuple(_series(profile, path, policy) for path, policy in profile.series)
+    timed = tuple(one for one in series if one.points)
+    if not timed:
+        raise ValueError(
+            "The profile holds no time, so there is nothing to plot: measure smaller batch sizes "
+            f"or longer. Received: {len(profile.timings)} settings, none measured."
+        )
+    return InferenceInfo(profile.model_name, timed, _answers(profile), conditions_line(profile))
+
+
+def conditions_line(profile: InferenceProfile) -> str:
+    """Writes where and how often it was measured, parts separated by a middle dot."""
+    environment = profile.environment
+    named = {"tensorflow": "TensorFlow", "keras": "Keras"}
+    parts = ["n/a (device not recorded)"]
+    if environment is not None:
+        versions = environment.versions
+        parts = [environment.device]
+        parts += [f"{named[key]} {versions[key]}" for key in named if key in versions]
+    rounds = [len(t.block_medians_s) for t in profile.timings if t.measured]
+    if rounds:
+        low, high = min(rounds), max(rounds)
+        number = counted(low, "round") if low == high else f"{low:,} to {counted(high, 'round')}"
+        parts.append(f"{number} a point, bars: 95 % interval of the median")
+    if profile.noise_floor is not None:
+        parts.append(f"noise floor {percent(profile.noise_floor)}")
+    return " · ".join(parts)
+
+
+def inference_alt_text(info: InferenceInfo) -> str:
+    """Describes throughput and time by batch size in sentences, for those who do not see them."""
+    sizes = info.batch_sizes
+    sentences = [
+        f"Charts over batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, for "
+        f"{listed(one.label for one in info.series)}."
+    ]
+    for one in info.series:
+        best = max(one.points, key=lambda point: point.samples_per_second)
+        sentences.append(
+            f"{one.label}: at most {readable(best.samples_per_second)} samples/s, at batch size "
+            f"{best.batch_size:,}, which takes {readable(best.time_ms)} ms."
+        )
+    sentences += [f"Marked as {name}: {answer.batch_size:,}." for name, answer in info.answers]
+    return " ".join(sentences)
+
+
+def _series(profile: InferenceProfile, path: str, policy: str) -> TimedSeries:
+    timings = [t for t in profile.timings if (t.call_path, t.dtype_policy) == (path, policy)]
+    policies = {p for _, p in profile.series}
+    return TimedSeries(
+        f"{path}, {policy}" if len(policies) > 1 else path,
+        path,
+        policy,
+        tuple(point for timing in timings if (point := _point(timing)) is not None),
+        tuple(t.batch_size for t in timings if t.outcome == "out_of_memory"),
+    )
+
+
+def _point(timing: TimingRecord) -> TimedPoint | None:
+    if timing.batch_time_s is None:
+        return None
+    interval = timing.batch_time_interval_s
+    return TimedPoint(
+        timing.batch_size,
+        1000 * timing.batch_time_s,
+        1000 * interval.low if interval else None,
+        1000 * interval.high if interval else None,
+    )
+
+
+def _answers(profile: InferenceProfile) -> tuple[tuple[str, InferenceAnswer], ...]:
+    found: list[tuple[str, InferenceAnswer]] = []
+    for name in ("knee", "efficient", "fastest"):
+        try:
+            found.append((name, getattr(profile, name)))
+        except ValueError:  # The measurements do not tell it.
+            continue
+    return tuple(found)

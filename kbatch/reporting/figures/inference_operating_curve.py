@@ -1,0 +1,79 @@
+"""The figure of the operating points: throughput against latency."""
+
+from typing import TYPE_CHECKING
+
+from kbatch.reporting.figures.canvas import SMALL_PT, halo, new_axes, tidy, write_caption
+from kbatch.reporting.figures.inference_info import TimedSeries, inference_info
+from kbatch.reporting.figures.inference_throughput import draw_series, name_panel
+from kbatch.reporting.figures.log_axis import plain_log_labels
+from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, GRID, MUTED, series_style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kbatch.records.inference import InferenceProfile
+
+HEIGHT_IN = 3.8
+
+
+def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
+    """Plots samples/s against the time of a batch; each point is a batch size.
+
+    Going right along a curve buys throughput with latency; where it turns flat, nothing is
+    bought. Targets that were checked are vertical lines.
+
+    Args:
+        profile: A profile, as `profile_inference` gives it.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If nothing was timed.
+    """
+    info = inference_info(profile)
+    panel = new_axes(HEIGHT_IN) if ax is None else ax
+    tidy(panel)
+    panel.set_xscale("log")
+    panel.grid(visible=True, axis="x", color=GRID, linewidth=0.6)
+    for index, series in enumerate(info.series):
+        times = [p.time_ms for p in series.points]
+        rates = [p.samples_per_second for p in series.points]
+        draw_series(panel, index, series.label, times, rates, [None] * len(times))
+        _label_sizes(panel, index, series)
+    for target_ms in sorted({check.latency_ms for check in profile.checks}):
+        panel.axvline(target_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
+        panel.annotate(
+            f"target {target_ms:g} ms",
+            (target_ms, 0.02),
+            xycoords=panel.get_xaxis_transform(),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=SMALL_PT,
+            color=ALARM_TEXT,
+            path_effects=halo(),
+        )
+    panel.set_ylim(bottom=0, top=1.12 * panel.get_ylim()[1])
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    plain_log_labels(panel.xaxis)
+    panel.set_xlabel("Time of a batch (ms)")
+    panel.set_ylabel("Throughput (samples/s)")
+    name_panel(panel, info.name, len(info.series) > 1)
+    write_caption(panel, info.conditions)
+    return panel
+
+
+def _label_sizes(panel: "Axes", index: int, series: TimedSeries) -> None:
+    color = series_style(index).color if index else MUTED
+    for point in series.points:
+        panel.annotate(
+            f"{point.batch_size:,}",
+            (point.time_ms, point.samples_per_second),
+            xytext=(0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=SMALL_PT,
+            color=color,
+            path_effects=halo(),
+        )

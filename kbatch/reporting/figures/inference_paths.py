@@ -1,0 +1,111 @@
+"""The figure of the call paths: each against the first one."""
+
+import statistics
+from typing import TYPE_CHECKING, NamedTuple
+
+from kbatch.analysis.median_interval import median_interval
+from kbatch.records.inference_measurements import TimingRecord
+from kbatch.reporting.figures.batch_axis import batch_axis
+from kbatch.reporting.figures.canvas import new_axes, tidy, write_caption
+from kbatch.reporting.figures.inference_info import BATCH_LABEL, inference_info
+from kbatch.reporting.figures.inference_throughput import draw_series, name_panel
+from kbatch.reporting.figures.palette import MUTED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kbatch.records.inference import InferenceProfile
+
+HEIGHT_IN = 3.8
+
+
+class PathRatio(NamedTuple):
+    """How fast one series is at one batch size, measured in the same rounds as the first.
+
+    Attributes:
+        label: Which series.
+        batch_size: Examples in a batch.
+        times_as_fast: Median over the rounds of the first one's time over this one's.
+        low: Lower end of its 95 % interval, None from fewer than six rounds.
+        high: Upper end, likewise.
+    """
+
+    label: str
+    batch_size: int
+    times_as_fast: float
+    low: float | None
+    high: float | None
+
+
+def path_ratios(profile: "InferenceProfile") -> tuple[PathRatio, ...]:
+    """Compares every series with the first, round by round.
+
+    Raises:
+        ValueError: If no other series was timed at a size of the first one.
+    """
+    first, *others = inference_info(profile).series
+    measured = {
+        (t.call_path, t.dtype_policy, t.batch_size): t for t in profile.timings if t.measured
+    }
+    ratios = []
+    for other in others:
+        for point in other.points:
+            size = point.batch_size
+            reference = measured.get((first.call_path, first.dtype_policy, size))
+            one = measured[other.call_path, other.dtype_policy, size]
+            if reference is not None and (ratio := _ratio(other.label, reference, one)):
+                ratios.append(ratio)
+    if not ratios:
+        raise ValueError(
+            "A figure of call paths needs two of them, or two policies, timed at one batch size: "
+            'profile with `call_paths=("compiled", "xla")`, say. '
+            f"Received: {len(others) + 1} timed."
+        )
+    return tuple(ratios)
+
+
+def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
+    """Plots how many times as fast as the first call path each other one is, by batch size.
+
+    Args:
+        profile: A profile with several call paths or policies.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If there is nothing to compare, with what to measure.
+    """
+    info, ratios = inference_info(profile), path_ratios(profile)
+    panel = new_axes(HEIGHT_IN) if ax is None else ax
+    tidy(panel)
+    batch_axis(panel, info.batch_sizes, BATCH_LABEL)
+    for index, series in enumerate(info.series[1:], start=1):
+        points = [ratio for ratio in ratios if ratio.label == series.label]
+        draw_series(
+            panel,
+            index,
+            series.label,
+            [p.batch_size for p in points],
+            [p.times_as_fast for p in points],
+            [(p.low, p.high) if p.low is not None and p.high is not None else None for p in points],
+        )
+    panel.axhline(1, color=MUTED, linewidth=1.0, linestyle="--")
+    panel.set_yscale("log", base=2)
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    panel.set_ylabel(f"Times as fast as\n{info.series[0].label}")
+    name_panel(panel, info.name, legend=True)
+    write_caption(panel, info.conditions)
+    return panel
+
+
+def _ratio(label: str, first: TimingRecord, other: TimingRecord) -> PathRatio | None:
+    theirs = dict(zip(other.block_rounds, other.batch_times_s, strict=True))
+    pairs = zip(first.block_rounds, first.batch_times_s, strict=True)
+    ratios = [time_s / theirs[number] for number, time_s in pairs if number in theirs]
+    if not ratios:
+        return None
+    interval = median_interval(ratios)
+    bounds = (None, None) if interval is None else (interval.low, interval.high)
+    return PathRatio(label, first.batch_size, statistics.median(ratios), *bounds)

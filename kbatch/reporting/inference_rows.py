@@ -1,0 +1,45 @@
+"""An inference profile as rows of text, for a terminal."""
+
+from typing import TYPE_CHECKING
+
+from kbatch.reporting.number_text import memory_text, readable
+
+if TYPE_CHECKING:
+    from kbatch.records.inference import InferenceProfile
+    from kbatch.records.inference_measurements import TimingRecord
+
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
+
+
+def inference_rows(profile: "InferenceProfile") -> Rows:
+    """Writes a row a call path, policy and batch size, under titles."""
+    quantile = f"p{100 * profile.quantile:g} at most (ms)"
+    titles = ("path", "policy", "batch", "ms", "samples/s", quantile, "first call (s)", "memory")
+    return titles, [_row(profile, timing) for timing in profile.timings]
+
+
+def _row(profile: "InferenceProfile", timing: "TimingRecord") -> tuple[str, ...]:
+    head = (timing.call_path, timing.dtype_policy, f"{timing.batch_size:,}")
+    peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in profile.memory}
+    peak = peaks.get((timing.dtype_policy, timing.batch_size))
+    memory = "n/a" if peak is None else memory_text(peak)
+    if timing.batch_time_s is None or timing.samples_per_second is None:
+        words = "out of memory" if timing.outcome == "out_of_memory" else "not run"
+        return (*head, words, "", "", "", memory)
+    return (
+        *head,
+        readable(1000 * timing.batch_time_s),
+        readable(timing.samples_per_second),
+        _bound(profile, timing),
+        readable(timing.first_call_s or 0.0),
+        memory,
+    )
+
+
+def _bound(profile: "InferenceProfile", timing: "TimingRecord") -> str:
+    if timing.bulk:
+        return "n/a (bulk)"
+    bound = timing.latency_bound(profile.quantile)
+    if bound.value is None:
+        return f"needs {bound.missing_calls} more calls"
+    return readable(1000 * bound.value)

@@ -1,0 +1,89 @@
+"""The search against machines whose latency is known."""
+
+import numpy as np
+import pytest
+
+from kbatch.analysis.latency_target import best_try, search_latency_target
+
+TARGET_S = 0.02
+
+
+class Machine:
+    """Calls take (b + 5) / 1000 s, times a lognormal factor; the fit is off by a factor."""
+
+    def __init__(self, *, spread=0.02, fit_error=1.0, seed=0):
+        self.rng = np.random.default_rng(seed)
+        self.spread = spread
+        self.fit_error = fit_error
+        self.calls = 0
+
+    def typical_s(self, size):
+        return (size + 5) / 1000
+
+    def call(self, size, calls):
+        self.calls += calls
+        return list(self.typical_s(size) * np.exp(self.spread * self.rng.normal(size=calls)))
+
+    def guess(self, latency_s):
+        size = int(1000 * latency_s * self.fit_error - 5)
+        return size if size >= 1 else None
+
+    def largest(self):
+        """The size whose 0.95 quantile equals the target."""
+        return TARGET_S * 1000 / np.exp(1.645 * self.spread) - 5
+
+    def search(self, **changed):
+        arguments = {"target_s": TARGET_S, "quantile": 0.95, "largest": 1000}
+        return search_latency_target(self.call, self.guess, **(arguments | changed))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("fit_error", [0.6, 0.9, 1.0, 1.1, 1.5])
+def test_the_answer_keeps_to_the_target_and_is_near_the_largest(seed, spread, fit_error):
+    machine = Machine(spread=spread, fit_error=fit_error, seed=seed)
+    tries = machine.search()
+    best = best_try(tries)
+    assert best is not None
+    assert best.batch_size <= machine.largest() * 1.1
+    assert machine.typical_s(best.batch_size) >= 0.7 * TARGET_S
+    assert len(tries) <= 6
+
+
+def test_a_right_fit_needs_one_check():
+    tries = Machine(spread=0.0).search()
+    assert [(t.batch_size, t.keeps, len(t.latencies_s)) for t in tries] == [(13, True, 59)]
+
+
+def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
+    tries = Machine(spread=0.0, fit_error=1.3).search()
+    assert not tries[0].keeps
+    assert len(tries[0].latencies_s) == 59
+    slow = iter([True] + [False] * 1000)
+    machine = Machine(spread=0.0)
+    machine.call = lambda size, calls: [0.03 if next(slow) else 0.019 for _ in range(calls)]
+    (found,) = machine.search(more_time=lambda: False)
+    assert (found.keeps, len(found.latencies_s)) == (True, 118)
+
+
+def test_no_size_is_tried_twice_nor_above_the_largest():
+    for seed in range(20):
+        machine = Machine(spread=0.3, fit_error=1.4, seed=seed)
+        sizes = [t.batch_size for t in machine.search(largest=12)]
+        assert len(set(sizes)) == len(sizes)
+        assert max(sizes) <= 12
+
+
+def test_a_target_that_nothing_reaches_has_no_answer():
+    machine = Machine()
+    tries = machine.search(target_s=0.001)
+    assert [t.batch_size for t in tries] == [1]
+    assert best_try(tries) is None
+
+
+def test_without_time_only_the_first_size_is_tried():
+    assert len(Machine(fit_error=1.5).search(more_time=lambda: False)) == 1
+
+
+def test_an_unknown_latency_of_one_example_starts_at_one():
+    assert Machine().search(target_s=0.006)[0].batch_size == 1

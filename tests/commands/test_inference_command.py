@@ -1,0 +1,122 @@
+import argparse
+import os
+import subprocess
+import sys
+
+import pytest
+from inference_factory import make_profile
+from models import mlp
+
+from kbatch.commands.inference import add_inference, answer_lines, milliseconds
+from kbatch.records.inference import InferenceProfile
+from kbatch.records.inference_measurements import TargetCheck
+from kbatch.reporting.inference_rows import inference_rows
+
+
+def run(*words, folder):
+    return subprocess.run(
+        [sys.executable, "-m", "kbatch", "inference", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    path = tmp_path / "net.keras"
+    mlp().save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("20ms", 20), ("500us", 0.5), ("0.1s", 100), (" 1.5 ms ", 1.5)]
+)
+def test_a_target_is_read_with_its_unit(text, expected):
+    assert milliseconds(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["20", "ms", "-3ms", "20 minutes", "0ms"])
+def test_a_target_without_unit_or_size_is_refused(text):
+    with pytest.raises(ValueError, match="such as 20ms"):
+        milliseconds(text)
+
+
+def test_it_measures_a_file_and_writes_profile_table_and_figures(model_file, tmp_path):
+    done = run(
+        *(model_file, "--slo", "10s", "--paths", "compiled,predict", "--batch-sizes", "1,8,64"),
+        *("--seconds", "4"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    for words in ("within 10000 ms", "batch size 64, verified", "samples/s", "knee"):
+        assert words in done.stdout, words
+    folder = tmp_path / "kbatch-inference"
+    assert {path.name for path in folder.iterdir()} == {
+        "profile.json",
+        "profile.csv",
+        *(
+            f"{n}.png"
+            for n in ("throughput", "operating_curve", "paths", "memory", "tails", "noise")
+        ),
+    }
+    profile = InferenceProfile.load(folder / "profile.json")
+    assert profile.series == (("compiled", "float32"), ("predict", "float32"))
+
+
+def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path):
+    (tmp_path / "other.keras").write_text("no model")
+    done = run("other.keras", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("kbatch: The model file must be one that `model.save` wrote")
+    assert "Traceback" not in done.stderr
+    missing = run("missing.keras", folder=tmp_path)
+    assert missing.returncode == 1
+    assert "does not exist" in missing.stderr
+
+
+def test_a_target_below_one_example_is_told_in_a_line(model_file, tmp_path):
+    done = run(model_file, "--slo", "1us", "--no-memory", folder=tmp_path)
+    assert done.returncode == 1
+    assert "at least what batch size 1 takes" in done.stderr
+
+
+def test_wrong_words_are_told_before_tensorflow_starts(tmp_path):
+    for words, message in (
+        (("m.keras", "--slo", "20"), "such as 20ms"),
+        (("m.keras", "--batch-sizes", "1,x"), "integers with commas"),
+    ):
+        done = run(*words, folder=tmp_path)
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
+def test_the_answers_are_lines_with_what_a_reader_must_know():
+    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
+    lines = answer_lines(make_profile(checks=(check,), notes=("mind this",)), 5.0)
+    assert lines[0].startswith("within 5 ms at the 0.95 quantile: batch size 33, verified")
+    assert lines[1].startswith("knee: batch size 1")
+    assert "95 % interval" in lines[1]
+    assert lines[-1] == "note: mind this"
+    assert any(line == "noise floor (A/A test): 3 %" for line in lines)
+    late = answer_lines(make_profile(), 0.1)
+    assert "n/a" in late[0]
+
+
+def test_the_table_says_how_many_calls_are_missing():
+    titles, rows = inference_rows(make_profile())
+    assert len(rows[0]) == len(titles)
+    assert rows[0][:3] == ("compiled", "float32", "1")
+    few = inference_rows(make_profile(quantile=0.99))[1]
+    assert few[0][5] == "needs 179 more calls"
+
+
+def test_it_is_a_command():
+    parser = argparse.ArgumentParser()
+    add_inference(parser.add_subparsers())
+    options = parser.parse_args(["inference", "m.keras"])
+    assert (options.quantile, options.paths, options.slo) == (0.95, "compiled", None)

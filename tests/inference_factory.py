@@ -1,0 +1,62 @@
+"""Inference profiles for tests: the latency is (b + n_half) / r_inf unless a test says other."""
+
+import numpy as np
+from records_factory import make_environment
+
+from kbatch.records.inference import InferenceProfile
+from kbatch.records.inference_measurements import MemoryRecord, TimingRecord, TwinRecord
+
+PEAK_RATE = 10_000.0
+HALF_PEAK = 10.0
+
+
+def time_s(batch_size):
+    return (batch_size + HALF_PEAK) / PEAK_RATE
+
+
+def make_timing(
+    batch_size, *, path="compiled", policy="float32", scale=1.0, noise=0.01, calls=120, **changed
+):
+    rng = np.random.default_rng(batch_size)
+    blocks = scale * time_s(batch_size) * (1 + noise * rng.normal(size=8))
+    latencies = scale * time_s(batch_size) * (1 + noise * rng.normal(size=calls))
+    fields = {
+        "outcome": "measured",
+        "examples_per_call": batch_size,
+        "first_call_s": 0.5,
+        "warm_up_calls": 3,
+        "calls": calls,
+        "block_rounds": tuple(range(8)),
+        "block_medians_s": tuple(float(v) for v in blocks),
+        "latencies_s": tuple(float(v) for v in latencies),
+    }
+    return TimingRecord(path, policy, batch_size, **(fields | changed))
+
+
+def make_failed(batch_size, outcome="out_of_memory", *, path="compiled", policy="float32"):
+    return TimingRecord(path, policy, batch_size, outcome, "memory ran out when it was probed")
+
+
+def make_memory(batch_size, *, policy="float32", fixed=2**24, each=2**18, **changed):
+    fields = {"outcome": "fits", "peak_bytes": fixed + each * batch_size}
+    return MemoryRecord(policy, batch_size, **(fields | changed))
+
+
+def make_profile(*timings, **changed):
+    sizes = (1, 2, 4, 8, 16, 32, 64)
+    timings = timings or tuple(
+        make_timing(size, path=path, scale=scale)
+        for path, scale in (("compiled", 1.0), ("xla", 0.5))
+        for size in sizes
+    )
+    guarded = {"outcome": "not_run", "peak_bytes": None, "guarded": True}
+    fields = {
+        "model_name": "net",
+        "quantile": 0.95,
+        "timings": tuple(timings),
+        "memory": (*map(make_memory, sizes), make_memory(128, reason="too much", **guarded)),
+        "memory_limit_bytes": 2**26,
+        "twin": TwinRecord("compiled", "float32", 8, (0.01, -0.02, 0.0, 0.01, -0.01, 0.03)),
+        "environment": make_environment(),
+    }
+    return InferenceProfile(**(fields | changed))

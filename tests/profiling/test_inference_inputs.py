@@ -1,0 +1,79 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import mlp, rows
+
+from kbatch.profiling.inference_inputs import inference_inputs
+from kbatch.training.errors import InputError
+
+
+def test_rows_of_the_data_are_repeated_into_batches():
+    x, _ = rows(5)
+    inputs = inference_inputs(mlp(), x)
+    np.testing.assert_array_equal(inputs.batch(12), x[[0, 1, 2, 3, 4] * 2 + [0, 1]])
+    np.testing.assert_array_equal(inputs.batch(2), x[:2])
+    assert inputs.note is None
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("targets", [False, True])
+def test_a_dataset_gives_its_inputs_without_its_targets(batched, targets):
+    x, y = rows(6)
+    data = tf.data.Dataset.from_tensor_slices((x, y) if targets else x)
+    inputs = inference_inputs(mlp(), data.batch(6) if batched else data)
+    np.testing.assert_array_equal(inputs.batch(1), x[:1])
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_dataset_suits_a_functional_model_of_one_input_too(batched):
+    x, _ = rows(6)
+    tensor = keras.Input((8,))
+    model = keras.Model(tensor, keras.layers.Dense(2)(tensor))
+    data = tf.data.Dataset.from_tensor_slices(x)
+    inputs = inference_inputs(model, data.batch(6) if batched else data)
+    np.testing.assert_array_equal(inputs.batch(1), x[:1])
+
+
+def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
+    given = {
+        "a": keras.Input((3, 2), name="a"),
+        "b": keras.Input((4,), dtype="int32", name="b"),
+        "c": keras.Input((1,), dtype="bool", name="c"),
+    }
+    embedded = keras.layers.Embedding(7, 3)(given["b"])
+    model = keras.Model(given, embedded)
+    inputs = inference_inputs(model)
+    batch = inputs.batch(200)
+    assert {name: (leaf.shape, leaf.dtype.name) for name, leaf in batch.items()} == {
+        "a": ((200, 3, 2), "float32"),
+        "b": ((200, 4), "int32"),
+        "c": ((200, 1), "bool"),
+    }
+    assert set(np.unique(batch["b"])) == set(range(7))
+    assert "random" in inputs.note
+
+
+def test_an_embedding_of_float_inputs_gets_numbers_that_it_knows():
+    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Embedding(4, 2)])
+    batch = inference_inputs(model).batch(64)
+    assert set(np.unique(batch)) == {0.0, 1.0, 2.0, 3.0}
+
+
+@pytest.mark.parametrize("shape", [(None,), (None, 3)])
+def test_unknown_shapes_need_data(shape):
+    inputs = keras.Input(shape)
+    model = keras.Model(inputs, keras.layers.Activation("relu")(inputs))
+    with pytest.raises(InputError, match="fixed shape: give `x`"):
+        inference_inputs(model)
+
+
+def test_a_model_without_inputs_needs_data():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(InputError, match="give `x`"):
+        inference_inputs(model)
+
+
+def test_what_is_no_data_is_refused():
+    with pytest.raises(InputError, match="Received"):
+        inference_inputs(mlp(), 3)

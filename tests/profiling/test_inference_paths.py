@@ -1,0 +1,96 @@
+import keras
+import numpy as np
+import pytest
+from models import mlp
+
+from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
+from kbatch.profiling.inference_paths import call_paths_of
+from kbatch.training.errors import InputError
+
+NAMES = ("compiled", "xla", "predict_on_batch", "call", "saved_model")
+
+
+def two_inputs():
+    left, right = keras.Input((3,), name="left"), keras.Input((2,), dtype="int32", name="right")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 4)(right))
+    joined = keras.layers.Concatenate()([left, embedded])
+    outputs = {"a": keras.layers.Dense(2)(joined), "b": keras.layers.Dense(1)(joined)}
+    return keras.Model({"left": left, "right": right}, outputs)
+
+
+def outputs_by_path(model, inputs, path, batch_size, bulk_examples=10):
+    with path.open(model, inputs, bulk_examples) as prepare:
+        call = prepare(batch_size)
+        call()
+        return call()
+
+
+@pytest.mark.parametrize("make", [mlp, two_inputs])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_path_gives_the_outputs_of_the_model_in_the_hosts_memory(make, name):
+    model = make()
+    inputs = inference_inputs(model)
+    (path,) = call_paths_of(name)
+    for batch_size in (1, 7, 100):
+        found = outputs_by_path(model, inputs, path, batch_size)
+        expected = model(inputs.batch(batch_size), training=False)
+        keras.tree.assert_same_structure(found, expected)
+        leaves = zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True)
+        for one, other in leaves:
+            assert isinstance(one, np.ndarray)
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        assert path.examples_per_call(batch_size, 10) == batch_size
+
+
+@pytest.mark.parametrize(("batch_size", "examples"), [(1, 10), (4, 10), (10, 10), (16, 16)])
+def test_a_bulk_call_has_all_examples_and_one_batch_at_least(batch_size, examples):
+    model = mlp()
+    inputs = inference_inputs(model)
+    (path,) = call_paths_of("predict")
+    found = outputs_by_path(model, inputs, path, batch_size)
+    assert path.examples_per_call(batch_size, 10) == examples
+    np.testing.assert_allclose(found, model(inputs.batch(examples)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
+    traced = []
+
+    class Counting(keras.layers.Layer):
+        def call(self, x):
+            traced.append(x.shape)
+            return x
+
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Counting()(inputs))
+    rows = inference_inputs(model)
+    traced.clear()
+    (path,) = call_paths_of("compiled")
+    with path.open(model, rows, 10) as prepare:
+        for batch_size in (1, 2, 5):
+            prepare(batch_size)()
+    assert [shape[0] for shape in traced] == [None]
+
+
+def test_training_behaviour_is_off_on_every_path():
+    inputs = keras.Input((50,))
+    model = keras.Model(inputs, keras.layers.Dropout(0.5)(inputs))
+    rows = InferenceInputs(np.ones((4, 50), "float32"), None)
+    for path in call_paths_of((*NAMES, "predict")):
+        np.testing.assert_array_equal(outputs_by_path(model, rows, path, 4, 4), 1.0)
+
+
+def test_a_function_is_a_path_that_gets_arrays():
+    def doubled(batch):
+        assert isinstance(batch, np.ndarray)
+        return 2 * batch
+
+    path = call_paths_of(doubled)[0]
+    assert path.name == "doubled"
+    rows = InferenceInputs(np.arange(6.0).reshape(3, 2), None)
+    np.testing.assert_array_equal(outputs_by_path(None, rows, path, 5)[3:], [[0, 2], [4, 6]])
+
+
+@pytest.mark.parametrize("given", ["onnx", ("compiled", 3), (), ("xla", "xla")])
+def test_what_is_no_path_is_refused(given):
+    with pytest.raises(InputError, match=r"call_paths.*predict_on_batch.*Received"):
+        call_paths_of(given)

@@ -1,0 +1,105 @@
+import keras
+import numpy as np
+import pytest
+from models import mlp, rows
+
+from kbatch.profiling.inference_variants import (
+    NoVariant,
+    check_variants,
+    output_change,
+    outputs_of,
+    variant,
+)
+from kbatch.training.errors import InputError
+
+
+def nested():
+    inner = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+    inputs = keras.Input((6,), dtype="int32")
+    x = keras.layers.Embedding(9, 4)(inputs)
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.LayerNormalization()(x))
+    return keras.Model(inputs, keras.layers.BatchNormalization()(inner(x)))
+
+
+def policies_of(model):
+    layers = [layer for layer in model._flatten_layers() if not isinstance(layer, keras.Model)]
+    return {layer.dtype_policy.name for layer in layers if layer.weights}
+
+
+@pytest.mark.parametrize("make", [mlp, nested])
+@pytest.mark.parametrize(
+    ("policy", "tolerance"),
+    [("float16", 1e-2), ("bfloat16", 5e-2), ("mixed_float16", 1e-2), ("float64", 1e-5)],
+)
+def test_a_copy_has_the_weights_in_every_layer_under_the_policy(make, policy, tolerance):
+    model = make()
+    model.set_weights([w + 0.25 for w in model.get_weights()])
+    before = model.get_weights()
+    copy = variant(model, policy)
+    assert policies_of(copy) == {policy}
+    for one, other in zip(copy.get_weights(), before, strict=True):
+        np.testing.assert_allclose(one.astype("float64"), other, rtol=1e-2)
+    batch = rows(16)[0] if make is mlp else np.arange(96).reshape(16, 6) % 9
+    expected = outputs_of(model, batch)
+    change = output_change(outputs_of(copy, batch), expected, policy, examples=16)
+    assert change.largest_relative <= tolerance
+    assert policies_of(model) == {"float32"}
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_int8_quantises_a_copy_and_changes_the_outputs_a_little():
+    model = mlp()
+    copy = variant(model, "int8")
+    assert any(w.dtype == "int8" for w in copy.weights)
+    assert all(w.dtype == "float32" for w in model.weights)
+    batch = rows(32)[0]
+    change = output_change(outputs_of(copy, batch), outputs_of(model, batch), "int8", examples=32)
+    assert 0 < change.largest_relative < 0.1
+
+
+def test_the_models_own_policy_is_the_model_itself():
+    model = mlp()
+    assert variant(model, "float32") is model
+
+
+def test_the_change_is_that_of_a_naive_reference():
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(2, 5, 3)), rng.normal(size=(2, 5, 3))
+    change = output_change(list(one), list(other), "float16", examples=5)
+    differences = [abs(a - b) for a, b in zip(one.flat, other.flat, strict=True)]
+    assert change.largest == pytest.approx(max(differences))
+    assert change.mean == pytest.approx(sum(differences) / len(differences))
+    assert change.largest_relative == pytest.approx(max(differences) / np.abs(other).max())
+    assert change.mean_relative == pytest.approx(np.mean(differences) / np.abs(other).mean())
+    assert change.examples == 5
+
+
+def test_outputs_that_overflow_have_an_unknown_change():
+    change = output_change([np.array([np.inf])], [np.array([1.0])], "float16", examples=1)
+    assert (change.largest, change.mean) == (None, None)
+
+
+def test_what_cannot_be_had_says_why():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Own()
+    model(np.zeros((1, 3), "float32"))
+    with pytest.raises(NoVariant, match="copy under float16 cannot be made"):
+        variant(model, "float16")
+    inputs = keras.Input((3,))
+    without = keras.Model(inputs, keras.layers.LayerNormalization()(inputs))
+    with pytest.raises(NoVariant, match=r"No layer .* int8"):
+        variant(without, "int8")
+
+
+@pytest.mark.parametrize("given", ["float8", (), ("float16", "float16"), ("float32", "int4")])
+def test_unknown_policies_are_refused(given):
+    with pytest.raises((InputError, ValueError), match=r"dtype_polic.*Received"):
+        check_variants(given)

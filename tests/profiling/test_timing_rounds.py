@@ -1,0 +1,219 @@
+"""The engine against a clock that only the contenders move."""
+
+import gc
+import math
+
+import pytest
+
+from kbatch.profiling.timing_rounds import (
+    Block,
+    TimingPlan,
+    TimingRounds,
+    collection_off,
+    timed_enough,
+    warm_up_calls,
+)
+
+
+class Clock:
+    """Seconds that pass only when somebody works."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+    def worker(self, *durations_s):
+        """A call that takes the durations in turn, the last one for ever."""
+        left = list(durations_s)
+
+        def work():
+            self.now_s += left.pop(0) if len(left) > 1 else left[0]
+
+        return work
+
+
+def rounds_of(clock, durations_s, **plan):
+    rounds = TimingRounds(TimingPlan(**plan), seed=0, clock=clock)
+    for key, duration_s in durations_s.items():
+        rounds.admit(key, clock.worker(*duration_s))
+    return rounds
+
+
+def test_the_first_call_is_kept_apart_and_the_warm_up_ends_when_two_calls_agree():
+    clock = Clock()
+    warm_up = warm_up_calls(clock.worker(2.0, 0.4, 0.2, 0.1, 0.105, 9.0), clock=clock)
+    assert warm_up.first_call_s == 2.0
+    assert warm_up.later_calls_s == pytest.approx((0.4, 0.2, 0.1, 0.105))
+    assert warm_up.call_s == pytest.approx(0.1)
+
+
+def test_the_first_call_never_counts_as_one_of_the_two():
+    clock = Clock()
+    assert len(warm_up_calls(clock.worker(1.0, 1.0, 1.0), clock=clock).later_calls_s) == 2
+
+
+def test_a_warm_up_that_never_settles_ends():
+    clock = Clock()
+    warm_up = warm_up_calls(clock.worker(*[1e-6 * 2.0**k for k in range(100)]), clock=clock)
+    assert len(warm_up.later_calls_s) == 12
+    assert len(warm_up_calls(clock.worker(1.0, 0.9, 0.5, 0.2), clock=clock).later_calls_s) == 2
+
+
+def test_each_round_has_one_block_of_every_live_contender_in_changing_order():
+    clock = Clock()
+    order = []
+
+    def named(key, work):
+        return lambda: (order.append(key), work())
+
+    rounds = TimingRounds(TimingPlan(needed_calls=100), seed=3, clock=clock)
+    for key, duration_s in {"a": 0.06, "b": 0.07, "c": 0.08}.items():
+        rounds.admit(key, named(key, clock.worker(duration_s)))
+    order.clear()
+    rounds.run()
+    turns = [tuple(order[i : i + 3]) for i in range(0, len(order), 3)]
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+    assert len(set(turns)) == 6
+    numbers = [block.round for block in rounds.blocks["a"]]
+    assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("duration_s", [0.0004, 0.03, 0.049, 0.05, 0.3])
+def test_a_block_lasts_at_least_50_ms_and_no_call_longer_than_needed(duration_s):
+    rounds = rounds_of(Clock(), {"a": (duration_s,)})
+    rounds.run()
+    for block in rounds.blocks["a"]:
+        assert math.fsum(block.durations_s) >= 0.05 - 1e-9
+        assert math.fsum(block.durations_s[:-1]) < 0.05
+
+
+def test_a_steady_contender_leaves_with_the_calls_that_the_quantile_needs():
+    rounds = rounds_of(Clock(), {"fast": (0.001,), "slow": (0.1,)})
+    rounds.run()
+    assert len(rounds.blocks["fast"]) == 6
+    assert len(rounds.blocks["slow"]) == 59
+
+
+def test_a_contender_that_scatters_stays_until_30_rounds_beyond():
+    blocks = [Block(i, (1.0,) if i % 2 else (3.0,)) for i in range(100)]
+    plan = TimingPlan(needed_calls=10)
+    assert not timed_enough(blocks[:39], plan)
+    assert timed_enough(blocks[:40], plan)
+
+
+def test_the_interval_has_to_reach_5_percent():
+    def blocks(spread):
+        return [Block(i, (1 + spread * (-1) ** i,) * 20) for i in range(8)]
+
+    assert timed_enough(blocks(0.049), TimingPlan())
+    assert not timed_enough(blocks(0.051), TimingPlan())
+
+
+def test_rounds_that_a_neighbour_slowed_do_not_keep_a_contender():
+    quiet = [Block(i, (1.0 + 0.001 * (i % 3),) * 20) for i in range(10)]
+    slowed = [*quiet, Block(10, (4.0,) * 20), Block(11, (7.0,) * 20)]
+    assert timed_enough(slowed, TimingPlan())
+
+
+def test_the_median_of_a_block_holds_against_one_long_call():
+    blocks = [Block(i, (0.01,) * 20 + (float(i),)) for i in range(6)]
+    assert timed_enough(blocks, TimingPlan())
+
+
+def test_the_time_budget_ends_the_rounds_and_each_contender_had_a_block():
+    clock = Clock()
+    rounds = rounds_of(clock, {"a": (1.0,), "b": (10.0,)}, time_budget_s=40)
+    began_s = clock.now_s
+    rounds.run()
+    assert began_s == 33
+    assert 40 <= clock.now_s < 40 + 11
+    assert len(rounds.blocks["a"]) >= 1
+    assert len(rounds.blocks["b"]) >= 1
+
+    late = rounds_of(Clock(), {"a": (1.0,), "b": (10.0,)}, time_budget_s=1)
+    late.run()
+    assert {key: len(blocks) for key, blocks in late.blocks.items()} == {"a": 1, "b": 1}
+
+
+def test_the_round_and_the_live_contenders_are_told():
+    told = []
+    rounds_of(Clock(), {"fast": (0.001,), "slow": (0.1,)}).run(lambda *state: told.append(state))
+    assert told[0] == (1, 2)
+    assert told[5] == (6, 1)
+    assert told[-1] == (59, 0)
+
+
+def test_fresh_calls_are_as_many_as_asked_and_count_for_nothing_else():
+    rounds = rounds_of(Clock(), {"a": (0.01,)})
+    assert rounds.fresh_calls("a", 7) == pytest.approx([0.01] * 7)
+    assert rounds.blocks["a"] == []
+
+
+def test_what_a_contender_raises_comes_as_it_is_and_it_takes_no_part():
+    clock = Clock()
+    rounds = rounds_of(clock, {"a": (0.01,)})
+    with pytest.raises(ZeroDivisionError):
+        rounds.admit("b", lambda: 1 / 0)
+    rounds.run()
+    assert set(rounds.blocks) == {"a"}
+
+
+def test_who_is_withdrawn_takes_no_part():
+    rounds = rounds_of(Clock(), {"a": (0.01,), "b": (0.02,)})
+    assert rounds.withdraw("b").call_s == pytest.approx(0.02)
+    rounds.run()
+    assert set(rounds.blocks) == set(rounds.warm_ups) == {"a"}
+
+
+def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
+    clock = Clock()
+    rounds = TimingRounds(
+        TimingPlan(), seed=0, clock=clock, is_result=lambda error: isinstance(error, MemoryError)
+    )
+    work = clock.worker(0.1)
+    left = [None] * 6
+    called = []
+
+    def fails_later():
+        work()
+        called.append("later")
+        if not left:
+            raise MemoryError("later")
+        left.pop()
+
+    def fails():
+        raise MemoryError("at once")
+
+    assert rounds.admit("steady", work) is not None
+    assert rounds.admit("later", fails_later) is not None
+    assert rounds.admit("never", fails) is None
+    rounds.run()
+    assert {key: str(error) for key, error in rounds.failures.items()} == {
+        "later": "later",
+        "never": "at once",
+    }
+    assert len(rounds.blocks["steady"]) == 59
+    assert len(rounds.blocks["later"]) == 3
+    assert len(called) == 7
+
+
+def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():
+    clock = Clock()
+    seen = set()
+    rounds = TimingRounds(TimingPlan(), seed=0, clock=clock)
+    work = clock.worker(0.01)
+    rounds.admit("a", lambda: (seen.add(gc.isenabled()), work()))
+    seen.clear()
+    rounds.run()
+    rounds.fresh_calls("a", 1)
+    assert seen == {False}
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collection_off():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
