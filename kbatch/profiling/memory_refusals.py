@@ -21,13 +21,15 @@ def check_facts(facts: LoadFacts) -> LoadFacts:
     return facts
 
 
-def limit_below_weights(limit_bytes: int, variables_bytes: int) -> InputError:
+def limit_below_weights(limit_bytes: int, variables_bytes: int) -> OutOfMemoryError:
     """Says that not even the weights fit."""
-    return InputError(
+    return OutOfMemoryError(
         "The memory limit is below the weights of the model, with what the optimizer keeps of "
         "them: give a larger `memory_limit_bytes` or a smaller model. "
         f"Received: a limit of {memory_text(limit_bytes)}, weights of "
-        f"{memory_text(variables_bytes)}."
+        f"{memory_text(variables_bytes)}.",
+        variables_bytes,
+        limit_bytes,
     )
 
 

@@ -10,6 +10,7 @@ import keras
 import keras_tuner
 
 from kbatch.training.accumulation import Accumulation, accumulation_of
+from kbatch.training.dtype_policy import dtype_policy_scope
 
 BuildFunction = Callable[..., keras.Model]
 
@@ -71,11 +72,17 @@ class _GivenModel:
         # Keras writes the code of a lambda without the names it uses: better not sent at all.
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*includes a `lambda`")
-            return _reread_model, (pickle.dumps(self._model), accumulation_of(self._model))
+            saved = pickle.dumps(self._model)
+        policy = self._model.dtype_policy.name
+        return _reread_model, (saved, accumulation_of(self._model), policy)
 
 
-def _reread_model(pickled: bytes, accumulation: Accumulation | None) -> _GivenModel:
-    model = pickle.loads(pickled)
+def _reread_model(
+    pickled: bytes, accumulation: Accumulation | None, dtype_policy: str
+) -> _GivenModel:
+    # A Sequential model does not save its own policy, which decides on the loss scale.
+    with dtype_policy_scope(dtype_policy):
+        model = pickle.loads(pickled)
     return _GivenModel(model if accumulation is None else accumulation.apply(model))
 
 

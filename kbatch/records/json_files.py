@@ -19,6 +19,10 @@ class RecordError(ValueError):
     """A record that cannot be read or written; the message names the file."""
 
 
+class NewerRecordError(RecordError):
+    """A record of a newer kbatch, which must not be overwritten."""
+
+
 def write_record(record: object, path: Path) -> None:
     """Writes a record so that a reader sees the old file or the new one, never half of it.
 
@@ -62,7 +66,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
     if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise RecordError(
+        raise NewerRecordError(
             f"{path} has schema version {version}, this kbatch reads up to {SCHEMA_VERSION}: "
             "upgrade kbatch (pip install --upgrade kbatch)."
         )

@@ -1,6 +1,7 @@
 """How long training may last, and what it took to come to a target."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -38,6 +39,9 @@ class Target:
         """Tells whether a value of the metric meets it; None does not."""
         if value is None:
             return False
+        # Keras's metrics are float32: 0.95 there is 0.94999999.
+        if math.isclose(value, self.value, rel_tol=2e-7):
+            return True
         return value >= self.value if self.direction == "max" else value <= self.value
 
 

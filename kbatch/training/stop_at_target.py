@@ -39,23 +39,32 @@ class StopAtTarget(keras.callbacks.Callback):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
             raise ValueError(f"`value` must be a finite number. Received: value={value!r}.")
         self.target = Target(monitor, float(value), _direction(monitor, mode))
+        self._seen: set[str] = set()
+
+    def on_train_begin(self, logs: Any = None):
+        """Forgets the metrics of a training before."""
+        self._seen = set()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        """Ends training if the epoch meets the target.
-
-        Raises:
-            InputError: If the epoch has no such metric.
-        """
-        name = self.target.metric
-        if name not in (logs or {}):
-            raise InputError(
-                "`monitor` must be a metric of the epoch: give `validation_data` for one that "
-                "starts with val_, or compile the model with it. "
-                f"Received: monitor={name!r}, the epoch has {sorted(logs or {})}."
-            )
-        if self.target.is_met(float((logs or {})[name])):
+        """Ends training if the epoch meets the target; an epoch without validation does not."""
+        logs = logs or {}
+        self._seen.update(logs)
+        if self.target.metric in logs and self.target.is_met(float(logs[self.target.metric])):
             model: Any = self.model
             model.stop_training = True
+
+    def on_train_end(self, logs: Any = None):
+        """Checks that there was something to compare.
+
+        Raises:
+            InputError: If no epoch had the metric.
+        """
+        if self._seen and self.target.metric not in self._seen:
+            raise InputError(
+                "`monitor` must be a metric of the epochs: give `validation_data` for one that "
+                "starts with val_, or compile the model with it. "
+                f"Received: monitor={self.target.metric!r}, the epochs have {sorted(self._seen)}."
+            )
 
 
 def _direction(monitor: str, mode: str) -> str:

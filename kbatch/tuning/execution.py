@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
+import keras_tuner
 
 from kbatch.instruments.failures import failure_status, failure_text
 from kbatch.instruments.gpu_monitor import GpuMonitor
@@ -17,7 +18,6 @@ from kbatch.records.usage import UsageRecord
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
 from kbatch.training.data import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
-from kbatch.training.errors import InputError
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
 from kbatch.training.replica_meter import replica_count
@@ -151,7 +151,7 @@ class Execution:
         wanted = () if self._files is None else self._files.measured_names
         figures = self._figures()
         if "samples_per_second" in wanted and "samples_per_second" not in figures:
-            raise InputError(
+            raise keras_tuner.errors.FailedTrialError(
                 "There were too few steps to measure samples/s, which is the objective: train "
                 "for more epochs, or leave out the largest batch sizes. "
                 f"Received: {self._fit.clock.reading.batches} steps with "

@@ -270,7 +270,7 @@ def _fatal(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        raise keras_tuner.errors.FatalValueError(str(error)) from None
+        raise keras_tuner.errors.FatalValueError(str(error)) from error
 
 
 @contextlib.contextmanager

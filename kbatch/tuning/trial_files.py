@@ -12,7 +12,7 @@ from keras_tuner.src.engine import tuner_utils
 
 from kbatch.instruments.environment import read_environment
 from kbatch.records.execution import ExecutionRecord
-from kbatch.records.json_files import RecordError, read_record, write_record
+from kbatch.records.json_files import NewerRecordError, RecordError, read_record, write_record
 from kbatch.records.loading import RECORD_NAME
 from kbatch.records.study import SearchRecord
 from kbatch.records.target import COST_NAMES
@@ -54,6 +54,11 @@ class TrialFiles:
         return self._file.parent
 
     @property
+    def objective(self) -> Objective:
+        """What the search optimises."""
+        return self._objective
+
+    @property
     def executions(self) -> int:
         """How many executions the tuner makes of each trial."""
         return getattr(self._tuner, "executions_per_trial", 1)
@@ -90,9 +95,15 @@ class TrialFiles:
             _write(SearchRecord(settings, read_environment()), self._project / RECORD_NAME)
 
     def record(self) -> TrialRecord | None:
-        """Reads what there is of the trial, None where it is missing, damaged or another's."""
+        """Reads what there is of the trial, None where it is missing, damaged or another's.
+
+        Raises:
+            NewerRecordError: If a newer kbatch wrote it.
+        """
         try:
             record = read_record(TrialRecord, self._file)
+        except NewerRecordError:
+            raise
         except RecordError:
             return None
         mine, found = self._values(), record.hyperparameters

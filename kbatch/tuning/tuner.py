@@ -84,6 +84,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         _check_isolation(isolate, distribution_strategy)
         executions = _check_count(executions_per_trial, "executions_per_trial", least=1)
         self.isolate = isolate
+        # keras-tuner sets it after the reload, which needs it.
+        self.executions_per_trial = executions
         self.keep_checkpoints = _check_count(keep_checkpoints, "keep_checkpoints", least=0)
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
@@ -187,6 +189,24 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Reads the trials of the project directory."""
         compare_settings(Path(self.project_dir), self.hypermodel.settings)
         self.oracle.reload()
+        for trial in self.oracle.ended_trials:
+            self._compare(trial)
+
+    def _compare(self, trial: Any) -> None:
+        """Checks that a trial had the same objective, and reopens it for further executions."""
+        files = TrialFiles(self, trial)
+        record = files.record()
+        if record is None:
+            return
+        if record.objective != files.objective:
+            raise ValueError(
+                f"The project directory {self.project_dir} holds a search with another objective: "
+                "give another `project_name`, or `overwrite=True` to start over. Received: "
+                f"objective={files.objective}, there: {record.objective}."
+            )
+        missing = len(record.executions) < self.executions_per_trial
+        if missing and trial.status == TrialStatus.COMPLETED:
+            trial.status = TrialStatus.RUNNING
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the display and the processes behind where a copy travels."""

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 from records_factory import make_epochs, make_execution, make_trial
 
@@ -47,6 +48,14 @@ def test_what_is_missing_or_not_finite_meets_no_target():
     assert not target.is_met(None)
     assert not target.is_met(math.nan)
     assert cost_to_target(Target("val_accuracy", 0.5, "max"), ()) is None
+
+
+@pytest.mark.parametrize("direction", ["max", "min"])
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.9, 0.95])
+def test_a_metric_in_float32_meets_its_own_value(direction, value):
+    target = Target("loss", value, direction)
+    assert target.is_met(float(np.float32(value)))
+    assert not target.is_met(value + (1e-5 if direction == "min" else -1e-5))
 
 
 def executed(*runs, value=0.5):

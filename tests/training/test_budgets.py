@@ -165,6 +165,18 @@ def test_a_metric_that_is_not_there_is_named():
         timed(kbatch.StopAtTarget("val_auc", 0.5))
 
 
+def test_a_metric_that_some_epochs_lack_is_compared_where_it_is():
+    """As under `validation_freq=2`."""
+    callback = kbatch.StopAtTarget("val_accuracy", 0.5)
+    callback.set_model(models.mlp())
+    callback.on_train_begin()
+    callback.on_epoch_end(0, {"loss": 1.0})
+    assert not callback.model.stop_training
+    callback.on_epoch_end(1, {"loss": 1.0, "val_accuracy": 0.6})
+    assert callback.model.stop_training
+    callback.on_train_end()
+
+
 def test_a_cost_needs_one_target():
     with pytest.raises(InputError, match="Received: 0 of them"):
         timed(to_target=True)

@@ -328,10 +328,13 @@ def test_one_example_that_does_not_fit_fails_the_trial_with_the_bytes(tmp_path, 
     assert "52 MiB" in told["message"]
 
 
-def test_a_limit_below_the_weights_ends_the_search(tmp_path):
+def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
+    """Another trial of the search may have a smaller model."""
     settings = {"memory_limit_bytes": 20 * 2**20, "dtype_policy": "float32"}
-    with pytest.raises(keras_tuner.errors.FatalValueError, match=r"20 MiB.*41.2 MiB"):
-        search(tmp_path, Locked(wide), (4,), data=wide_data(), settings=settings, **WIDE)
+    study = search(tmp_path, Locked(wide), (4,), data=wide_data(), settings=settings, **WIDE)
+    (run,) = runs(study)
+    assert run.status == "out_of_memory"
+    assert "a limit of 20.0 MiB, weights of 41.2 MiB" in run.failure
 
 
 @pytest.mark.parametrize(

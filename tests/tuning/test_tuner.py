@@ -65,6 +65,32 @@ def test_a_search_that_ended_runs_nothing_again(found, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_another_objective_in_the_same_directory_is_refused(found):
+    tuner, _ = found
+    arguments = {"executions_per_trial": 2, "keep_checkpoints": 2, "objective": "val_loss"}
+    with pytest.raises(ValueError, match=r"another objective.*'val_loss'.*'val_accuracy'"):
+        search(tuner.directory, **arguments)
+
+
+def test_more_executions_than_before_run_those_that_are_missing(tmp_path):
+    sizes = {"batch_sizes": (8, 16)}
+    search(tmp_path, searches.hypermodel(**sizes))
+    again = search(tmp_path, searches.hypermodel(**sizes), executions_per_trial=2)
+    study = kbatch.load_study(again)
+    assert [[run.seed for run in trial.executions] for trial in study.trials] == [[0, 1], [0, 1]]
+    direct = search(tmp_path / "direct", searches.hypermodel(**sizes), executions_per_trial=2)
+    for mine, theirs in zip(study.trials, kbatch.load_study(direct).trials, strict=True):
+        assert mine.metrics["val_loss"] == pytest.approx(theirs.metrics["val_loss"], rel=1e-5)
+
+
+def test_what_the_tuner_overrides_is_called_by_keras_tuner():
+    """These names are keras-tuner's own: renamed there, its own failure handling would return."""
+    for name in ("_populate_initial_space", "_try_run_and_update_trial", "_build_and_fit_model"):
+        assert callable(getattr(keras_tuner.Tuner, name))
+    for name in ("_save_trial", "create_trial", "end_trial"):
+        assert callable(getattr(keras_tuner.Oracle, name))
+
+
 def only_explored():
     """A build function that may be called once."""
     calls = []
