@@ -161,24 +161,27 @@ def wait_for_the_end_of(process):
         time.sleep(0.05)
 
 
-def fork_a_sleeper():
+def fork_a_sleeper(slept=None):
     child = os.fork()
     if not child:
         time.sleep(60)
+        if slept is not None:
+            slept.touch()
         os._exit(0)
     return child
 
 
 def test_a_death_is_told_while_a_forked_child_holds_the_pipe_and_the_child_ends(tmp_path):
-    def dies(path):
-        path.write_text(str(fork_a_sleeper()))
+    def dies(folder):
+        (folder / "child").write_text(str(fork_a_sleeper(folder / "slept")))
         os.kill(os.getpid(), signal.SIGKILL)
 
     with Worker() as fresh:
         with pytest.raises(WorkerDied, match="status -9"):
-            fresh.call(dies, tmp_path / "child")
+            fresh.call(dies, tmp_path)
         with contextlib.suppress(psutil.NoSuchProcess):
             wait_for_the_end_of(psutil.Process(int((tmp_path / "child").read_text())))
+    assert not (tmp_path / "slept").exists()
 
 
 def test_what_a_function_started_ends_with_a_restart():
