@@ -7,6 +7,10 @@ import tensorflow as tf
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
 
+from kbatch.instruments.nvml import NvmlUnavailableError, opened_nvml
+from kbatch.instruments.tensorflow_gpus import tensorflow_gpus
+from kbatch.instruments.worker_devices import workers_on_device
+
 # Read by TensorFlow when it starts: the CPU then runs out as a GPU does.
 _BFC = "TF_CPU_ALLOCATOR_USE_BFC"
 _BFC_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
@@ -66,15 +70,20 @@ class DeviceMemory:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Bytes that TensorFlow may take of a GPU, less what others held; None on a CPU."""
+        """Bytes that TensorFlow may take of a GPU, less what others held; None on a CPU.
+
+        Where workers of a search share the GPU it is a worker's part, unless a limit was set.
+        """
         if self.device == "CPU:0":
             return None
         gpu = tf.config.list_physical_devices("GPU")[0]
         for logical in tf.config.get_logical_device_configuration(gpu) or ():
             if logical.memory_limit is not None:
-                return int(logical.memory_limit * MEBIBYTE)
+                # The allocator takes the limit at its word, whatever the GPU has.
+                return usable_bytes(_total_bytes(), int(logical.memory_limit * MEBIBYTE), 1)
         found: list[Any] = device_lib.list_local_devices()
-        return next(d.memory_limit for d in found if d.name.endswith(f"device:{self.device}"))
+        device = next(d.memory_limit for d in found if d.name.endswith(f"device:{self.device}"))
+        return usable_bytes(device, None, workers_on_device() or 1)
 
     def reset(self) -> None:
         """Starts a new peak at what is held now."""
@@ -86,8 +95,35 @@ class DeviceMemory:
         return tf.config.experimental.get_memory_info(self.device)["peak"]
 
 
+def usable_bytes(device_bytes: int | None, set_bytes: int | None, workers: int) -> int | None:
+    """Tells how much of a GPU one process may take.
+
+    Args:
+        device_bytes: What the GPU has, None if unknown.
+        set_bytes: A limit that was set for this process, None without one.
+        workers: How many workers share the GPU, to equal parts where no limit was set.
+
+    Returns:
+        Bytes, None if nothing is known.
+    """
+    if device_bytes is None:
+        return set_bytes
+    return device_bytes // workers if set_bytes is None else min(set_bytes, device_bytes)
+
+
+def _total_bytes() -> int | None:
+    """Gives the memory of the first GPU, None where the driver does not tell."""
+    try:
+        with opened_nvml() as listed:
+            by_device = {name: bus_id for bus_id, n in tensorflow_gpus().items() for name in n}
+            totals = {gpu.pci_bus_id: gpu.memory_total_bytes for gpu in listed}
+            return totals.get(by_device.get("GPU:0", ""))
+    except NvmlUnavailableError:
+        return None
+
+
 def gpu_in_use() -> bool:
     """Tells whether this process holds a GPU already, which leaves little to another one."""
-    # No public name tells: asking any of them would start it.
-    started = getattr(context.context(), "_initialized", False)
-    return bool(started and gpu_visible())
+    # No public name tells: asking any of them would start it. If this one goes, it must be seen.
+    running: Any = context.context()
+    return bool(running._initialized and gpu_visible())

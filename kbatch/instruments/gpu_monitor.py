@@ -46,7 +46,8 @@ class GpuMonitor:
 
     Attributes:
         usage: What the block took, None until it ends.
-        unavailable: Why no GPU is read, in one line; None before the start and where one is.
+        unavailable: Why no GPU is read, in one line, such as a reading that failed on the way;
+            None before the start and where one is read.
 
     Raises:
         ValueError: If `interval_s` is not positive.
@@ -102,17 +103,23 @@ class GpuMonitor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stops the thread, takes the last sample and closes NVML; a second time does nothing."""
+        """Stops the thread, takes the last sample and closes NVML; a second time does nothing.
+
+        Where a reading raised, the GPUs are left out: the block itself has not failed.
+        """
         if self._open is None:
             return
         opened, self._open = self._open, None
         with opened:
             failure = self._thread.stop()
-            duration_s = self.sample()
+            duration_s = self._now() - (self._started_s or 0.0)
+            try:
+                duration_s = self.sample()
+            except Exception as mistake:  # Whatever a library raises that changed.
+                failure = failure or mistake
+            if failure is not None:
+                self._leave_out_gpus(failure)
             self.usage = self._summed_up(duration_s)
-        # What the block itself raised goes first.
-        if failure is not None and error is None:
-            raise failure
 
     def sample(self) -> float:
         """Reads GPUs and host once more, besides the thread.
@@ -152,6 +159,14 @@ class GpuMonitor:
         if self.unavailable is not None:
             return []
         return [GpuTally(by_bus_id[bus_id], names) for bus_id, names in devices.items()]
+
+    def _leave_out_gpus(self, failure: BaseException) -> None:
+        text = " ".join(str(failure).split())
+        # What was read before is a part of the block, and would look like all of it.
+        self._gpus = []
+        self.unavailable = self.unavailable or (
+            f"A reading failed, which ended the sampling: {type(failure).__name__}: {text}"
+        )
 
     def _sample(self, time_s: float) -> None:
         self._host.add(time_s, read_host(self._process))

@@ -32,12 +32,16 @@ class MappedPickles:
 
         Raises:
             UnsendableError: If it cannot be pickled.
+            OSError: If a file cannot be written, such as on a full disk.
+            MemoryError: If there is no room for the pickle.
         """
         while self._files:
-            self._files.pop().unlink()
+            self._files.pop().unlink(missing_ok=True)  # One that was never begun.
         buffer = io.BytesIO()
         try:
             _Pickler(buffer, self._file_of).dump(value)
+        except (OSError, MemoryError):  # Not the value's fault.
+            raise
         except Exception as error:  # A pickler raises whatever the object's own code raises.
             raise UnsendableError(f"It cannot be sent to another process: {error}") from error
         return buffer.getvalue()

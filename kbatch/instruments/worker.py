@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -11,10 +10,12 @@ from typing import Any
 
 from kbatch.instruments.mapped_pickles import MappedPickles, UnsendableError
 from kbatch.instruments.messages import read_message, write_message
+from kbatch.instruments.process_group import ProcessGroup
 
 # SIGABRT, SIGKILL and SIGSEGV, as Popen tells them and as a shell between the two does.
 _MEMORY_EXITS = (-6, -9, -11, 134, 137, 139)
 _TAIL_CHARACTERS = 4000
+_PROGRAM = "kbatch.instruments.worker_process"
 
 
 class WorkerDied(RuntimeError):
@@ -23,6 +24,7 @@ class WorkerDied(RuntimeError):
     Attributes:
         exit_code: Its exit status; a signal's number, negative, where one ended it.
         out_of_memory: Whether the status is one that running out of memory leaves.
+        tail: The end of what it wrote.
     """
 
     def __init__(self, exit_code: int, tail: str):
@@ -31,6 +33,7 @@ class WorkerDied(RuntimeError):
             f"The end of what it wrote:\n{tail}"
         )
         self.exit_code = exit_code
+        self.tail = tail
         self.out_of_memory = exit_code in _MEMORY_EXITS
 
 
@@ -43,7 +46,7 @@ class Worker:
 
     Functions, closures and what a notebook defines travel by value (cloudpickle), large arrays as
     memory-mapped files. It is started by the first call, needs no `__main__` guard, and ends with
-    its parent.
+    its parent, whose folder it removes then. What its functions start ends with it.
 
     Example:
 
@@ -62,15 +65,20 @@ class Worker:
     ):
         self._environment = dict(environment or {})
         self._subject = subject
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ProcessGroup | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
-        self._pickles = MappedPickles(Path(self._folder.name))
+        self._pickles = MappedPickles(self.folder)
 
     def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @property
+    def folder(self) -> Path:
+        """A folder for files that the worker reads; it goes when the worker is closed."""
+        return Path(self._folder.name)
 
     @property
     def output(self) -> str:
@@ -112,7 +120,6 @@ class Worker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            _end(process)
 
     def close(self) -> None:
         """Ends the process and removes its files."""
@@ -121,17 +128,17 @@ class Worker:
 
     def _ask(
         self,
-        process: subprocess.Popen[bytes],
+        process: ProcessGroup,
         request: tuple[Any, ...],
         on_event: Callable[[Any], None] | None = None,
     ) -> Any:
         message = self._pickles.dumps(request)
         try:
-            write_message(process.stdin, message)
+            write_message(process.requests, message)
             kind, value, trace = self._answer(process, on_event)
         except (EOFError, BrokenPipeError):
             self._process = None
-            raise WorkerDied(_end(process), self.output[-_TAIL_CHARACTERS:]) from None
+            raise WorkerDied(process.wait(), self.output[-_TAIL_CHARACTERS:]) from None
         except BaseException:
             self.restart()  # It still works on what nobody waits for.
             raise
@@ -145,10 +152,10 @@ class Worker:
         return value
 
     def _answer(
-        self, process: subprocess.Popen[bytes], on_event: Callable[[Any], None] | None
+        self, process: ProcessGroup, on_event: Callable[[Any], None] | None
     ) -> tuple[str, Any, str]:
         while True:
-            answer = pickle.loads(read_message(process.stdout))
+            answer = pickle.loads(read_message(process.answers))
             if answer[0] != "event":
                 return answer
             if on_event is not None:
@@ -156,37 +163,25 @@ class Worker:
 
     @property
     def _output_path(self) -> Path:
-        return Path(self._folder.name) / "output.txt"
+        return self.folder / "output.txt"
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+    def _running(self) -> ProcessGroup:
+        if self._process is None or self._process.ended:
             path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
             environment = {**os.environ, **self._environment, "PYTHONPATH": path}
             with open(self._output_path, "wb") as output:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "kbatch.instruments.worker_process"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=output,
-                    env=environment,
+                self._process = ProcessGroup(
+                    (sys.executable, "-m", _PROGRAM, str(os.getpid()), str(self.folder)),
+                    environment,
+                    output,
                 )
             if self._subject is not None:
                 self._make_subject(self._process, self._subject)
         return self._process
 
-    def _make_subject(self, process: subprocess.Popen[bytes], subject: Callable[[], Any]) -> None:
+    def _make_subject(self, process: ProcessGroup, subject: Callable[[], Any]) -> None:
         try:
             self._ask(process, ("subject", subject, ()))
         except BaseException:
             self.restart()  # Without its subject it is of no use.
             raise
-
-
-def _end(process: subprocess.Popen[bytes]) -> int:
-    for stream in (process.stdin, process.stdout):
-        try:
-            if stream is not None:
-                stream.close()
-        except BrokenPipeError:  # What was not sent yet is lost with the process.
-            continue
-    return process.wait()

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -18,16 +19,23 @@ _PARENT_CHECK_S = 0.5
 
 
 def main() -> None:
-    """Answers calls until the parent closes the pipe or ends."""
-    # Ctrl-C in a terminal reaches the whole group; the parent decides what ends.
+    """Answers calls until the parent closes the pipe or ends.
+
+    Its arguments are the parent's process id, and a folder to remove if the parent cannot.
+    """
+    parent, folder = int(sys.argv[1]), sys.argv[2]
+    # The parent decides what an interrupt ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     calls, answers = _take_pipes()
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    watching = threading.Thread(target=_end_with_parent, args=(parent, folder), daemon=True)
+    watching.start()
     desk = _Desk(answers)
     while True:
         try:
             message = read_message(calls)
         except EOFError:
+            # The pipe of a parent that was killed closes somewhat before the parent is gone.
+            watching.join(2 * _PARENT_CHECK_S)
             return
         write_message(answers, desk.answer(message))
 
@@ -68,10 +76,11 @@ def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
     return calls, answers
 
 
-def _end_with_parent(parent: int) -> None:
+def _end_with_parent(parent: int, folder: str) -> None:
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
-    os._exit(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)  # With what was started here.
 
 
 def _pickled(kind: str, value: Any, trace: str = "") -> bytes:

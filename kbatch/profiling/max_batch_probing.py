@@ -5,6 +5,7 @@ from collections.abc import Callable
 from kbatch.analysis.max_batch_search import MaxBatchAnswer, search_max_batch
 from kbatch.instruments.allocator_log import FreeMemory
 from kbatch.instruments.environment import read_environment
+from kbatch.instruments.worker import WorkerDied
 from kbatch.profiling.memory_probes import LoadFacts, Probes, Reading
 from kbatch.profiling.memory_refusals import check_facts, no_example_fits
 from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
@@ -49,7 +50,7 @@ def probe_max_batch(
         if confirm:
             log.notes.append(_NOT_CONFIRMED)
     if answer.batch_size is None:
-        raise no_example_fits(facts, memory_window, answer.memory_bytes[1])
+        raise no_example_fits(facts, memory_window, answer.memory_bytes[1], log.died)
     free = log.free
     return MaxBatchSizeResult(
         max_batch_size=answer.batch_size,
@@ -71,7 +72,7 @@ def probe_max_batch(
 
 
 class _Log:
-    """All probes so far, and the most bytes that each size took."""
+    """All probes so far, the most bytes that each size took, and how a worker ended last."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class _Log:
     ):
         self.records: list[ProbeRecord] = []
         self.free: FreeMemory | None = None
+        self.died: WorkerDied | None = None
         self.notes: list[str] = []
         self._probes = probes
         self._facts = facts
@@ -149,6 +151,7 @@ class _Log:
         # The most that was seen; once it ran out it counts as too large.
         self._memory[rows] = None if peak is None or before is None else max(before, peak)
         self.free = reading.free or self.free
+        self.died = reading.died or self.died
         record = ProbeRecord(rows, peak, self._outcome(peak), reading.duration_s, purpose)
         self.records.append(record)
         if self._on_probe is not None:

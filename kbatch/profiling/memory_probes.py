@@ -29,12 +29,14 @@ class Reading(NamedTuple):
         rows: Examples that the batch really had.
         duration_s: Seconds that it took.
         free: What was free when memory ran out, None where the allocator did not tell.
+        died: How the worker process ended of it, None where it did not.
     """
 
     peak_bytes: int | None
     rows: int
     duration_s: float
     free: FreeMemory | None = None
+    died: WorkerDied | None = None
 
 
 class LoadFacts(NamedTuple):
@@ -115,7 +117,8 @@ class WorkerProbes:
         except Exception as error:
             if not _of_memory(error):
                 raise
-            reading = Reading(None, batch_size, time.perf_counter() - started_s)
+            died = error if isinstance(error, WorkerDied) else None
+            reading = Reading(None, batch_size, time.perf_counter() - started_s, died=died)
         if reading.peak_bytes is None:
             # A fresh process begins its output anew.
             return reading._replace(free=free_memory(self._worker.output.removeprefix(before)))

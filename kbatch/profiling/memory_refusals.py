@@ -1,5 +1,6 @@
 """What is said when a model cannot fit at all."""
 
+from kbatch.instruments.worker import WorkerDied
 from kbatch.profiling.memory_probes import LoadFacts
 from kbatch.reporting.number_text import memory_text
 from kbatch.training.errors import InputError, OutOfMemoryError
@@ -33,10 +34,16 @@ def limit_below_weights(limit_bytes: int, variables_bytes: int) -> OutOfMemoryEr
     )
 
 
-def weights_do_not_fit(limit_bytes: int | None) -> OutOfMemoryError:
-    """Says that the model could not even be built with all the memory that there is."""
+def weights_do_not_fit(limit_bytes: int | None, died: WorkerDied | None = None) -> OutOfMemoryError:
+    """Says that the model could not even be built with all the memory that there is.
+
+    Args:
+        limit_bytes: The limit, None for all of the device.
+        died: How the worker process ended of it, if it did.
+    """
     limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
-    return OutOfMemoryError(
+    return _with_end_of_worker(
+        died,
         "The model could not be built: its weights, with what the optimizer keeps of them, need "
         "more memory than there is. Use a smaller model or more memory. "
         f"Received: a limit of {limit}.",
@@ -46,7 +53,10 @@ def weights_do_not_fit(limit_bytes: int | None) -> OutOfMemoryError:
 
 
 def no_example_fits(
-    facts: LoadFacts, memory_window: tuple[float, float], needed_bytes: float | None
+    facts: LoadFacts,
+    memory_window: tuple[float, float],
+    needed_bytes: float | None,
+    died: WorkerDied | None = None,
 ) -> OutOfMemoryError:
     """Says what one example needs.
 
@@ -54,10 +64,12 @@ def no_example_fits(
         facts: What is known of the load.
         memory_window: Lower and upper share of the limit.
         needed_bytes: What one example needs; None where only the failure is known.
+        died: How the worker process ended of it, if it did.
     """
     limit = memory_text(facts.limit_bytes)
     needs = "more than that" if needed_bytes is None else memory_text(needed_bytes)
-    return OutOfMemoryError(
+    return _with_end_of_worker(
+        died,
         f"One example does not fit: with the weights it needs {needs}, and the memory window ends "
         f"at {memory_window[1]:.0%} of {limit}. The weights, with what the optimizer keeps of "
         f"them, are {memory_text(facts.variables_bytes)}. Use a smaller model, shorter examples, "
@@ -65,3 +77,20 @@ def no_example_fits(
         None if needed_bytes is None else int(needed_bytes),
         facts.limit_bytes,
     )
+
+
+def _with_end_of_worker(
+    died: WorkerDied | None, message: str, needed_bytes: int | None, limit_bytes: int
+) -> OutOfMemoryError:
+    """Adds how the worker process ended: a crash leaves what want of memory leaves."""
+    if died is None:
+        return OutOfMemoryError(message, needed_bytes, limit_bytes)
+    error = OutOfMemoryError(
+        f"{message} It was found so because the worker process ended with status "
+        f"{died.exit_code}, which a crash of another kind leaves as well.",
+        needed_bytes,
+        limit_bytes,
+    )
+    error.__cause__ = died
+    error.add_note(f"The end of what the worker process wrote:\n{died.tail}")
+    return error

@@ -8,6 +8,7 @@ import keras
 from kbatch.instruments.device_memory import gpu_in_use, gpu_visible
 from kbatch.instruments.host_memory import available_bytes
 from kbatch.instruments.mapped_pickles import UnsendableError
+from kbatch.instruments.worker import WorkerDied
 from kbatch.profiling.loads import Load
 from kbatch.profiling.memory_probes import Probes, ProcessProbes, worker_probes
 from kbatch.profiling.memory_refusals import (
@@ -72,21 +73,29 @@ def _in_worker(
         raise refusal
     # What a GPU has is known by the worker alone.
     limit_bytes = memory_limit_bytes if gpu_visible() else probes.limit_bytes
-    raise _refusal_with_bytes(load, limit_bytes, memory_window) from refusal
+    raise _refusal_with_bytes(load, limit_bytes, memory_window, _death(refusal)) from refusal
 
 
 def _refusal_with_bytes(
-    load: Load, limit_bytes: int | None, memory_window: tuple[float, float]
+    load: Load,
+    limit_bytes: int | None,
+    memory_window: tuple[float, float],
+    died: WorkerDied | None,
 ) -> Exception:
     """Runs one example with all the memory that there is, to tell what it needs."""
     with worker_probes(load, None if gpu_visible() else available_bytes()) as probes:
         try:
             found = probes.facts
-        except MemoryError:
-            return weights_do_not_fit(limit_bytes)
+        except MemoryError as error:
+            return weights_do_not_fit(limit_bytes, _death(error) or died)
         if limit_bytes is None:
             limit_bytes = found.limit_bytes
         facts = found._replace(limit_bytes=limit_bytes)
         if facts.variables_bytes > limit_bytes:
             return limit_below_weights(limit_bytes, facts.variables_bytes)
-        return no_example_fits(facts, memory_window, probes.read(1).peak_bytes)
+        one = probes.read(1)
+        return no_example_fits(facts, memory_window, one.peak_bytes, one.died or died)
+
+
+def _death(error: MemoryError) -> WorkerDied | None:
+    return error.__cause__ if isinstance(error.__cause__, WorkerDied) else None

@@ -1,16 +1,14 @@
 """Trials in processes of their own: what they take is given back when they end."""
 
 import pickle
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import keras_tuner
 import tensorflow as tf
 
-from kbatch.instruments.mapped_pickles import MappedPickles
+from kbatch.instruments.mapped_pickles import MappedPickles, UnsendableError
 from kbatch.instruments.worker import Worker
 from kbatch.training.errors import InputError
 from kbatch.tuning.executions import run_executions
@@ -32,24 +30,27 @@ class IsolatedTrials:
 
     def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
         _refuse_datasets(arguments, keywords)
-        self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
-        pickles = MappedPickles(Path(self._folder.name))
+        self._worker = Worker()
+        # A folder of its own: the worker's pickles replace one another.
+        folder = self._worker.folder / "search"
+        folder.mkdir()
         try:
-            self._data = pickles.dumps((tuple(arguments), dict(keywords)))
-        except TypeError as error:
-            self._folder.cleanup()
+            self._data = MappedPickles(folder).dumps((tuple(arguments), dict(keywords)))
+        except UnsendableError as error:
+            self._worker.close()
             raise InputError(
                 "With `isolate=True` data and callbacks travel to another process: give arrays or "
                 f"a function `batch_size -> tf.data.Dataset`. Received: {error}"
             ) from error
-        self._worker = Worker()
+        except BaseException:
+            self._worker.close()
+            raise
 
     def __enter__(self) -> "IsolatedTrials":
         return self
 
     def __exit__(self, *error: object) -> None:
         self._worker.close()
-        self._folder.cleanup()
 
     def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
         """Runs the executions of a trial.

@@ -276,15 +276,38 @@ class Broken(FakeNvml):
         return super().nvmlDeviceGetPowerUsage(device, power)
 
 
-def test_a_mistake_in_the_thread_is_raised_at_the_end(monkeypatch, clock):
+def test_a_mistake_in_the_thread_ends_the_sampling_and_not_the_block(monkeypatch, clock):
     library = Broken()
-    monitor = monitor_of(monkeypatch, library, clock, interval_s=1e-4)
-    with pytest.raises(ZeroDivisionError, match="in the thread"), monitor:
+    with monitor_of(monkeypatch, library, clock, interval_s=1e-4) as monitor:
         assert library.raised.wait(60)
+        clock.time_s += 2.0
+    assert monitor.gpus is None
+    assert "ZeroDivisionError: in the thread" in monitor.unavailable
+    assert len(monitor.unavailable.splitlines()) == 1
+    assert monitor.usage.unavailable == monitor.unavailable
+    assert monitor.usage.duration_s == 2.0
     assert library.users == 0
 
 
-def test_what_the_block_raised_goes_first(monkeypatch, clock):
+def test_a_mistake_in_the_last_reading_does_not_fail_the_block(monkeypatch, clock):
+    class BrokenInTheEnd(FakeNvml):
+        broken = False
+
+        def nvmlDeviceGetPowerUsage(self, device, power):
+            if self.broken:
+                raise ZeroDivisionError("at the\nend")
+            return super().nvmlDeviceGetPowerUsage(device, power)
+
+    library = BrokenInTheEnd(FakeGpu())
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        clock.time_s += 2.0
+        library.broken = True
+    assert "ZeroDivisionError: at the end" in monitor.unavailable
+    assert (monitor.usage.duration_s, monitor.usage.readings) == (2.0, 2)
+    assert library.users == 0
+
+
+def test_what_the_block_raised_is_raised_whatever_the_readings_did(monkeypatch, clock):
     library = Broken()
     monitor = monitor_of(monkeypatch, library, clock, interval_s=1e-4)
     with pytest.raises(ValueError, match="mine"), monitor:

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import os
 import signal
@@ -91,6 +92,19 @@ def test_what_cannot_be_pickled_is_told_on_either_way(worker):
     assert worker.call(int, "3") == 3
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError("full")])
+def test_want_of_room_for_the_files_is_not_what_cannot_be_pickled(worker, monkeypatch, error):
+    def fails(*arguments, **settings):
+        raise error
+
+    with monkeypatch.context() as full:
+        full.setattr("numpy.save", fails)
+        with pytest.raises(type(error)) as caught:
+            worker.call(len, np.zeros(1_000_000))
+    assert caught.value is error
+    assert worker.call(len, np.zeros(1_000_000)) == 1_000_000
+
+
 class OnlyHere:
     """What can be written and not read again."""
 
@@ -138,6 +152,79 @@ worker.call(time.sleep, 60)
     parent.kill()
     parent.wait()
     worker.wait(timeout=20)
+
+
+def wait_for_the_end_of(process):
+    deadline = time.monotonic() + 20
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def fork_a_sleeper(slept=None):
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        if slept is not None:
+            slept.touch()
+        os._exit(0)
+    return child
+
+
+def test_a_death_is_told_while_a_forked_child_holds_the_pipe_and_the_child_ends(tmp_path):
+    def dies(folder):
+        (folder / "child").write_text(str(fork_a_sleeper(folder / "slept")))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with Worker() as fresh:
+        with pytest.raises(WorkerDied, match="status -9"):
+            fresh.call(dies, tmp_path)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            wait_for_the_end_of(psutil.Process(int((tmp_path / "child").read_text())))
+    assert not (tmp_path / "slept").exists()
+
+
+def test_what_a_function_started_ends_with_a_restart():
+    with Worker() as fresh:
+        child = psutil.Process(fresh.call(fork_a_sleeper))
+        fresh.restart()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            wait_for_the_end_of(child)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_a_killed_parent_leaves_is_ended_and_removed(tmp_path, busy):
+    code = f"""
+import os, time
+from kbatch.instruments.worker import Worker
+def fork_a_sleeper():
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    return child
+worker = Worker()
+print(worker.call(fork_a_sleeper), flush=True)
+worker.call(time.sleep, 60) if {busy} else time.sleep(60)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    child = psutil.Process(int(parent.stdout.readline()))
+    assert list(tmp_path.iterdir())
+    parent.kill()
+    parent.wait()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        wait_for_the_end_of(child)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_nobody_holds_ends():
+    process = psutil.Process(Worker().call(os.getpid))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        wait_for_the_end_of(process)
 
 
 def test_closing_ends_the_process_and_removes_its_files(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The largest batch that fits, with real train steps, real workers and real want of memory."""
 
 import os
+import signal
 import tempfile
 import threading
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from memory_models import MB, conv_net, images
 
 import kbatch
+from kbatch.instruments.worker import WorkerDied
 from kbatch.profiling.loads import Load
 from kbatch.profiling.memory_probes import worker_probes
 from kbatch.profiling.user_model import model_builder
@@ -351,6 +353,30 @@ def test_one_example_that_runs_out_is_told_with_what_it_needs():
         kbatch.find_max_batch_size(wide, *WIDE, memory_limit_bytes=32 * MB)
     assert caught.value.limit_bytes == 32 * MB
     assert 30 * MB < caught.value.needed_bytes < 100 * MB
+
+
+def test_a_crash_at_one_example_is_told_with_its_status_and_last_words():
+    here = os.getpid()
+
+    def crash():
+        assert os.getpid() != here
+        os.write(2, b"these were my last words")
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def loss(y, predicted):
+        with tf.control_dependencies([tf.py_function(crash, [], [])]):
+            return tf.reduce_mean(predicted)
+
+    def crashing():
+        model = keras.Sequential([layers.Input((4,)), layers.Dense(1)])
+        model.compile("sgd", loss, jit_compile=False)
+        return model
+
+    data = np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32")
+    with pytest.raises(OutOfMemoryError, match="ended with status -11") as caught:
+        kbatch.find_max_batch_size(crashing, *data, memory_limit_bytes=64 * MB)
+    assert "these were my last words" in caught.value.__notes__[0]
+    assert isinstance(caught.value.__cause__.__cause__, WorkerDied)
 
 
 @pytest.mark.parametrize("window", [(0.9, 0.8), (0, 0.5), (0.5, 1.1), 0.8, (0.1, 0.2, 0.3), None])

@@ -1,9 +1,12 @@
 """The search with probes that are computed: every turn that it can take."""
 
+import pickle
+
 import pytest
 
 from kbatch.analysis.max_batch_search import search_max_batch
 from kbatch.instruments.allocator_log import FreeMemory
+from kbatch.instruments.worker import WorkerDied
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.memory_probes import LoadFacts, Reading
 from kbatch.training.errors import InputError, OutOfMemoryError
@@ -188,6 +191,21 @@ def test_one_example_that_does_not_fit_names_the_bytes(each, needed):
     assert (caught.value.needed_bytes, caught.value.limit_bytes) == (needed, LIMIT)
     assert "90 B" in str(caught.value)
     assert ("9.28 KiB" in str(caught.value)) == (needed is not None)
+
+
+def test_a_worker_that_died_of_one_example_is_told_with_what_it_wrote():
+    died = WorkerDied(-11, "Check failed: a crash")
+
+    class Crashes(ComputedProbes):
+        def read(self, size):
+            return Reading(None, size, 0.5, died=died)
+
+    with pytest.raises(OutOfMemoryError, match="worker process ended with status -11") as caught:
+        probe(Crashes())
+    assert caught.value.__cause__ is died
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert "Check failed: a crash" in copy.__notes__[0]
+    assert (str(copy), copy.limit_bytes) == (str(caught.value), LIMIT)
 
 
 def test_a_limit_below_the_weights_names_both_and_runs_nothing():
