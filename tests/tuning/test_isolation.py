@@ -5,6 +5,7 @@ import signal
 
 import keras
 import models
+import numpy as np
 import psutil
 import pytest
 import searches
@@ -122,6 +123,26 @@ def test_what_cannot_travel_is_refused_and_functions_travel(tmp_path):
         tuner.search(a_function, verbose=0)
     tuner.search(a_function, validation_data=models.rows(40), verbose=0)
     assert kbatch.load_study(tuner).trials[0].status == "completed"
+
+
+def test_the_data_lie_in_the_folder_that_the_worker_removes(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    large = np.zeros(1_000_000)
+    with IsolatedTrials([large], {}):
+        (folder,) = tmp_path.iterdir()
+        assert [path.stat().st_size > large.nbytes for path in folder.rglob("*.npy")] == [True]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_as_such_and_leaves_nothing(tmp_path, monkeypatch):
+    def fails(*arguments, **settings):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("numpy.save", fails)
+    with pytest.raises(OSError, match="No space left"):
+        IsolatedTrials([np.zeros(1_000_000)], {})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
