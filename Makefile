@@ -28,7 +28,7 @@ test: .venv/test.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: .venv/test.stamp
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not gpu"
 
 test-gpu: .venv/test.stamp
 	$(BIN)/python -m pytest -m gpu
