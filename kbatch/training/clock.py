@@ -41,6 +41,7 @@ class TrainingClock(keras.callbacks.Callback):
         first_learning_rate: Learning rate at the first update.
         train_s: Seconds in train steps, in all.
         epochs: The epochs so far.
+        in_step: Whether a step has begun and not ended: an error then came from it.
         last: The callback that stands last.
     """
 
@@ -56,6 +57,7 @@ class TrainingClock(keras.callbacks.Callback):
         self.first_learning_rate: float | None = None
         self.train_s = 0.0
         self.epochs: list[EpochRecord] = []
+        self.in_step = False
         self.last: keras.callbacks.Callback = _Last(self)
         self._meter = meter
         self._every_shape_compiles = every_shape_compiles
@@ -110,12 +112,14 @@ class TrainingClock(keras.callbacks.Callback):
 
     def begin_step(self) -> None:
         """Starts a step."""
+        self.in_step = True
         if self.first_learning_rate is None:
             self.first_learning_rate = current_learning_rate(getattr(self.model, "optimizer", None))
         self._begun_s = self._now()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
         """Ends the step."""
+        self.in_step = False
         duration_s = self._now() - self._begun_s
         reading = self._meter.read()
         examples = reading.examples - self._reading.examples

@@ -8,6 +8,7 @@ import keras
 
 # They change the steps, not what these need.
 _NOT_OF_MEMORY = ("learning_rate", "name")
+_OF_TRAINING = ("built", "compiled", "stop_training")
 
 
 def model_fingerprint(model: keras.Model) -> str:
@@ -47,9 +48,9 @@ def _described(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_described(item, names) for item in value]
     if hasattr(value, "get_config") and not isinstance(value, type):
-        return [_class(type(value)), _described(_config(value), names)]
+        return [_class(type(value)), _described(_config(value), names), *_own_code(value)]
     if hasattr(value, "__code__"):
-        return [_class(value), value.__code__.co_code.hex(), list(value.__code__.co_names)]
+        return [_class(value), *_code(value)]
     return _class(value if isinstance(value, type) else type(value))
 
 
@@ -58,6 +59,27 @@ def _config(part: Any) -> Any:
         return part.get_config()
     except (NotImplementedError, TypeError, ValueError):  # A subclass does not describe itself.
         return list(getattr(part, "layers", []))
+
+
+def _own_code(part: Any) -> list[Any]:
+    """Gives what a class outside Keras computes: its code, and the numbers that it keeps."""
+    kind = type(part)
+    if kind.__module__.startswith("keras."):
+        return []
+    functions = [vars(kind)[name] for name in ("__init__", "build", "call") if name in vars(kind)]
+    numbers = {
+        name: value
+        for name, value in vars(part).items()
+        if isinstance(value, (bool, int, float)) and not name.startswith("_")
+        if name not in _OF_TRAINING
+    }
+    return [[_code(f) for f in functions if hasattr(f, "__code__")], sorted(numbers.items())]
+
+
+def _code(function: Any) -> list[Any]:
+    code = function.__code__
+    constants = [c for c in code.co_consts if isinstance(c, (bool, int, float, str))]
+    return [code.co_code.hex(), list(code.co_names), constants]
 
 
 def _class(kind: Any) -> str:

@@ -88,8 +88,7 @@ class AutoMicroBatch:
         self._found[key] = result
         if known is None:
             _save(result, _file(directory, key))
-        limit = self._limits.get(key) or _loaded(MicroBatchLimit, _limit_file(directory, key))
-        size = min(result.max_batch_size, limit.micro_batch_size if limit else self._largest)
+        size = min(result.max_batch_size, self._limit(key, directory))
         return FoundMicroBatch(size, search_s, _note(result, size, search_s), key)
 
     def halve(self, key: str, size: int, directory: Path | None) -> int | None:
@@ -105,9 +104,15 @@ class AutoMicroBatch:
         """
         if size < 2:
             return None
-        self._limits[key] = MicroBatchLimit(size // 2)
+        half = min(size // 2, self._limit(key, directory))
+        self._limits[key] = MicroBatchLimit(half)
         _save(self._limits[key], _limit_file(directory, key))
-        return size // 2
+        return half
+
+    def _limit(self, key: str, directory: Path | None) -> int:
+        """Gives the largest size that may be tried; another worker may have learnt of it."""
+        known = [self._limits.get(key), _loaded(MicroBatchLimit, _limit_file(directory, key))]
+        return min([self._largest, *(limit.micro_batch_size for limit in known if limit)])
 
     def _key(self, model: keras.Model, source: Source) -> str:
         limits = (self._rows(model), self._limit_bytes, self._window)

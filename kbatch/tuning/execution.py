@@ -128,9 +128,11 @@ class Execution:
         return None if self._plan.validation_is_chosen else most
 
     def _goes_on(self, error: Exception) -> bool:
-        """Makes the micro-batches smaller where memory ran out, and tells whether it could."""
+        """Makes the micro-batches smaller where a step ran out, and tells whether it could."""
         if self._micro_batch is None or failure_status(error) != "out_of_memory":
             return False
+        if not self._fit.clock.in_step:
+            return False  # Validation or a callback ran out: smaller micro-batches are no cure.
         return self._micro_batch.shrink()
 
     def _timed_fit(self) -> TimedFit:

@@ -111,6 +111,37 @@ def test_a_subclass_that_does_not_describe_itself_is_told_by_its_weights():
     assert of(build=subclassed) != of(build=subclassed, units=5)
 
 
+def applied(times, factor=1):
+    """A model whose `call` alone tells how often its one layer runs."""
+
+    class Applied(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.times = times
+            self.dense = layers.Dense(8)
+
+        def call(self, x):
+            for _ in range(self.times):
+                x = self.dense(x)
+            return x
+
+    class Doubled(Applied):
+        def call(self, x):
+            return super().call(super().call(x))
+
+    Doubled.__qualname__ = Applied.__qualname__
+    model = (Applied if factor == 1 else Doubled)()
+    model.compile("adam", "mse")
+    model(np.zeros((1, 8), "float32"))
+    return model
+
+
+def test_what_a_subclass_computes_matters():
+    assert of(build=applied, times=2) == of(build=applied, times=2)
+    assert of(build=applied, times=2) != of(build=applied, times=4)
+    assert of(build=applied, times=2) != of(build=applied, times=2, factor=2)
+
+
 def test_training_does_not_change_it():
     model = models.mlp()
     before = model_fingerprint(model)

@@ -13,6 +13,7 @@ import searches
 import tensorflow as tf
 
 import kbatch
+from kbatch.tuning.auto_micro_batch import AutoMicroBatch
 
 layers = keras.layers
 LIMIT = 100 * 10**6
@@ -40,7 +41,8 @@ def search(directory, build=models.mlp, sizes=(8, 16, 32), *, settings=None, **a
 
 
 def files(directory):
-    return sorted((directory / "search" / FOLDER).glob("*.json"))
+    found = (directory / "search" / FOLDER).glob("*.json")
+    return sorted(file for file in found if not file.name.endswith("-limit.json"))
 
 
 def plant(source, directory, size):
@@ -140,12 +142,21 @@ class RunsOut(keras.callbacks.Callback):
         super().__init__()
         self.file, self.step, self.lives = file, step, lives
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_begin(self, batch, logs=None):
         before = len(self.file.read_text()) if self.file.exists() else 0
         if batch == self.step and before < self.lives:
             self.file.write_text("x" * (before + 1))
             self.model.optimizer.learning_rate = 7.0  # As a schedule by callback would.
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+            self.model.train_function = run_out
+
+
+def run_out(*_):
+    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+
+class RunsOutBesideTheStep(keras.callbacks.Callback):
+    def on_test_begin(self, logs=None):
+        run_out()
 
 
 def with_dropout():
@@ -192,6 +203,31 @@ def test_a_size_that_ran_out_is_not_tried_when_the_search_goes_on_later(tmp_path
     shutil.copytree(tmp_path / "auto" / "search" / FOLDER, tmp_path / "later" / "search" / FOLDER)
     (run,) = runs(search(tmp_path / "later", Locked(), (16,)))
     assert (run.micro_batch_size, run.micro_batch_search_s) == (8, 0.0)
+
+
+def test_what_runs_out_beside_the_train_step_makes_nothing_smaller(tmp_path):
+    fit = {"callbacks": [RunsOutBesideTheStep()]}
+    study = search(tmp_path / "auto", Locked(), (16,), fit=fit)
+    (run,) = runs(study)
+    assert (run.status, run.micro_batch_size) == ("out_of_memory", 16)
+    assert not list((tmp_path / "auto" / "search" / FOLDER).glob("*-limit.json"))
+
+
+def test_the_smaller_of_two_limits_counts(tmp_path):
+    """Two workers of a search ran out of memory, one of them with smaller micro-batches."""
+    here, there = (
+        AutoMicroBatch(
+            largest_batch_size=256,
+            memory_limit_bytes=None,
+            memory_window=(0.8, 0.9),
+            moments_every=8,
+        )
+        for _ in range(2)
+    )
+    assert here.halve("key", 64, tmp_path) == 32
+    assert there.halve("key", 32, tmp_path) == 16
+    assert here.halve("key", 64, tmp_path) == 16
+    assert here.halve("key", 1, tmp_path) is None
 
 
 def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
