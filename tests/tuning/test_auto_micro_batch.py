@@ -356,12 +356,12 @@ def test_one_example_that_does_not_fit_fails_the_trial_with_the_bytes(tmp_path, 
     (trial,) = study.trials
     assert trial.status == "out_of_memory"
     assert "One example does not fit" in trial.executions[0].failure
-    assert "52 MiB" in trial.executions[0].failure
+    assert "52.0 MiB" in trial.executions[0].failure
     (file,) = (tmp_path / "search").glob("trial_*/trial.json")
     told = json.loads(file.read_text())
     assert told["status"] == "FAILED"
     assert "max_consecutive_failed_trials" in told["message"]
-    assert "52 MiB" in told["message"]
+    assert "52.0 MiB" in told["message"]
 
 
 def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
