@@ -84,6 +84,8 @@ def sample_of(data: FitData) -> SampleRows | SampleElements:
     x: Any = data.x
     if not is_dataset(x):
         examples = len(_array_leaf(x))
+        if examples == 0:
+            raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
         first = [_first_rows(part) for part in (x, data.y, data.sample_weight)]
         rows, _ = tensors_of(FitData(*first, class_weight=data.class_weight))
         return SampleRows(_numpy(rows), examples)

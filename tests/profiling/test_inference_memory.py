@@ -9,7 +9,7 @@ from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
 from kbatch.profiling.inference_memory import ascend_memory, expected_bytes, measure_memory
 from kbatch.profiling.loads import Load
 from kbatch.profiling.memory_probes import Reading, worker_probes
-from kbatch.training.errors import OutOfMemoryError
+from kbatch.training.errors import InputError
 
 LIMIT = 1000
 
@@ -145,7 +145,7 @@ def test_a_model_that_cannot_be_sent_is_measured_here_and_the_profile_says_so():
 def test_a_limit_below_the_weights_is_refused():
     layers = keras.layers
     model = keras.Sequential([layers.Input((1000,)), layers.Dense(4000)])
-    with pytest.raises(OutOfMemoryError, match="memory_limit_bytes"):
+    with pytest.raises(InputError, match="memory_limit_bytes"):
         measure_memory(
             model,
             inference_inputs(model),

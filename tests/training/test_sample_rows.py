@@ -99,3 +99,8 @@ def test_one_example_gets_a_batch_axis():
 def test_what_cannot_be_batched_is_refused(data, message):
     with pytest.raises(InputError, match=message):
         sample_of(data)
+
+
+def test_arrays_without_rows_are_refused():
+    with pytest.raises(InputError, match="data are empty"):
+        sample_of(FitData(np.zeros((0, 8), "float32"), np.zeros(0)))
