@@ -19,7 +19,12 @@ from kbatch.analysis.latency_batches import (
 from kbatch.analysis.learning_rate_records import LearningRateScaling, learning_rate_scaling
 from kbatch.analysis.learning_rates import scale_beta_2, scale_learning_rate
 from kbatch.analysis.moments import GradientMoments, gradient_moments
-from kbatch.analysis.noise_scale import NoiseScale, gradient_noise_scale, noise_scale_of_epochs
+from kbatch.analysis.noise_scale import (
+    NoiseScale,
+    gradient_noise_scale,
+    noise_scale_of_epochs,
+    noise_scale_of_runs,
+)
 from kbatch.analysis.quantile_bounds import (
     QuantileBound,
     calls_for_quantile,
@@ -56,6 +61,7 @@ __all__ = [
     "learning_rate_scaling",
     "mean_interval",
     "noise_scale_of_epochs",
+    "noise_scale_of_runs",
     "powers_of_two",
     "quantile_upper_bound",
     "scale_beta_2",

@@ -8,6 +8,7 @@ means of the blocks.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -108,6 +109,33 @@ def noise_scale_of_epochs(
     Raises:
         ValueError: If the shapes differ or a weight is not positive.
     """
+    return noise_scale_of_runs([(variances, squared_norms, weights)])
+
+
+def noise_scale_of_runs(runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> NoiseScale:
+    """Estimates the gradient noise scale of the late halves of several runs together.
+
+    All their late epochs are blocks of one estimate: what differs between runs widens the
+    interval as what differs between epochs does.
+
+    Args:
+        runs: Variances, squared norms and weights of each run, one at least, as
+            `noise_scale_of_epochs` takes them.
+
+    Returns:
+        The noise scale, unresolved for fewer than three epochs in all.
+
+    Raises:
+        ValueError: If the shapes differ or a weight is not positive.
+    """
+    late = [_late_half(*run) for run in runs]
+    variances, squared_norms, weights = (np.concatenate(parts) for parts in zip(*late, strict=True))
+    return _noise_scale(variances, squared_norms, weights=weights, measurements=len(weights))
+
+
+def _late_half(
+    variances: ArrayLike, squared_norms: ArrayLike, weights: ArrayLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     pairs = [np.asarray(variances, float), np.asarray(squared_norms, float)]
     counts = np.asarray(weights, float)
     if pairs[0].ndim != 1 or pairs[0].shape != pairs[1].shape:
@@ -122,10 +150,7 @@ def noise_scale_of_epochs(
         )
     known = np.flatnonzero(np.isfinite(pairs[0]) & np.isfinite(pairs[1]))
     late = known[-max(FEWEST_VALUES, (len(known) + 1) // 2) :]
-    counts = np.broadcast_to(counts, pairs[0].shape)
-    return _noise_scale(
-        pairs[0][late], pairs[1][late], weights=counts[late], measurements=len(late)
-    )
+    return pairs[0][late], pairs[1][late], np.broadcast_to(counts, pairs[0].shape)[late]
 
 
 def _noise_scale(

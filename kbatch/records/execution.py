@@ -5,7 +5,9 @@ import math
 from collections.abc import Mapping
 
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
+from kbatch.records.noise import EpochNoiseScale, noise_scale, noise_scale_curve
 from kbatch.records.target import COST_NAMES, Budget, Cost, Target, cost_to_target
 from kbatch.records.usage import UsageRecord
 
@@ -197,6 +199,16 @@ class ExecutionRecord:
         It is that of the whole run: building graphs, validation and callbacks are in it.
         """
         return self.usage and self.usage.joules_per_sample(self.examples_seen)
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """Gradient noise scale of the late half of its epochs, None if it was not measured."""
+        return noise_scale([self.epochs])
+
+    @property
+    def noise_scale_curve(self) -> tuple[EpochNoiseScale, ...]:
+        """Gradient noise scale by epoch, empty likewise."""
+        return noise_scale_curve(self.epochs)
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
         """Gives the finite metrics that stand for the run: the reported ones.

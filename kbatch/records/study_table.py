@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.records.execution import ExecutionRecord
 from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import TrialRecord
@@ -61,6 +62,7 @@ def _trial_row(trial: TrialRecord) -> dict[str, object]:
         "examples_seen": trial.mean(lambda e: e.examples_seen),
         "updates": trial.mean(lambda e: e.updates),
         **{name: trial.cost(name) for name in COST_NAMES},
+        **_noise_columns(trial.noise_scale),
         **{name: trial.mean(quantity) for name, quantity in _USAGE.items()},
         "epochs": trial.mean(lambda e: len(e.epochs)),
         "executions": len(trial.executions),
@@ -91,6 +93,7 @@ def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -
         "examples_seen": execution.examples_seen,
         "updates": execution.updates,
         **{name: execution.cost(name) for name in COST_NAMES},
+        **_noise_columns(execution.noise_scale),
         **{name: quantity(execution) for name, quantity in _USAGE.items()},
         "epochs": len(execution.epochs),
         "failure": execution.failure,
@@ -101,6 +104,15 @@ def _interval_columns(interval: Interval | None) -> dict[str, float | None]:
     return {
         "samples_per_second_low": interval and interval.low,
         "samples_per_second_high": interval and interval.high,
+    }
+
+
+def _noise_columns(scale: NoiseScale | None) -> dict[str, float | None]:
+    """Gives the noise scale; an unresolved one has a lower bound alone."""
+    return {
+        "noise_scale": scale and scale.value,
+        "noise_scale_low": scale and scale.at_least,
+        "noise_scale_high": scale and scale.interval and scale.interval.high,
     }
 
 

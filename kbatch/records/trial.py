@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, mean_interval
+from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.records.execution import ExecutionRecord
+from kbatch.records.noise import noise_scale
 from kbatch.records.target import COST_NAMES, Target
 
 # Worst first: one execution out of memory makes the trial one that ran out of memory.
@@ -146,6 +148,11 @@ class TrialRecord:
         costs = [e.cost(name) for e in self.executions]
         met = [cost for cost in costs if cost is not None]
         return fmean(met) if len(met) == len(costs) else None
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """Gradient noise scale of the late halves of all executions, None if not measured."""
+        return noise_scale([e.epochs for e in self.executions])
 
     @property
     def best_objective_value(self) -> float | None:

@@ -6,6 +6,7 @@ from kbatch.records.study import Study
 from kbatch.records.target import Budget
 from kbatch.records.trial import TrialRecord
 from kbatch.reporting.conditions import budget_text, conditions_of, end_text, epochs_text
+from kbatch.reporting.noise_text import noise_caveats
 from kbatch.reporting.number_text import listed, percent
 from kbatch.reporting.outcomes import diverged, outcome
 from kbatch.reporting.spreads import spreads
@@ -28,7 +29,7 @@ def caveats(study: Study) -> tuple[str, ...]:
     rules = (
         *(_problems, _incomplete, _other_batch, _data_wait, _one_window, _unstable, _busy_host),
         _shared_device,
-        *(_budget, _few_executions, _notes),
+        *(_budget, _few_executions, noise_caveats, _notes),
     )
     return tuple(text for rule in rules for text in rule(study))
 

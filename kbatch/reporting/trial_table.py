@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.records.execution import ExecutionRecord
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective, TrialRecord
 from kbatch.reporting.empty_study import refuse_empty
 from kbatch.reporting.metric_names import metric_words
+from kbatch.reporting.noise_text import NOISE_FOOTNOTE, noise_scale_text
 from kbatch.reporting.number_text import percent, readable, setting
 from kbatch.reporting.outcomes import outcome
 from kbatch.reporting.spreads import spreads
@@ -100,8 +102,8 @@ _GPU_FIGURES = (
 def trial_table(study: Study) -> TrialTable:
     """Writes the trials of a study as a table of texts.
 
-    A hyperparameter of the user's gets a column where it differs between trials, and so does what
-    was measured of the GPUs where it is known of any trial.
+    A hyperparameter of the user's gets a column where it differs between trials, and so do the
+    noise scale and what was measured of the GPUs where they are known of any trial.
 
     Args:
         study: A study with at least one trial.
@@ -116,6 +118,7 @@ def trial_table(study: Study) -> TrialTable:
     best = study.best_trial()
     tuned = trial_names(study.trials).hyperparameters
     quality = study.quality_metric
+    noise = bool(_noise_scales(study.trials))
     used = _gpu_figures(study.trials)
     return TrialTable(
         columns=(
@@ -127,6 +130,7 @@ def trial_table(study: Study) -> TrialTable:
             Column("Samples/s", True),
             Column(_quality_title(quality), True),
             *(Column(title, True) for title in _target_titles(study.trials)),
+            *((Column("Noise scale", True),) if noise else ()),
             Column("Updates", True),
             Column("First step (s)", True),
             Column("Waiting for data", True),
@@ -138,7 +142,14 @@ def trial_table(study: Study) -> TrialTable:
                 trial.trial_id,
                 trial.status,
                 trial is best,
-                _cells(trial, quality, tuned, bool(_target_titles(study.trials)), used),
+                _cells(
+                    trial,
+                    quality,
+                    tuned,
+                    target=bool(_target_titles(study.trials)),
+                    noise=noise,
+                    used=used,
+                ),
             )
             for trial in study.trials
         ),
@@ -150,7 +161,9 @@ def _cells(
     trial: TrialRecord,
     quality: Objective | None,
     tuned: Sequence[str],
+    *,
     target: bool,
+    noise: bool,
     used: Sequence["_GpuFigure"],
 ) -> tuple[Cell, ...]:
     return (
@@ -162,6 +175,7 @@ def _cells(
         _throughput(trial),
         _quality(trial, quality),
         *(_to_target(trial) if target else ()),
+        *((_noise_scale(trial),) if noise else ()),
         _cell(trial, trial.mean(lambda e: e.updates), lambda n: f"{n:,.0f}"),
         _cell(trial, trial.mean(lambda e: e.first_step_s)),
         _cell(trial, trial.mean(lambda e: e.data_wait_share), percent),
@@ -218,6 +232,15 @@ def _to_target(trial: TrialRecord) -> tuple[Cell, ...]:
     return tuple(_cell(trial, None) for _ in _COST_TEXTS)
 
 
+def _noise_scales(trials: Iterable[TrialRecord]) -> list[NoiseScale]:
+    return [scale for trial in trials if (scale := trial.noise_scale) is not None]
+
+
+def _noise_scale(trial: TrialRecord) -> Cell:
+    scale = trial.noise_scale
+    return _cell(trial, None) if scale is None else Cell(noise_scale_text(scale), scale.value)
+
+
 def _plus_minus(value: float, interval: Interval, digits: int) -> str:
     return f"{readable(value, digits)} ± {readable((interval.high - interval.low) / 2, 2)}"
 
@@ -252,6 +275,8 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
     elif found.single:
         sentences.append("A single execution has no interval.")
     sentences.append("Quality is that of each execution's best epoch.")
+    if _noise_scales(trials):
+        sentences.append(NOISE_FOOTNOTE)
     if _gpu_figures(trials):
         sentences.append(
             "What NVML shows of the GPUs is that of the whole run, validation included, and of "

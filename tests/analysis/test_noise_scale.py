@@ -2,7 +2,11 @@ import numpy as np
 import pytest
 from quadratic import squared_norms
 
-from kbatch.analysis.noise_scale import gradient_noise_scale, noise_scale_of_epochs
+from kbatch.analysis.noise_scale import (
+    gradient_noise_scale,
+    noise_scale_of_epochs,
+    noise_scale_of_runs,
+)
 
 
 def scales(noise_scale, *, sizes, steps, repetitions, seed=0):
@@ -168,3 +172,14 @@ def test_fewer_than_three_epochs_are_unresolved(epochs):
 def test_epochs_that_do_not_match_are_refused(arguments, weights, message):
     with pytest.raises(ValueError, match=message):
         noise_scale_of_epochs(*arguments, weights=weights)
+
+
+def test_runs_are_pooled_by_their_late_halves():
+    rng = np.random.default_rng(4)
+    runs = [(50 + rng.normal(size=n), 2 + 0.1 * rng.normal(size=n), 1.0 + n) for n in (4, 9)]
+    found = noise_scale_of_runs(runs)
+    late = [(v[-k:], n[-k:], [w] * k) for (v, n, w), k in zip(runs, (3, 5), strict=True)]
+    variances, norms, weights = (np.concatenate(parts) for parts in zip(*late, strict=True))
+    assert found.measurements == 8
+    expected = np.average(variances, weights=weights) / np.average(norms, weights=weights)
+    np.testing.assert_allclose(found.value, expected)

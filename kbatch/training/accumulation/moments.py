@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-NAMES = ("gradient_variance", "gradient_squared_norm")
+from kbatch.records.noise import MOMENT_METRICS
 
 
 class MomentMeans:
@@ -67,7 +67,7 @@ class MomentMeans:
         self._updates.assign(tf.where(anew, 0.0, self._updates) + 1.0)
         self._sums.assign(tf.where(anew, tf.zeros([3]), self._sums) + found)
         means = self._sums[:2] / self._sums[2]
-        return dict(zip(NAMES, tf.unstack(means), strict=True))
+        return dict(zip(MOMENT_METRICS, tf.unstack(means), strict=True))
 
 
 def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:

@@ -1,0 +1,86 @@
+"""The noise scale of a trial, from the moments in its epochs."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from records_factory import make_epochs, make_execution, make_study, make_trial
+
+from kbatch.analysis.noise_scale import noise_scale_of_epochs
+from kbatch.records.json_files import read_record
+from kbatch.records.study import Study
+
+RNG = np.random.default_rng(0)
+VARIANCES = 90.0 + RNG.normal(size=12)
+NORMS = 3.0 + 0.1 * RNG.normal(size=12)
+
+
+def measured(variances=VARIANCES, norms=NORMS, updates=23, batch_size=64):
+    epochs = make_epochs([0.5] * len(variances), updates=updates)
+    moments = zip(variances, norms, strict=True)
+    return make_execution(
+        batch_size,
+        epochs=tuple(
+            dataclasses.replace(
+                epoch,
+                metrics=epoch.metrics | {"gradient_variance": s, "gradient_squared_norm": g},
+            )
+            for epoch, (s, g) in zip(epochs, moments, strict=True)
+        ),
+    )
+
+
+def test_it_is_that_of_the_late_half():
+    expected = VARIANCES[6:].mean() / NORMS[6:].mean()
+    assert measured().noise_scale.value == pytest.approx(expected)
+    assert measured().noise_scale == noise_scale_of_epochs(VARIANCES, NORMS, weights=23)
+
+
+def test_the_curve_has_a_point_an_epoch():
+    curve = measured([90.0, None, 60.0, -1.0], [3.0, 2.0, -0.1, 2.0]).noise_scale_curve
+    assert [tuple(point) for point in curve] == [(0, 30.0), (2, None), (3, 0.0)]
+
+
+def test_a_short_epoch_weighs_less():
+    epochs = measured([10.0, 20.0, 30.0], [1.0, 1.0, 1.0]).epochs
+    short = dataclasses.replace(epochs[2], updates=0)
+    run = make_execution(epochs=(*epochs[:2], short))
+    assert run.noise_scale.value == pytest.approx((23 * 10 + 23 * 20 + 30) / 47)
+
+
+def test_a_trial_of_one_execution_has_its_noise_scale():
+    assert make_trial(64, measured()).noise_scale == measured().noise_scale
+
+
+def test_a_trial_pools_the_late_halves_of_its_executions():
+    trial = make_trial(64, measured(), make_execution(), measured(2 * VARIANCES))
+    assert trial.noise_scale.measurements == 12
+    expected = 1.5 * VARIANCES[6:].mean() / NORMS[6:].mean()
+    assert trial.noise_scale.value == pytest.approx(expected)
+
+
+def test_nothing_measured_is_no_noise_scale():
+    assert make_execution().noise_scale is None
+    assert make_execution().noise_scale_curve == ()
+    assert make_trial().noise_scale is None
+
+
+def test_the_table_has_it_with_its_interval(tmp_path):
+    resolved, noisy = measured(batch_size=16), measured(norms=0.3 * np.sin(np.arange(12)))
+    study = make_study(make_trial(16, resolved), make_trial(64, noisy), make_trial(128))
+    study.save(tmp_path / "study.json")
+    scale = resolved.noise_scale
+    for executions in (False, True):
+        table = read_record(Study, tmp_path / "study.json").to_dataframe(executions=executions)
+        columns = ["noise_scale", "noise_scale_low", "noise_scale_high"]
+        first, second, third = table[columns].astype(float).to_numpy()
+        np.testing.assert_allclose(first, [scale.value, scale.interval.low, scale.interval.high])
+        np.testing.assert_allclose(second, [np.nan, noisy.noise_scale.at_least, np.nan])
+        assert noisy.noise_scale.at_least > 0
+        assert np.isnan(third).all()
+
+
+def test_it_is_derived_when_read(tmp_path):
+    make_study(make_trial(16, measured())).save(tmp_path / "study.json")
+    assert "noise_scale" not in json.dumps(json.loads((tmp_path / "study.json").read_text()))
