@@ -1,13 +1,12 @@
 """Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import keras
 import keras_tuner
 
-from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
+from kbatch.analysis.batch_sizes import check_batch_sizes
 from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
 from kbatch.analysis.max_batch_search import check_window
 from kbatch.instruments.device_memory import check_memory_limit
@@ -20,7 +19,7 @@ from kbatch.training.dtype_policy import (
     check_dtype_policies,
     dtype_policy_scope,
 )
-from kbatch.training.errors import InputError, OutOfMemoryError
+from kbatch.training.errors import InputError
 from kbatch.training.learning_rate import scale_optimizer
 from kbatch.training.replica_meter import replica_count
 from kbatch.training.seeds import check_seed, seeded
@@ -28,10 +27,17 @@ from kbatch.training.trainable_model import check_model
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
 from kbatch.tuning.execution import Execution, ExecutionPlan
 from kbatch.tuning.execution_number import ExecutionNumber
+from kbatch.tuning.search_errors import ending_the_search, failing_the_trial
+from kbatch.tuning.size_checks import (
+    check_micro_batch_size,
+    check_space,
+    default_validation_batch_size,
+    replica_rows,
+    size_or_none,
+)
 from kbatch.tuning.trial_files import TrialFiles, trial_files
 from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
-_LARGEST_DEFAULT_VALIDATION_BATCH = 256
 _MOMENTS_EVERY = 8
 
 
@@ -100,16 +106,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # An inner HyperModel that is not tunable keeps to its defaults; the batch size is tuned.
         super().__init__(name=self._inner.name)
         self.batch_sizes = check_batch_sizes(batch_sizes)
-        self.micro_batch_size = _micro_batch_size(micro_batch_size)
+        self.micro_batch_size = check_micro_batch_size(micro_batch_size)
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
         self.memory_window = check_window(memory_window)
         self.dtype_policies = check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(learning_rate_scaling, "learning_rate_scaling")
         self.base_batch_size = (
-            _size_or_none(base_batch_size, "base_batch_size") or self.batch_sizes[0]
+            size_or_none(base_batch_size, "base_batch_size") or self.batch_sizes[0]
         )
-        self._chosen_validation = _size_or_none(validation_batch_size, "validation_batch_size")
-        self.validation_batch_size = self._chosen_validation or _validation_batch_size(
+        self._chosen_validation = size_or_none(validation_batch_size, "validation_batch_size")
+        self.validation_batch_size = self._chosen_validation or default_validation_batch_size(
             self.batch_sizes, self._given_micro_batch_size
         )
         self.seed = check_seed(seed)
@@ -145,7 +151,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         except Exception:
             self._number.failed()
             raise
-        with _fatal(TypeError, ValueError):
+        with ending_the_search(TypeError, ValueError):
             check_model(model)
             check_active_policy(model, policy)
         kappa = batch_size / self.base_batch_size
@@ -156,8 +162,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         if self.learning_rate_scaling is not None:
             scale_optimizer(model.optimizer, ratio=ratio, kappa=kappa)
-        with _fatal(InputError):
-            rows = _replica_rows(batch_size, replica_count(model))
+        with ending_the_search(InputError):
+            rows = replica_rows(batch_size, replica_count(model))
         micro_batch_size = self._micro(rows)
         if micro_batch_size is not None and micro_batch_size < rows:
             accumulate_gradients(model, micro_batch_size, moments_every=_MOMENTS_EVERY)
@@ -187,7 +193,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         Returns:
             What the wrapped `fit` returns, with `samples_per_second` among the metrics.
         """
-        with _fatal(InputError, RecordError), _failed_trial():
+        with ending_the_search(InputError, RecordError), failing_the_trial():
             files = trial_files(kwargs.get("callbacks"))
             plan = self._plan(hp, files, replica_count(model))
             execution = Execution(model, plan, files, self._micro_batch(hp, model, files))
@@ -203,8 +209,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
-        with _fatal(InputError):
-            _check_space(hp, self.batch_sizes)
+        with ending_the_search(InputError):
+            check_space(hp, self.batch_sizes)
         if len(self.dtype_policies) == 1:
             return batch_size, self.dtype_policies[0]
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
@@ -220,7 +226,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             number=self._number.of(hp),
             seed=self._seed(hp),
             batch_size=batch_size,
-            micro_batch_size=self._micro(_replica_rows(batch_size, replicas)),
+            micro_batch_size=self._micro(replica_rows(batch_size, replicas)),
             largest_batch_size=self.batch_sizes[-1],
             validation_batch_size=self.validation_batch_size,
             validation_is_chosen=self._chosen_validation is not None,
@@ -262,65 +268,3 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
         return None if self.seed is None else self.seed + self._number.of(hp)
-
-
-@contextlib.contextmanager
-def _fatal(*kinds: type[Exception]) -> Iterator[None]:
-    """Ends the search at a mistake in what was given: no other trial would fare better."""
-    try:
-        yield
-    except kinds as error:
-        raise keras_tuner.errors.FatalValueError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _failed_trial() -> Iterator[None]:
-    """Fails the trial, not the search, where not even one example fits."""
-    try:
-        yield
-    except OutOfMemoryError as error:
-        raise keras_tuner.errors.FailedTrialError(
-            f"{error} keras-tuner ends a search after three failed trials in a row, unless its "
-            "oracle is given a larger `max_consecutive_failed_trials`."
-        ) from error
-
-
-def _check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -> None:
-    for parameter in hp.space:
-        values = getattr(parameter, "values", batch_sizes)
-        if parameter.name == "batch_size" and tuple(values) != batch_sizes:
-            raise InputError(
-                "The search space has another `batch_size` already, from the project directory "
-                "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
-                f"to start over. Received: batch_sizes={batch_sizes}, there: {tuple(values)}."
-            )
-
-
-def _replica_rows(batch_size: int, replicas: int) -> int:
-    """Gives the rows that a replica has of a batch, the most where they differ by one."""
-    if batch_size < replicas:
-        raise InputError(
-            "A batch is shared by all replicas, each of which needs an example: leave the sizes "
-            f"below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
-        )
-    return -(-batch_size // replicas)
-
-
-def _size_or_none(size: int | None, name: str) -> int | None:
-    return None if size is None else check_size(size, name)
-
-
-def _micro_batch_size(size: int | str | None) -> int | Literal["auto"] | None:
-    if size is None or size == "auto":
-        return size
-    if isinstance(size, str):
-        raise ValueError(
-            '`micro_batch_size` must be "auto", a positive integer or None. '
-            f"Received: micro_batch_size={size!r}."
-        )
-    return check_size(size, "micro_batch_size")
-
-
-def _validation_batch_size(batch_sizes: tuple[int, ...], micro_batch_size: int | None) -> int:
-    moderate = [size for size in batch_sizes if size <= _LARGEST_DEFAULT_VALIDATION_BATCH]
-    return micro_batch_size or max(moderate, default=_LARGEST_DEFAULT_VALIDATION_BATCH)
