@@ -2,10 +2,11 @@
 
 from records_factory import make_study
 
-from kbatch.records.input_pipeline import (
-    InputPipelineProfile,
+from kbatch.records.input_pipeline import InputPipelineProfile
+from kbatch.records.input_rates import (
     RateRecord,
     RemedyRecord,
+    SmallerStepRecord,
     StepSpan,
     UntriedRecord,
 )
@@ -33,6 +34,19 @@ def make_remedy(name="parallel map", gain=1.9, *, condition=None):
     )
 
 
+def make_smaller_steps(step=2400, *, batch_size=64, overhead_examples=16, rounds=5):
+    """Steps on smaller batches, a line whose overhead takes as long as so many examples do."""
+
+    def rate(size):
+        whole_s = (batch_size + overhead_examples) / (size + overhead_examples) / batch_size
+        return step * whole_s * size
+
+    return tuple(
+        SmallerStepRecord(size, make_rate(rate(size), rounds=rounds))
+        for size in (batch_size // 4, batch_size // 16)
+    )
+
+
 def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **changed):
     fields = {
         "source": "tf.data.Dataset",
@@ -40,8 +54,7 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
         "pipeline": make_rate(pipeline),
         "step": make_rate(step),
         "together": make_rate(together, wait_share=wait_share),
-        "smaller_size": 16,
-        "smaller_step": make_rate(step / 2),
+        "smaller_steps": make_smaller_steps(step),
         "first_batch_s": (0.01, 0.012),
         "timeline": tuple(StepSpan(0.08 * i, 0.05, 0.03) for i in range(13)),
         "remedies": (make_remedy(), make_remedy("prefetch", 1.0), make_remedy("cache", 2.5)),

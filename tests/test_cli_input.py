@@ -1,6 +1,8 @@
 """`kbatch input`, in this process; its files are written in a folder of their own."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -19,6 +21,9 @@ def build():
 
 def uncompiled():
     return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+
+def forgetful():
+    build()
 
 def data():
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
@@ -78,6 +83,7 @@ def test_text_record_and_figure(folder, tmp_path, capsys, data, more, batch_size
         ("missing", "data", (), "does not have"),
         ("build", "missing", (), "does not have"),
         ("number", "data", (), "must name a compiled model or a function.*number, a int"),
+        ("forgetful", "data", (), "end with `return model`"),
         ("uncompiled", "data", (), "must be compiled"),
         ("build", "stream", (), "used up by reading.*a generator"),
         ("build", "sized", (), "give `batch_size`"),
@@ -94,8 +100,24 @@ def test_bad_input_is_told_in_a_line(folder, tmp_path, capsys, build, data, more
     assert not (tmp_path / "kbatch-input").exists()
 
 
-def test_a_module_that_is_not_there_is_named(folder, capsys):
-    assert cli.main(["input", "no_such_module:build", "--data", f"{folder}:data"]) == 1
-    assert "no_such_module:build" in capsys.readouterr().err
-    assert cli.main(["input", "build", "--data", f"{folder}:data"]) == 1
-    assert "package.module:function" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["input", "max-batch"])
+@pytest.mark.parametrize(
+    ("build", "data", "words"),
+    [
+        ("build", "{}:data", "MODULE:BUILD.*package.module:function.*build"),
+        ("{}:build", "data", "--data.*package.module:function.*data"),
+        ("no_such_module:build", "{}:data", "not found from.*no_such_module:build"),
+    ],
+)
+def test_a_wrong_name_is_refused_before_tensorflow_starts(folder, command, build, data, words):
+    names = [build.format(folder), "--data", data.format(folder)]
+    code = f"""
+import sys
+from kbatch import cli
+status = cli.main({[command, *names]!r})
+assert status == 1, status
+assert "tensorflow" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(words, done.stderr)

@@ -16,8 +16,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Interval, t_quantile
+from kbatch.analysis.ratios import Ratio, ratio_of_estimates
 from kbatch.analysis.round_ratios import RoundEstimate, over_rounds
+from kbatch.analysis.step_time import StepTime, fit_step_time
 
 VERDICTS = ("input-bound", "compute-bound", "undetermined")
 # Measuring costs each side a few percent of its own: rates that are closer are taken as equal.
@@ -45,66 +47,57 @@ def input_verdict(ratio: RoundEstimate | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """The batch size at which pipeline and train step take as long.
+    """The batch size from which on the pipeline is slower than the train step.
 
     Attributes:
-        batch_size: Examples, not rounded; None where the two never cross.
-        interval: Interval of 95 % confidence over the rounds, None where a round has no crossing
-            or there are too few.
-        slower_above: `"pipeline"` or `"step"`: which one is the slower for larger batches.
+        batch_size: Examples, not rounded; without a value where c cannot be told from b.
+        never: Whether the pipeline surely takes less time an example than the step at every size.
+        step: The fitted time of the step, and whether it is a line at all.
     """
 
-    batch_size: float | None
-    interval: Interval | None
-    slower_above: str
+    batch_size: Ratio
+    never: bool
+    step: StepTime
 
 
 def crossing_batch_size(
-    *,
-    batch_size: int,
-    smaller_size: int,
-    step_s: Sequence[float],
-    smaller_step_s: Sequence[float],
-    example_s: Sequence[float],
+    batch_sizes: Sequence[int], step_times_s: Sequence[float], *, example_s: Sequence[float]
 ) -> Crossing | None:
     """Computes the batch size from which on the pipeline is the slower one.
 
     Assumes that the step's time is a line over the batch size, and that the pipeline's time an
-    example is the same at every batch size.
+    example is the same at every batch size. Errors of both are taken as independent, though a
+    machine that drifts slows both: then the interval is too wide rather than too narrow.
 
     Args:
-        batch_size: Examples in a batch.
-        smaller_size: Examples in a smaller batch.
-        step_s: Seconds of a step on the batch, one value a round.
-        smaller_step_s: Seconds of a step on the smaller batch, of the same rounds.
-        example_s: Seconds of the pipeline an example, of the same rounds.
+        batch_sizes: Examples in the batch of every measurement of the step, two sizes or more.
+        step_times_s: Seconds of every step.
+        example_s: Seconds of the pipeline an example, one value a round.
 
     Returns:
-        The crossing, None without rounds.
+        The crossing, None for fewer than three rounds.
 
     Raises:
-        ValueError: If the sizes are not 1 <= smaller_size < batch_size.
+        ValueError: If there are fewer than three steps or two sizes, or a number is not positive.
     """
-    if not 1 <= smaller_size < batch_size:
-        raise ValueError(
-            "A line needs two batch sizes, the smaller one first. Received: "
-            f"smaller_size={smaller_size}, batch_size={batch_size}."
-        )
-    rounds = list(zip(step_s, smaller_step_s, example_s, strict=True))
-    if not rounds:
+    pipeline = over_rounds(example_s)
+    if pipeline is None or pipeline.interval is None:
         return None
-    lines = [_line(batch_size, smaller_size, t, s) for t, s, _ in rounds]
-    found = [_crossing(a, b, c) for (a, b), (_, _, c) in zip(lines, rounds, strict=True)]
-    slope, time = _medians([b for _, b in lines], [c for _, _, c in rounds])
-    finite = [size for size in found if size is not None]
-    # The median over all rounds, one without a crossing standing for one beyond any batch.
-    middle = sorted(found, key=lambda size: math.inf if size is None else size)[len(found) // 2]
-    whole = len(finite) == len(found) and all(size > 0 for size in finite)
-    estimate = over_rounds(finite) if whole else None
+    step = fit_step_time(batch_sizes, step_times_s)
+    degrees_of_freedom = min(step.line.degrees_of_freedom, pipeline.rounds - 1)
+    quantile = t_quantile(degrees_of_freedom)
+    margin_s = pipeline.value - step.per_example_s
+    covariance = step.line.covariance * [[1, -1], [-1, 1]]
+    covariance[1, 1] += _variance(pipeline.value, pipeline.interval, rounds=pipeline.rounds)
     return Crossing(
-        batch_size=estimate.value if estimate else middle,
-        interval=estimate and estimate.interval,
-        slower_above="pipeline" if time > slope else "step",
+        ratio_of_estimates(
+            step.overhead_s,
+            margin_s,
+            covariance=covariance,
+            degrees_of_freedom=degrees_of_freedom,
+        ),
+        never=margin_s + quantile * math.sqrt(covariance[1, 1]) < 0,
+        step=step,
     )
 
 
@@ -118,16 +111,7 @@ def serial_rate(pipeline: float, step: float) -> float:
     return 1 / (1 / pipeline + 1 / step)
 
 
-def _line(batch_size: int, smaller_size: int, step_s: float, smaller_s: float):
-    """Puts t = a + b B through two points; neither part of a time is negative."""
-    slope = max(0.0, (step_s - smaller_s) / (batch_size - smaller_size))
-    fixed = step_s - slope * batch_size
-    return (fixed, slope) if fixed > 0 else (0.0, step_s / batch_size)
-
-
-def _crossing(fixed: float, slope: float, example_s: float) -> float | None:
-    return fixed / (example_s - slope) if example_s > slope else None
-
-
-def _medians(*rounds: Sequence[float]) -> list[float]:
-    return [sorted(values)[len(values) // 2] for values in rounds]
+def _variance(value: float, interval: Interval, *, rounds: int) -> float:
+    """Gives the variance that an interval of 95 % stands for, taken as symmetric in logarithms."""
+    half_width = math.log(interval.high / interval.low) / 2
+    return (value * half_width / t_quantile(rounds - 1)) ** 2

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kbatch.commands.memory_size import memory_size
-from kbatch.commands.named_function import named, named_data
+from kbatch.commands.model_arguments import BUILD, DATA, add_model_arguments, check_model_arguments
+from kbatch.commands.named_function import named_build, named_x_y
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,12 +17,8 @@ if TYPE_CHECKING:
 def add_max_batch(commands: Any) -> None:
     """Adds the command."""
     parser = commands.add_parser("max-batch", help="find the largest batch that fits in memory")
-    parser.add_argument("build", metavar="MODULE:BUILD", help="function that returns the model")
-    parser.add_argument(
-        "--data",
-        required=True,
-        metavar="MODULE:DATA",
-        help="function that returns (x, y) or a dataset, or takes a batch size and returns one",
+    add_model_arguments(
+        parser, data="function that returns (x, y) or a dataset, or takes a batch size and does so"
     )
     parser.add_argument(
         "--limit",
@@ -51,13 +48,14 @@ def _run(options: argparse.Namespace) -> None:
 
     from kbatch.instruments.quiet_start import quiet_start
 
+    check_model_arguments(options)
     limit_bytes = None if options.limit is None else memory_size(options.limit)
     console = Console()
     console.print("Starting TensorFlow ...", highlight=False)
     with quiet_start():
         from kbatch.profiling.max_batch import find_max_batch_size
-    build = named(options.build, "MODULE:BUILD")
-    x, y = named_data(options.data, "--data")
+    build = named_build(options.build, BUILD)
+    x, y = named_x_y(options.data, DATA)
     result = find_max_batch_size(
         build,
         x,

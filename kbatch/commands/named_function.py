@@ -1,10 +1,26 @@
 """Build functions and data named on the command line, as `package.module:function`."""
 
-import importlib
+import importlib.util
 import inspect
 import sys
 from pathlib import Path
 from typing import Any
+
+
+def check_name(text: str, option: str) -> None:
+    """Checks the form of a name and that its package exists; nothing is imported for it.
+
+    Args:
+        text: The name.
+        option: Name of the option, for the message.
+
+    Raises:
+        ValueError: If it is no `package.module:function`, or there is no such package.
+    """
+    module_name, _ = _module_and_name(text, option)
+    package = module_name.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise _not_found(text, option)
 
 
 def named(text: str, option: str) -> Any:
@@ -17,6 +33,79 @@ def named(text: str, option: str) -> Any:
     Raises:
         ValueError: If there is no such module or name.
     """
+    module_name, name = _module_and_name(text, option)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # A module that it imports is missing.
+        raise _not_found(text, option) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = sorted(n for n, v in vars(found).items() if callable(v) and n[0] != "_")
+            raise ValueError(
+                f"`{option}` names a function that the module does not have: give one of "
+                f"{', '.join(names) or 'its names'}. Received: {option} {text}."
+            )
+        found = getattr(found, part)
+    return found
+
+
+def named_build(text: str, option: str) -> Any:
+    """Gives the model, or what builds it, that a name stands for.
+
+    Args:
+        text: Names a build function, a `HyperModel` or a compiled model.
+        option: Name of the option, for the message.
+
+    Raises:
+        ValueError: If it is none of them.
+    """
+    given = named(text, option)
+    if callable(given) or hasattr(given, "build"):
+        return given
+    raise ValueError(
+        f"`{option}` must name a compiled model or a function that returns one. "
+        f"Received: {option} {text}, a {type(given).__name__}."
+    )
+
+
+def named_data(text: str, option: str) -> Any:
+    """Gives the data that a name stands for; a function that wants a batch size stays one.
+
+    Args:
+        text: Names the data, or a function that returns them.
+        option: Name of the option, for the message.
+    """
+    given = named(text, option)
+    is_function = callable(given) and not hasattr(given, "element_spec")
+    return given() if is_function and not _required_arguments(given) else given
+
+
+def named_x_y(text: str, option: str) -> tuple[Any, Any]:
+    """Gives the x and y that a name stands for.
+
+    Args:
+        text: Names a function that returns `(x, y)` or a dataset, a function
+            `batch_size -> tf.data.Dataset`, or the data themselves.
+        option: Name of the option, for the message.
+
+    Returns:
+        Inputs and targets; the targets are None beside a dataset or a function.
+    """
+    data = named_data(text, option)
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return data[0], data[1]
+    if isinstance(data, (tuple, list)):
+        raise ValueError(
+            f"`{option}` must give (x, y), a dataset or a function batch_size -> dataset. "
+            f"Received: {option} {text}, which gives {len(data)} values."
+        )
+    return data, None
+
+
+def _module_and_name(text: str, option: str) -> tuple[str, str]:
+    """Splits a name, and lets Python find its module."""
     module_name, _, name = text.partition(":")
     if module_name.endswith(".py"):
         path = Path(module_name)
@@ -30,50 +119,14 @@ def named(text: str, option: str) -> Any:
         )
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # A module that it imports is missing.
-        raise ValueError(
-            f"`{option}` names a module that is not found from {folder}: run the command in the "
-            f"folder that holds it. Received: {option} {text}."
-        ) from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            names = sorted(n for n, v in vars(found).items() if callable(v) and n[0] != "_")
-            raise ValueError(
-                f"`{option}` names a function that the module does not have: give one of "
-                f"{', '.join(names) or 'its names'}. Received: {option} {text}."
-            )
-        found = getattr(found, part)
-    return found
+    return module_name, name
 
 
-def named_data(text: str, option: str) -> tuple[Any, Any]:
-    """Gives the x and y that a name stands for.
-
-    Args:
-        text: Names a function that returns `(x, y)` or a dataset, a function
-            `batch_size -> tf.data.Dataset`, or the data themselves.
-        option: Name of the option, for the message.
-
-    Returns:
-        Inputs and targets; the targets are None beside a dataset or a function.
-    """
-    data = named(text, option)
-    if callable(data) and not hasattr(data, "element_spec"):
-        if _required_arguments(data):
-            return data, None
-        data = data()
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return data[0], data[1]
-    if isinstance(data, (tuple, list)):
-        raise ValueError(
-            f"`{option}` must give (x, y), a dataset or a function batch_size -> dataset. "
-            f"Received: {option} {text}, which gives {len(data)} values."
-        )
-    return data, None
+def _not_found(text: str, option: str) -> ValueError:
+    return ValueError(
+        f"`{option}` names a module that is not found from {sys.path[0]}: run the command in the "
+        f"folder that holds it. Received: {option} {text}."
+    )
 
 
 def _required_arguments(function: Any) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.profiling.interleaved import interleaved
-from kbatch.records.input_pipeline import CostRecord
+from kbatch.records.input_rates import CostRecord
 from kbatch.training.borrowed_step import held_on_device
 
 _ROUNDS = 9

@@ -8,7 +8,7 @@ tf.data has tuned itself, unless the data end within the block: then whole epoch
 import time
 from typing import Any, NamedTuple
 
-from kbatch.records.input_pipeline import RateRecord, StepSpan
+from kbatch.records.input_rates import RateRecord, StepSpan
 from kbatch.training.batch_source import BatchSource
 from kbatch.training.batch_stream import BatchStream
 from kbatch.training.borrowed_step import BorrowedStep, rows_of
@@ -53,16 +53,15 @@ class Block(NamedTuple):
     spans: tuple[StepSpan, ...]
 
 
-def block_length(budget_s: float, *, contenders: int, first_batch_s: float) -> BlockLength:
+def block_length(budget_s: float, *, contenders: float, starts_s: float) -> BlockLength:
     """Computes how long blocks may last so that nine rounds of them fit in a budget.
 
     Args:
         budget_s: Seconds for all rounds.
-        contenders: Blocks in a round.
-        first_batch_s: Seconds that a pipeline takes to its first batch.
+        contenders: Blocks in a round; one that lasts half as long counts half.
+        starts_s: Seconds that the pipelines of a round take to their first batches.
     """
-    starts_s = MOST_ROUNDS * contenders * first_batch_s
-    block_s = max(budget_s / 2, budget_s - starts_s) / (MOST_ROUNDS * contenders)
+    block_s = max(budget_s / 2, budget_s - MOST_ROUNDS * starts_s) / (MOST_ROUNDS * contenders)
     return BlockLength(
         settle_s=max(_SETTLE_SHARE * block_s, _SHORTEST_S / 2),
         measure_s=max((1 - _SETTLE_SHARE) * block_s, _SHORTEST_S),
@@ -125,10 +124,12 @@ def span_from(span: StepSpan, zero_s: float) -> StepSpan:
     return StepSpan(span.begin_s - zero_s, span.wait_s, span.compute_s)
 
 
-def rate_of(blocks: list[Block]) -> RateRecord:
+def rate_of(blocks: list[Block], *, gpu_busy_share: float | None = None) -> RateRecord:
     """Joins the blocks of one contender, one a round.
 
-    The share of time in which the GPU is busy belongs here beside `cpu_s` once a block reads it.
+    Args:
+        blocks: The blocks.
+        gpu_busy_share: What was read of the GPU besides.
     """
     waited = [sum(span.wait_s for span in block.spans) for block in blocks]
     return RateRecord(
@@ -136,6 +137,7 @@ def rate_of(blocks: list[Block]) -> RateRecord:
         durations_s=tuple(block.duration_s for block in blocks),
         wait_s=tuple(waited) if any(block.spans for block in blocks) else (),
         cpu_s=tuple(block.cpu_s for block in blocks),
+        gpu_busy_share=gpu_busy_share,
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kbatch.profiling.input_blocks import MOST_ROUNDS, block_length, rate_of, training_block
 from kbatch.profiling.interleaved import interleaved
 from kbatch.profiling.pipeline_changes import Change, Changes
-from kbatch.records.input_pipeline import RemedyRecord, UntriedRecord
+from kbatch.records.input_rates import RemedyRecord, UntriedRecord
 from kbatch.training.batch_source import BatchSource
 from kbatch.training.batch_stream import first_batch
 from kbatch.training.borrowed_step import BorrowedStep
@@ -52,7 +52,7 @@ def try_changes(
         return Remedies((), tuple(untried))
     start_s = first_batch(source)[1]
     sources = {_ORIGINAL: source} | {change.name: change.source for change in works}
-    length = block_length(budget_s, contenders=len(sources), first_batch_s=start_s)
+    length = block_length(budget_s, contenders=len(sources), starts_s=len(sources) * start_s)
     blocks = {
         name: functools.partial(training_block, one, step, length) for name, one in sources.items()
     }

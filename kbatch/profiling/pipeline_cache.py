@@ -1,4 +1,4 @@
-"""A `tf.data` pipeline with a part of it cached in memory."""
+"""Caches in memory of `tf.data` pipelines: one that is added, and one that is there and filled."""
 
 import time
 from typing import Any, NamedTuple
@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from kbatch.profiling.pipeline_changes import Change
 from kbatch.profiling.pipeline_stages import kind_of, rebuilt, stages_of
-from kbatch.records.input_pipeline import UntriedRecord
+from kbatch.records.input_rates import UntriedRecord
 from kbatch.reporting.caveats import one_line
 from kbatch.reporting.number_text import gibibytes
-from kbatch.training.batch_source import source_of_dataset
+from kbatch.training.batch_source import BatchSource, source_of_dataset
+from kbatch.training.batch_stream import BatchStream
 
 _NAME, _CODE = "cache in memory", ".cache()"
 # Elements of both passes that are compared.
@@ -51,6 +52,36 @@ def cached_pipeline(
         return _cached(stages, at, budget_bytes=budget_bytes, budget_s=budget_s)
     except tf.errors.OpError as error:
         return _untried(f"the data raised an error while it was filled: {one_line(str(error))}")
+
+
+def fill_cache(source: BatchSource, budget_s: float) -> tuple[str, ...]:
+    """Makes the pass that fills the pipeline's own cache in memory, and says what that means.
+
+    Args:
+        source: Where the batches come from.
+        budget_s: Seconds after which it stops, full or not.
+
+    Returns:
+        A note for the reader of the rates; none without a cache.
+    """
+    if source.kind != "tf.data.Dataset":
+        return ()
+    caches = [stage for stage in stages_of(source.given) if kind_of(stage) == "Cache"]
+    if not caches:
+        return ()
+    began_s = time.perf_counter()
+    with BatchStream(source_of_dataset(caches[0]), read_before=True) as stream:
+        while stream.epochs == 0:
+            if time.perf_counter() - began_s > budget_s:
+                return (
+                    f"The pipeline's cache was not full after {budget_s:.0f} s: the rates are "
+                    "those of the first epoch, which fills it. Later epochs may be faster.",
+                )
+            stream.next()
+    return (
+        "The pipeline has a cache, and a pass over the data filled it first: the rates are those "
+        "of the epochs after the first one.",
+    )
 
 
 def _cached(

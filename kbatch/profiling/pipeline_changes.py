@@ -13,7 +13,7 @@ from kbatch.profiling.pipeline_stages import (
     rebuilt,
     stages_of,
 )
-from kbatch.records.input_pipeline import UntriedRecord
+from kbatch.records.input_rates import UntriedRecord
 from kbatch.training.batch_source import BatchSource, source_of_dataset
 
 _PARALLEL_KINDS = ("ParallelMap", "ParallelInterleave", "ParallelBatch")

@@ -11,6 +11,7 @@ import keras_tuner
 
 from kbatch.training.accumulation import Accumulation, accumulation_of
 from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.errors import InputTypeError
 
 BuildFunction = Callable[..., keras.Model]
 
@@ -24,17 +25,17 @@ def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tune
     if isinstance(given, keras_tuner.HyperModel):
         return given
     if isinstance(given, type) and issubclass(given, keras_tuner.HyperModel):
-        raise TypeError(
+        raise InputTypeError(
             f"`hypermodel` must be an instance, not a class: give `{given.__name__}()`. "
             f"Received: hypermodel={given!r}."
         )
     if isinstance(given, keras.Model):
-        raise TypeError(
+        raise InputTypeError(
             "`hypermodel` must build a new model for each trial: give a function that returns "
             f"one, not the model itself. Received: hypermodel={given.name!r}, a keras.Model."
         )
     if not callable(given):
-        raise TypeError(
+        raise InputTypeError(
             "`hypermodel` must be a function `hp -> compiled keras.Model` or a "
             f"`keras_tuner.HyperModel`. Received: hypermodel={given!r}."
         )
@@ -55,6 +56,11 @@ def model_builder(
     """
     if isinstance(build, keras.Model):
         return _GivenModel(build)
+    if not callable(build) and not isinstance(build, keras_tuner.HyperModel):
+        raise InputTypeError(
+            "The model must be a compiled `keras.Model`, a function that builds one or a "
+            f"`keras_tuner.HyperModel`. Received: {build!r}, a {type(build).__name__}."
+        )
     hypermodel = as_hypermodel(build)
     return lambda: hypermodel.build(keras_tuner.HyperParameters())
 

@@ -7,7 +7,7 @@ from typing import Any
 from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from kbatch.profiling.pipeline_changes import Change, Changes
-from kbatch.records.input_pipeline import UntriedRecord
+from kbatch.records.input_rates import UntriedRecord
 from kbatch.training.batch_source import source_of_py_dataset
 from kbatch.training.batch_stream import first_batch
 from kbatch.training.errors import InputError
@@ -18,12 +18,12 @@ _FEWEST_WORKERS = 2
 _LONGER = 4
 
 
-def worker_changes(dataset: Any, *, timeout_s: float) -> Changes:
+def worker_changes(dataset: Any, *, timeout_s: float | None) -> Changes:
     """Finds the settings of a PyDataset to try: threads, processes and a longer queue.
 
     Args:
         dataset: The PyDataset.
-        timeout_s: Seconds that processes may take to their first batch.
+        timeout_s: Seconds that processes may take to their first batch, None not to start any.
     """
     found = [_more_workers(dataset), _processes(dataset, timeout_s), _longer_queue(dataset)]
     return Changes(
@@ -40,13 +40,13 @@ def _more_workers(dataset: Any) -> Change | UntriedRecord:
     return Change(name, code, _THREADS, _source(dataset, workers=workers))
 
 
-def _processes(dataset: Any, timeout_s: float) -> Change | UntriedRecord:
+def _processes(dataset: Any, timeout_s: float | None) -> Change | UntriedRecord:
     workers = _workers(dataset)
     name, code = "processes", f"workers={workers}, use_multiprocessing=True"
     if dataset.use_multiprocessing:
         return UntriedRecord(name, code, "the workers are processes already")
     source = _source(dataset, workers=workers, use_multiprocessing=True)
-    problem = _problem(source, timeout_s)
+    problem = None if timeout_s is None else _problem(source, timeout_s)
     if problem:
         return UntriedRecord(name, code, problem)
     return Change(name, code, _PROCESSES, source)

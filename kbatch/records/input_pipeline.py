@@ -11,143 +11,22 @@ from kbatch.analysis.input_bound import (
     overlapped_rate,
     serial_rate,
 )
-from kbatch.analysis.round_ratios import RoundEstimate, over_rounds, ratio_over_rounds
+from kbatch.analysis.round_ratios import RoundEstimate, ratio_over_rounds
 from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.input_rates import (
+    CostRecord,
+    RateRecord,
+    RemedyRecord,
+    SmallerStepRecord,
+    StepSpan,
+    UntriedRecord,
+)
 from kbatch.records.json_files import read_record, write_record
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SOURCES = ("tf.data.Dataset", "PyDataset", "arrays")
-
-
-@dataclasses.dataclass(frozen=True)
-class RateRecord:
-    """What one of the contenders did in each round.
-
-    Attributes:
-        examples: Examples in each round.
-        durations_s: Seconds of each round.
-        wait_s: Seconds of each round spent waiting for a batch; empty where nothing else was
-            done.
-        cpu_s: Processor seconds of this process in each round, over all cores; those of worker
-            processes are not in it. Empty if not measured.
-        gpu_busy_share: Share of each round in which some kernel ran on the GPU, from 0 to 1;
-            empty if not measured.
-    """
-
-    examples: tuple[int, ...]
-    durations_s: tuple[float, ...]
-    wait_s: tuple[float, ...] = ()
-    cpu_s: tuple[float, ...] = ()
-    gpu_busy_share: tuple[float, ...] = ()
-
-    def __post_init__(self):
-        rounds = len(self.durations_s)
-        for name in ("examples", "wait_s", "cpu_s", "gpu_busy_share"):
-            length = len(getattr(self, name))
-            if length != rounds and not (length == 0 and name != "examples"):
-                raise ValueError(
-                    f"`{name}` must have one value a round. Received: {length} values of {rounds} "
-                    "rounds."
-                )
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """Examples per second of each round."""
-        return tuple(n / s for n, s in zip(self.examples, self.durations_s, strict=True))
-
-    @property
-    def example_s(self) -> tuple[float, ...]:
-        """Seconds an example of each round."""
-        return tuple(s / n for n, s in zip(self.examples, self.durations_s, strict=True))
-
-    @property
-    def samples_per_second(self) -> RoundEstimate | None:
-        """Examples per second, None without rounds."""
-        return over_rounds(self.rates)
-
-    @property
-    def wait_share(self) -> float | None:
-        """Share of the time spent waiting for data, from 0 to 1; None if not measured."""
-        return sum(self.wait_s) / sum(self.durations_s) if self.wait_s else None
-
-    @property
-    def busy_cores(self) -> float | None:
-        """Processor cores that were busy on average, None if not measured."""
-        return sum(self.cpu_s) / sum(self.durations_s) if self.cpu_s else None
-
-
-@dataclasses.dataclass(frozen=True)
-class StepSpan:
-    """One step of training.
-
-    Attributes:
-        begin_s: Seconds from the start of the timeline to the request for a batch.
-        wait_s: Seconds until the batch arrived.
-        compute_s: Seconds of the train step after that.
-    """
-
-    begin_s: float
-    wait_s: float
-    compute_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class RemedyRecord:
-    """A change to the pipeline that was tried.
-
-    Attributes:
-        name: The change in a few words.
-        code: The line of code that makes it.
-        condition: What must hold for it, None if nothing must.
-        original: Training on the pipeline as it is.
-        changed: Training on the changed pipeline, in the same rounds.
-    """
-
-    name: str
-    code: str
-    condition: str | None
-    original: RateRecord
-    changed: RateRecord
-
-    @property
-    def gain(self) -> RoundEstimate | None:
-        """Training speed with the change over the speed without it, None without rounds."""
-        return ratio_over_rounds(self.changed.rates, self.original.rates)
-
-
-@dataclasses.dataclass(frozen=True)
-class UntriedRecord:
-    """A change to the pipeline that was not tried.
-
-    Attributes:
-        name: The change in a few words.
-        code: The line of code that would make it.
-        reason: Why it was not tried.
-    """
-
-    name: str
-    code: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class CostRecord:
-    """What a part of making a batch of arrays costs.
-
-    Attributes:
-        name: The part in a few words.
-        durations_s: Seconds a batch, one value a round.
-    """
-
-    name: str
-    durations_s: tuple[float, ...]
-
-    @property
-    def batch_s(self) -> RoundEstimate | None:
-        """Seconds a batch, None without rounds."""
-        return over_rounds(self.durations_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +39,8 @@ class InputPipelineProfile:
         pipeline: The pipeline alone.
         step: The train step alone, on one batch held on the device.
         together: Training: both together.
-        smaller_size: Examples in the smaller batch, None for a batch of one example.
-        smaller_step: The train step alone on the smaller batch, likewise.
+        smaller_steps: The train step alone on smaller batches, the largest first; none for a
+            batch of one example.
         first_batch_s: Seconds from the start of the pipeline to its first batch, each time.
         timeline: Consecutive steps of training, about one second of them.
         remedies: Changes to the pipeline that were tried.
@@ -178,8 +57,7 @@ class InputPipelineProfile:
     pipeline: RateRecord
     step: RateRecord
     together: RateRecord
-    smaller_size: int | None
-    smaller_step: RateRecord | None
+    smaller_steps: tuple[SmallerStepRecord, ...]
     first_batch_s: tuple[float, ...]
     timeline: tuple[StepSpan, ...]
     remedies: tuple[RemedyRecord, ...]
@@ -217,16 +95,16 @@ class InputPipelineProfile:
 
     @property
     def crossing(self) -> Crossing | None:
-        """The batch size at which pipeline and step take as long, None if not measured."""
-        if self.smaller_step is None or self.smaller_size is None:
+        """The batch size from which on the pipeline is slower, None if too little was measured."""
+        if not self.smaller_steps:
             return None
-        return crossing_batch_size(
-            batch_size=self.batch_size,
-            smaller_size=self.smaller_size,
-            step_s=[self.batch_size * s for s in self.step.example_s],
-            smaller_step_s=[self.smaller_size * s for s in self.smaller_step.example_s],
-            example_s=self.pipeline.example_s,
-        )
+        steps = [
+            (self.batch_size, self.step),
+            *((s.batch_size, s.rate) for s in self.smaller_steps),
+        ]
+        measured = [(size, size * s) for size, rate in steps for s in rate.example_s]
+        sizes, times_s = zip(*measured, strict=True) if measured else ((), ())
+        return crossing_batch_size(sizes, times_s, example_s=self.pipeline.example_s)
 
     @property
     def overlapped(self) -> float | None:
@@ -248,9 +126,9 @@ class InputPipelineProfile:
     def to_dataframe(self) -> "pd.DataFrame":
         """Makes a table with a row for each contender and round.
 
-        The columns are `contender` (`"pipeline"`, `"step"`, `"together"`, `"smaller step"`, and
-        for each remedy its name and the original beside it), `round`, `examples`, `duration_s`,
-        `samples_per_second`, `wait_s` and `cpu_s`.
+        The columns are `contender` (`"pipeline"`, `"step"`, `"together"`, `"step on 16"` for a
+        smaller batch, and for each remedy its name and the original beside it), `round`,
+        `examples`, `duration_s`, `samples_per_second`, `wait_s` and `cpu_s`.
         """
         import pandas as pd
 
@@ -284,8 +162,7 @@ class InputPipelineProfile:
 
     def _contenders(self) -> list[tuple[str, RateRecord]]:
         found = [("pipeline", self.pipeline), ("step", self.step), ("together", self.together)]
-        if self.smaller_step is not None:
-            found.append(("smaller step", self.smaller_step))
+        found += [(f"step on {smaller.batch_size}", smaller.rate) for smaller in self.smaller_steps]
         for remedy in self.remedies:
             found += [
                 (f"original beside {remedy.name}", remedy.original),

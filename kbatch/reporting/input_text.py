@@ -1,9 +1,10 @@
 """What limits training, in words."""
 
-from kbatch.analysis.input_bound import CLOSEST_RATIO
+from kbatch.analysis.input_bound import CLOSEST_RATIO, Crossing
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.round_ratios import RoundEstimate
-from kbatch.records.input_pipeline import InputPipelineProfile, RateRecord, RemedyRecord
+from kbatch.records.input_pipeline import InputPipelineProfile
+from kbatch.records.input_rates import RateRecord, RemedyRecord
 from kbatch.reporting.number_text import counted, listed, percent, readable
 
 _MUCH_WAITING = 0.2
@@ -102,18 +103,37 @@ def _crossing(profile: InputPipelineProfile) -> list[str]:
     found = profile.crossing
     if found is None:
         return []
-    if found.batch_size is None:
-        return ["The pipeline keeps up at every batch size: it needs less time an example."]
-    if found.batch_size < 1:
-        return ["The pipeline is the slower one at every batch size."]
-    size = round(found.batch_size)
-    interval = found.interval
-    between = f" ({interval.low:,.0f} to {interval.high:,.0f})" if interval else ""
-    line = f"Up to about batch size {size:,}{between} the step is the slower, above it the pipeline"
-    smallest, largest = profile.smaller_size or 1, profile.batch_size
-    if not smallest / _FAR <= found.batch_size <= largest * _FAR:
-        return [f"{line} (far from the sizes {smallest:,} and {largest:,} that were measured)."]
-    return [f"{line}."]
+    departure = found.step.line.departure
+    misfit = (
+        f" Mind: the step's time over the batch size is no line, it is off by up to "
+        f"{percent(departure.worst)}."
+        if departure.holds is False
+        else ""
+    )
+    return [f"{_crossing_sentence(profile, found)}{misfit}"]
+
+
+def _crossing_sentence(profile: InputPipelineProfile, found: Crossing) -> str:
+    if found.never:
+        return "The pipeline keeps up at every batch size: it needs less time an example."
+    value, interval = found.batch_size.value, found.batch_size.interval
+    if value is None or interval is None:
+        at_least = found.batch_size.at_least or 0
+        above = f" above batch size {at_least:,.0f}" if at_least >= 1 else ""
+        return (
+            f"Whether and where{above} the pipeline becomes the slower one cannot be told from "
+            "these rounds."
+        )
+    if interval.high < 1:
+        return "The pipeline is the slower one at every batch size."
+    line = (
+        f"Up to about batch size {round(value):,} ({interval.low:,.0f} to {interval.high:,.0f}) "
+        "the step is the slower, above it the pipeline"
+    )
+    smallest, largest = profile.smaller_steps[-1].batch_size, profile.batch_size
+    if not smallest / _FAR <= value <= largest * _FAR:
+        return f"{line} (far from the sizes {smallest:,} to {largest:,} that were measured)."
+    return f"{line}."
 
 
 def _utilisation(profile: InputPipelineProfile) -> list[str]:
@@ -128,9 +148,9 @@ def _utilisation(profile: InputPipelineProfile) -> list[str]:
         cores = counted(profile.environment.cpu_count, "core")
         lines.append(f"Kept busy by this process, of {cores}: {listed(busy)}.")
     gpus = [
-        f"{name} {percent(sum(r.gpu_busy_share) / len(r.gpu_busy_share))}"
+        f"{name} {percent(r.gpu_busy_share)}"
         for name, r in contenders
-        if r.gpu_busy_share
+        if r.gpu_busy_share is not None
     ]
     return [*lines, f"GPU busy: {listed(gpus)}."] if gpus else lines
 

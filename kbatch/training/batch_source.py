@@ -15,7 +15,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import (
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from kbatch.training.batched import is_batched
-from kbatch.training.data import rebatched
+from kbatch.training.data import called_for, rebatched
 from kbatch.training.errors import InputError
 
 _FORMS = (
@@ -177,13 +177,7 @@ def _batched(data: Any, model: keras.Model, batch_size: int | None) -> tf.data.D
                 "A data function is called with the batch size: give `batch_size`. "
                 f"Received: a function {getattr(data, '__name__', data)!r}, batch_size=None."
             )
-        data = data(batch_size)
-        if not isinstance(data, tf.data.Dataset):
-            raise InputError(
-                "A data function must return a `tf.data.Dataset`: it is called with the batch "
-                f"size. Received: a {type(data).__name__} for batch_size={batch_size}."
-            )
-        return data
+        return called_for(data, model, batch_size)
     if batch_size is not None:
         return rebatched(data, model, batch_size)
     if not is_batched(data.element_spec, model):

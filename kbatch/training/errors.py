@@ -5,6 +5,10 @@ class InputError(ValueError):
     """Data, settings or a directory that kbatch cannot use as given; it says what to give."""
 
 
+class InputTypeError(InputError, TypeError):
+    """What was given is of a type that kbatch cannot use; it says what to give."""
+
+
 class OutOfMemoryError(MemoryError):
     """Not even one example fits in memory.
 

@@ -4,6 +4,27 @@ from typing import Any
 
 import keras
 
+from kbatch.training.errors import InputTypeError
+
+
+def check_compiled(model: Any) -> None:
+    """Checks that a model is compiled.
+
+    Raises:
+        TypeError: If it is no Keras model.
+        ValueError: If it is not compiled.
+    """
+    if not isinstance(model, keras.Model):
+        raise InputTypeError(
+            "`model` must be a compiled `keras.Model`: does the build function end with "
+            f"`return model`? Received: model={model!r}."
+        )
+    if not model.compiled:
+        raise ValueError(
+            "The model must be compiled: call `model.compile(optimizer, loss)` first. "
+            f"Received: model={model.name!r}."
+        )
+
 
 def check_model(model: keras.Model) -> None:
     """Checks that kbatch can train a model.
@@ -12,16 +33,7 @@ def check_model(model: keras.Model) -> None:
         TypeError: If it is no Keras model.
         ValueError: If it is not compiled or trains in a way of its own.
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a compiled `keras.Model`: does the build function end with "
-            f"`return model`? Received: {model!r}."
-        )
-    if not model.compiled:
-        raise ValueError(
-            "The model must be compiled: call `model.compile(optimizer, loss)` first. "
-            f"Received: model={model.name!r}."
-        )
+    check_compiled(model)
     bound = vars(model).get("train_step")
     ours = type(getattr(bound, "__self__", None)).__module__.startswith("kbatch.")
     if type(model).train_step is not keras.Model.train_step or (bound is not None and not ours):

@@ -66,66 +66,97 @@ def test_without_an_interval_nothing_is_determined():
     assert input_verdict(RoundEstimate(0.1, None, 2)) == "undetermined"
 
 
+SIZES = (64, 16, 4)
+
+
+def crossing(step_s, example_s, *, rounds=9, sizes=SIZES):
+    """The crossing of rounds without noise."""
+    measured = [size for size in sizes for _ in range(rounds)]
+    return crossing_batch_size(
+        measured, [step_s(size) for size in measured], example_s=[example_s] * rounds
+    )
+
+
 @pytest.mark.parametrize("fixed_s", [1e-3, 5e-2])
 @pytest.mark.parametrize("slope_s", [0.0, 1e-5, 1e-3])
 @pytest.mark.parametrize("example_s", [2e-3, 1e-2])
-def test_both_take_as_long_at_the_crossing(fixed_s, slope_s, example_s):
+@pytest.mark.parametrize("sizes", [SIZES, (64, 16)])
+def test_both_take_as_long_at_the_crossing(fixed_s, slope_s, example_s, sizes):
     def step_s(size):
         return fixed_s + slope_s * size
 
-    found = crossing_batch_size(
-        batch_size=64,
-        smaller_size=16,
-        step_s=[step_s(64)] * 5,
-        smaller_step_s=[step_s(16)] * 5,
-        example_s=[example_s] * 5,
-    )
-    size = found.batch_size
+    found = crossing(step_s, example_s, sizes=sizes)
+    size = found.batch_size.value
     assert step_s(size) == pytest.approx(example_s * size)
     assert step_s(2 * size) < example_s * 2 * size
     assert step_s(size / 2) > example_s * size / 2
-    assert found.slower_above == "pipeline"
-    assert (found.interval.low, found.interval.high) == pytest.approx((size, size))
+    assert not found.never
+    interval = found.batch_size.interval
+    assert (interval.low, interval.high) == pytest.approx((size, size))
+    assert found.step.holds is (True if len(sizes) == 3 else None)
 
 
 def test_a_pipeline_faster_than_the_steps_slope_never_crosses():
-    found = crossing_batch_size(
-        batch_size=64, smaller_size=16, step_s=[0.07], smaller_step_s=[0.022], example_s=[5e-4]
-    )
-    assert (found.batch_size, found.interval, found.slower_above) == (None, None, "step")
+    found = crossing(lambda size: 0.006 + 0.001 * size, 5e-4)
+    assert found.never
+    assert (found.batch_size.value, found.batch_size.at_least) == (None, None)
 
 
 def test_a_step_without_a_fixed_part_is_outrun_at_every_size():
-    found = crossing_batch_size(
-        batch_size=64, smaller_size=16, step_s=[0.064], smaller_step_s=[0.015], example_s=[2e-3]
+    found = crossing(lambda size: 1e-3 * size - 1e-3, 2e-3)
+    assert found.batch_size.value == 0.0
+    assert found.batch_size.interval.high == pytest.approx(0.0, abs=1e-6)
+    assert not found.never
+
+
+def test_a_step_that_is_no_line_is_told():
+    assert crossing(lambda size: 1e-3 * size**0.5, 2e-3).step.holds is False
+
+
+def measured_rounds(rng, *, example_s, drift, noise=0.03, rounds=9):
+    """A step of 5 ms and 0.1 ms an example, and a pipeline; a round's drift slows both."""
+    slowed = rng.lognormal(0, drift, rounds)
+    sizes = [size for size in SIZES for _ in range(rounds)]
+    times_s = [
+        (5e-3 + 1e-4 * size) * factor * rng.lognormal(0, noise)
+        for size in SIZES
+        for factor in slowed
+    ]
+    return sizes, times_s, example_s * slowed * rng.lognormal(0, noise, rounds)
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.1])
+@pytest.mark.parametrize("example_s", [2e-4, 1e-3])
+def test_intervals_cover_the_crossing_in_95_of_100_cases(example_s, drift):
+    rng = np.random.default_rng(0)
+    truth = 5e-3 / (example_s - 1e-4)
+    held = []
+    for _ in range(500):
+        sizes, times_s, examples_s = measured_rounds(rng, example_s=example_s, drift=drift)
+        ratio = crossing_batch_size(sizes, times_s, example_s=examples_s).batch_size
+        held.append(
+            ratio.interval.low <= truth <= ratio.interval.high
+            if ratio.interval
+            else truth >= (ratio.at_least or 0)
+        )
+    assert np.mean(held) >= 0.93
+
+
+def test_where_the_rates_approach_each_other_there_is_a_lower_bound():
+    sizes, times_s, examples_s = measured_rounds(
+        np.random.default_rng(1), example_s=1.02e-4, drift=0.0
     )
-    assert (found.batch_size, found.slower_above) == (0.0, "pipeline")
+    found = crossing_batch_size(sizes, times_s, example_s=examples_s)
+    assert found.batch_size.value is None
+    assert 0 < found.batch_size.at_least < 5e-3 / 2e-6
+    assert not found.never
 
 
-def test_a_step_that_is_faster_on_the_larger_batch_has_no_slope():
-    found = crossing_batch_size(
-        batch_size=64, smaller_size=16, step_s=[0.064], smaller_step_s=[0.07], example_s=[2e-3]
-    )
-    assert found.batch_size == pytest.approx(32)
-
-
-def test_a_round_without_a_crossing_takes_the_interval_away():
-    found = crossing_batch_size(
-        batch_size=64,
-        smaller_size=16,
-        step_s=[0.064] * 5,
-        smaller_step_s=[0.034] * 5,
-        example_s=[1e-3, 1e-3, 1e-3, 1.1e-3, 1e-4],
-    )
-    assert found.interval is None
-    assert found.batch_size == pytest.approx(0.024 / (1e-3 - 6.25e-4))
-
-
-def test_no_rounds_no_crossing_and_one_size_is_refused():
-    empty = {"step_s": [], "smaller_step_s": [], "example_s": []}
-    assert crossing_batch_size(batch_size=8, smaller_size=2, **empty) is None
-    with pytest.raises(ValueError, match="two batch sizes"):
-        crossing_batch_size(batch_size=8, smaller_size=8, **empty)
+def test_too_few_rounds_have_no_crossing_and_one_size_is_refused():
+    assert crossing(lambda size: 0.01, 1e-3, rounds=2) is None
+    assert crossing_batch_size([], [], example_s=[]) is None
+    with pytest.raises(ValueError, match="two or more sizes"):
+        crossing(lambda size: 0.01, 1e-3, sizes=(8,))
 
 
 @pytest.mark.parametrize(("pipeline", "step"), [(100, 100), (100, 300), (300, 100), (1, 1e6)])

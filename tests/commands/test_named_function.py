@@ -4,13 +4,20 @@ import numpy as np
 import pytest
 
 from kbatch.commands.memory_size import memory_size
-from kbatch.commands.named_function import named, named_data
+from kbatch.commands.named_function import (
+    check_name,
+    named,
+    named_build,
+    named_data,
+    named_x_y,
+)
 
 MODULE = """
 import numpy as np
 class Nested:
     build = staticmethod(lambda: "nested")
 def build(): return "built"
+built = build()
 def data(): return np.zeros(3), np.ones(3)
 def batches(batch_size): return f"{batch_size} rows"
 pair = (np.zeros(2), np.ones(2))
@@ -65,15 +72,42 @@ def test_a_module_that_the_named_one_imports_is_missing_by_its_own_name(folder):
         named("given_module:build", "--build")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("given_module", "package.module:function"),
+        (":build", "package.module:function"),
+        ("other_module:build", "not found from"),
+        ("other_package.module:build", "not found from"),
+    ],
+)
+def test_a_wrong_name_is_seen_before_anything_is_imported(folder, text, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        check_name(text, "--build")
+    assert f"Received: --build {text}" in str(caught.value)
+    check_name("given_module:nothing_there", "--build")
+    assert "given_module" not in sys.modules
+
+
+def test_what_builds_a_model_can_be_called_or_has_a_build(folder):
+    assert named_build("given_module:build", "--build")() == "built"
+    assert named_build("given_module:Nested", "--build").build() == "nested"
+    with pytest.raises(ValueError, match=r"compiled model or a function.*built, a str"):
+        named_build("given_module:built", "--build")
+
+
 def test_data_are_a_pair_a_function_of_the_batch_size_or_a_dataset(folder):
     for text in ("given_module:data", "given_module:pair"):
-        x, y = named_data(text, "--data")
+        x, y = named_x_y(text, "--data")
         assert (float(np.sum(x)), float(np.sum(y))) == (0.0, len(y))
-    function, nothing = named_data("given_module:batches", "--data")
+        assert len(named_data(text, "--data")) == 2
+    function, nothing = named_x_y("given_module:batches", "--data")
     assert (function(8), nothing) == ("8 rows", None)
-    assert named_data("given_module:build", "--data") == ("built", None)
+    assert named_data("given_module:batches", "--data")(8) == "8 rows"
+    assert named_x_y("given_module:build", "--data") == ("built", None)
     with pytest.raises(ValueError, match="gives 3 values"):
-        named_data("given_module:three", "--data")
+        named_x_y("given_module:three", "--data")
+    assert named_data("given_module:three", "--data") == (1, 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The experiment from end to end. Delays are so far apart that no timing of the host matters."""
 
+import fake_nvml
 import keras
 import keras_tuner
 import models
@@ -7,9 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from batch_data import Rows, examples, raising
+from fake_nvml import FakeGpu, FakeNvml
+from tensorflow.core.framework import device_attributes_pb2
+from tensorflow.python.client import device_lib
 
 import kbatch
 from kbatch.profiling.input_blocks import block_length
+from kbatch.reporting.input_text import input_lines
 from kbatch.training.errors import InputError
 
 BUDGET_S = 0.5
@@ -75,13 +80,17 @@ def starved():
 def test_a_slow_pipeline_is_input_bound(starved):
     found = starved[-1]
     assert found.verdict == "input-bound"
-    assert (found.source, found.batch_size, found.smaller_size) == ("tf.data.Dataset", 8, 2)
+    assert (found.source, found.batch_size) == ("tf.data.Dataset", 8)
+    assert [smaller.batch_size for smaller in found.smaller_steps] == [2, 1]
     assert found.wait_share > 0.5
     assert found.pipeline.samples_per_second.value < found.step.samples_per_second.value
     rounds = len(found.step.durations_s)
     assert rounds >= 3
-    for rate in (found.pipeline, found.together, found.smaller_step):
+    smaller = (one.rate for one in found.smaller_steps)
+    for rate in (found.pipeline, found.together, *smaller):
         assert len(rate.durations_s) == len(rate.cpu_s) == rounds
+    assert found.pipeline.busy_cores < 1
+    assert found.pipeline.gpu_busy_share is None
     assert found.timeline
     assert found.timeline[0].begin_s == 0
     assert len(found.first_batch_s) == rounds
@@ -130,12 +139,13 @@ def test_a_ragged_last_batch_and_data_without_end(repeats):
 
 def test_a_single_ragged_batch_is_all_there_is():
     found = profile(models.mlp(), examples(3).batch(8), remedies=False)
-    assert (found.batch_size, found.smaller_size) == (3, 1)
+    assert found.batch_size == 3
+    assert [smaller.batch_size for smaller in found.smaller_steps] == [1]
 
 
 def test_batches_of_one_example_have_no_crossing():
     found = profile(models.mlp(), examples(20).batch(1), remedies=False)
-    assert (found.batch_size, found.smaller_size, found.smaller_step) == (1, None, None)
+    assert (found.batch_size, found.smaller_steps) == (1, ())
     assert found.crossing is None
 
 
@@ -184,6 +194,25 @@ def test_data_that_raise_in_the_middle_leave_the_model_as_it_was(at):
         np.testing.assert_array_equal(one, keras.ops.convert_to_numpy(other))
 
 
+def test_a_gpu_is_read_beside_the_rates(monkeypatch):
+    description = "device: 0, name: X, pci bus id: 0000:01:00.0, compute capability: 9.0"
+    gpu = device_attributes_pb2.DeviceAttributes(
+        name="/device:GPU:0", device_type="GPU", physical_device_desc=description
+    )
+    monkeypatch.setattr(device_lib, "list_local_devices", lambda config: [gpu])
+    cpus = tf.config.list_logical_devices("CPU")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: cpus)
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(utilization_percent=40)))
+    found = profile(models.mlp(), examples().batch(8), remedies=False)
+    for rate in (found.pipeline, found.step, found.together):
+        assert rate.gpu_busy_share == pytest.approx(0.4)
+    assert "GPU busy: pipeline 40 %, step 40 % and together 40 %." in input_lines(found)
+    assert found.smaller_steps[0].rate.gpu_busy_share is None
+    fake_nvml.install(monkeypatch, None)
+    found = profile(models.mlp(), examples().batch(8), remedies=False)
+    assert any("How busy the GPU was is not known. There is no" in n for n in found.notes)
+
+
 def build(hp):
     hp.Int("units", 4, 8)
     return models.mlp()
@@ -202,7 +231,12 @@ def test_what_builds_a_model_is_called_for_it(model):
 @pytest.mark.parametrize(
     ("make", "settings", "error", "words"),
     [
-        (lambda: (3, examples().batch(8)), {}, TypeError, "function that builds one.*model=3"),
+        (
+            lambda: (3, examples().batch(8)),
+            {},
+            TypeError,
+            "that builds one.*Received: 3, a int",
+        ),
         (lambda: (lambda: None, examples().batch(8)), {}, TypeError, "return model"),
         (
             lambda: (keras.Sequential([keras.layers.Dense(1)]), examples().batch(8)),
@@ -236,11 +270,14 @@ def test_bad_input_says_what_to_give(make, settings, error, words):
 
 @pytest.mark.parametrize("budget_s", [0.1, 2.0, 60.0])
 @pytest.mark.parametrize("first_batch_s", [0.0, 0.01, 5.0])
-@pytest.mark.parametrize("contenders", [2, 4, 7])
+@pytest.mark.parametrize("contenders", [2, 4, 7.5])
 def test_blocks_fit_in_the_budget(budget_s, first_batch_s, contenders):
-    length = block_length(budget_s, contenders=contenders, first_batch_s=first_batch_s)
+    starts_s = contenders * first_batch_s
+    length = block_length(budget_s, contenders=contenders, starts_s=starts_s)
     assert 0 < length.settle_s < length.measure_s
     block_s = length.settle_s + length.measure_s
     floor_s = 9 * contenders * 0.1
     assert 9 * contenders * block_s <= max(1.001 * budget_s, floor_s)
     assert 3 * contenders * length.longest_s <= max(1.001 * budget_s, floor_s)
+    quicker = block_length(budget_s, contenders=contenders, starts_s=0.0)
+    assert quicker.measure_s >= length.measure_s

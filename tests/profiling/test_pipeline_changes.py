@@ -14,7 +14,7 @@ from kbatch.profiling.pipeline_stages import (
     rebuilt,
     stages_of,
 )
-from kbatch.records.input_pipeline import UntriedRecord
+from kbatch.records.input_rates import UntriedRecord
 from kbatch.training.batch_stream import first_batch
 
 GIB = 2**30

@@ -1,9 +1,10 @@
 import dataclasses
 
 import pytest
-from input_profile_factory import make_profile, make_rate, make_remedy
+from input_profile_factory import make_profile, make_rate, make_remedy, make_smaller_steps
 
-from kbatch.records.input_pipeline import CostRecord, InputPipelineProfile, RateRecord
+from kbatch.records.input_pipeline import InputPipelineProfile
+from kbatch.records.input_rates import CostRecord, RateRecord
 from kbatch.records.json_files import RecordError
 
 
@@ -12,7 +13,8 @@ from kbatch.records.json_files import RecordError
     [
         make_profile(),
         make_profile(remedies=(), untried=(), timeline=(), notes=()),
-        make_profile(smaller_size=None, smaller_step=None),
+        make_profile(smaller_steps=()),
+        make_profile(step=2400, smaller_steps=make_smaller_steps()),
         make_profile(costs=(CostRecord("slicing", (1e-4, 2e-4)),), source="arrays"),
         make_profile(pipeline=800, step=2400, together=780, wait_share=None),
     ],
@@ -49,12 +51,12 @@ def test_rates_shares_and_the_crossing_are_derived():
     assert profile.pipeline.samples_per_second.value == pytest.approx(800)
     assert profile.wait_share == pytest.approx(0.66)
     assert profile.pipeline.busy_cores == pytest.approx(1.5)
-    # t = a + b B through 64/2400 at 64 and 16/1200 at 16; the pipeline needs 1/800 an example.
-    slope = (64 / 2400 - 16 / 1200) / 48
-    expected = (16 / 1200 - 16 * slope) / (1 / 800 - slope)
-    assert profile.crossing.batch_size == pytest.approx(expected)
-    assert profile.crossing.slower_above == "pipeline"
-    assert make_profile(smaller_size=None, smaller_step=None).crossing is None
+    # t = b (16 + B) with 80 b = 64/2400; the pipeline needs 1/800 an example.
+    slope_s = 64 / 2400 / 80
+    expected = 16 * slope_s / (1 / 800 - slope_s)
+    assert profile.crossing.batch_size.value == pytest.approx(expected, rel=0.01)
+    assert profile.crossing.step.holds
+    assert make_profile(smaller_steps=()).crossing is None
 
 
 def test_remedies_come_best_first_with_paired_gains():
@@ -68,9 +70,7 @@ def test_what_was_not_measured_is_none():
     rate = RateRecord((), ())
     assert (rate.samples_per_second, rate.wait_share, rate.busy_cores) == (None, None, None)
     empty = make_profile(pipeline=1, step=1)
-    empty = dataclasses.replace(
-        empty, pipeline=rate, step=rate, together=rate, smaller_step=rate, remedies=()
-    )
+    empty = dataclasses.replace(empty, pipeline=rate, step=rate, together=rate, remedies=())
     assert (empty.verdict, empty.ratio, empty.crossing) == ("undetermined", None, None)
     assert (empty.overlapped, empty.serial) == (None, None)
 
@@ -92,7 +92,7 @@ def test_the_table_has_a_row_for_each_contender_and_round():
     assert list(table.columns) == [
         *("contender", "round", "examples", "duration_s", "samples_per_second", "wait_s", "cpu_s")
     ]
-    assert len(table) == 5 * (4 + 2 * len(profile.remedies))
+    assert len(table) == 5 * (5 + 2 * len(profile.remedies))
     step = table[table.contender == "step"]
     assert list(step.samples_per_second) == list(profile.step.rates)
     assert step.wait_s.isna().all()

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import kbatch
-from kbatch.records.input_pipeline import StepSpan
+from kbatch.records.input_rates import StepSpan
 from kbatch.reporting.figures.input_pipeline import (
     alt_text,
     input_pipeline_info,
@@ -56,7 +56,7 @@ def test_what_follows_the_first_second_is_left_out():
 
 
 def test_few_rounds_have_bars_without_intervals():
-    profile = make_profile(smaller_size=None, smaller_step=None, remedies=())
+    profile = make_profile(smaller_steps=(), remedies=())
     few = {name: make_rate(800, rounds=2) for name in ("pipeline", "step", "together")}
     profile = dataclasses.replace(profile, **few)
     assert {(bar.low, bar.high) for bar in input_pipeline_info(profile).bars} == {(None, None)}

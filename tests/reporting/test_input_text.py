@@ -1,9 +1,9 @@
 import dataclasses
 
 import pytest
-from input_profile_factory import make_profile, make_rate, make_remedy
+from input_profile_factory import make_profile, make_rate, make_remedy, make_smaller_steps
 
-from kbatch.records.input_pipeline import CostRecord, RateRecord
+from kbatch.records.input_rates import CostRecord, RateRecord, SmallerStepRecord
 from kbatch.reporting.input_text import input_lines
 
 
@@ -39,7 +39,7 @@ def test_an_interval_around_one_and_too_few_rounds_ask_for_more():
     profile = dataclasses.replace(
         make_profile(), pipeline=uneven, step=make_rate(700, rounds=4), together=uneven
     )
-    profile = dataclasses.replace(profile, smaller_size=None, smaller_step=None)
+    profile = dataclasses.replace(profile, smaller_steps=())
     assert profile.verdict == "undetermined"
     assert "too near 1 to tell" in text(profile)
     few = [make_rate(700, rounds=2)] * 3
@@ -50,16 +50,26 @@ def test_an_interval_around_one_and_too_few_rounds_ask_for_more():
 
 
 @pytest.mark.parametrize(
-    ("smaller", "pipeline", "words"),
+    ("overhead_examples", "pipeline", "words"),
     [
-        (1200, 800, "Up to about batch size 9 (9 to 9) the step is the slower, above it"),
-        (2400, 800, "The pipeline is the slower one at every batch size."),
-        (1200, 9000, "keeps up at every batch size"),
-        (640, 12000, "(far from the sizes 16 and 64 that were measured)"),
+        (16, 800, "Up to about batch size 6 (6 to 6) the step is the slower, above it the"),
+        (0.001, 800, "The pipeline is the slower one at every batch size."),
+        (16, 9000, "keeps up at every batch size"),
+        (100, 4800, "(far from the sizes 4 to 64 that were measured)"),
     ],
 )
-def test_the_crossing_is_put_in_words(smaller, pipeline, words):
-    assert words in text(make_profile(pipeline=pipeline, smaller_step=make_rate(smaller)))
+def test_the_crossing_is_put_in_words(overhead_examples, pipeline, words):
+    smaller = make_smaller_steps(overhead_examples=overhead_examples)
+    assert words in text(make_profile(pipeline=pipeline, smaller_steps=smaller))
+
+
+def test_what_the_rounds_do_not_tell_of_the_crossing_is_said():
+    assert "cannot be told from these rounds" in text(make_profile(pipeline=3010))
+    line, _ = make_smaller_steps()
+    bent = (line, SmallerStepRecord(4, make_rate(1200)))
+    found = text(make_profile(smaller_steps=bent))
+    assert "over the batch size is no line, it is off by up to" in found
+    assert "no line" not in text(make_profile())
 
 
 def test_remedies_stand_best_first_and_only_clear_gains_are_claimed():
@@ -85,7 +95,7 @@ def test_processor_gpu_and_costs_are_told_where_they_were_measured():
     none = make_profile()
     none = dataclasses.replace(none, pipeline=silent, step=silent, together=silent)
     assert "Kept busy" not in text(none)
-    busy = dataclasses.replace(make_rate(800), gpu_busy_share=(0.5,) * 5)
+    busy = dataclasses.replace(make_rate(800), gpu_busy_share=0.5)
     assert "GPU busy: step 50 %." in text(dataclasses.replace(make_profile(), step=busy))
     costs = (CostRecord("slicing rows in order", (1e-3, 1.1e-3, 0.9e-3)),)
     assert "Slicing rows in order: 1.00 ms a batch (0.7" in text(make_profile(costs=costs))

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from kbatch.records.input_pipeline import InputPipelineProfile, RateRecord
+from kbatch.records.input_pipeline import InputPipelineProfile
+from kbatch.records.input_rates import RateRecord
 from kbatch.reporting.input_text import headline, is_clear_gain
 from kbatch.reporting.number_text import counted, percent, readable
 
