@@ -1,6 +1,7 @@
 """`kbatch max-batch`: the largest batch that fits in memory."""
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ def add_max_batch(commands: Any) -> None:
         "--inference", action="store_true", help="run predictions instead of train steps"
     )
     parser.add_argument(
+        "--policy", metavar="NAME", help="Keras dtype policy to build under, such as mixed_float16"
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the result as JSON"
     )
     parser.set_defaults(run=_run)
@@ -54,17 +58,20 @@ def _run(options: argparse.Namespace) -> None:
     console.print("Starting TensorFlow ...", highlight=False)
     with quiet_start():
         from kbatch.profiling.max_batch import find_max_batch_size
+        from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
     build = named_build(options.build, BUILD)
     x, y = named_x_y(options.data, DATA)
-    result = find_max_batch_size(
-        build,
-        x,
-        y,
-        memory_window=tuple(options.window),
-        memory_limit_bytes=limit_bytes,
-        max_batch_size=options.max,
-        training=not options.inference,
-    )
+    policy = options.policy and check_dtype_policies(options.policy)[0]
+    with dtype_policy_scope(policy) if policy else contextlib.nullcontext():
+        result = find_max_batch_size(
+            build,
+            x,
+            y,
+            memory_window=tuple(options.window),
+            memory_limit_bytes=limit_bytes,
+            max_batch_size=options.max,
+            training=not options.inference,
+        )
     _print(result, console)
     if options.output is not None:
         result.save(options.output)

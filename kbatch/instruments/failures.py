@@ -1,10 +1,13 @@
 """What went wrong when a training run raised."""
 
 import re
+import traceback
 
 import tensorflow as tf
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+_MOST_TRACEBACK_CHARACTERS = 20_000
 
 # What cuDNN and cuBLAS say when they could not allocate, under error classes of their own.
 _ALLOCATION_TEXTS = (
@@ -45,3 +48,9 @@ def failure_text(error: BaseException) -> str:
     lines = [_COLOURS.sub("", line).strip() for line in str(error).splitlines()]
     text = " ".join([line for line in lines if line][:3])
     return f"{type(error).__name__}: {text}".strip(" :")[:300]
+
+
+def failure_traceback(error: BaseException) -> str:
+    """Writes the traceback of an exception, that of another process included; its end if long."""
+    text = _COLOURS.sub("", "".join(traceback.format_exception(error)))
+    return text[-_MOST_TRACEBACK_CHARACTERS:]

@@ -83,6 +83,7 @@ class Load:
             model = self.build()
             if self.training:
                 check_model(model)
+                _check_targets(model, self.source)
                 build_on(model, self.source)
         return _Run(self, model)
 
@@ -97,6 +98,20 @@ def build_on(model: keras.Model, source: Source) -> None:
         build_symbolically(model, keras.tree.map_structure(_spec, source.rows))
     else:
         build_symbolically(model, called_for(source, model, 1).element_spec)
+
+
+def _check_targets(model: keras.Model, source: Source) -> None:
+    """Checks that a loss has targets, unless the model computes it in a way of its own."""
+    target: Any = model
+    if not isinstance(source, SampleRows) or target.loss is None:
+        return
+    own = type(target).compute_loss is not keras.Model.compute_loss
+    rows = source.rows
+    if not own and isinstance(rows, tuple) and len(rows) == 1:
+        raise InputError(
+            "Training needs targets for the loss that the model was compiled with: give `y`. "
+            f"Received: y=None, loss={target.loss!r}."
+        )
 
 
 def row_shapes(source: Source, model: keras.Model) -> tuple[tuple[int, ...], ...] | None:

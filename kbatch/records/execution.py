@@ -74,6 +74,7 @@ class ExecutionRecord:
         reported: Metrics that keras-tuner was given: those of the best epoch, or what a
             `HyperModel.fit` of the user's returned.
         failure: Why it did not complete, None if it did.
+        traceback: Python's traceback of what was raised, None where nothing was.
         notes: What a reader of the numbers must know.
         micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
             0 where an earlier one told it, None where it was given.
@@ -115,6 +116,7 @@ class ExecutionRecord:
     budget: Budget | None = None
     target: Target | None = None
     replicas: int = 1
+    traceback: str | None = None
 
     def __post_init__(self):
         if self.status not in STATUSES:

@@ -28,7 +28,7 @@ def caveats(study: Study) -> tuple[str, ...]:
     """
     rules = (
         *(_problems, _incomplete, _other_batch, _data_wait, _one_window, _unstable, _busy_host),
-        _shared_device,
+        *(_shared_device, _float16_on_cpu),
         *(_budget, _few_executions, noise_caveats, _notes),
     )
     return tuple(text for rule in rules for text in rule(study))
@@ -124,6 +124,18 @@ def _shared_device(study: Study) -> Iterator[str]:
             "a part of it, and depend on what the others ran. Repeat with one worker a device to "
             "compare them."
         )
+
+
+def _float16_on_cpu(study: Study) -> Iterator[str]:
+    policies = {trial.dtype_policy for trial in study.trials}
+    environment = study.search.environment if study.search else None
+    if policies != {"mixed_float16"} or environment is None or environment.devices != ("CPU",):
+        return
+    yield (
+        "Every trial ran under mixed_float16 on a processor, where it is often the slower policy: "
+        '`kbatch doctor` measures that, and `dtype_policy=("float32", "mixed_float16")` compares '
+        "both in the search."
+    )
 
 
 def _budget(study: Study) -> Iterator[str]:

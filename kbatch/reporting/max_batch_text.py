@@ -32,7 +32,7 @@ def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
         f"Largest batch for {task}: {counted(result.max_batch_size, 'example')}, "
         f"{memory_text(peak)} of {memory_text(limit)} ({percent(peak / limit)}) on "
         f"{result.device} under {result.dtype_policy}.",
-        f"Why this one: {result.reason}.",
+        f"Why this one: {result.reason}.{_beyond(result)}",
     ]
     fit = result.fit
     if fit is not None:
@@ -56,3 +56,9 @@ def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
 def _with_error(value: float, error: float | None) -> str:
     text = memory_text(max(value, 0.0))
     return text if error is None else f"{text} (standard error {memory_text(error)})"
+
+
+def _beyond(result: MaxBatchSizeResult) -> str:
+    if not result.reason.endswith("the data set"):
+        return ""
+    return " To look beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."

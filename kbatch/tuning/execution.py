@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import keras_tuner
 
-from kbatch.instruments.failures import failure_status, failure_text
+from kbatch.instruments.failures import failure_status, failure_text, failure_traceback
 from kbatch.instruments.gpu_monitor import GpuMonitor
 from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.records.execution import ExecutionRecord
@@ -96,7 +96,8 @@ class Execution:
             results = self._with_usage(self._trained(fit))
             reported = {} if self._files is None else self._files.reported(results)
         except BaseException as error:
-            self._write(self._ended(failure_status(error), failure_text(error)))
+            ended = self._ended(failure_status(error), failure_text(error))
+            self._write(dataclasses.replace(ended, traceback=failure_traceback(error)))
             raise
         ended = self._ended("completed", None, reported)
         if ended.diverged:

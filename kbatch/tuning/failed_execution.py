@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from kbatch.instruments.failures import failure_status, failure_text
+from kbatch.instruments.failures import failure_status, failure_text, failure_traceback
 from kbatch.instruments.worker import WorkerDied
 from kbatch.records.execution import ExecutionRecord
 from kbatch.tuning.hypermodel import BatchSizeHyperModel
@@ -26,7 +26,11 @@ def record_failure(
     record = files.record()
     executions = record.executions if record else ()
     last = executions[-1] if executions else None
-    ended = {"status": _status(error), "failure": failure_text(error)}
+    ended = {
+        "status": _status(error),
+        "failure": failure_text(error),
+        "traceback": failure_traceback(error),
+    }
     if last is not None and last.status == "running":
         files.write(len(executions) - 1, dataclasses.replace(last, **ended))
     elif last is None or last.status == "completed":

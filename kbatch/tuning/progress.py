@@ -82,7 +82,7 @@ class SearchProgress:
     def trial_ends(self, record: TrialRecord | None) -> None:
         """Prints the line of a trial that stays."""
         duration_s = self._now() - self._begun_s
-        self._durations_s.append(duration_s)
+        self._durations_s.append(duration_s - _search_s(record))
         if self._line is None:
             return
         text = trial_line(
@@ -113,3 +113,9 @@ class SearchProgress:
         if trial_left_s is None:
             trial_left_s = max(0.0, mean_s - (self._now() - self._begun_s))
         return trial_left_s + mean_s * (self._trials_left - 1)
+
+
+def _search_s(record: TrialRecord | None) -> float:
+    """Sums what the search for the micro-batch size took: later trials know it."""
+    executions = record.executions if record else ()
+    return sum(execution.micro_batch_search_s or 0.0 for execution in executions)

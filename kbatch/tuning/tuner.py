@@ -11,6 +11,7 @@ import keras
 import keras_tuner
 from keras_tuner.src.engine.trial import TrialStatus
 
+from kbatch.reporting.number_text import counted
 from kbatch.tuning.checkpoints import CHECKPOINT_NAME
 from kbatch.tuning.executions import run_executions
 from kbatch.tuning.failed_execution import record_failure
@@ -115,6 +116,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
         try:
             with self._progress, self._isolation(args, kwargs):
+                self._say_what_is_kept()
                 # keras-tuner's display and Keras's bar are silent: this one shows both.
                 super().search(*args, verbose=0, **kwargs)
         except KeyboardInterrupt:
@@ -247,6 +249,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if not found:
             raise RuntimeError(no_best_trial(Path(self.project_dir)))
         return found
+
+    def _say_what_is_kept(self) -> None:
+        ended = 0 if self._is_worker() else self._counts()[0]
+        if ended:
+            self._progress.say(
+                f"{counted(ended, 'trial')} of an earlier run kept in {self.project_dir}; "
+                "`overwrite=True` starts over."
+            )
 
     def _counts(self) -> tuple[int, int]:
         """Counts the trials that ended and those that are left, the running one included."""

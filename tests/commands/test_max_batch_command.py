@@ -47,9 +47,11 @@ def test_the_command_prints_the_answer_and_writes_it(folder, capsys):
 
 def test_flags_bound_the_search(folder, capsys):
     words = ["max-batch", "given_training.py:build", "--data", "given_training:few", "--inference"]
+    words += ["--policy", "mixed_bfloat16"]
     assert cli.main([*words, "--limit", "1GiB", "--max", "20"]) == 0
     printed = capsys.readouterr().out
     assert "Largest batch for inference: 20 examples" in printed
+    assert "under mixed_bfloat16" in printed
     assert "reached `max_batch_size`" in printed
 
 

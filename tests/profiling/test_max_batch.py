@@ -411,6 +411,7 @@ X, Y = models.rows(8)
         ((rows_function, Y), "leave out `y`"),
         ((tf.data.Dataset.from_tensor_slices((X[:0], Y[:0])),), "empty"),
         ((X, Y[:4]), "as many rows"),
+        ((X,), "needs targets.*give `y`"),
         ((5,), "Training data are arrays"),
         ((tf.RaggedTensor.from_row_splits(X[:, 0], [0, 3, 8]), Y[:2]), "RaggedTensor"),
     ],

@@ -283,3 +283,18 @@ def test_an_epoch_without_the_metric_leaves_a_trial_without_the_objective():
     objective = Objective("val_auc", "max")
     study = make_study(make_trial(64, objective=objective, epochs=make_epochs((0.9,))))
     assert "no completed trial has the objective val_auc" in decision(study).headline
+
+
+@pytest.mark.parametrize(
+    ("policies", "devices", "said"),
+    [
+        (("mixed_float16",), ("CPU",), 1),
+        (("mixed_float16", "float32"), ("CPU",), 0),
+        (("float32",), ("CPU",), 0),
+        (("mixed_float16",), ("GPU:0 Example",), 0),
+    ],
+)
+def test_float16_on_a_processor_is_questioned(policies, devices, said):
+    trials = [make_trial(16 * (1 + i), dtype_policy=p) for i, p in enumerate(policies)]
+    search = dataclasses.replace(make_search(), environment=make_environment(devices=devices))
+    assert len(caveat(make_study(*trials, search=search), "on a processor")) == said

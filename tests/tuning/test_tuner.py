@@ -65,6 +65,13 @@ def test_a_search_that_ended_runs_nothing_again(found, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_going_on_says_what_is_kept(found, capsys):
+    tuner, _ = found
+    arguments = {"executions_per_trial": 2, "keep_checkpoints": 2, "fit": {"verbose": 1}}
+    search(tuner.directory, searches.hypermodel(only_explored()), **arguments)
+    assert "3 trials of an earlier run kept in " in capsys.readouterr().out
+
+
 def test_another_objective_in_the_same_directory_is_refused(found):
     tuner, _ = found
     arguments = {"executions_per_trial": 2, "keep_checkpoints": 2, "objective": "val_loss"}
@@ -138,6 +145,7 @@ def test_however_many_fail_in_a_row_the_search_goes_on(failed):
     assert {trial.status for trial in study.trials} == {"out_of_memory"}
     assert {trial.failure for trial in study.trials} == {"MemoryError: 18 GiB wanted"}
     assert {trial.status for trial in failed.oracle.trials.values()} == {TrialStatus.FAILED}
+    assert all("in on_epoch_end\n" in t.executions[-1].traceback for t in study.trials)
 
 
 def test_where_nothing_completed_asking_for_the_best_raises_with_the_causes(failed):
@@ -169,6 +177,7 @@ def test_a_build_that_fails_is_a_trial_that_failed(tmp_path):
     assert [trial.status for trial in study.trials] == ["completed", "failed", "completed"]
     (run,) = study.trials[1].executions
     assert run.failure == "RuntimeError: no such layer"
+    assert "in build\n" in run.traceback
     assert (run.seed, run.batch_size, run.micro_batch_size) == (0, 16, 8)
     assert (run.dtype_policy, run.optimizer, run.jit_compile) == ("mixed_float16", None, None)
     assert study.problems == ()
