@@ -6,15 +6,17 @@ from typing import Any
 
 import keras
 
+from kbatch.training.own_code import function_code, own_code
+
 # They change the steps, not what these need.
 _NOT_OF_MEMORY = ("learning_rate", "name")
-_OF_TRAINING = ("built", "compiled", "stop_training")
 
 
 def model_fingerprint(model: keras.Model) -> str:
     """Gives a text that is equal for models that need the same memory, in any process.
 
-    Layers, shapes, dtypes, loss, metrics, optimizer and compilation by XLA are in it. Weights, the
+    Layers, shapes, dtypes, loss, metrics, optimizer and compilation by XLA are in it, and the code
+    and the plain attributes of layers that are not Keras's own. Weights, the
     learning rate and the names of layers, which Keras counts up, are not; of the optimizer's other
     numbers only whether they are zero, which decides the slots.
 
@@ -27,6 +29,7 @@ def model_fingerprint(model: keras.Model) -> str:
     del compiled["optimizer"]
     described = {
         "model": _described(model, names),
+        "own code": [own_code(layer) for layer in target._flatten_layers()],
         "weights": [(tuple(weight.shape), weight.dtype) for weight in target.weights],
         "trainable": [tuple(weight.shape) for weight in target.trainable_weights],
         "policy": target.dtype_policy.name,
@@ -48,9 +51,9 @@ def _described(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_described(item, names) for item in value]
     if hasattr(value, "get_config") and not isinstance(value, type):
-        return [_class(type(value)), _described(_config(value), names), *_own_code(value)]
+        return [_class(type(value)), _described(_config(value), names)]
     if hasattr(value, "__code__"):
-        return [_class(value), *_code(value)]
+        return [_class(value), function_code(value)]
     return _class(value if isinstance(value, type) else type(value))
 
 
@@ -59,27 +62,6 @@ def _config(part: Any) -> Any:
         return part.get_config()
     except (NotImplementedError, TypeError, ValueError):  # A subclass does not describe itself.
         return list(getattr(part, "layers", []))
-
-
-def _own_code(part: Any) -> list[Any]:
-    """Gives what a class outside Keras computes: its code, and the numbers that it keeps."""
-    kind = type(part)
-    if kind.__module__.startswith("keras."):
-        return []
-    functions = [vars(kind)[name] for name in ("__init__", "build", "call") if name in vars(kind)]
-    numbers = {
-        name: value
-        for name, value in vars(part).items()
-        if isinstance(value, (bool, int, float)) and not name.startswith("_")
-        if name not in _OF_TRAINING
-    }
-    return [[_code(f) for f in functions if hasattr(f, "__code__")], sorted(numbers.items())]
-
-
-def _code(function: Any) -> list[Any]:
-    code = function.__code__
-    constants = [c for c in code.co_consts if isinstance(c, (bool, int, float, str))]
-    return [code.co_code.hex(), list(code.co_names), constants]
 
 
 def _class(kind: Any) -> str:

@@ -111,39 +111,92 @@ def test_a_subclass_that_does_not_describe_itself_is_told_by_its_weights():
     assert of(build=subclassed) != of(build=subclassed, units=5)
 
 
-def applied(times, factor=1):
-    """A model whose `call` alone tells how often its one layer runs."""
+TIMES = 2
+
+
+def applied(times, how):
+    """A model that applies one layer as often as `times` says, wherever that is told."""
 
     class Applied(keras.Model):
+        turns = times if how == "class" else 1
+
         def __init__(self):
             super().__init__()
-            self.times = times
             self.dense = layers.Dense(8)
+            if how == "attribute":
+                self.rounds = times
 
-        def call(self, x):
-            for _ in range(self.times):
+        if how == "code" and times == 1:
+
+            def call(self, x):
+                return self.dense(x)
+
+        elif how == "code":
+
+            def call(self, x):
+                return self.dense(self.dense(x))
+
+        elif how == "constant" and times == 1:
+
+            def call(self, x):
+                return self.apply(x, 1)
+
+        elif how == "constant":
+
+            def call(self, x):
+                return self.apply(x, 64)
+
+        elif how == "closure":
+
+            def call(self, x):
+                return self.apply(x, times)
+
+        elif how == "global":
+
+            def call(self, x):
+                return self.apply(x, TIMES)
+
+        else:
+
+            def call(self, x):
+                return self.apply(x, self.turns * getattr(self, "rounds", 1))
+
+        def apply(self, x, times):
+            for _ in range(times):
                 x = self.dense(x)
             return x
 
-    class Doubled(Applied):
-        def call(self, x):
-            return super().call(super().call(x))
-
-    Doubled.__qualname__ = Applied.__qualname__
-    model = (Applied if factor == 1 else Doubled)()
-    model.compile("adam", "mse")
+    model = Applied()
+    model.compile("sgd", "mse")
     model(np.zeros((1, 8), "float32"))
     return model
 
 
-def test_what_a_subclass_computes_matters():
-    assert of(build=applied, times=2) == of(build=applied, times=2)
-    assert of(build=applied, times=2) != of(build=applied, times=4)
-    assert of(build=applied, times=2) != of(build=applied, times=2, factor=2)
+@pytest.mark.parametrize("how", ["code", "constant", "attribute", "class", "closure"])
+def test_how_often_a_layer_is_applied_matters_although_the_weights_are_the_same(how):
+    assert of(build=applied, times=1, how=how) == of(build=applied, times=1, how=how)
+    assert of(build=applied, times=1, how=how) != of(build=applied, times=64, how=how)
 
 
-def test_training_does_not_change_it():
-    model = models.mlp()
+def test_what_a_function_reads_of_its_module_matters(monkeypatch):
+    before = of(build=applied, times=1, how="global")
+    monkeypatch.setitem(globals(), "TIMES", 64)
+    assert of(build=applied, times=1, how="global") != before
+
+
+def test_the_code_of_a_layer_inside_a_graph_matters():
+    def nested(times):
+        model = keras.Sequential([keras.Input((8,)), applied(times, "closure")])
+        model.compile("sgd", "mse")
+        return model
+
+    assert of(build=nested, times=1) == of(build=nested, times=1)
+    assert of(build=nested, times=1) != of(build=nested, times=64)
+
+
+@pytest.mark.parametrize("build", [models.mlp, subclassed])
+def test_training_does_not_change_it(build):
+    model = build()
     before = model_fingerprint(model)
     model.fit(*models.rows(16), verbose=0)
     model.optimizer.learning_rate = 0.5
@@ -153,7 +206,8 @@ def test_training_does_not_change_it():
 def test_another_process_gives_the_same():
     def there():
         builds = ({"loss": keras.losses.SparseCategoricalCrossentropy()}, {"loss": my_loss})
-        return [of("mixed_float16", **each) for each in builds] + [of(build=branched)]
+        found = [of("mixed_float16", **each) for each in builds] + [of(build=branched)]
+        return [*found, of(build=subclassed), of(build=applied, times=3, how="closure")]
 
     with Worker({"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "7"}) as worker:
         assert worker.call(there) == there()
