@@ -102,6 +102,7 @@ class TrainingClock(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None):
         """Starts the warm-up: a new `fit` may build a new train function."""
         self._steps_since_begin = 0
+        self.in_step = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
         """Notes where the epoch starts."""

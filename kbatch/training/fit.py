@@ -41,6 +41,7 @@ class TimedFit:
         to_target: Whether the cost of a target is asked for, so that there must be one.
         prepare: Called with the data, and whether to print, before they are batched; returns the
             most examples that a validation batch may have, None for `validation_batch_size`.
+        callbacks_of: Gives the callbacks to train with for those of a call and the model.
 
     Attributes:
         clock: The clock of the run.
@@ -61,6 +62,7 @@ class TimedFit:
         metrics: tuple[str, ...] = (),
         to_target: bool = False,
         prepare: Callable[[FitData, bool], int | None] | None = None,
+        callbacks_of: Callable[[list[Any], keras.Model], list[Any]] | None = None,
     ):
         self._model = model
         self._fit = type(model).fit.__get__(model)
@@ -71,6 +73,7 @@ class TimedFit:
         self._metrics = metrics
         self._to_target = to_target
         self._prepare = prepare
+        self._callbacks_of = callbacks_of
         self._fits = 0
         self._meter = ReplicaMeter(model) if replica_count(model) > 1 else InputMeter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
@@ -125,6 +128,8 @@ class TimedFit:
         expected = () if call.get("validation_freq", 1) != 1 else self._metrics
         check = EpochCheck(self._batch_size, expected, self._meter)
         theirs = keras.tree.flatten(call.pop("callbacks", None) or [])
+        if self._callbacks_of is not None:
+            theirs = self._callbacks_of(theirs, self._model)
         self._find_end(theirs)
         scalars = [
             TensorBoardScalars(callback, batch_size=self._batch_size)

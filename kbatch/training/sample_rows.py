@@ -19,7 +19,8 @@ class SampleRows(NamedTuple):
 
     Attributes:
         rows: Inputs, targets and perhaps sample weights: nested NumPy arrays of shape (rows, ...).
-        examples: Examples of the whole data set, None where it does not tell.
+        examples: Examples of the whole data set, None where it does not tell. A long dataset of
+            batches tells at most how many: its last batch may be smaller.
         note: What a reader must know of the choice, or None.
     """
 
@@ -42,34 +43,65 @@ class SampleRows(NamedTuple):
         )
 
 
+class _Reading(NamedTuple):
+    """Elements read as batches, or as examples of one row.
+
+    Attributes:
+        rows: Rows of the element with the most bytes per row: nested NumPy arrays.
+        row_bytes: Bytes per row of each element.
+        counts: Rows of each element.
+    """
+
+    rows: Any
+    row_bytes: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+
+    def with_element(self, element: Any) -> "_Reading":
+        """Adds an element, of which only rows are kept, and those only where it is the largest."""
+        size = _bytes_per_row(element)
+        largest = size > max(self.row_bytes, default=-1.0)
+        count = keras.tree.flatten(element)[0].shape[0]
+        return _Reading(
+            _copied_rows(element) if largest else self.rows,
+            (*self.row_bytes, size),
+            (*self.counts, count),
+        )
+
+    def sample(self, cardinality: int) -> SampleRows:
+        """Gives the rows, with at most how many there are in a dataset of so many elements."""
+        examples = None
+        if cardinality >= 0:
+            seen_all = cardinality <= len(self.counts)
+            examples = sum(self.counts) if seen_all else cardinality * max(self.counts)
+        note = None
+        if len(set(self.row_bytes)) > 1:
+            note = (
+                "Rows of the dataset differ in length: the longest of the first "
+                f"{len(self.counts)} elements was used. Give `longest_example` if there are "
+                "longer ones."
+            )
+        return SampleRows(self.rows, examples, note)
+
+
 class SampleElements(NamedTuple):
-    """The first elements of a dataset, which may be batches or examples.
+    """The first elements of a dataset, read as batches and as examples until a model tells which.
 
     Attributes:
         spec: The dataset's `element_spec`.
-        elements: Nested NumPy arrays.
+        batches: What they are as batches; None where a part of them has no axis.
+        examples: What they are as examples.
         cardinality: Number of elements; negative where the dataset does not tell.
     """
 
     spec: Any
-    elements: tuple[Any, ...]
+    batches: _Reading | None
+    examples: _Reading
     cardinality: int
 
     def rows(self, model: keras.Model) -> SampleRows:
         """Gives rows, those of the largest element: the longest sequence needs most memory."""
-        batched = is_batched(self.spec, model)
-        elements = [e if batched else _with_axis(e) for e in self.elements]
-        sizes = [_bytes_per_row(element) for element in elements]
-        largest = elements[int(np.argmax(sizes))]
-        per_element = keras.tree.flatten(elements[0])[0].shape[0]
-        examples = self.cardinality * per_element if self.cardinality >= 0 else None
-        note = None
-        if len(set(sizes)) > 1:
-            note = (
-                f"Rows of the dataset differ in length: the longest of the first {len(elements)} "
-                "elements was used. Give `longest_example` if there are longer ones."
-            )
-        return SampleRows(_first_rows(largest), examples, note)
+        batches = self.batches if is_batched(self.spec, model) else None
+        return (batches or self.examples).sample(self.cardinality)
 
 
 def sample_of(data: FitData) -> SampleRows | SampleElements:
@@ -77,6 +109,9 @@ def sample_of(data: FitData) -> SampleRows | SampleElements:
 
     Args:
         data: Arguments of `fit`; `x` is nested arrays or a `tf.data.Dataset`.
+
+    Returns:
+        Rows; of a dataset, elements that a model tells to be batches or examples.
 
     Raises:
         InputError: If kbatch cannot batch the data, or there is none.
@@ -94,10 +129,44 @@ def sample_of(data: FitData) -> SampleRows | SampleElements:
             "A dataset brings its own targets, as (x, y): leave out `y`. "
             f"Received: y of type {type(data.y).__name__}."
         )
-    elements = tuple(_numpy(element) for element in x.take(_ELEMENTS_LOOKED_AT))
-    if not elements:
+    some_without_axis = any(part.shape.rank == 0 for part in keras.tree.flatten(x.element_spec))
+    batches, examples = _read(x, (not some_without_axis, True))
+    assert examples is not None
+    return SampleElements(x.element_spec, batches, examples, int(x.cardinality()))
+
+
+def dataset_rows(dataset: tf.data.Dataset, model: keras.Model) -> SampleRows:
+    """Takes rows of a dataset for a model, which tells at once whether it has batches.
+
+    No element is kept whole that is a batch.
+
+    Args:
+        dataset: The dataset, which is neither consumed nor changed.
+        model: The model to train.
+
+    Raises:
+        InputError: If the dataset does not fit the model, or is empty.
+    """
+    batched = is_batched(dataset.element_spec, model)
+    batches, examples = _read(dataset, (batched, not batched))
+    reading = batches or examples
+    assert reading is not None
+    return reading.sample(int(dataset.cardinality()))
+
+
+def _read(
+    dataset: tf.data.Dataset, wanted: tuple[bool, bool]
+) -> tuple[_Reading | None, _Reading | None]:
+    """Reads elements one after the other, as batches and as examples where that is wanted."""
+    batches, examples = (_Reading(None) if each else None for each in wanted)
+    empty = True
+    for element in map(_numpy, dataset.take(_ELEMENTS_LOOKED_AT)):
+        empty = False
+        batches = batches and batches.with_element(element)
+        examples = examples and examples.with_element(_with_axis(element))
+    if empty:
         raise InputError("The dataset is empty: give one that has elements. Received: no element.")
-    return SampleElements(x.element_spec, elements, int(x.cardinality()))
+    return batches, examples
 
 
 def example_rows(example: Any) -> SampleRows:
@@ -119,6 +188,13 @@ def _array_leaf(x: Any) -> Any:
 def _first_rows(data: Any) -> Any:
     return keras.tree.map_structure(
         lambda leaf: leaf[:_MOST_ROWS] if hasattr(leaf, "__getitem__") else leaf, data
+    )
+
+
+def _copied_rows(element: Any) -> Any:
+    """Copies the first rows: a view would keep the whole element."""
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else np.array(leaf[:_MOST_ROWS]), element
     )
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import keras
+import psutil
 
+from kbatch.instruments.control_group import read_control_group
 from kbatch.instruments.environment import read_environment
+from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.profiling.loads import Load, Source, row_shapes
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.probe_places import search_in_place
@@ -18,6 +21,7 @@ from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.micro_batch_limit import MicroBatchLimit
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.replica_meter import replica_count
+from kbatch.tuning.search_data import SearchData
 
 
 class FoundMicroBatch(NamedTuple):
@@ -44,6 +48,9 @@ class AutoMicroBatch:
         memory_limit_bytes: Memory that may be taken, None for what the device has.
         memory_window: Lower and upper share of it that is aimed at.
         moments_every: As in `accumulate_gradients`.
+
+    Attributes:
+        data: Takes rows of the data of the search.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class AutoMicroBatch:
         memory_window: tuple[float, float],
         moments_every: int,
     ):
+        self.data = SearchData()
         self._largest = largest_batch_size
         self._limit_bytes = memory_limit_bytes
         self._window = memory_window
@@ -100,7 +108,7 @@ class AutoMicroBatch:
             directory: Where that is kept for later runs of the search, or None.
 
         Returns:
-            The half, None below one example.
+            The half, or less where less ran out elsewhere; None below one example.
         """
         if size < 2:
             return None
@@ -115,7 +123,7 @@ class AutoMicroBatch:
         return min([self._largest, *(limit.micro_batch_size for limit in known if limit)])
 
     def _key(self, model: keras.Model, source: Source) -> str:
-        limits = (self._rows(model), self._limit_bytes, self._window)
+        limits = (self._rows(model), self._limit_bytes or _memory(), self._window)
         devices = read_environment().devices
         described = repr((model_fingerprint(model), row_shapes(source, model), limits, devices))
         return hashlib.sha256(described.encode()).hexdigest()[:16]
@@ -146,6 +154,12 @@ class AutoMicroBatch:
     def _rows(self, model: keras.Model) -> int:
         """Gives the most examples that a replica has of a batch."""
         return -(-self._largest // replica_count(model))
+
+
+def _memory() -> tuple[int, int | None, int | None]:
+    """Tells what decides the limit of a search that is given none: it differs between hosts."""
+    group_bytes = read_control_group().memory_limit_bytes
+    return psutil.virtual_memory().total, group_bytes, workers_on_device()
 
 
 def _note(result: MaxBatchSizeResult, size: int, search_s: float) -> str:

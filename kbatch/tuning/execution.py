@@ -21,6 +21,7 @@ from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
 from kbatch.training.fit import TimedFit
 from kbatch.training.learning_rate import current_learning_rate
 from kbatch.training.replica_meter import replica_count
+from kbatch.tuning.fresh_callbacks import FreshCallbacks
 from kbatch.tuning.trial_files import TrialFiles
 from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
@@ -74,6 +75,7 @@ class Execution:
         self._plan = plan
         self._files = files
         self._micro_batch = micro_batch
+        self._callbacks = FreshCallbacks()
         self._fit = self._timed_fit()
         self._monitor: GpuMonitor | None = None
         self._watched = contextlib.ExitStack()
@@ -118,6 +120,7 @@ class Execution:
                     raise
             finally:
                 del self._model.fit
+            self._callbacks.start_again()
             self._fit, self._monitor = self._timed_fit(), None
 
     def _prepare(self, data: FitData, verbose: bool) -> int | None:
@@ -147,6 +150,8 @@ class Execution:
             metrics=plan.metrics,
             to_target=plan.to_target,
             prepare=self._prepare,
+            # Only where the micro-batch size is found a trial may start again.
+            callbacks_of=None if self._micro_batch is None else self._callbacks.of,
         )
 
     def _with_figures(self, results: Any) -> Any:

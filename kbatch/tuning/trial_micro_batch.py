@@ -7,12 +7,11 @@ from typing import Any
 import keras
 
 from kbatch.analysis.batch_sizes import equal_parts
-from kbatch.profiling.loads import Source, build_on
+from kbatch.profiling.loads import build_on
 from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.data import FitData, is_dataset
+from kbatch.training.data import FitData
 from kbatch.training.kept_state import KeptState
 from kbatch.training.replica_meter import replica_count
-from kbatch.training.sample_rows import sample_of
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
 
 
@@ -70,7 +69,7 @@ class TrialMicroBatch:
             OutOfMemoryError: If one example does not fit.
         """
         if self.size is None:
-            source = _source(data)
+            source = self._auto.data.source(data, self._model)
             model: Any = self._model
             with model.distribute_strategy.scope():
                 build_on(self._model, source)
@@ -109,11 +108,3 @@ class TrialMicroBatch:
     def _accumulate(self, size: int) -> None:
         if size < self._rows:
             accumulate_gradients(self._model, size, moments_every=self._moments_every)
-
-
-def _source(data: FitData) -> Source:
-    x: Any = data.x
-    if callable(x) and not is_dataset(x):
-        function: Any = x
-        return function
-    return sample_of(data)

@@ -86,6 +86,21 @@ def test_a_new_fit_warms_up_again():
     assert sum(line.clock.windows[1]) == pytest.approx(2.0)
 
 
+def test_only_between_its_begin_and_its_end_the_clock_is_in_a_step():
+    line = Timeline()
+    assert not line.clock.in_step
+    line.clock.on_train_begin()
+    line.clock.on_train_batch_begin(0)
+    assert not line.clock.in_step  # Other callbacks.
+    line.clock.last.on_train_batch_begin(0)
+    assert line.clock.in_step
+    line.clock.on_train_batch_end(0)
+    assert not line.clock.in_step
+    line.clock.last.on_train_batch_begin(1)
+    line.clock.on_train_begin()
+    assert not line.clock.in_step
+
+
 @pytest.mark.parametrize(("exact", "steady_steps"), [(False, 4), (True, 1)])
 def test_under_xla_every_new_shape_compiles(exact, steady_steps):
     line = Timeline(every_shape_compiles=exact)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import types
 
 import keras
 import keras_tuner
@@ -13,7 +14,13 @@ import searches
 import tensorflow as tf
 
 import kbatch
+from kbatch.instruments.control_group import ControlGroup
+from kbatch.training.data import FitData
+from kbatch.training.sample_rows import sample_of
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
+from kbatch.tuning.fit_reporter import FitReporter
+from kbatch.tuning.fresh_callbacks import FreshCallbacks
+from kbatch.tuning.search_data import SearchData
 
 layers = keras.layers
 LIMIT = 100 * 10**6
@@ -135,8 +142,12 @@ def test_a_damaged_file_is_measured_anew(study, directory, tmp_path):
     assert kbatch.MaxBatchSizeResult.load(files(tmp_path)[0]).max_batch_size == 32
 
 
+def run_out(*_, **__):
+    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+
 class RunsOut(keras.callbacks.Callback):
-    """Runs out of memory at a step, as often as it has lives."""
+    """Lets a step run out of memory, as often as it has lives."""
 
     def __init__(self, file, step=2, lives=1):
         super().__init__()
@@ -148,15 +159,6 @@ class RunsOut(keras.callbacks.Callback):
             self.file.write_text("x" * (before + 1))
             self.model.optimizer.learning_rate = 7.0  # As a schedule by callback would.
             self.model.train_function = run_out
-
-
-def run_out(*_):
-    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-
-
-class RunsOutBesideTheStep(keras.callbacks.Callback):
-    def on_test_begin(self, logs=None):
-        run_out()
 
 
 def with_dropout():
@@ -205,37 +207,109 @@ def test_a_size_that_ran_out_is_not_tried_when_the_search_goes_on_later(tmp_path
     assert (run.micro_batch_size, run.micro_batch_search_s) == (8, 0.0)
 
 
-def test_what_runs_out_beside_the_train_step_makes_nothing_smaller(tmp_path):
-    fit = {"callbacks": [RunsOutBesideTheStep()]}
-    study = search(tmp_path / "auto", Locked(), (16,), fit=fit)
-    (run,) = runs(study)
-    assert (run.status, run.micro_batch_size) == ("out_of_memory", 16)
-    assert not list((tmp_path / "auto" / "search" / FOLDER).glob("*-limit.json"))
-
-
-def test_the_smaller_of_two_limits_counts(tmp_path):
-    """Two workers of a search ran out of memory, one of them with smaller micro-batches."""
-    here, there = (
-        AutoMicroBatch(
-            largest_batch_size=256,
-            memory_limit_bytes=None,
-            memory_window=(0.8, 0.9),
-            moments_every=8,
-        )
-        for _ in range(2)
-    )
-    assert here.halve("key", 64, tmp_path) == 32
-    assert there.halve("key", 32, tmp_path) == 16
-    assert here.halve("key", 64, tmp_path) == 16
-    assert here.halve("key", 1, tmp_path) is None
-
-
 def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
     fit = {"callbacks": [RunsOut(tmp_path / "lives", step=0, lives=99)]}
     study = search(tmp_path / "auto", Locked(), (4,), fit=fit)
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size) == ("out_of_memory", 1)
     assert (tmp_path / "lives").read_text() == "xxx"
+
+
+class Counts(keras.callbacks.Callback):
+    """Counts the epochs and batches that it has seen, into a file at the end."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file, self.batches, self.epochs = file, 0, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+
+    def on_train_end(self, logs=None):
+        self.file.write_text(f"{self.batches} {self.epochs}")
+
+
+def test_callbacks_start_again_with_the_trial(tmp_path):
+    callbacks = [Counts(tmp_path / "counts"), RunsOut(tmp_path / "lives", lives=2)]
+    study = search(tmp_path, Locked(), (16,), fit={"callbacks": callbacks})
+    assert runs(study)[0].micro_batch_size == 4
+    assert (tmp_path / "counts").read_text() == "12 [0, 1]"
+
+
+def test_fresh_callbacks_are_shared_by_the_fits_of_an_attempt(tmp_path):
+    class Locking(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.lock = threading.Lock()
+
+    mine, locking, model = Counts(tmp_path), Locking(), models.mlp()
+    mine.other = model
+    search_own = FitReporter(print, execution=0, executions=1)
+    given = [mine, locking, search_own]
+    fresh = FreshCallbacks()
+    assert fresh.of(given, model) == given
+    mine.batches = 5
+    for _ in range(2):
+        fresh.start_again()
+        again, *rest = fresh.of(given, model)
+        assert (again.batches, again.other) == (0, model)
+        assert again is not mine
+        assert rest == [locking, search_own]
+        again.batches = 3
+        assert fresh.of(given, model)[0] is again
+
+
+class RunsOutItself(keras.callbacks.Callback):
+    def __init__(self, moment):
+        super().__init__()
+        setattr(self, moment, run_out)
+
+
+@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_test_begin", "on_train_batch_begin"])
+def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path, moment):
+    fit = {"callbacks": [RunsOutItself(moment)]}
+    study = search(tmp_path, Locked(), (16,), fit=fit)
+    (run,) = runs(study)
+    assert (run.status, run.micro_batch_size) == ("out_of_memory", 16)
+    assert not list((tmp_path / "search" / FOLDER).glob("*-limit.json"))
+
+
+def auto(**arguments):
+    defaults = {"largest_batch_size": 64, "memory_limit_bytes": None, "moments_every": 0}
+    return AutoMicroBatch(**(defaults | {"memory_window": (0.8, 0.9)} | arguments))
+
+
+def test_of_the_sizes_that_ran_out_in_several_processes_the_least_counts(tmp_path):
+    first, second = auto(), auto()
+    assert second.halve("key", 64, tmp_path) == 32
+    assert first.halve("key", 32, tmp_path) == 16
+    assert second.halve("key", 64, tmp_path) == 16  # Never back to 32.
+    assert auto().halve("key", 64, tmp_path) == 16
+    assert second.halve("key", 16, tmp_path) == 8
+    assert first.halve("another", 64, tmp_path) == 32
+    assert first.halve("another", 1, tmp_path) is None
+
+
+HOSTS = {
+    "workers_on_device": lambda: 2,
+    "read_control_group": lambda: ControlGroup(10**9, 10**9, None),
+    "psutil.virtual_memory": lambda: types.SimpleNamespace(total=10**9),
+}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_size_that_another_share_of_memory_gave_is_not_used(monkeypatch, name):
+    model, source = models.mlp(), sample_of(FitData(*models.rows(8)))
+    free, bound = auto(), auto(memory_limit_bytes=LIMIT)
+    before = [each._key(model, source) for each in (free, bound)]
+    assert [each._key(model, source) for each in (free, bound)] == before
+    monkeypatch.setattr(f"kbatch.tuning.auto_micro_batch.{name}", HOSTS[name])
+    # Where a person gave the limit, that is it on any host.
+    assert free._key(model, source) != before[0]
+    assert bound._key(model, source) == before[1]
 
 
 class TwoFits(keras_tuner.HyperModel):
@@ -333,6 +407,22 @@ def test_trials_that_go_on_and_further_executions_do_not_probe_again(tmp_path, k
     assert len(searched) >= 2
     assert sum(seconds > 0 for seconds in searched) == 1
     assert {run.status for run in runs(study)} == {"completed"}
+
+
+def test_the_rows_of_a_dataset_are_read_once_for_all_executions():
+    read = []
+
+    def rows():
+        read.append(None)
+        yield from zip(*models.rows(20), strict=True)
+
+    signature = (tf.TensorSpec((8,)), tf.TensorSpec((), tf.int64))
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=signature).batch(10)
+    data = SearchData()
+    found = [data.source(FitData(dataset), models.mlp()) for _ in range(3)]
+    assert len(read) == 1
+    assert found[0] is found[2]
+    assert found[0].rows[0].shape == (10, 8)
 
 
 def wide():
