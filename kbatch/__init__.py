@@ -21,6 +21,7 @@ _HOME_OF = {
     "StopAtTarget": "kbatch.training.stop_at_target",
     "Study": "kbatch.records.study",
     "TimeBudget": "kbatch.training.budgets",
+    "TrainingProfile": "kbatch.records.training_profile",
     "UpdateBudget": "kbatch.training.budgets",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
@@ -53,6 +54,7 @@ __all__ = [
     "StopAtTarget",
     "Study",
     "TimeBudget",
+    "TrainingProfile",
     "UpdateBudget",
     "accumulate_gradients",
     "analysis",
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from kbatch.records.loading import load_study
     from kbatch.records.max_batch import MaxBatchSizeResult
     from kbatch.records.study import Study
+    from kbatch.records.training_profile import TrainingProfile
     from kbatch.reporting.figures.inference_memory import plot_inference_memory
     from kbatch.reporting.figures.inference_noise import plot_inference_noise
     from kbatch.reporting.figures.inference_operating_curve import plot_inference_operating_curve
