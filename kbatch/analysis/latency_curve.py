@@ -70,19 +70,7 @@ class LatencyCurve:
 
 
 def fit_latency_curve(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> LatencyCurve:
-    """Joins measurements at several batch sizes.
-
-    Args:
-        batch_sizes: Batch size of every measurement, in examples; repeated for repeated ones.
-        latencies_s: Latency of every measurement, in seconds.
-
-    Returns:
-        The curve.
-
-    Raises:
-        ValueError: If there are fewer than three measurements or two sizes, or a number is not
-            positive.
-    """
+    """Joins measurements at several batch sizes: takes and raises what `fit_latency` does."""
     sizes, latencies = check_measurements(batch_sizes, latencies_s)
     places, index, counts = np.unique(sizes, return_inverse=True, return_counts=True)
     medians = np.array([np.median(latencies[index == i]) for i in range(len(places))])

@@ -84,6 +84,7 @@ def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from kbatch.instruments.quiet_start import quiet_start
+    from kbatch.reporting.inference_text import inference_lines
 
     target_ms = None if options.slo is None else milliseconds(options.slo)
     sizes = None if options.batch_sizes is None else _integers(options.batch_sizes)
@@ -114,44 +115,9 @@ def _run(options: argparse.Namespace) -> None:
             on_progress=lambda line: status.update(line),
         )
     _print_table(profile, console)
-    for line in answer_lines(profile, target_ms):
+    for line in inference_lines(profile, target_ms):
         console.print(line, highlight=False)
     _write(profile, options.output, console)
-
-
-def answer_lines(profile: "InferenceProfile", target_ms: float | None) -> list[str]:
-    """Writes the batch sizes that the profile answers, and what a reader must know."""
-    from kbatch.reporting.number_text import percent, readable
-
-    lines = []
-    path, policy = profile.series[0]
-    if target_ms is not None:
-        lines.append(_target_line(profile, target_ms))
-    for name in ("knee", "efficient", "fastest"):
-        try:
-            answer = getattr(profile, name)
-        except ValueError as error:
-            lines.append(f"{name}: n/a ({error})")
-            continue
-        span = ""
-        if answer.interval is not None:
-            low, high = readable(answer.interval.low), readable(answer.interval.high)
-            span = f", 95 % interval {low} to {high}"
-        lines.append(f"{name}: batch size {answer.batch_size:,} ({answer.reason}{span})")
-    if profile.noise_floor is not None:
-        lines.append(f"noise floor (A/A test): {percent(profile.noise_floor)}")
-    lines.append(f"answers are those of {path} under {policy}")
-    return [*lines, *(f"note: {note}" for note in profile.notes)]
-
-
-def _target_line(profile: "InferenceProfile", target_ms: float) -> str:
-    asked = f"within {target_ms:g} ms at the {profile.quantile:g} quantile"
-    try:
-        answer = profile.batch_for(latency_ms=target_ms, quantile=profile.quantile)
-    except ValueError as error:
-        return f"{asked}: n/a ({error})"
-    words = "verified" if answer.verified else "not verified"
-    return f"{asked}: batch size {answer.batch_size:,}, {words} ({answer.reason})"
 
 
 def _print_table(profile: "InferenceProfile", console: "Console") -> None:

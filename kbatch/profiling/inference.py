@@ -24,7 +24,8 @@ from kbatch.profiling.inference_variants import (
     variant,
 )
 from kbatch.profiling.timing_rounds import TimingPlan, WarmUp
-from kbatch.records.inference import InferenceProfile, check_target
+from kbatch.records.inference import InferenceProfile
+from kbatch.records.inference_answers import check_target
 from kbatch.records.inference_measurements import BULK_PATH, MemoryRecord, OutputChange
 from kbatch.reporting.number_text import memory_text, readable
 from kbatch.training.errors import InputError

@@ -8,7 +8,8 @@ from kbatch.analysis.latency import Latency
 from kbatch.analysis.latency_batches import batch_size_within
 from kbatch.analysis.latency_target import TargetTry, best_try, search_latency_target
 from kbatch.profiling.inference_sweep import InferenceSweep, Setting
-from kbatch.records.inference import InferenceProfile, TargetTooLow
+from kbatch.records.inference import InferenceProfile
+from kbatch.records.inference_answers import TargetTooLow
 from kbatch.records.inference_measurements import TargetCheck, TimingRecord
 
 # Calls that tell whether one batch is far above a target.

@@ -1,15 +1,10 @@
 """The profile of a model's inference: what was measured, and which batch sizes it answers."""
 
 import dataclasses
-import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.latency import Latency, fit_latency
+from kbatch.analysis.latency import Latency
 from kbatch.analysis.latency_batches import (
     BatchAnswer,
     batch_size_within,
@@ -18,8 +13,9 @@ from kbatch.analysis.latency_batches import (
     knee_batch_size,
 )
 from kbatch.analysis.memory_fit import MemoryFit, fit_memory
-from kbatch.analysis.quantile_bounds import calls_for_quantile
 from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.inference_answers import InferenceAnswer, TargetTooLow, check_target
+from kbatch.records.inference_fits import fit_quantile, fit_timings
 from kbatch.records.inference_measurements import (
     MemoryRecord,
     OutputChange,
@@ -27,39 +23,14 @@ from kbatch.records.inference_measurements import (
     TimingRecord,
     TwinRecord,
 )
-from kbatch.records.json_files import read_record, write_record
+from kbatch.records.saved_record import SavedRecord
 
 if TYPE_CHECKING:
     import pandas
 
-# Groups of calls that each give a quantile of their own, which shows its noise.
-_MOST_GROUPS = 8
-
 
 @dataclasses.dataclass(frozen=True)
-class InferenceAnswer:
-    """A batch size, and how sure it is.
-
-    Attributes:
-        batch_size: The size, in examples.
-        interval: 95 % interval of the size before it was made whole, in examples; None if
-            unknown.
-        verified: Whether fresh calls of this size kept to the target.
-        reason: Where the answer comes from.
-        call_path: How the model was called.
-        dtype_policy: Under which policy.
-    """
-
-    batch_size: int
-    interval: Interval | None
-    verified: bool
-    reason: str
-    call_path: str
-    dtype_policy: str
-
-
-@dataclasses.dataclass(frozen=True)
-class InferenceProfile:
+class InferenceProfile(SavedRecord):
     """Latency, throughput and memory of a model's predictions by batch size.
 
     Questions are answered for the first call path and policy; `select` gives those of others.
@@ -111,16 +82,7 @@ class InferenceProfile:
         Raises:
             ValueError: If too little was measured.
         """
-        timings = self._measured()
-        sizes = [t.batch_size for t in timings for _ in t.batch_times_s]
-        if len(sizes) < 3 or len(timings) < 2:
-            path, policy = self.series[0]
-            raise ValueError(
-                "A fit needs two measured batch sizes with three blocks in all: measure longer, or "
-                f"fewer call paths and policies at once. Received: {len(timings)} sizes with "
-                f"{len(sizes)} blocks of {path!r} under {policy}."
-            )
-        return fit_latency(sizes, [value for t in timings for value in t.batch_times_s])
+        return fit_timings(self._measured())
 
     @property
     def knee(self) -> InferenceAnswer:
@@ -187,29 +149,7 @@ class InferenceProfile:
             ValueError: If fewer than two sizes have the calls that it needs, with how many are
                 missing; or the path is bulk prediction, where no batch is timed by itself.
         """
-        timings = self._measured()
-        if timings and timings[0].bulk:
-            raise ValueError(
-                "Bulk prediction times all batches together: the latency of one is not known. "
-                'Measure another call path, such as "predict_on_batch". '
-                f"Received: call path {timings[0].call_path!r}."
-            )
-        bounds = {t.batch_size: t.latency_bound(quantile) for t in timings}
-        known = [t for t in timings if not bounds[t.batch_size].missing_calls]
-        if len(known) < 2:
-            missing = {size: bound.missing_calls for size, bound in bounds.items()}
-            raise ValueError(
-                f"The {quantile:g} quantile needs {calls_for_quantile(quantile)} calls at two "
-                f"batch sizes or more: measure with `quantile={quantile:g}` and more time. "
-                f"Received: missing calls by batch size {missing}."
-            )
-        pairs = [
-            (t.batch_size, value)
-            for t in known
-            for value in _group_quantiles(t.latencies_s, quantile)
-        ]
-        # With the calls that the quantile needs there are two groups of each size or more.
-        return fit_latency([size for size, _ in pairs], [value for _, value in pairs])
+        return fit_quantile(self._measured(), quantile)
 
     def select(
         self, *, call_path: str | None = None, dtype_policy: str | None = None
@@ -270,23 +210,6 @@ class InferenceProfile:
 
         return inference_table(self)
 
-    def save(self, path: Path | str) -> None:
-        """Writes the profile as JSON.
-
-        Raises:
-            OSError: If the folder cannot be written.
-        """
-        write_record(self, Path(path))
-
-    @classmethod
-    def load(cls, path: Path | str) -> "InferenceProfile":
-        """Reads what `save` wrote.
-
-        Raises:
-            RecordError: If the file is damaged or holds something else.
-        """
-        return read_record(cls, Path(path))
-
     def _measured(self) -> list[TimingRecord]:
         first = self.series[:1]
         return [t for t in self.timings if t.measured and (t.call_path, t.dtype_policy) in first]
@@ -323,40 +246,3 @@ class InferenceProfile:
                 f"{found.interval}."
             )
         return InferenceAnswer(found.batch_size, found.interval, False, reason, path, policy)
-
-
-class TargetTooLow(ValueError):
-    """A latency target that not even the smallest batch reaches; it says what can be reached.
-
-    Attributes:
-        reachable_ms: Latency of the smallest batch, in milliseconds.
-    """
-
-    def __init__(self, latency_ms: float, quantile: float, batch_size: int, reachable_ms: float):
-        super().__init__(
-            f"`latency_ms` must be at least what batch size {batch_size} takes, "
-            f"{reachable_ms:.3g} ms at the {quantile:g} quantile: give a higher target, or a "
-            f"faster call path or model. Received: latency_ms={latency_ms:g}."
-        )
-        self.reachable_ms = reachable_ms
-
-
-def check_target(latency_ms: float, quantile: float) -> None:
-    """Checks a latency target and its quantile.
-
-    Raises:
-        ValueError: If the target is not positive or the quantile not in (0, 1).
-    """
-    if isinstance(latency_ms, bool) or not 0 < latency_ms < math.inf:
-        raise ValueError(
-            "A latency target must be positive, in milliseconds. "
-            f"Received: latency_ms={latency_ms!r}."
-        )
-    calls_for_quantile(quantile)
-
-
-def _group_quantiles(latencies_s: tuple[float, ...], quantile: float) -> list[float]:
-    shortest = math.ceil(1 / min(quantile, 1 - quantile))
-    groups = max(1, min(_MOST_GROUPS, len(latencies_s) // shortest))
-    parts = np.array_split(np.asarray(latencies_s), groups)
-    return [float(np.quantile(part, quantile)) for part in parts]

@@ -1,7 +1,6 @@
 """The record of what limits training: the input pipeline or the train step."""
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.input_bound import (
@@ -21,7 +20,7 @@ from kbatch.records.input_rates import (
     StepSpan,
     UntriedRecord,
 )
-from kbatch.records.json_files import read_record, write_record
+from kbatch.records.saved_record import SavedRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +29,7 @@ SOURCES = ("tf.data.Dataset", "PyDataset", "arrays")
 
 
 @dataclasses.dataclass(frozen=True)
-class InputPipelineProfile:
+class InputPipelineProfile(SavedRecord):
     """What limits training: the input pipeline or the train step.
 
     Attributes:
@@ -135,26 +134,6 @@ class InputPipelineProfile:
         columns = ["contender", "round", "examples", "duration_s", "samples_per_second"]
         rows = [row for name, rate in self._contenders() for row in _rows(name, rate)]
         return pd.DataFrame(rows, columns=[*columns, "wait_s", "cpu_s"])
-
-    def save(self, path: str | Path) -> None:
-        """Writes the record as JSON.
-
-        Args:
-            path: File to write; its folder is made if it is missing.
-
-        Raises:
-            OSError: If it cannot be written, with what to do.
-        """
-        write_record(self, Path(path))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "InputPipelineProfile":
-        """Reads a record that `save` wrote.
-
-        Raises:
-            RecordError: If the file is broken, of a newer kbatch or holds something else.
-        """
-        return read_record(cls, Path(path))
 
     def _rates(self) -> tuple[float, float] | None:
         pipeline, step = self.pipeline.samples_per_second, self.step.samples_per_second

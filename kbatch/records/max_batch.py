@@ -1,12 +1,11 @@
 """The record of a search for the largest batch that fits."""
 
 import dataclasses
-from pathlib import Path
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.analysis.memory_fit import MemoryFit, fit_memory
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.json_files import read_record, write_record
+from kbatch.records.saved_record import SavedRecord
 
 OUTCOMES = ("fits", "above_window", "out_of_memory")
 
@@ -31,7 +30,7 @@ class ProbeRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxBatchSizeResult:
+class MaxBatchSizeResult(SavedRecord):
     """The largest batch size whose memory lies in the window, and how it was found.
 
     Attributes:
@@ -118,20 +117,3 @@ class MaxBatchSizeResult:
     def powers_of_two(self, low: int = 1) -> tuple[int, ...]:
         """Lists the powers of two from `low` up to `max_batch_size`."""
         return powers_of_two(low, self.max_batch_size)
-
-    def save(self, path: Path | str) -> None:
-        """Writes the result as JSON.
-
-        Raises:
-            OSError: If the folder cannot be written.
-        """
-        write_record(self, Path(path))
-
-    @classmethod
-    def load(cls, path: Path | str) -> "MaxBatchSizeResult":
-        """Reads what `save` wrote.
-
-        Raises:
-            RecordError: If the file is damaged or holds something else.
-        """
-        return read_record(cls, Path(path))

@@ -1,4 +1,4 @@
-"""An inference profile as rows of text, for a terminal."""
+"""An inference profile as rows of text, for a terminal or a report."""
 
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,19 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def inference_rows(profile: "InferenceProfile") -> Rows:
-    """Writes a row a call path, policy and batch size, under titles."""
+    """Writes a row a call path, policy and batch size, under titles.
+
+    Where batches were copied to a GPU, a column tells how long a copy takes beside the call.
+    """
     quantile = f"p{100 * profile.quantile:g} at most (ms)"
     titles = ("path", "policy", "batch", "ms", "samples/s", quantile, "first call (s)", "memory")
-    return titles, [_row(profile, timing) for timing in profile.timings]
+    rows = [_row(profile, timing) for timing in profile.timings]
+    if any(timing.copy_s is not None for timing in profile.timings):
+        copies = [_copy(timing) for timing in profile.timings]
+        return (*titles, "copy (ms)"), [
+            (*row, copy) for row, copy in zip(rows, copies, strict=True)
+        ]
+    return titles, rows
 
 
 def _row(profile: "InferenceProfile", timing: "TimingRecord") -> tuple[str, ...]:
@@ -34,6 +43,10 @@ def _row(profile: "InferenceProfile", timing: "TimingRecord") -> tuple[str, ...]
         readable(timing.first_call_s or 0.0),
         memory,
     )
+
+
+def _copy(timing: "TimingRecord") -> str:
+    return "n/a" if timing.copy_s is None else readable(1000 * timing.copy_s)
 
 
 def _bound(profile: "InferenceProfile", timing: "TimingRecord") -> str:

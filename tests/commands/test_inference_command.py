@@ -4,13 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from inference_factory import make_profile
 from models import mlp
 
-from kbatch.commands.inference import add_inference, answer_lines, milliseconds
+from kbatch.commands.inference import add_inference, milliseconds
 from kbatch.records.inference import InferenceProfile
-from kbatch.records.inference_measurements import TargetCheck
-from kbatch.reporting.inference_rows import inference_rows
 
 
 def run(*words, folder):
@@ -93,26 +90,6 @@ def test_wrong_words_are_told_before_tensorflow_starts(tmp_path):
         done = run(*words, folder=tmp_path)
         assert done.returncode == 1
         assert message in done.stderr
-
-
-def test_the_answers_are_lines_with_what_a_reader_must_know():
-    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
-    lines = answer_lines(make_profile(checks=(check,), notes=("mind this",)), 5.0)
-    assert lines[0].startswith("within 5 ms at the 0.95 quantile: batch size 33, verified")
-    assert lines[1].startswith("knee: batch size 1")
-    assert "95 % interval" in lines[1]
-    assert lines[-1] == "note: mind this"
-    assert any(line == "noise floor (A/A test): 3 %" for line in lines)
-    late = answer_lines(make_profile(), 0.1)
-    assert "n/a" in late[0]
-
-
-def test_the_table_says_how_many_calls_are_missing():
-    titles, rows = inference_rows(make_profile())
-    assert len(rows[0]) == len(titles)
-    assert rows[0][:3] == ("compiled", "float32", "1")
-    few = inference_rows(make_profile(quantile=0.99))[1]
-    assert few[0][5] == "needs 179 more calls"
 
 
 def test_it_is_a_command():

@@ -7,7 +7,8 @@ import tensorflow as tf
 from models import mlp, rows
 
 import kbatch
-from kbatch.records.inference import InferenceProfile, TargetTooLow
+from kbatch.records.inference import InferenceProfile
+from kbatch.records.inference_answers import TargetTooLow
 from kbatch.training.errors import InputError
 
 X = rows(32)[0]

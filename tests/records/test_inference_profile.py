@@ -5,7 +5,8 @@ import pytest
 from inference_factory import HALF_PEAK, make_failed, make_memory, make_profile, make_timing, time_s
 
 import kbatch
-from kbatch.records.inference import InferenceProfile, TargetTooLow
+from kbatch.records.inference import InferenceProfile
+from kbatch.records.inference_answers import TargetTooLow
 from kbatch.records.inference_measurements import MemoryRecord, TargetCheck, TimingRecord
 from kbatch.records.json_files import RecordError
 

@@ -96,6 +96,29 @@ def test_every_point_is_drawn():
         assert drawn[series.label] == [p.samples_per_second for p in series.points]
 
 
+def test_the_fit_is_drawn_where_a_line_holds_and_else_points_are_joined():
+    stairs = [make_timing(size, path="xla", scale=1 + (size > 8)) for size in (1, 2, 4, 8, 16, 32)]
+    profile = make_profile(*(make_timing(size) for size in (1, 2, 4, 8, 16, 32)), *stairs)
+    line, none = (series.line for series in inference_info(profile).series)
+    assert none == ()
+    assert (line[0][0], line[-1][0]) == (1, 32)
+    for size, time_ms in line:
+        assert time_ms == pytest.approx(1000 * time_s(size), rel=0.05)
+    styles = {
+        drawn.get_label(): drawn.get_linestyle()
+        for drawn in kbatch.plot_inference_throughput(profile).lines
+    }
+    assert (styles["compiled"], styles["xla"]) == ("None", "-")
+
+
+def test_targets_that_were_checked_are_drawn():
+    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
+    profile = make_profile(checks=(check, check))
+    assert inference_info(profile).targets_ms == (5.0,)
+    assert "target 5 ms" in words(kbatch.plot_inference_throughput(profile))
+    assert "target" not in words(kbatch.plot_inference_throughput(make_profile()))
+
+
 def test_memory_that_ran_out_is_marked():
     profile = make_profile(make_timing(1), make_timing(8), make_failed(64))
     assert "out of memory" in words(kbatch.plot_inference_throughput(profile))

@@ -43,6 +43,18 @@ def detached_axes(height_in: float) -> Axes:
     return figure.add_subplot()
 
 
+def plain_axes(ax: Axes | None, height_in: float) -> Axes:
+    """Gives tidy Axes: those of a caller, or new ones.
+
+    Args:
+        ax: The caller's, None for new ones.
+        height_in: Height of a new figure, in inches.
+    """
+    panel = new_axes(height_in) if ax is None else ax
+    tidy(panel)
+    return panel
+
+
 def stacked(ax: Axes) -> tuple[Axes, Axes]:
     """Splits Axes in two of equal height, one above the other, that share the x axis."""
     place = ax.get_subplotspec()

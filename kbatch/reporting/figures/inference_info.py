@@ -2,11 +2,16 @@
 
 from typing import NamedTuple
 
-from kbatch.records.inference import InferenceAnswer, InferenceProfile
+import numpy as np
+
+from kbatch.records.inference import InferenceProfile
+from kbatch.records.inference_answers import InferenceAnswer
 from kbatch.records.inference_measurements import TimingRecord
 from kbatch.reporting.number_text import counted, listed, percent, readable
 
 BATCH_LABEL = "Batch size (examples per call)"
+# A line looks curved on logarithmic axes.
+_LINE_POINTS = 60
 
 
 class TimedPoint(NamedTuple):
@@ -30,11 +35,19 @@ class TimedPoint(NamedTuple):
         return 1000 * self.batch_size / self.time_ms
 
     @property
-    def rate_bounds(self) -> tuple[float, float] | None:
-        """Throughput at the ends of the interval, None if it has none."""
+    def time_bounds(self) -> tuple[float, float] | None:
+        """The time at the ends of the interval, None if it has none."""
         if self.low_ms is None or self.high_ms is None:
             return None
-        return 1000 * self.batch_size / self.high_ms, 1000 * self.batch_size / self.low_ms
+        return self.low_ms, self.high_ms
+
+    @property
+    def rate_bounds(self) -> tuple[float, float] | None:
+        """Throughput at the ends of the interval, None if it has none."""
+        if self.time_bounds is None:
+            return None
+        low_ms, high_ms = self.time_bounds
+        return 1000 * self.batch_size / high_ms, 1000 * self.batch_size / low_ms
 
 
 class TimedSeries(NamedTuple):
@@ -46,6 +59,8 @@ class TimedSeries(NamedTuple):
         dtype_policy: Name of the policy.
         points: What was timed, by batch size.
         failed: Batch sizes that ran out of memory.
+        line: The fitted time of a batch, in milliseconds, at batch sizes along the axis; empty
+            where no line holds.
     """
 
     label: str
@@ -53,6 +68,7 @@ class TimedSeries(NamedTuple):
     dtype_policy: str
     points: tuple[TimedPoint, ...]
     failed: tuple[int, ...]
+    line: tuple[tuple[float, float], ...]
 
 
 class InferenceInfo(NamedTuple):
@@ -62,12 +78,14 @@ class InferenceInfo(NamedTuple):
         name: Name of the model.
         series: All call paths and policies that were timed.
         answers: The batch sizes that the first series answers, by name, where it does.
+        targets_ms: Latency targets that were checked, in milliseconds.
         conditions: Device, versions and counts, in one line.
     """
 
     name: str
     series: tuple[TimedSeries, ...]
     answers: tuple[tuple[str, InferenceAnswer], ...]
+    targets_ms: tuple[float, ...]
     conditions: str
 
     @property
@@ -90,7 +108,13 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
             "The profile holds no time, so there is nothing to plot: measure smaller batch sizes "
             f"or longer. Received: {len(profile.timings)} settings, none measured."
         )
-    return InferenceInfo(profile.model_name, timed, _answers(profile), conditions_line(profile))
+    return InferenceInfo(
+        profile.model_name,
+        timed,
+        _answers(profile),
+        tuple(sorted({check.latency_ms for check in profile.checks})),
+        conditions_line(profile),
+    )
 
 
 def conditions_line(profile: InferenceProfile) -> str:
@@ -138,7 +162,21 @@ def _series(profile: InferenceProfile, path: str, policy: str) -> TimedSeries:
         policy,
         tuple(point for timing in timings if (point := _point(timing)) is not None),
         tuple(t.batch_size for t in timings if t.outcome == "out_of_memory"),
+        _line(profile.select(call_path=path, dtype_policy=policy)),
     )
+
+
+def _line(profile: InferenceProfile) -> tuple[tuple[float, float], ...]:
+    """Gives the fitted line from the smallest to the largest size that was timed."""
+    try:
+        latency = profile.latency
+    except ValueError:  # Too little was timed.
+        return ()
+    if not latency.follows_line:
+        return ()
+    smallest, largest = latency.curve.batch_sizes[[0, -1]]
+    places = np.geomspace(smallest, largest, _LINE_POINTS)
+    return tuple((float(size), 1000 * latency.latency_s(size)) for size in places)
 
 
 def _point(timing: TimingRecord) -> TimedPoint | None:

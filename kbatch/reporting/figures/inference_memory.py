@@ -6,10 +6,16 @@ import numpy as np
 
 from kbatch.analysis.memory_fit import fit_memory
 from kbatch.reporting.figures.batch_axis import batch_axis
-from kbatch.reporting.figures.canvas import SMALL_PT, halo, new_axes, tidy, write_caption
+from kbatch.reporting.figures.canvas import SMALL_PT, halo, plain_axes, write_caption
 from kbatch.reporting.figures.inference_info import BATCH_LABEL, conditions_line
-from kbatch.reporting.figures.inference_throughput import draw_series, mark_failed, name_panel
 from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, MUTED, series_style
+from kbatch.reporting.figures.series_marks import (
+    draw_series,
+    legend_columns,
+    mark_missing,
+    name_missing,
+    name_panel,
+)
 from kbatch.reporting.number_text import memory_text
 
 if TYPE_CHECKING:
@@ -74,21 +80,22 @@ def plot_inference_memory(profile: "InferenceProfile", ax: "Axes | None" = None)
         ValueError: If no memory was measured.
     """
     found = memory_series(profile)
-    panel = new_axes(HEIGHT_IN) if ax is None else ax
-    tidy(panel)
+    panel = plain_axes(ax, HEIGHT_IN)
     sizes = sorted({size for one in found for size in (*one.sizes, *one.failed, *one.guarded)})
     batch_axis(panel, sizes, BATCH_LABEL)
     for index, one in enumerate(found):
         _draw_line(panel, index, one, sizes)
-        values = [float(peak) for peak in one.peak_bytes]
-        draw_series(panel, index, one.label, list(one.sizes), values, [None] * len(values))
-        panel.lines[-1].set_linestyle("none")
-        mark_failed(panel, one.failed)
+        draw_series(
+            panel, index, label=one.label, places=one.sizes, values=one.peak_bytes, joined=False
+        )
+        for size in one.failed:
+            mark_missing(panel, size)
+            name_missing(panel, size, "out of memory")
     _draw_limit(panel, profile.memory_limit_bytes)
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
     panel.set_ylabel("Peak memory, weights included")
-    name_panel(panel, profile.model_name, len(found) > 1)
+    name_panel(panel, profile.model_name, columns=legend_columns(one.label for one in found))
     expected = [
         f"{one.label}: batches up to {one.largest_expected:,} are expected to stay below 80 %"
         for one in found

@@ -4,10 +4,10 @@ import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
 from kbatch.reporting.figures.batch_axis import batch_axis
-from kbatch.reporting.figures.canvas import SMALL_PT, halo, new_axes, tidy, write_caption
+from kbatch.reporting.figures.canvas import SMALL_PT, halo, plain_axes, write_caption
 from kbatch.reporting.figures.inference_info import BATCH_LABEL, conditions_line
-from kbatch.reporting.figures.inference_throughput import name_panel
 from kbatch.reporting.figures.palette import INK, MUTED, series_style
+from kbatch.reporting.figures.series_marks import name_panel
 from kbatch.reporting.number_text import percent
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def plot_inference_noise(profile: "InferenceProfile", ax: "Axes | None" = None) 
         ValueError: If nothing was timed on the first call path.
     """
     points = noise_points(profile)
-    panel = new_axes(HEIGHT_IN) if ax is None else ax
-    tidy(panel)
+    panel = plain_axes(ax, HEIGHT_IN)
     batch_axis(panel, [point.batch_size for point in points], BATCH_LABEL)
     style = series_style(0)
     panel.plot(
@@ -111,6 +110,6 @@ def plot_inference_noise(profile: "InferenceProfile", ax: "Axes | None" = None) 
     panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.0f} %" if value else "0 %")
     panel.set_ylabel("Distance of a round\nfrom the median")
     path, policy = profile.series[0]
-    name_panel(panel, f"{profile.model_name}: {path}, {policy}", legend=False)
+    name_panel(panel, f"{profile.model_name}: {path}, {policy}")
     write_caption(panel, conditions_line(profile))
     return panel

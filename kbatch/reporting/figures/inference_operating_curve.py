@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from kbatch.reporting.figures.canvas import SMALL_PT, halo, new_axes, tidy, write_caption
+from kbatch.reporting.figures.canvas import SMALL_PT, halo, plain_axes, write_caption
 from kbatch.reporting.figures.inference_info import TimedSeries, inference_info
-from kbatch.reporting.figures.inference_throughput import draw_series, name_panel
 from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, GRID, MUTED, series_style
+from kbatch.reporting.figures.series_marks import draw_series, legend_columns, name_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,16 +33,15 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None
         ValueError: If nothing was timed.
     """
     info = inference_info(profile)
-    panel = new_axes(HEIGHT_IN) if ax is None else ax
-    tidy(panel)
+    panel = plain_axes(ax, HEIGHT_IN)
     panel.set_xscale("log")
     panel.grid(visible=True, axis="x", color=GRID, linewidth=0.6)
     for index, series in enumerate(info.series):
         times = [p.time_ms for p in series.points]
         rates = [p.samples_per_second for p in series.points]
-        draw_series(panel, index, series.label, times, rates, [None] * len(times))
+        draw_series(panel, index, label=series.label, places=times, values=rates)
         _label_sizes(panel, index, series)
-    for target_ms in sorted({check.latency_ms for check in profile.checks}):
+    for target_ms in info.targets_ms:
         panel.axvline(target_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
         panel.annotate(
             f"target {target_ms:g} ms",
@@ -59,7 +58,7 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
-    name_panel(panel, info.name, len(info.series) > 1)
+    name_panel(panel, info.name, columns=legend_columns(one.label for one in info.series))
     write_caption(panel, info.conditions)
     return panel
 

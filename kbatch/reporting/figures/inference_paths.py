@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from kbatch.analysis.median_interval import median_interval
 from kbatch.records.inference_measurements import TimingRecord
 from kbatch.reporting.figures.batch_axis import batch_axis
-from kbatch.reporting.figures.canvas import new_axes, tidy, write_caption
+from kbatch.reporting.figures.canvas import plain_axes, write_caption
 from kbatch.reporting.figures.inference_info import BATCH_LABEL, inference_info
-from kbatch.reporting.figures.inference_throughput import draw_series, name_panel
 from kbatch.reporting.figures.palette import MUTED
+from kbatch.reporting.figures.series_marks import draw_series, legend_columns, name_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +35,11 @@ class PathRatio(NamedTuple):
     times_as_fast: float
     low: float | None
     high: float | None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Both ends, None if it has none."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 def path_ratios(profile: "InferenceProfile") -> tuple[PathRatio, ...]:
@@ -78,24 +83,26 @@ def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) 
         ValueError: If there is nothing to compare, with what to measure.
     """
     info, ratios = inference_info(profile), path_ratios(profile)
-    panel = new_axes(HEIGHT_IN) if ax is None else ax
-    tidy(panel)
+    panel = plain_axes(ax, HEIGHT_IN)
     batch_axis(panel, info.batch_sizes, BATCH_LABEL)
     for index, series in enumerate(info.series[1:], start=1):
         points = [ratio for ratio in ratios if ratio.label == series.label]
         draw_series(
             panel,
             index,
-            series.label,
-            [p.batch_size for p in points],
-            [p.times_as_fast for p in points],
-            [(p.low, p.high) if p.low is not None and p.high is not None else None for p in points],
+            label=series.label,
+            places=[p.batch_size for p in points],
+            values=[p.times_as_fast for p in points],
+            bounds=[
+                (p.low, p.high) if p.low is not None and p.high is not None else None
+                for p in points
+            ],
         )
     panel.axhline(1, color=MUTED, linewidth=1.0, linestyle="--")
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     panel.set_ylabel(f"Times as fast as\n{info.series[0].label}")
-    name_panel(panel, info.name, legend=True)
+    name_panel(panel, info.name, columns=legend_columns(one.label for one in info.series))
     write_caption(panel, info.conditions)
     return panel
 

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kbatch.analysis.quantile_bounds import quantile_upper_bound
 from kbatch.reporting.figures.batch_axis import batch_axis
-from kbatch.reporting.figures.canvas import SMALL_PT, halo, new_axes, tidy, write_caption
+from kbatch.reporting.figures.canvas import SMALL_PT, halo, plain_axes, write_caption
 from kbatch.reporting.figures.inference_info import BATCH_LABEL, conditions_line
-from kbatch.reporting.figures.inference_throughput import draw_series, name_panel
 from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.palette import MUTED
+from kbatch.reporting.figures.series_marks import draw_series, name_panel
 from kbatch.reporting.number_text import listed
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def plot_inference_tails(profile: "InferenceProfile", ax: "Axes | None" = None) 
         ValueError: If there are no single calls.
     """
     points = tail_points(profile)
-    panel = new_axes(HEIGHT_IN) if ax is None else ax
-    tidy(panel)
+    panel = plain_axes(ax, HEIGHT_IN)
     batch_axis(panel, [point.batch_size for point in points], BATCH_LABEL)
     for index, quantile in enumerate(sorted({point.quantile for point in points})):
         known = [p for p in points if p.quantile == quantile and p.bound_ms is not None]
@@ -89,16 +88,15 @@ def plot_inference_tails(profile: "InferenceProfile", ax: "Axes | None" = None) 
         draw_series(
             panel,
             index,
-            f"p{100 * quantile:g}",
-            [p.batch_size for p in known],
-            values,
-            [None] * len(values),
+            label=f"p{100 * quantile:g}",
+            places=[p.batch_size for p in known],
+            values=values,
         )
     panel.set_yscale("log")
     plain_log_labels(panel.yaxis)
     panel.set_ylabel("Latency, upper 95 % bound\nof the quantile (ms)")
     path, policy = profile.series[0]
-    name_panel(panel, f"{profile.model_name}: {path}, {policy}", legend=True)
+    name_panel(panel, f"{profile.model_name}: {path}, {policy}", columns=4)
     _say_missing(panel, points)
     write_caption(panel, conditions_line(profile), *missing_notes(points))
     return panel

@@ -1,21 +1,31 @@
 """The figure of throughput and latency by batch size."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kbatch.reporting.figures.batch_axis import batch_axis
 from kbatch.reporting.figures.canvas import (
     SMALL_PT,
-    TEXT_PT,
     halo,
     new_axes,
     stacked,
     tidy,
     write_caption,
 )
-from kbatch.reporting.figures.inference_info import BATCH_LABEL, InferenceInfo, inference_info
+from kbatch.reporting.figures.inference_info import (
+    BATCH_LABEL,
+    InferenceInfo,
+    TimedSeries,
+    inference_info,
+)
 from kbatch.reporting.figures.log_axis import plain_log_labels
-from kbatch.reporting.figures.palette import ALARM, INK, MUTED, PAPER, series_style
+from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, INK, MUTED, series_style
+from kbatch.reporting.figures.series_marks import (
+    draw_series,
+    legend_columns,
+    mark_missing,
+    name_missing,
+    name_panel,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +38,10 @@ HEIGHT_IN = 5.4
 def plot_inference_throughput(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
     """Plots samples/s above and the time of a batch below, by batch size.
 
-    Batch sizes that the first call path answers (knee, efficient, fastest) are marked, sizes that
-    ran out of memory stand at the bottom edge.
+    Lines are the fit t(b) = (b + n_half) / r_inf where it holds; elsewhere they join the points.
+    Latency targets that were checked are drawn in the lower panel. Batch sizes that the first call
+    path answers (knee, efficient, fastest) are marked, sizes that ran out of memory stand at the
+    bottom edge.
 
     Example:
 
@@ -51,114 +63,49 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: "Axes | None" = N
         tidy(panel)
     batch_axis(lower, info.batch_sizes, BATCH_LABEL)
     for index, series in enumerate(info.series):
-        sizes = [p.batch_size for p in series.points]
-        rates = [p.samples_per_second for p in series.points]
-        rate_bounds = [p.rate_bounds for p in series.points]
-        draw_series(upper, index, series.label, sizes, rates, rate_bounds)
-        times = [p.time_ms for p in series.points]
-        bounds = [
-            (p.low_ms, p.high_ms) if p.low_ms is not None and p.high_ms is not None else None
-            for p in series.points
-        ]
-        draw_series(lower, index, series.label, sizes, times, bounds)
-        mark_failed(lower, series.failed)
+        _draw_both(upper, lower, index, series)
+    _mark_targets(lower, info)
     upper.set_ylim(bottom=0, top=1.12 * upper.get_ylim()[1])
     upper.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     lower.set_yscale("log")
     plain_log_labels(lower.yaxis)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Time of a batch\n(ms)")
-    name_panel(upper, info.name, len(info.series) > 1)
+    name_panel(upper, info.name, columns=legend_columns(one.label for one in info.series))
     _mark_answers(upper, info)
     write_caption(lower, info.conditions)
     return upper
 
 
-def draw_series(
-    panel: "Axes",
-    index: int,
-    label: str,
-    places: Sequence[float],
-    values: Sequence[float],
-    bounds: Sequence[tuple[float, float] | None],
-) -> None:
-    """Draws one series with its bars.
-
-    Args:
-        panel: The Axes.
-        index: Number of the series, for its style.
-        label: Its name in the legend.
-        places: Where its points lie on the x axis.
-        values: Their values.
-        bounds: Lower and upper end of each bar, None where there is none.
-    """
-    style = series_style(index)
-    spans = [(x, *b) for x, b in zip(places, bounds, strict=True) if b is not None]
-    if spans:
-        panel.vlines(*zip(*spans, strict=True), color=style.color, linewidth=1.6, alpha=0.55)
-    panel.plot(
-        places,
-        values,
-        color=style.color,
-        linewidth=1.4,
-        marker=style.marker,
-        markersize=6,
-        markeredgecolor=PAPER,
-        markeredgewidth=0.8,
-        label=label,
-    )
+def _draw_both(upper: "Axes", lower: "Axes", index: int, series: TimedSeries) -> None:
+    sizes = [p.batch_size for p in series.points]
+    rates = [p.samples_per_second for p in series.points]
+    times = [p.time_ms for p in series.points]
+    marks = {"label": series.label, "places": sizes, "joined": not series.line}
+    draw_series(upper, index, values=rates, bounds=[p.rate_bounds for p in series.points], **marks)
+    draw_series(lower, index, values=times, bounds=[p.time_bounds for p in series.points], **marks)
+    if series.line:
+        places, line_ms = zip(*series.line, strict=True)
+        line_rates = [1000 * size / ms for size, ms in series.line]
+        for panel, values in ((upper, line_rates), (lower, line_ms)):
+            panel.plot(places, values, color=series_style(index).color, linewidth=1.2)
+    for size in series.failed:
+        mark_missing(lower, size)
+        name_missing(lower, size, "out of memory")
 
 
-def mark_failed(panel: "Axes", sizes: tuple[int, ...]) -> None:
-    """Marks batch sizes that ran out of memory at the bottom edge."""
-    for size in sizes:
-        panel.plot(
-            [size],
-            [0],
-            transform=panel.get_xaxis_transform(),
-            color=ALARM,
-            marker="X",
-            markersize=8,
-            markeredgecolor=PAPER,
-            linestyle="none",
-            clip_on=False,
-            zorder=4,
-        )
-        panel.annotate(
-            "out of\nmemory",
-            (size, 0),
-            xycoords=panel.get_xaxis_transform(),
-            xytext=(0, 8),
+def _mark_targets(lower: "Axes", info: InferenceInfo) -> None:
+    for target_ms in info.targets_ms:
+        lower.axhline(target_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
+        lower.annotate(
+            f"target {target_ms:g} ms",
+            (0.005, target_ms),
+            xycoords=lower.get_yaxis_transform(),
+            xytext=(0, 3),
             textcoords="offset points",
-            ha="center",
-            va="bottom",
             fontsize=SMALL_PT,
-            color=ALARM,
+            color=ALARM_TEXT,
             path_effects=halo(),
-        )
-
-
-def name_panel(panel: "Axes", title: str, legend: bool) -> None:
-    """Titles the upper panel, with the names of its series below the title."""
-    panel.set_title(
-        title,
-        loc="left",
-        pad=6 + (1.6 * TEXT_PT if legend else 0),
-        fontsize=TEXT_PT + 1.5,
-        color=INK,
-        fontweight="bold",
-    )
-    if legend:
-        panel.legend(
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=4,
-            borderaxespad=0,
-            frameon=False,
-            fontsize=TEXT_PT,
-            labelcolor=INK,
-            columnspacing=1.2,
-            handletextpad=0.5,
         )
 
 

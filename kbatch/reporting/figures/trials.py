@@ -15,8 +15,14 @@ from kbatch.reporting.figures.canvas import (
     tidy,
     write_caption,
 )
-from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series_style
-from kbatch.reporting.figures.series import Series
+from kbatch.reporting.figures.palette import INK, MUTED
+from kbatch.reporting.figures.series_marks import (
+    draw_series,
+    legend_columns,
+    mark_missing,
+    name_missing,
+    name_panel,
+)
 from kbatch.reporting.figures.trials_info import (
     Estimate,
     TrialsInfo,
@@ -37,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["HEIGHT_IN", "TrialsInfo", "alt_text", "plot_trials", "trials_info"]
 
 HEIGHT_IN = 5.4
-_LEGEND_CHARACTERS = 78
 _LABEL_CHARACTERS = 44
 
 
@@ -85,7 +90,16 @@ def _draw_panel(panel: "Axes", info: TrialsInfo, estimates: list[Estimate | None
             for point, estimate in zip(info.points, estimates, strict=True)
             if point.trial_id in series.trial_ids and point.completed and estimate
         ]
-        _draw_series(panel, index, series, pairs)
+        if pairs:
+            draw_series(
+                panel,
+                index,
+                label=series.label,
+                places=[place for place, _ in pairs],
+                values=[estimate.value for _, estimate in pairs],
+                bounds=[_bar(estimate) for _, estimate in pairs],
+                joined=series.joined,
+            )
     if not info.completed:
         panel.set_yticks([])
         _say(panel, f"No trial completed: {failure_summary(info)}")
@@ -94,29 +108,10 @@ def _draw_panel(panel: "Axes", info: TrialsInfo, estimates: list[Estimate | None
         _say(panel, "n/a (not measured in any trial)")
 
 
-def _draw_series(
-    panel: "Axes", index: int, series: Series, pairs: list[tuple[float, Estimate]]
-) -> None:
-    if not pairs:
-        return
-    style = series_style(index)
-    places = [place for place, _ in pairs]
-    values = [estimate.value for _, estimate in pairs]
-    spans = [(place, e.low, e.high) for place, e in pairs if e.low is not None]
-    if spans:
-        panel.vlines(*zip(*spans, strict=True), color=style.color, linewidth=1.6, alpha=0.55)
-    panel.plot(
-        places,
-        values,
-        color=style.color,
-        linestyle="-" if series.joined else "none",
-        linewidth=1.4,
-        marker=style.marker,
-        markersize=6,
-        markeredgecolor=PAPER,
-        markeredgewidth=0.8,
-        label=series.label,
-    )
+def _bar(estimate: Estimate) -> tuple[float, float] | None:
+    if estimate.low is None or estimate.high is None:
+        return None
+    return estimate.low, estimate.high
 
 
 def _mark_incomplete(panel: "Axes", info: TrialsInfo, *, labelled: bool) -> None:
@@ -126,47 +121,14 @@ def _mark_incomplete(panel: "Axes", info: TrialsInfo, *, labelled: bool) -> None
         words = marked.setdefault(point.batch_size, [])
         if point.outcome not in words:
             words.append(point.outcome)
-        panel.plot(
-            [point.place],
-            [0],
-            transform=panel.get_xaxis_transform(),
-            color=ALARM,
-            marker="X",
-            markersize=8,
-            markeredgecolor=PAPER,
-            linestyle="none",
-            clip_on=False,
-            zorder=4,
-        )
+        mark_missing(panel, point.place)
     for batch_size, words in marked.items() if labelled else ():
-        _label_incomplete(panel, batch_size, words)
-
-
-def _label_incomplete(panel: "Axes", place: float, words: list[str]) -> None:
-    panel.annotate(
-        ",\n".join(words).replace("out of memory", "out of\nmemory"),
-        (place, 0),
-        xycoords=panel.get_xaxis_transform(),
-        xytext=(0, 8),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=SMALL_PT,
-        color=ALARM_TEXT,
-        path_effects=halo(),
-    )
+        name_missing(panel, batch_size, ",\n".join(words))
 
 
 def _label_panels(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
-    legend_rows = _name_series(upper, info) if len(info.series) > 1 and info.completed else 0
-    upper.set_title(
-        info.name,
-        loc="left",
-        pad=6 + 1.6 * TEXT_PT * legend_rows,
-        fontsize=TEXT_PT + 1.5,
-        color=INK,
-        fontweight="bold",
-    )
+    columns = legend_columns((one.label for one in info.series), most=3) if info.completed else 0
+    name_panel(upper, info.name, columns=columns)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel(metric_axis_label(info.quality) if info.quality else "Quality metric")
     if info.completed:
@@ -175,21 +137,6 @@ def _label_panels(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
         upper.set_ylim(bottom=0, top=upper.get_ylim()[1] * (1.25 if by_throughput else 1.08))
         upper.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         _make_room(lower, info)
-
-
-def _name_series(upper: "Axes", info: TrialsInfo) -> int:
-    """Names the series above the panel, where they cover no point, in so many rows."""
-    columns = max(1, min(3, _LEGEND_CHARACTERS // max(len(s.label) + 6 for s in info.series)))
-    legend = upper.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=columns,
-        borderaxespad=0,
-        frameon=False,
-        fontsize=TEXT_PT,
-        labelcolor=INK,
-    )
-    return -(-len(legend.get_texts()) // columns)
 
 
 def _make_room(lower: "Axes", info: TrialsInfo) -> None:

@@ -1,0 +1,59 @@
+"""Batch sizes as an inference profile answers them, and what keeps it from an answer."""
+
+import dataclasses
+import math
+
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.quantile_bounds import calls_for_quantile
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceAnswer:
+    """A batch size, and how sure it is.
+
+    Attributes:
+        batch_size: The size, in examples.
+        interval: 95 % interval of the size before it was made whole, in examples; None if
+            unknown.
+        verified: Whether fresh calls of this size kept to the target.
+        reason: Where the answer comes from.
+        call_path: How the model was called.
+        dtype_policy: Under which policy.
+    """
+
+    batch_size: int
+    interval: Interval | None
+    verified: bool
+    reason: str
+    call_path: str
+    dtype_policy: str
+
+
+class TargetTooLow(ValueError):
+    """A latency target that not even the smallest batch reaches; it says what can be reached.
+
+    Attributes:
+        reachable_ms: Latency of the smallest batch, in milliseconds.
+    """
+
+    def __init__(self, latency_ms: float, quantile: float, batch_size: int, reachable_ms: float):
+        super().__init__(
+            f"`latency_ms` must be at least what batch size {batch_size} takes, "
+            f"{reachable_ms:.3g} ms at the {quantile:g} quantile: give a higher target, or a "
+            f"faster call path or model. Received: latency_ms={latency_ms:g}."
+        )
+        self.reachable_ms = reachable_ms
+
+
+def check_target(latency_ms: float, quantile: float) -> None:
+    """Checks a latency target and its quantile.
+
+    Raises:
+        ValueError: If the target is not positive or the quantile not in (0, 1).
+    """
+    if isinstance(latency_ms, bool) or not 0 < latency_ms < math.inf:
+        raise ValueError(
+            "A latency target must be positive, in milliseconds. "
+            f"Received: latency_ms={latency_ms!r}."
+        )
+    calls_for_quantile(quantile)

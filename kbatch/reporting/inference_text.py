@@ -1,0 +1,98 @@
+"""Which batch size to predict with, in words."""
+
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.latency import Latency
+from kbatch.analysis.ratios import Ratio
+from kbatch.records.inference import InferenceProfile
+from kbatch.records.inference_measurements import OutputChange
+from kbatch.reporting.number_text import counted, percent, readable
+
+
+def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) -> list[str]:
+    """Says which batch sizes a profile answers, how sure they are and what a reader must know.
+
+    Args:
+        profile: What was measured.
+        latency_ms: A latency target, in milliseconds; None for those that were checked.
+    """
+    path, policy = profile.series[0]
+    targets = _checked_targets(profile)
+    if latency_ms is not None:
+        targets = [(latency_ms, profile.quantile)]
+    return [
+        *(_target_line(profile, *target) for target in targets),
+        *(_answer_line(profile, name) for name in ("knee", "efficient", "fastest")),
+        *_fit_lines(profile),
+        *(_change_line(change) for change in profile.output_changes),
+        *_noise_lines(profile),
+        f"answers are those of {path} under {policy}",
+        *(f"note: {note}" for note in profile.notes),
+    ]
+
+
+def _checked_targets(profile: InferenceProfile) -> list[tuple[float, float]]:
+    first = profile.series[0]
+    checks = [c for c in profile.checks if (c.call_path, c.dtype_policy) == first]
+    return list(dict.fromkeys((check.latency_ms, check.quantile) for check in checks))
+
+
+def _target_line(profile: InferenceProfile, latency_ms: float, quantile: float) -> str:
+    asked = f"within {latency_ms:g} ms at the {quantile:g} quantile"
+    try:
+        answer = profile.batch_for(latency_ms=latency_ms, quantile=quantile)
+    except ValueError as error:
+        return f"{asked}: n/a ({error})"
+    words = "verified" if answer.verified else "not verified"
+    return f"{asked}: batch size {answer.batch_size:,}, {words} ({answer.reason})"
+
+
+def _answer_line(profile: InferenceProfile, name: str) -> str:
+    try:
+        answer = getattr(profile, name)
+    except ValueError as error:
+        return f"{name}: n/a ({error})"
+    span = "" if answer.interval is None else f", 95 % interval {_span(answer.interval)}"
+    return f"{name}: batch size {answer.batch_size:,} ({answer.reason}{span})"
+
+
+def _fit_lines(profile: InferenceProfile) -> list[str]:
+    try:
+        latency = profile.latency
+    except ValueError:  # The answers say what is missing.
+        return []
+    return [f"fit: {_fit_words(latency)}"]
+
+
+def _fit_words(latency: Latency) -> str:
+    if latency.follows_line:
+        peak, half = _ratio(latency.peak_throughput), _ratio(latency.half_peak_batch_size)
+        return f"t(b) = (b + n_half) / r_inf, r_inf {peak} samples/s, n_half {half} examples"
+    if latency.line.departure.holds is False:
+        worst = percent(latency.line.departure.worst)
+        return f"no line, the times leave it by up to {worst}: interpolated between measured sizes"
+    return "no line, the time may not grow with the batch: interpolated between measured sizes"
+
+
+def _change_line(change: OutputChange) -> str:
+    of = f"outputs under {change.dtype_policy}, {counted(change.examples, 'example')}"
+    if change.mean_relative is None or change.largest_relative is None:
+        return f"{of}: not finite, or nothing but zeros in float32"
+    return (
+        f"{of}: {readable(100 * change.mean_relative)} % from those in float32 on average, at most "
+        f"{readable(100 * change.largest_relative)} % of the largest output"
+    )
+
+
+def _noise_lines(profile: InferenceProfile) -> list[str]:
+    floor = profile.noise_floor
+    return [] if floor is None else [f"noise floor (A/A test): {percent(floor)}"]
+
+
+def _ratio(ratio: Ratio) -> str:
+    if ratio.value is None or ratio.interval is None:
+        return "n/a (lost in noise)"
+    return f"{readable(ratio.value)} (95 % interval {_span(ratio.interval)})"
+
+
+def _span(interval: Interval) -> str:
+    return f"{readable(interval.low)} to {readable(interval.high)}"

@@ -1,0 +1,83 @@
+import dataclasses
+
+import numpy as np
+from inference_factory import make_profile, make_timing
+
+from kbatch.records.inference_measurements import OutputChange, TargetCheck
+from kbatch.reporting.inference_rows import inference_rows
+from kbatch.reporting.inference_text import inference_lines
+
+CHECK = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
+
+
+def test_the_answers_are_lines_with_what_a_reader_must_know():
+    profile = make_profile(checks=(CHECK,), notes=("mind this",))
+    lines = inference_lines(profile, 5.0)
+    assert lines == inference_lines(profile)
+    assert lines[0].startswith("within 5 ms at the 0.95 quantile: batch size 33, verified")
+    assert lines[1].startswith("knee: batch size 1")
+    assert "95 % interval" in lines[1]
+    assert lines[-1] == "note: mind this"
+    assert "noise floor (A/A test): 3 %" in lines
+    assert "answers are those of compiled under float32" in lines
+    assert "n/a" in inference_lines(profile, 0.1)[0]
+    assert inference_lines(make_profile())[0].startswith("knee")
+
+
+def fit_line(profile):
+    (line,) = [line for line in inference_lines(profile) if line.startswith("fit: ")]
+    return line
+
+
+def test_the_fit_has_both_parameters_with_intervals():
+    words = fit_line(make_profile())
+    latency = make_profile().latency
+    assert f"r_inf {latency.peak_throughput.value:,.0f}"[:8] in words
+    assert "n_half" in words
+    assert words.count("95 % interval") == 2
+
+
+def test_lack_of_fit_is_said():
+    stairs = [make_timing(size, scale=1 + (size > 8)) for size in (1, 2, 4, 8, 16, 32)]
+    words = fit_line(make_profile(*stairs))
+    worst = make_profile(*stairs).latency.line.departure.worst
+    assert f"the times leave it by up to {100 * worst:.0f} %" in words
+    flat = [
+        make_timing(size, block_medians_s=tuple(0.01 + 0.0001 * np.arange(8)))
+        for size in (1, 2, 4, 8)
+    ]
+    assert "may not grow with the batch" in fit_line(make_profile(*flat))
+    assert not any(line.startswith("fit") for line in inference_lines(make_profile(flat[0])))
+
+
+def test_the_change_of_the_outputs_is_told():
+    change = OutputChange("int8", 32, 0.02, 0.001, 0.04, 0.012)
+    lines = inference_lines(make_profile(output_changes=(change,)))
+    (words,) = [line for line in lines if line.startswith("outputs under int8, 32 examples")]
+    assert "1.20 % from those in float32 on average" in words
+    assert "at most 4.00 % of the largest output" in words
+    broken = dataclasses.replace(change, mean_relative=None)
+    assert any(
+        "not finite" in line for line in inference_lines(make_profile(output_changes=(broken,)))
+    )
+
+
+def test_the_table_says_how_many_calls_are_missing():
+    titles, rows = inference_rows(make_profile())
+    assert len(rows[0]) == len(titles)
+    assert rows[0][:3] == ("compiled", "float32", "1")
+    few = inference_rows(make_profile(quantile=0.99))[1]
+    assert few[0][5] == "needs 179 more calls"
+
+
+def test_the_copy_to_a_gpu_has_a_column_of_its_own():
+    profile = make_profile(make_timing(1, copy_s=0.002), make_timing(8))
+    titles, rows = inference_rows(profile)
+    assert titles[-1] == "copy (ms)"
+    assert [row[-1] for row in rows] == ["2.00", "n/a"]
+    assert "copy (ms)" not in inference_rows(make_profile())[0]
+
+
+def test_bulk_calls_have_no_latency_of_a_batch():
+    rows = inference_rows(make_profile(make_timing(8, path="predict")))[1]
+    assert rows[0][5] == "n/a (bulk)"
