@@ -27,6 +27,8 @@ _HOME_OF = {
     "analysis": "kbatch.analysis",
     "find_max_batch_size": "kbatch.profiling.max_batch",
     "load_study": "kbatch.records.loading",
+    "plot_goodput": "kbatch.reporting.figures.goodput",
+    "plot_gpu_timeline": "kbatch.reporting.figures.gpu_timeline",
     "plot_inference_memory": "kbatch.reporting.figures.inference_memory",
     "plot_inference_noise": "kbatch.reporting.figures.inference_noise",
     "plot_inference_operating_curve": "kbatch.reporting.figures.inference_operating_curve",
@@ -34,6 +36,12 @@ _HOME_OF = {
     "plot_inference_tails": "kbatch.reporting.figures.inference_tails",
     "plot_inference_throughput": "kbatch.reporting.figures.inference_throughput",
     "plot_input_pipeline": "kbatch.reporting.figures.input_pipeline",
+    "plot_learning_curves": "kbatch.reporting.figures.learning_curves",
+    "plot_memory": "kbatch.reporting.figures.memory",
+    "plot_noise_scale": "kbatch.reporting.figures.noise_scale",
+    "plot_pareto": "kbatch.reporting.figures.pareto",
+    "plot_ranking": "kbatch.reporting.figures.ranking",
+    "plot_time_to_target": "kbatch.reporting.figures.time_to_target",
     "plot_trials": "kbatch.reporting.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
     "profile_inference": "kbatch.profiling.inference",
@@ -60,6 +68,8 @@ __all__ = [
     "analysis",
     "find_max_batch_size",
     "load_study",
+    "plot_goodput",
+    "plot_gpu_timeline",
     "plot_inference_memory",
     "plot_inference_noise",
     "plot_inference_operating_curve",
@@ -67,6 +77,12 @@ __all__ = [
     "plot_inference_tails",
     "plot_inference_throughput",
     "plot_input_pipeline",
+    "plot_learning_curves",
+    "plot_memory",
+    "plot_noise_scale",
+    "plot_pareto",
+    "plot_ranking",
+    "plot_time_to_target",
     "plot_trials",
     "powers_of_two",
     "profile_inference",
@@ -89,6 +105,8 @@ if TYPE_CHECKING:
     from kbatch.records.max_batch import MaxBatchSizeResult
     from kbatch.records.study import Study
     from kbatch.records.training_profile import TrainingProfile
+    from kbatch.reporting.figures.goodput import plot_goodput
+    from kbatch.reporting.figures.gpu_timeline import plot_gpu_timeline
     from kbatch.reporting.figures.inference_memory import plot_inference_memory
     from kbatch.reporting.figures.inference_noise import plot_inference_noise
     from kbatch.reporting.figures.inference_operating_curve import plot_inference_operating_curve
@@ -96,6 +114,12 @@ if TYPE_CHECKING:
     from kbatch.reporting.figures.inference_tails import plot_inference_tails
     from kbatch.reporting.figures.inference_throughput import plot_inference_throughput
     from kbatch.reporting.figures.input_pipeline import plot_input_pipeline
+    from kbatch.reporting.figures.learning_curves import plot_learning_curves
+    from kbatch.reporting.figures.memory import plot_memory
+    from kbatch.reporting.figures.noise_scale import plot_noise_scale
+    from kbatch.reporting.figures.pareto import plot_pareto
+    from kbatch.reporting.figures.ranking import plot_ranking
+    from kbatch.reporting.figures.time_to_target import plot_time_to_target
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients

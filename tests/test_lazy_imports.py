@@ -40,6 +40,17 @@ def run(work, heavy, folder):
             f'{HOST}, "matplotlib", "jinja2"',
         ),
         (f"{STUDY} kbatch.plot_trials(study)", f'{HOST}, "pandas"'),
+        (
+            f"{STUDY} study.save(sys.argv[1] + '/s.json'); from kbatch import cli;"
+            "assert cli.main(['plot', sys.argv[1] + '/s.json', '--figure', 'pareto', '-o',"
+            "sys.argv[1] + '/p.svg']) == 0",
+            f'{HOST}, "pandas", "rich"',
+        ),
+        (
+            "from kbatch import cli, commands\ntry:\n    cli.main(['plot', '--help'])\n"
+            "except SystemExit: pass",
+            f"{HOST}, {DRAWING}",
+        ),
         (f"{STUDY} kbatch.write_report(study, sys.argv[1] + '/r.html')", HOST),
         (f"{PROFILE} profile.knee", f'{HOST}, "pandas", "matplotlib"'),
         (f"{PROFILE} kbatch.plot_inference_throughput(profile)", f'{HOST}, "pandas"'),

@@ -1,22 +1,46 @@
 """`kbatch plot`: a figure of a study."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from kbatch.commands.study_arguments import add_study_arguments
+from kbatch.reporting.figures.catalogue import FIGURES
 
 
 def add_plot(commands: Any) -> None:
     """Adds the command."""
-    plot = commands.add_parser("plot", help="draw samples/s and validation accuracy per trial")
-    add_study_arguments(plot, "kbatch-trials.png", "figure to write, .png, .svg or .pdf")
+    plot = commands.add_parser("plot", help="draw a figure of a study")
+    plot.add_argument(
+        "study",
+        type=Path,
+        metavar="DIR",
+        help="project directory of a search; for the figure memory the file of a max-batch result",
+    )
+    plot.add_argument(
+        "--figure",
+        default=FIGURES[0],
+        metavar="NAME",
+        help=f"which one (%(default)s): {', '.join(FIGURES)}",
+    )
+    plot.add_argument(
+        "--target",
+        type=float,
+        metavar="VALUE",
+        help="for time-to-target, the value of the metric to come to (that of StopAtTarget)",
+    )
+    plot.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        help="figure to write, .png, .svg or .pdf (kbatch-NAME.png)",
+    )
     plot.set_defaults(run=_plot)
 
 
 def _plot(options: argparse.Namespace) -> None:
-    from kbatch.records.loading import load_study
+    from kbatch.reporting.figures.catalogue import draw_figure
     from kbatch.reporting.figures.saving import save_figure
-    from kbatch.reporting.figures.trials import plot_trials
 
-    save_figure(plot_trials(load_study(options.study)), options.output)
-    print(options.output)
+    output = options.output or Path(f"kbatch-{options.figure}.png")
+    save_figure(draw_figure(options.figure, options.study, target=options.target), output)
+    print(output)

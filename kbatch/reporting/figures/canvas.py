@@ -8,13 +8,14 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import AbstractPathEffect, withStroke
 from mpl_toolkits.axes_grid1 import make_axes_locatable
 
-from kbatch.reporting.figures.palette import GRID, INK, MUTED, PAPER
+from kbatch.reporting.figures.palette import ALARM_TEXT, GRID, INK, MUTED, PAPER
 
 WIDTH_IN = 6.4
 SMALL_PT = 7.5
 TEXT_PT = 9
 # Mean width of a character, in font sizes.
 _CHARACTER_EM = 0.5
+_LINE_SPACING = 1.35
 
 
 def new_axes(height_in: float) -> Axes:
@@ -57,15 +58,79 @@ def plain_axes(ax: Axes | None, height_in: float) -> Axes:
 
 def stacked(ax: Axes) -> tuple[Axes, Axes]:
     """Splits Axes in two of equal height, one above the other, that share the x axis."""
+    upper, lower = piled(ax, 2)
+    return upper, lower
+
+
+def piled(ax: Axes, count: int) -> list[Axes]:
+    """Splits Axes in several of equal height, the first on top, that share the x axis."""
     place = ax.get_subplotspec()
     if place is None:
-        lower = make_axes_locatable(ax).append_axes("bottom", "100%", pad=0.15, sharex=ax)
+        divider = make_axes_locatable(ax)
+        below = [
+            divider.append_axes("bottom", "100%", pad=0.15, sharex=ax) for _ in range(count - 1)
+        ]
     else:
-        rows = place.subgridspec(2, 1, hspace=0.08)
+        rows = place.subgridspec(count, 1, hspace=0.08)
         ax.set_subplotspec(rows[0])
-        lower = ax.figure.add_subplot(rows[1], sharex=ax)
-    ax.tick_params(labelbottom=False)
-    return ax, lower
+        below = [ax.figure.add_subplot(rows[i], sharex=ax) for i in range(1, count)]
+    panels = [ax, *below]
+    for panel in panels[:-1]:
+        panel.tick_params(labelbottom=False)
+    return panels
+
+
+def beside(ax: Axes, count: int) -> tuple[list[Axes], Axes]:
+    """Splits Axes in several of equal width, side by side, that share the y axis.
+
+    Args:
+        ax: Axes whose place they take; they are the first of them.
+        count: How many.
+
+    Returns:
+        The Axes, and those whose caption stands below all of them.
+    """
+    place = ax.get_subplotspec()
+    if place is None:
+        divider = make_axes_locatable(ax)
+        more = [divider.append_axes("right", "100%", pad=0.15, sharey=ax) for _ in range(count - 1)]
+        panels, below = [ax, *more], ax
+    else:
+        rows = place.subgridspec(2, 1, height_ratios=(1, 1e-3), hspace=0)
+        cells = rows[0].subgridspec(1, count, wspace=0.04)
+        ax.set_subplotspec(cells[0])
+        more = [ax.figure.add_subplot(cells[i], sharey=ax) for i in range(1, count)]
+        panels, below = [ax, *more], ax.figure.add_subplot(rows[1])
+        below.set_axis_off()
+    for panel in more:
+        panel.tick_params(labelleft=False)
+    return panels, below
+
+
+def beside_table(ax: Axes, share: float) -> tuple[Axes, Axes]:
+    """Gives a part of the place of Axes, on their left, to a table.
+
+    Args:
+        ax: The Axes, which keep the rest.
+        share: The share of the table, from 0 to 1.
+
+    Returns:
+        Axes of the table, and those whose caption stands below both.
+    """
+    place = ax.get_subplotspec()
+    if place is None:
+        size = f"{100 * share / (1 - share):.0f}%"
+        table = make_axes_locatable(ax).append_axes("left", size, pad=0.1, sharey=ax)
+        below = ax
+    else:
+        rows = place.subgridspec(2, 1, height_ratios=(1, 1e-3), hspace=0)
+        cells = rows[0].subgridspec(1, 2, width_ratios=(share, 1 - share), wspace=0.02)
+        ax.set_subplotspec(cells[1])
+        table = ax.figure.add_subplot(cells[0], sharey=ax)
+        below = ax.figure.add_subplot(rows[1])
+        below.set_axis_off()
+    table.set_axis_off()
+    return table, below
 
 
 def tidy(ax: Axes) -> None:
@@ -86,24 +151,49 @@ def halo() -> list[AbstractPathEffect]:
     return [withStroke(linewidth=2.5, foreground=PAPER)]
 
 
-def write_caption(ax: Axes, *lines: str) -> None:
-    """Writes small lines below the x axis label of Axes."""
+def say(ax: Axes, text: str) -> None:
+    """Writes in the middle of Axes that hold no data why they hold none."""
+    ax.set_yticks([])
+    ax.text(
+        0.5,
+        0.5,
+        textwrap.fill(text, 70),
+        transform=ax.transAxes,
+        ha="center",
+        va="center",
+        fontsize=TEXT_PT,
+        color=MUTED,
+    )
+
+
+def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) -> None:
+    """Writes small lines below the x axis label of Axes.
+
+    Args:
+        ax: The Axes, the lowest where several share the x axis.
+        *lines: The lines.
+        alarm: What did not go well, which stands above them in the colour of alarm.
+        below_pt: Where the first line stands, in points below the Axes.
+    """
     root = ax.get_figure(root=True)
     width_pt = 72 * (root.get_figwidth() * ax.get_position().width if root else WIDTH_IN)
     characters = max(30, int(width_pt / (SMALL_PT * _CHARACTER_EM)))
-    wrapped = [part for line in lines for part in _wrapped(line, characters)]
-    ax.annotate(
-        "\n".join(wrapped),
-        xy=(0, 0),
-        xycoords="axes fraction",
-        xytext=(0, -36),
-        textcoords="offset points",
-        annotation_clip=False,
-        va="top",
-        fontsize=SMALL_PT,
-        color=MUTED,
-        linespacing=1.35,
-    )
+    top_pt = below_pt
+    for color, texts in ((ALARM_TEXT, [alarm] if alarm else []), (MUTED, lines)):
+        wrapped = [part for line in texts for part in _wrapped(line, characters)]
+        ax.annotate(
+            "\n".join(wrapped),
+            xy=(0, 0),
+            xycoords="axes fraction",
+            xytext=(0, -top_pt),
+            textcoords="offset points",
+            annotation_clip=False,
+            va="top",
+            fontsize=SMALL_PT,
+            color=color,
+            linespacing=_LINE_SPACING,
+        )
+        top_pt += len(wrapped) * 1.2 * _LINE_SPACING * SMALL_PT
 
 
 def _wrapped(line: str, characters: int) -> list[str]:

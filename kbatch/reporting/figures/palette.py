@@ -14,6 +14,7 @@ PAPER = "#ffffff"
 ALARM = "#d55e00"
 # Vermilion, dark enough for small text on paper.
 ALARM_TEXT = "#a84300"
+_LIGHTEST = 0.82
 
 
 class SeriesStyle(NamedTuple):
@@ -42,3 +43,18 @@ _SERIES = (
 def series_style(index: int) -> SeriesStyle:
     """Gives the style of the n-th series; past the sixth they repeat."""
     return _SERIES[index % len(_SERIES)]
+
+
+def ordered_color(share: float) -> tuple[float, float, float]:
+    """Gives the colour of a quantity with an order, such as the batch size.
+
+    It is a piece of viridis (van der Walt and Smith 2015), whose lightness falls evenly for
+    every kind of colour vision; its yellow end would be lost on paper.
+
+    Args:
+        share: From 0 for the smallest, in light green, to 1 for the largest, in dark violet.
+    """
+    from matplotlib import colormaps
+
+    red, green, blue, _ = colormaps["viridis"](_LIGHTEST * (1 - share))
+    return float(red), float(green), float(blue)

@@ -11,17 +11,19 @@ from kbatch.records.whole_files import write_whole_file
 
 _PNG_DPI = 200
 # A date in the file would differ every time.
-_METADATA = {
+_METADATA: dict[str, dict[str, str | None]] = {
     ".png": {},
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
 }
+_DESCRIPTION = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
 
 
 def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
     """Writes a figure as `.png`, `.svg` or `.pdf`.
 
-    The same figure gives the same bytes, and a PDF holds its fonts as TrueType.
+    The same figure gives the same bytes, and a PDF holds its fonts as TrueType. The file carries
+    the description of the figure that the label of its Axes holds.
 
     Example:
 
@@ -57,15 +59,16 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str, *, transparent: bool 
         raise ValueError(
             f"A figure's `path` must end in `.png`, `.svg` or `.pdf`. Received: suffix={suffix!r}."
         )
+    figure = _figure_of(ax_or_figure)
     content = io.BytesIO()
     with matplotlib.rc_context(
         {"svg.hashsalt": "kbatch", "svg.fonttype": "path", "pdf.fonttype": 42}
     ):
-        _figure_of(ax_or_figure).savefig(
+        figure.savefig(
             content,
             format=suffix[1:],
             dpi=_PNG_DPI,
-            metadata=_METADATA[suffix],
+            metadata=_METADATA[suffix] | {_DESCRIPTION[suffix]: _description(figure)},
             transparent=transparent,
         )
     return content.getvalue()
@@ -79,3 +82,9 @@ def _figure_of(ax_or_figure: Axes | Figure) -> Figure:
             f"Received: ax_or_figure={ax_or_figure!r}."
         )
     return figure
+
+
+def _description(figure: Figure) -> str | None:
+    """Joins the labels of all Axes, None where there is none."""
+    labels = (str(axes.get_label()) for axes in figure.axes)
+    return " ".join(label for label in labels if label and not label.startswith("<")) or None

@@ -6,10 +6,12 @@ from matplotlib.axes import Axes
 
 from kbatch.reporting.figures.canvas import SMALL_PT, TEXT_PT, halo
 from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, INK, PAPER, series_style
+from kbatch.reporting.short_text import shortened
 
 # What a row of the legend holds, and what the mark before a name takes of it.
 _ROW_CHARACTERS = 78
 _HANDLE_CHARACTERS = 6
+_TITLE_CHARACTERS = 58
 
 
 def draw_series(
@@ -83,19 +85,20 @@ def name_missing(panel: Axes, place: float, words: str) -> None:
     )
 
 
-def name_panel(panel: Axes, title: str, *, columns: int = 0) -> None:
+def name_panel(panel: Axes, title: str, *, columns: int = 0, lines_below: int = 0) -> None:
     """Titles the upper panel; the names of its series stand below the title.
 
     Args:
         panel: The Axes.
-        title: The title.
+        title: The title; a long one is cut.
         columns: Names of series in a row; 0 where they need no names.
+        lines_below: Other lines that stand between the title and the panel.
     """
     rows = _name_series(panel, columns) if columns else 0
     panel.set_title(
-        title,
+        shortened(title, _TITLE_CHARACTERS),
         loc="left",
-        pad=6 + 1.6 * TEXT_PT * rows,
+        pad=6 + 1.6 * TEXT_PT * (rows + lines_below),
         fontsize=TEXT_PT + 1.5,
         color=INK,
         fontweight="bold",
@@ -131,4 +134,6 @@ def _name_series(panel: Axes, columns: int) -> int:
         columnspacing=1.2,
         handletextpad=0.5,
     )
+    # It may be wider than the first of several panels, whose width it must not decide.
+    legend.set_in_layout(False)
     return -(-len(legend.get_texts()) // columns)

@@ -63,13 +63,14 @@ def plot_trials(study: "Study", ax: "Axes | None" = None) -> "Axes":
         ax: Axes whose place the two panels take; a new figure if None.
 
     Returns:
-        The Axes of the upper panel.
+        The Axes of the upper panel; their label, `get_label()`, describes the figure in sentences.
 
     Raises:
         ValueError: If the study is empty, with what to run.
     """
     info = trials_info(study)
     upper, lower = stacked(new_axes(HEIGHT_IN) if ax is None else ax)
+    upper.set_label(alt_text(info))
     for panel in (upper, lower):
         tidy(panel)
     batch_axis(lower, info.batch_sizes, "Batch size (examples per update)")

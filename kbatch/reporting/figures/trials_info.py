@@ -3,31 +3,17 @@
 from collections import Counter
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import Interval
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective, TrialRecord
 from kbatch.reporting.conditions import Conditions, conditions_of
 from kbatch.reporting.empty_study import refuse_empty
+from kbatch.reporting.figures.estimates import Estimate, metric_estimate, throughput_estimate
 from kbatch.reporting.figures.series import MOST_SERIES, Series, places, trial_series
-from kbatch.reporting.metric_names import is_fraction, metric_words
+from kbatch.reporting.metric_names import metric_words
 from kbatch.reporting.number_text import counted, listed, readable
 from kbatch.reporting.outcomes import outcome
 from kbatch.reporting.spreads import Spreads, spreads
 from kbatch.reporting.trial_names import TrialNames, trial_names
-
-
-class Estimate(NamedTuple):
-    """A value with its spread.
-
-    Attributes:
-        value: The value.
-        low: Lower end of its interval, None if it has none; not below 0 for an accuracy.
-        high: Upper end of its interval, None if it has none; not above 1 for an accuracy.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 class TrialPoint(NamedTuple):
@@ -145,22 +131,9 @@ def _point(
         settings=names.settings(trial),
         status=trial.status,
         outcome=outcome(trial),
-        samples_per_second=_estimate(trial.samples_per_second, trial.samples_per_second_interval),
-        quality=quality and _quality(trial, quality.name),
+        samples_per_second=throughput_estimate(trial),
+        quality=metric_estimate(trial, quality.name) if quality else None,
     )
-
-
-def _quality(trial: TrialRecord, name: str) -> Estimate | None:
-    value, interval = trial.metrics.get(name), trial.metric_interval(name)
-    if value is not None and interval is not None and is_fraction(name) and 0 <= value <= 1:
-        interval = Interval(max(0.0, interval.low), min(1.0, interval.high))
-    return _estimate(value, interval)
-
-
-def _estimate(value: float | None, interval: Interval | None) -> Estimate | None:
-    if value is None:
-        return None
-    return Estimate(value, interval and interval.low, interval and interval.high)
 
 
 def best_label(info: TrialsInfo) -> str:

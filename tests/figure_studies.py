@@ -1,0 +1,156 @@
+"""Studies and results that hold what the figures show, realistic enough to be looked at."""
+
+import math
+import random
+
+from records_factory import make_environment, make_execution, make_gpu, make_study, make_trial
+from records_factory import make_usage as usage_of
+
+from kbatch.records.execution import EpochRecord
+from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
+from kbatch.records.target import Target
+
+SIZES = (16, 32, 64, 128, 256, 512, 1024)
+EXAMPLES = 1437
+TARGET = Target("val_accuracy", 0.9, "max")
+LONG_NAME = "a-search-with-a-very-long-name-that-somebody-gave-it-and-that-does-not-fit-in-a-row"
+
+
+def step_time_s(batch_size):
+    """An overhead of 6 ms a step and 18,000 samples/s beyond it."""
+    return 0.006 + batch_size / 18_000
+
+
+def learning(batch_size, *, best=0.985, epochs=20, rng=None, moments=True):
+    """Epochs of a model that learns by updates, with a noise scale that grows from 85 examples."""
+    rng = rng or random.Random(batch_size)
+    updates = -(-EXAMPLES // batch_size)
+    found = []
+    for epoch in range(epochs):
+        learnt = 1 - math.exp(-(epoch + 1) * updates / (60 + 6 * batch_size**0.35))
+        accuracy = min(0.999, max(0.05, best * (0.1 + 0.9 * learnt) + rng.gauss(0, 0.004)))
+        metrics = {"loss": 1.1 - accuracy, "val_accuracy": accuracy, "val_loss": 1.15 - accuracy}
+        if moments:
+            norm = rng.lognormvariate(0, 0.1) / (1 + epoch)
+            metrics["gradient_squared_norm"] = norm
+            metrics["gradient_variance"] = norm * (60 + 25 * epoch) * rng.lognormvariate(0, 0.1)
+        train_s = updates * step_time_s(batch_size)
+        found.append(EpochRecord(epoch, metrics, EXAMPLES, updates, train_s, 0.01))
+    return tuple(found)
+
+
+def learned(batch_size, **changed):
+    """An execution with such epochs."""
+    arguments = {name: changed.pop(name) for name in ("best", "rng", "moments") if name in changed}
+    rng = arguments.get("rng") or random.Random(batch_size)
+    return make_execution(
+        batch_size,
+        rate=batch_size / step_time_s(batch_size) * rng.lognormvariate(0, 0.02),
+        epochs=learning(batch_size, **arguments),
+        **changed,
+    )
+
+
+def learned_study(executions=1, *, sizes=SIZES, name="digits", **changed):
+    """A trial of each size, and one that ran out of memory."""
+    rng = random.Random(3)
+    trials = [
+        make_trial(size, *(learned(size, rng=rng, **changed) for _ in range(executions)))
+        for size in sizes
+    ]
+    return make_study(*trials, make_trial(4096, status="out_of_memory"), name=name)
+
+
+def tuned_study(count, *, name="digits"):
+    """So many trials that differ in several hyperparameters, some of them failed."""
+    rng = random.Random(5)
+    trials = []
+    for number in range(count):
+        size = rng.choice((8, *SIZES))
+        tuned = {
+            "units": rng.choice((8, 16, 32, 64)),
+            "learning_rate": rng.choice((1e-2, 1e-3, 1e-4)),
+            "a_hyperparameter_with_a_very_long_name": rng.choice(("relu", "gelu")),
+        }
+        arguments = {"trial_id": f"{number:03d}", "hyperparameters": tuned}
+        if rng.random() < 0.08:
+            trials.append(
+                make_trial(size, status=rng.choice(("failed", "out_of_memory")), **arguments)
+            )
+        else:
+            execution = learned(size, rng=rng, best=rng.uniform(0.7, 0.98))
+            trials.append(make_trial(size, execution, **arguments))
+    return make_study(*trials, name=name)
+
+
+def to_target(batch_size, updates, *, met=True, epochs=None, target=TARGET):
+    """An execution that meets the target in the epoch of so many updates, or not at all."""
+    per_epoch = -(-EXAMPLES // batch_size)
+    count = epochs or -(-updates // per_epoch)
+    values = [0.5] * (count - 1) + [0.95 if met else 0.6]
+    train_s = per_epoch * step_time_s(batch_size)
+    return make_execution(
+        batch_size,
+        rate=batch_size / step_time_s(batch_size),
+        target=target,
+        epochs=tuple(
+            EpochRecord(e, {"loss": 0.5, "val_accuracy": v}, EXAMPLES, per_epoch, train_s, 0.01)
+            for e, v in enumerate(values)
+        ),
+    )
+
+
+def target_study(executions=1, *, sizes=(4, 8, *SIZES), missed=(2048,), **changed):
+    """S_min is 30 updates and B_crit 150 examples; the missed sizes never get there."""
+    rng = random.Random(3)
+    trials = [
+        make_trial(
+            size,
+            *(
+                to_target(size, round(30 * (1 + 150 / size) * rng.lognormvariate(0, 0.04)))
+                for _ in range(executions)
+            ),
+        )
+        for size in sizes
+    ]
+    trials += [make_trial(size, to_target(size, 0, met=False, epochs=30)) for size in missed]
+    return make_study(*trials, make_trial(4096, status="out_of_memory"), **changed)
+
+
+def gpu_study(*gpus):
+    """A study whose trials watched these GPUs."""
+    gpus = gpus or (make_gpu(),)
+    trials = (make_trial(size, learned(size, usage=usage_of(*gpus))) for size in (32, 64))
+    return make_study(*trials)
+
+
+def failed_study():
+    """A study in which nothing completed."""
+    return make_study(make_trial(64, status="failed"), make_trial(128, status="out_of_memory"))
+
+
+def max_batch_result(**changed):
+    """A search that ran out of memory once, went above the window and confirmed its answer."""
+    limit = 8 * 2**30
+    sizes = ((1, "fits"), (40, "fits"), (800, "fits"), (2600, "above_window"), (2250, "fits"))
+    probes = [ProbeRecord(s, _memory(s), outcome, 2.0) for s, outcome in sizes]
+    probes.insert(3, ProbeRecord(4000, None, "out_of_memory", 3.0))
+    probes.append(ProbeRecord(2250, _memory(2250) + 10**7, "fits", 9.0, "fresh process"))
+    fields = {
+        "max_batch_size": 2250,
+        "reason": "its memory lies in the window",
+        "in_window": True,
+        "limit_bytes": limit,
+        "memory_window": (0.8, 0.9),
+        "training": True,
+        "device": "GPU:0",
+        "dtype_policy": "mixed_float16",
+        "weights_bytes": 10**8,
+        "probes": tuple(probes),
+        "environment": make_environment(),
+    }
+    return MaxBatchSizeResult(**(fields | changed))
+
+
+def _memory(batch_size):
+    return int(0.6 * 2**30 + 2.95e6 * batch_size)
