@@ -48,5 +48,5 @@ def print_decision(study: "Study", console: "Console") -> None:
     from kbatch.reporting.decision import decision
 
     words = decision(study)
-    sentences = [words.headline, words.speed, words.compared, words.certainty]
+    sentences = [words.headline, words.speed, words.limit, words.compared, words.certainty]
     console.print(" ".join(filter(None, sentences)), highlight=False)

@@ -7,6 +7,7 @@ from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.records.study import Study
 from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import TrialRecord
+from kbatch.reporting.binding_limit import binding_limits
 from kbatch.reporting.conditions import Conditions, budget_text, conditions_of, executions_text
 from kbatch.reporting.metric_names import metric_words
 from kbatch.reporting.no_decision import missing_reason, what_to_do
@@ -23,12 +24,14 @@ class Decision(NamedTuple):
         headline: Which batch size had the best objective.
         speed: Its throughput against the fastest, None if it was not measured or stands in the
             headline.
+        limit: Which limit binds, None where the trials do not tell.
         compared: What was compared: sizes, budget, executions, device.
         certainty: How sure the order is, and how ties were decided.
     """
 
     headline: str
     speed: str | None
+    limit: str | None
     compared: str
     certainty: str
 
@@ -40,6 +43,7 @@ def decision(study: Study) -> Decision:
         return Decision(
             headline=f"No batch size can be named: {missing_reason(study)}.",
             speed=None,
+            limit=None,
             compared=_compared(study, names),
             certainty=what_to_do(study),
         )
@@ -47,6 +51,7 @@ def decision(study: Study) -> Decision:
     return Decision(
         headline=_headline(best, tied, names),
         speed=_speed(study, best, names),
+        limit=" ".join(limit.text for limit in binding_limits(study)) or None,
         compared=_compared(study, names),
         certainty=" ".join(filter(None, (_tie(tied, names), _certainty(study, best, names)))),
     )

@@ -22,13 +22,20 @@ def input_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
     """
     return (
         f"{profile.verdict}: {headline(profile)}",
+        *evidence_lines(profile),
+        *_remedies(profile),
+        *_untried(profile),
+        *(f"Note: {note}" for note in profile.notes),
+    )
+
+
+def evidence_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
+    """Tells what was measured of the pipeline as it is, a line each."""
+    return (
         *_evidence(profile),
         *_crossing(profile),
         *_utilisation(profile),
         *_costs(profile),
-        *_remedies(profile),
-        *_untried(profile),
-        *(f"Note: {note}" for note in profile.notes),
     )
 
 

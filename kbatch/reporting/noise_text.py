@@ -2,6 +2,7 @@
 
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.records.study import Study
+from kbatch.reporting.caveat import Caveat
 from kbatch.reporting.number_text import listed, readable
 
 NOISE_FOOTNOTE = (
@@ -21,7 +22,7 @@ def noise_scale_text(scale: NoiseScale) -> str:
     return "n/a (unresolved)"
 
 
-def noise_caveats(study: Study) -> tuple[str, ...]:
+def noise_caveats(study: Study) -> tuple[Caveat, ...]:
     """Says how far the noise scale may be trusted, nothing where none was measured."""
     measured = [trial for trial in study.trials if trial.noise_scale is not None]
     if not measured:
@@ -39,4 +40,4 @@ def noise_caveats(study: Study) -> tuple[str, ...]:
             "train on from one checkpoint at several batch sizes instead. Trials of several sizes "
             "to one target compare them directly."
         )
-    return tuple(texts)
+    return tuple(Caveat("noise scale", text, ("noise_scale",)) for text in texts)

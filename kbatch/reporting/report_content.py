@@ -1,116 +1,94 @@
 """What a report says, computed before it is rendered."""
 
-import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.inference import InferenceProfile
+from kbatch.records.input_pipeline import InputPipelineProfile
+from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.study import Study
-from kbatch.reporting.caveats import caveats
-from kbatch.reporting.conditions import caption, conditions_of, examples_text
-from kbatch.reporting.decision import Decision, decision
-from kbatch.reporting.empty_study import refuse_empty
-from kbatch.reporting.figures.trials_info import alt_text, trials_info
-from kbatch.reporting.number_text import gibibytes
-from kbatch.reporting.trial_table import TrialTable, trial_table
+from kbatch.reporting.number_text import counted
+from kbatch.reporting.sections.content import Fact, Section
+from kbatch.reporting.sections.inference import inference_section
+from kbatch.reporting.sections.input_pipeline import input_section
+from kbatch.reporting.sections.max_batch import max_batch_section
+from kbatch.reporting.sections.study import study_section
 
-
-class Fact(NamedTuple):
-    """A name with its value.
-
-    Attributes:
-        name: What it is.
-        value: Its value as text.
-    """
-
-    name: str
-    value: str
+Reported = Study | InferenceProfile | InputPipelineProfile | MaxBatchSizeResult
 
 
 class ReportContent(NamedTuple):
     """What a report says.
 
     Attributes:
-        name: Name of the study.
-        decision: The decision in sentences.
-        conditions: Device, versions and budget in a line.
-        alt_text: Description of the figure.
-        table: The trials.
-        caveats: What limits the conclusions.
-        environment: Machine and software.
-        command: The command line that ran the search, None if it was not recorded.
-        settings: Arguments of the hypermodel, the number of training examples and the seeds.
+        title: Title of the document.
+        sections: What each record says.
+        environment: Machine and software that all records share.
     """
 
-    name: str
-    decision: Decision
-    conditions: str
-    alt_text: str
-    table: TrialTable
-    caveats: tuple[str, ...]
+    title: str
+    sections: tuple[Section, ...]
     environment: tuple[Fact, ...]
-    command: str | None
-    settings: tuple[Fact, ...]
 
 
-def report_content(study: Study) -> ReportContent:
-    """Computes what a report of a study says.
+def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportContent:
+    """Computes what a report says of one record or of several.
 
     Args:
-        study: A study with at least one trial.
+        study_or_profiles: A study, a profile, a result, or a sequence of them.
 
     Returns:
-        The content.
+        The content; what the records' environments have in common stands in it once.
 
     Raises:
-        ValueError: If the study is empty, with what to run.
+        ValueError: If a study is empty, with what to run, or there is nothing to report.
     """
-    refuse_empty(study)
-    environment = study.search.environment if study.search else None
-    return ReportContent(
-        name=study.name,
-        decision=decision(study),
-        conditions=caption(conditions_of(study)),
-        alt_text=alt_text(trials_info(study)),
-        table=trial_table(study),
-        caveats=caveats(study),
-        environment=_environment_facts(environment) if environment else (),
-        command=environment.command if environment else None,
-        settings=_settings(study),
+    records = _listed(study_or_profiles)
+    sections = [section_of(record) for record in records]
+    shared = tuple(
+        fact for fact in sections[0].environment if all(fact in s.environment for s in sections)
+    )
+    own = (s._replace(environment=_without(s.environment, shared)) for s in sections)
+    single = len(sections) == 1
+    title = f"{sections[0].name}: which batch size?" if single else _title(sections)
+    return ReportContent(title, tuple(own), shared)
+
+
+def section_of(record: Reported) -> Section:
+    """Computes what a report says of one record.
+
+    Raises:
+        ValueError: If it is a study without trials, or nothing that can be reported.
+    """
+    match record:
+        case Study():
+            return study_section(record)
+        case InferenceProfile():
+            return inference_section(record)
+        case InputPipelineProfile():
+            return input_section(record)
+        case MaxBatchSizeResult():
+            return max_batch_section(record)
+    raise ValueError(
+        "A report needs a `Study`, an `InferenceProfile`, an `InputPipelineProfile` or a "
+        f"`MaxBatchSizeResult`, or a list of them. Received: {record!r}."
     )
 
 
-def _environment_facts(environment: EnvironmentRecord) -> tuple[Fact, ...]:
-    memory, load = environment.memory_bytes, environment.load_average
-    unknown = "n/a (the system does not tell)"
-    return (
-        Fact("Started", environment.created_at),
-        Fact("Device", environment.device),
-        Fact("Processor", f"{environment.cpu}, {environment.cpu_count} usable"),
-        Fact("Host memory", gibibytes(memory) if memory else unknown),
-        Fact("Load average at the start", unknown if load is None else f"{load:.2f}"),
-        Fact("Platform", environment.platform),
-        *(Fact(name, version) for name, version in environment.versions.items()),
-    )
+def _listed(study_or_profiles: Reported | Sequence[Reported]) -> list[Reported]:
+    if not isinstance(study_or_profiles, Sequence):
+        return [study_or_profiles]
+    if not study_or_profiles:
+        raise ValueError(
+            "There is nothing to report: give a study, a profile, or a list of them. "
+            f"Received: {study_or_profiles!r}."
+        )
+    return list(study_or_profiles)
 
 
-def _settings(study: Study) -> tuple[Fact, ...]:
-    settings = study.search.settings if study.search else {}
-    executions = [e for trial in study.trials for e in trial.executions]
-    examples = conditions_of(study).examples
-    seeds = dict.fromkeys("none" if e.seed is None else str(e.seed) for e in executions)
-    return (
-        *(Fact(name, json.dumps(value, ensure_ascii=False)) for name, value in settings.items()),
-        Fact(
-            "training data",
-            f"{examples_text(examples)} an epoch" if examples else "n/a (no trial completed)",
-        ),
-        Fact("optimizer", _different(e.optimizer for e in executions)),
-        Fact("jit_compile", _different(e.jit_compile for e in executions)),
-        Fact("seeds of the executions", ", ".join(seeds)),
-    )
+def _title(sections: Sequence[Section]) -> str:
+    return f"Which batch size? {counted(len(sections), 'answer')}"
 
 
-def _different(values: Iterable[object]) -> str:
-    known = dict.fromkeys(str(value) for value in values if value is not None)
-    return ", ".join(known) or "n/a (no model was built)"
+def _without(facts: Sequence[Fact], others: Sequence[Fact]) -> tuple[Fact, ...]:
+    return tuple(fact for fact in facts if fact not in others)

@@ -14,6 +14,7 @@ from kbatch.reporting.noise_text import NOISE_FOOTNOTE, noise_scale_text
 from kbatch.reporting.number_text import percent, readable, setting
 from kbatch.reporting.outcomes import outcome
 from kbatch.reporting.spreads import spreads
+from kbatch.reporting.tables import Cell, Column, Row, Table
 from kbatch.reporting.trial_names import trial_names, value_text
 
 _COST_TEXTS: tuple[tuple[str, Callable[[float], str]], ...] = (
@@ -21,70 +22,6 @@ _COST_TEXTS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("updates_to_target", lambda number: f"{number:,.0f}"),
     ("examples_to_target", lambda number: f"{number:,.0f}"),
 )
-
-
-class Cell(NamedTuple):
-    """One cell.
-
-    Attributes:
-        text: What is shown.
-        sort_key: Number to sort by, None to sort by the text or for a missing value.
-    """
-
-    text: str
-    sort_key: float | None = None
-
-
-class Column(NamedTuple):
-    """One column.
-
-    Attributes:
-        title: Its header, with the unit.
-        numeric: Whether it holds numbers, which stand to the right.
-    """
-
-    title: str
-    numeric: bool
-
-
-class Row(NamedTuple):
-    """One trial.
-
-    Attributes:
-        trial_id: keras-tuner's identifier.
-        status: Status of the trial, as recorded.
-        best: Whether it has the best objective.
-        cells: One cell a column.
-    """
-
-    trial_id: str
-    status: str
-    best: bool
-    cells: tuple[Cell, ...]
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """What is shown, a text a column."""
-        return tuple(cell.text for cell in self.cells)
-
-
-class TrialTable(NamedTuple):
-    """The table of the trials.
-
-    Attributes:
-        columns: The columns.
-        rows: The trials by batch size.
-        footnote: What the spreads in the table are.
-    """
-
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    footnote: str
-
-    @property
-    def headers(self) -> tuple[str, ...]:
-        """The titles of the columns."""
-        return tuple(column.title for column in self.columns)
 
 
 class _GpuFigure(NamedTuple):
@@ -99,7 +36,7 @@ _GPU_FIGURES = (
 )
 
 
-def trial_table(study: Study) -> TrialTable:
+def trial_table(study: Study) -> Table:
     """Writes the trials of a study as a table of texts.
 
     A hyperparameter of the user's gets a column where it differs between trials, and so do the
@@ -120,22 +57,24 @@ def trial_table(study: Study) -> TrialTable:
     quality = study.quality_metric
     noise = bool(_noise_scales(study.trials))
     used = _gpu_figures(study.trials)
-    return TrialTable(
+    return Table(
+        title="Trials",
+        best_means="best objective",
         columns=(
-            Column("Batch size", True),
-            Column("Micro-batch", True),
+            Column("Batch size", True, "batch_size"),
+            Column("Micro-batch", True, "micro_batch_size"),
             Column("Policy", False),
-            Column("Learning rate", True),
+            Column("Learning rate", True, "learning_rate"),
             *(Column(name, True) for name in tuned),
-            Column("Samples/s", True),
-            Column(_quality_title(quality), True),
+            Column("Samples/s", True, "samples_per_second"),
+            Column(_quality_title(quality), True, "quality"),
             *(Column(title, True) for title in _target_titles(study.trials)),
-            *((Column("Noise scale", True),) if noise else ()),
-            Column("Updates", True),
+            *((Column("Noise scale", True, "noise_scale"),) if noise else ()),
+            Column("Updates", True, "updates"),
             Column("First step (s)", True),
             Column("Waiting for data", True),
             *(Column(figure.title, True) for figure in used),
-            Column("Status", False),
+            Column("Status", False, "status"),
         ),
         rows=tuple(
             Row(

@@ -26,7 +26,7 @@ def spent(batch_size, *, epochs=2, updates=50, examples=3200, **changed):
 
 
 def found(study, words):
-    return [text for text in caveats(study) if words in text]
+    return [c.text for c in caveats(study) if words in c.text]
 
 
 @pytest.mark.parametrize(

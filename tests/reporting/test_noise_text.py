@@ -1,6 +1,7 @@
 """The noise scale in tables and reports."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
@@ -8,8 +9,9 @@ from records_factory import make_epochs, make_execution, make_study, make_trial
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.reporting.caveats import caveats
+from kbatch.reporting.html_page import render_html
+from kbatch.reporting.markdown_page import markdown_files
 from kbatch.reporting.noise_text import noise_scale_text
-from kbatch.reporting.report import render_html, render_markdown
 from kbatch.reporting.trial_table import trial_table
 
 STEADY = ([90.0, 91.0, 89.0, 90.5], [3.0, 3.1, 2.9, 3.0])
@@ -58,14 +60,14 @@ def test_a_column_where_it_was_measured():
 
 def test_the_report_says_what_is_disputed_for_adam():
     study = make_study(trial(16, STEADY))
-    (doubt,) = [text for text in caveats(study) if "arXiv:2505.23971" in text]
+    (doubt,) = [c.text for c in caveats(study) if "arXiv:2505.23971" in c.text]
     assert "under Adam is disputed" in doubt
     assert "2505.23971" in render_html(study)
-    assert "2505.23971" in render_markdown(study, picture_name="trials.png")
+    assert b"2505.23971" in markdown_files(study, Path("report.md"))[Path("report.md")]
 
 
 def test_sgd_has_the_noise_scale_it_was_derived_for():
-    texts = caveats(make_study(trial(16, STEADY, optimizer="SGD")))
+    texts = [c.text for c in caveats(make_study(trial(16, STEADY, optimizer="SGD")))]
     assert any("noise scale" in text for text in texts)
     assert not any("disputed" in text for text in texts)
-    assert not any("noise scale" in text for text in caveats(make_study()))
+    assert not any("noise scale" in c.text for c in caveats(make_study()))

@@ -1,12 +1,15 @@
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from records_factory import make_execution, make_study, make_trial
 
 import kbatch
 from kbatch.records.study import Study
-from kbatch.reporting.report import render_html, render_markdown, write_report
+from kbatch.reporting.html_page import render_html
+from kbatch.reporting.markdown_page import markdown_files
+from kbatch.reporting.report import write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 HOSTILE = "<script>alert('x')</script> a|b\nsecond `line` *here* [x](y)"
@@ -37,6 +40,11 @@ class Page(HTMLParser):
 
     def found(self, tag):
         return [attributes for name, attributes in self.tags if name == tag]
+
+
+def render_markdown(records):
+    """The text of a report in Markdown."""
+    return markdown_files(records, Path("report.md"))[Path("report.md")].decode()
 
 
 def hostile_study():
@@ -93,7 +101,7 @@ def test_the_page_follows_light_and_dark():
     text = render_html(make_study())
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
-    svg = text[text.index("<svg") : text.index("</svg>")]
+    svg = text[text.index('<div class="wide">') : text.index("</figure>")]
     assert "var(--figure-ink)" in svg
     assert "#24292f" not in svg
 
@@ -117,7 +125,7 @@ def test_markdown_has_its_figure_beside_it(tmp_path):
 
 
 def test_markdown_tables_have_a_cell_a_column():
-    text = render_markdown(make_study(), picture_name="x.png")
+    text = render_markdown(make_study())
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     assert [len(block.splitlines()) for block in blocks] == [2 + 7, 2 + 10, 2 + 9]
     for block in blocks:
@@ -127,14 +135,14 @@ def test_markdown_tables_have_a_cell_a_column():
 
 
 def test_hostile_texts_are_no_markup_in_markdown():
-    text = render_markdown(hostile_study(), picture_name="x.png")
+    text = render_markdown(hostile_study())
     assert "<script>" not in text
     assert r"\<script\>alert('x')\</script\> a\|b second \`line\` \*here\* \[x\](y)" in text
 
 
 def test_both_forms_say_the_same(tmp_path):
     page = " ".join(" ".join(Page(render_html(make_study())).words).split())
-    markdown = render_markdown(make_study(), picture_name="x.png").replace("\\", "")
+    markdown = render_markdown(make_study()).replace("\\", "")
     for words in ("39 % of the fastest trial", "5,850 (5,790 to 5,910)", "favours small batches"):
         assert words in page
         assert words in markdown
@@ -168,7 +176,7 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path, name):
 def test_a_study_in_which_all_failed_has_a_report():
     study = make_study(make_trial(64, status="failed"), make_trial(128, status="out_of_memory"))
     assert "No batch size can be named" in render_html(study)
-    assert "No batch size can be named" in render_markdown(study, picture_name="x.png")
+    assert "No batch size can be named" in render_markdown(study)
 
 
 def test_two_hundred_trials_stay_under_a_megabyte():

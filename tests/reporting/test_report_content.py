@@ -14,9 +14,10 @@ from records_factory import (
 from kbatch.records.execution import EpochRecord
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective
-from kbatch.reporting.caveats import caveats, one_line
+from kbatch.reporting.caveat import one_line
+from kbatch.reporting.caveats import caveats
 from kbatch.reporting.decision import decision
-from kbatch.reporting.report_content import report_content
+from kbatch.reporting.sections.study import study_section
 
 
 def repeated(batch_size, *accuracies, rate=1000):
@@ -27,7 +28,7 @@ def repeated(batch_size, *accuracies, rate=1000):
 
 
 def caveat(study, words):
-    return [text for text in caveats(study) if words in text]
+    return [c.text for c in caveats(study) if words in c.text]
 
 
 def test_the_decision_names_size_value_speed_and_what_was_compared():
@@ -243,7 +244,7 @@ def test_a_long_failure_becomes_one_short_line():
 
 
 def test_the_content_says_how_to_reproduce_and_where_it_was_measured():
-    content = report_content(make_study())
+    content = study_section(make_study())
     assert content.command == "python examples/digits.py --seed 0"
     assert ("seed", "0") in content.settings
     assert ("batch_sizes", "[16, 32, 64, 128]") in content.settings
@@ -254,9 +255,9 @@ def test_the_content_says_how_to_reproduce_and_where_it_was_measured():
 
 
 def test_without_the_search_file_there_is_still_a_report():
-    content = report_content(Study("digits", make_study().trials))
+    content = study_section(Study("digits", make_study().trials))
     assert (content.command, content.environment) == (None, ())
-    assert "a device that was not recorded" in content.decision.compared
+    assert "a device that was not recorded" in content.details[0]
 
 
 def test_the_number_of_training_examples_is_that_of_the_first_epoch():
@@ -264,17 +265,17 @@ def test_the_number_of_training_examples_is_that_of_the_first_epoch():
         make_trial(16, epochs=make_epochs((0.9, 0.9), examples=100)),
         make_trial(32, epochs=make_epochs((0.9, 0.9), examples=96)),
     )
-    content = report_content(study)
+    content = study_section(study)
     assert ("training data", "96 to 100 examples an epoch") in content.settings
     assert "2 epochs of 96 to 100 examples" in content.conditions
-    failed = report_content(make_study(make_trial(16, status="failed")))
+    failed = study_section(make_study(make_trial(16, status="failed")))
     assert ("training data", "n/a (no trial completed)") in failed.settings
 
 
 def test_what_the_system_does_not_tell_is_not_available():
     environment = make_environment(memory_bytes=None, load_average=None)
     search = dataclasses.replace(make_search(), environment=environment)
-    facts = dict(report_content(make_study(search=search)).environment)
+    facts = dict(study_section(make_study(search=search)).environment)
     assert facts["Host memory"] == "n/a (the system does not tell)"
     assert facts["Load average at the start"] == "n/a (the system does not tell)"
 

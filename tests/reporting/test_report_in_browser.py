@@ -30,7 +30,7 @@ frame.onload = () => {{
   }};
   press("Samples/s"); found.slowest = rows();
   press("Samples/s"); found.fastest = rows();
-  found.sorted = page.querySelector("[aria-sort=descending]").textContent.trim();
+  found.sorted = page.querySelector("[aria-sort=descending] button").textContent.trim();
   press("Status"); found.status = rows();
   const out = document.createElement("pre");
   out.id = "found"; out.textContent = JSON.stringify(found); document.body.append(out);
@@ -53,7 +53,7 @@ def browse(folder, *arguments):
     )
 
 
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", [360, 768, 1280])
 def test_the_page_fits_sorts_and_logs_no_error(tmp_path, width):
     trials = [make_trial(size, rate=rate) for size, rate in ((16, 3000), (32, 1000), (64, 2000))]
     study = make_study(*trials, make_trial(128, status="failed", failure="word" * 60))

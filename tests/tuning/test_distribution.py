@@ -95,7 +95,7 @@ def test_a_killed_worker_is_started_again_and_its_trial_goes_on(tmp_path, kind):
         (execution,) = trial.executions
         assert len(execution.epochs) == 3
         assert execution.workers_on_device == 2
-    assert any("shared by 2 workers" in text for text in caveats(study))
+    assert any("shared by 2 workers" in caveat.text for caveat in caveats(study))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -34,13 +34,14 @@ def new_axes(height_in: float) -> Axes:
     return pyplot.figure(figsize=(WIDTH_IN, height_in), layout="constrained").add_subplot()
 
 
-def detached_axes(height_in: float) -> Axes:
+def detached_axes(height_in: float, *, width_in: float = WIDTH_IN) -> Axes:
     """Makes Axes in a figure that no notebook shows, for a file.
 
     Args:
         height_in: Height of the figure, in inches.
+        width_in: Its width, in inches.
     """
-    figure = Figure(figsize=(WIDTH_IN, height_in), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width_in, height_in), dpi=150, layout="constrained")
     return figure.add_subplot()
 
 

@@ -8,6 +8,7 @@ from mpl_toolkits.axes_grid1 import make_axes_locatable
 from kbatch.reporting.figures.canvas import (
     SMALL_PT,
     TEXT_PT,
+    WIDTH_IN,
     halo,
     new_axes,
     tidy,
@@ -78,17 +79,19 @@ def _draw_timeline(panel: "Axes", info: InputPipelineInfo) -> None:
     panel.broken_barh(_spans(info.computing), (0, 1), color=_COMPUTING, linewidth=0)
     panel.broken_barh(_spans(info.waiting), (0, 1), color=ALARM, linewidth=0)
     share = "" if info.wait_share is None else f" ({percent(info.wait_share)})"
+    root = panel.get_figure(root=True)
+    width_in = root.get_figwidth() if root else WIDTH_IN
     panel.set_title(
-        textwrap.fill(info.title, _TITLE_CHARACTERS),
+        textwrap.fill(info.title, int(_TITLE_CHARACTERS * width_in / WIDTH_IN)),
         loc="left",
         fontsize=TEXT_PT + 0.5,
         color=INK,
         fontweight="bold",
         pad=18,
     )
-    for x, color, words in (
-        (0, ALARM, f"■ waiting for data{share}"),
-        (0.4, _COMPUTING, "■ computing"),
+    for x, side, color, words in (
+        (0, "left", ALARM, f"■ waiting for data{share}"),
+        (1, "right", _COMPUTING, "■ computing"),
     ):
         panel.annotate(
             words,
@@ -96,6 +99,7 @@ def _draw_timeline(panel: "Axes", info: InputPipelineInfo) -> None:
             xycoords="axes fraction",
             xytext=(0, 3),
             textcoords="offset points",
+            ha=side,
             fontsize=SMALL_PT + 0.5,
             color=color,
         )

@@ -1,0 +1,48 @@
+"""The report as Markdown, with its figures beside it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from kbatch.reporting.figures.canvas import detached_axes
+from kbatch.reporting.figures.saving import figure_bytes
+from kbatch.reporting.report_content import ReportContent, Reported, report_content
+from kbatch.reporting.templating import templates
+
+
+def markdown_files(
+    study_or_profiles: Reported | Sequence[Reported], path: Path
+) -> dict[Path, bytes]:
+    """Renders a report as Markdown.
+
+    Args:
+        study_or_profiles: A study, a profile, a result, or a sequence of them.
+        path: Where it is going to be.
+
+    Returns:
+        Content of each file: the figures, then the text that shows them.
+
+    Raises:
+        ValueError: If a study is empty, with what to run, or there is nothing to report.
+    """
+    content = report_content(study_or_profiles)
+    names = _picture_names(content, path.stem)
+    files = {
+        path.with_name(names[place, figure.name]): figure_bytes(
+            figure.draw(detached_axes(figure.height_in)), ".png"
+        )
+        for place, section in enumerate(content.sections, start=1)
+        for figure in section.figures
+    }
+    pictures = {key: quote(name) for key, name in names.items()}
+    text = templates().get_template("report.md").render(content=content, pictures=pictures)
+    return {**files, path: text.encode()}
+
+
+def _picture_names(content: ReportContent, stem: str) -> dict[tuple[int, str], str]:
+    several = len(content.sections) > 1
+    return {
+        (place, figure.name): f"{stem}-{f'{place}-' if several else ''}{figure.name}.png"
+        for place, section in enumerate(content.sections, start=1)
+        for figure in section.figures
+    }

@@ -1,0 +1,1 @@
+"""What each kind of record says in a report, a module each."""

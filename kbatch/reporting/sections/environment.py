@@ -1,0 +1,23 @@
+"""Machine and software as facts of a report."""
+
+from kbatch.records.environment import EnvironmentRecord
+from kbatch.reporting.number_text import gibibytes
+from kbatch.reporting.sections.content import Fact
+
+_UNKNOWN = "n/a (the system does not tell)"
+
+
+def environment_facts(environment: EnvironmentRecord | None) -> tuple[Fact, ...]:
+    """Lists machine and software, nothing where they were not recorded."""
+    if environment is None:
+        return ()
+    memory, load = environment.memory_bytes, environment.load_average
+    return (
+        Fact("Started", environment.created_at),
+        Fact("Device", environment.device),
+        Fact("Processor", f"{environment.cpu}, {environment.cpu_count} usable"),
+        Fact("Host memory", gibibytes(memory) if memory else _UNKNOWN),
+        Fact("Load average at the start", _UNKNOWN if load is None else f"{load:.2f}"),
+        Fact("Platform", environment.platform),
+        *(Fact(name, version) for name, version in environment.versions.items()),
+    )
