@@ -32,6 +32,8 @@ ADDED = [
     set(),
     {"sklearn"},
 ]
+# What a module looks up by name when it runs, upwards: a notebook asks a record how it looks.
+DOORS = {("kbatch.records.shown_record", "kbatch.reporting.notebook_html")}
 # Drawing belongs to reporting alone, whatever stands above it.
 ONLY_IN = {"jinja2": "reporting", "markupsafe": "reporting", "mpl_toolkits": "reporting"}
 
@@ -57,13 +59,24 @@ def imported(tree, module):
                 yield origin, node.lineno
 
 
+def named(tree):
+    """Texts that are dotted names of modules of the package, as `import_module` takes them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = node.value.split(".")
+            if parts[0] == "kbatch" and len(parts) > 1 and parts[1] in FLOORS:
+                yield node.value, node.lineno
+
+
 def violations(source, module):
     """Says which imports a module of this dotted name may not have."""
     place = module.split(".")[1]
     if place not in FLOORS:
         return [f"{module}: {place!r} is on no floor"]
     found = []
-    for name, line in imported(ast.parse(source), module):
+    tree = ast.parse(source)
+    doors = ((name, line) for name, line in named(tree) if (module, name) not in DOORS)
+    for name, line in (*imported(tree, module), *doors):
         top, *rest = name.split(".")
         if top == "kbatch":
             target = rest[0] if rest else ""
@@ -102,6 +115,10 @@ def test_a_module_imports_from_its_own_and_lower_floors(path):
         ("kbatch.training.x", "import keras_tuner"),
         ("kbatch.tuning.x", "import jinja2"),
         ("kbatch.tuning.x", "import kbatch"),
+        (
+            "kbatch.records.x",
+            "import importlib\nimportlib.import_module('kbatch.reporting.report')",
+        ),
         ("kbatch.cli", "import requests"),
         ("kbatch.helpers.x", ""),
     ],
@@ -122,6 +139,8 @@ def test_a_wrong_import_is_seen(module, source):
         ("kbatch.tuning.x", "import keras_tuner, keras, rich\nfrom kbatch.training import x"),
         ("kbatch.cli", "from kbatch import demo\nfrom kbatch.tuning import hypermodel"),
         ("kbatch.demo", "import sklearn.datasets"),
+        ("kbatch.tuning.x", "PROGRAM = 'kbatch.instruments.worker_process'"),
+        ("kbatch.records.shown_record", "WRITER = 'kbatch.reporting.notebook_html'"),
     ],
 )
 def test_a_right_import_is_allowed(module, source):

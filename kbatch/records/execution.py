@@ -132,6 +132,13 @@ class ExecutionRecord:
                 f"{len(self.window_examples)} and {len(self.window_durations_s)}."
             )
 
+    def __repr__(self) -> str:
+        """Sums the execution up in a line."""
+        parts = [f"batch size {self.batch_size}", self.dtype_policy, f"{len(self.epochs)} epochs"]
+        if self.updates is not None:
+            parts.append(f"{self.updates} updates")
+        return f"<ExecutionRecord {self.status}: {', '.join(parts)}>"
+
     @property
     def accumulation_steps(self) -> int | None:
         """Micro-batches of a replica's part of a full batch, a remainder counted as one.

@@ -24,13 +24,14 @@ from kbatch.records.inference_measurements import (
     TwinRecord,
 )
 from kbatch.records.saved_record import SavedRecord
+from kbatch.records.shown_record import ShownRecord
 
 if TYPE_CHECKING:
     import pandas
 
 
 @dataclasses.dataclass(frozen=True)
-class InferenceProfile(SavedRecord):
+class InferenceProfile(SavedRecord, ShownRecord):
     """Latency, throughput and memory of a model's predictions by batch size.
 
     Questions are answered for the first call path and policy; `select` gives those of others.
@@ -64,6 +65,13 @@ class InferenceProfile(SavedRecord):
     checks: tuple[TargetCheck, ...] = ()
     notes: tuple[str, ...] = ()
     environment: EnvironmentRecord | None = None
+
+    def __repr__(self) -> str:
+        """Sums the profile up in a line."""
+        paths = ", ".join(dict.fromkeys(path for path, _ in self.series))
+        sizes = sorted({timing.batch_size for timing in self.timings if timing.measured})
+        between = f"batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing timed"
+        return f"<InferenceProfile {self.model_name!r}: {between}, {paths}>"
 
     @property
     def series(self) -> tuple[tuple[str, str], ...]:

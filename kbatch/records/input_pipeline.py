@@ -21,6 +21,7 @@ from kbatch.records.input_rates import (
     UntriedRecord,
 )
 from kbatch.records.saved_record import SavedRecord
+from kbatch.records.shown_record import ShownRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +30,7 @@ SOURCES = ("tf.data.Dataset", "PyDataset", "arrays")
 
 
 @dataclasses.dataclass(frozen=True)
-class InputPipelineProfile(SavedRecord):
+class InputPipelineProfile(SavedRecord, ShownRecord):
     """What limits training: the input pipeline or the train step.
 
     Attributes:
@@ -76,6 +77,10 @@ class InputPipelineProfile(SavedRecord):
                 "Pipeline, step and both together must have been measured in the same rounds. "
                 f"Received: {sorted(rounds)} rounds."
             )
+
+    def __repr__(self) -> str:
+        """Sums the profile up in a line."""
+        return f"<InputPipelineProfile: {self.verdict}, batch size {self.batch_size}>"
 
     @property
     def verdict(self) -> str:

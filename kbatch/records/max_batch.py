@@ -6,6 +6,7 @@ from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.analysis.memory_fit import MemoryFit, fit_memory
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.saved_record import SavedRecord
+from kbatch.records.shown_record import ShownRecord
 
 OUTCOMES = ("fits", "above_window", "out_of_memory")
 
@@ -30,7 +31,7 @@ class ProbeRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxBatchSizeResult(SavedRecord):
+class MaxBatchSizeResult(SavedRecord, ShownRecord):
     """The largest batch size whose memory lies in the window, and how it was found.
 
     Attributes:
@@ -67,6 +68,14 @@ class MaxBatchSizeResult(SavedRecord):
     largest_free_block_bytes: int | None = None
     notes: tuple[str, ...] = ()
     environment: EnvironmentRecord | None = None
+
+    def __repr__(self) -> str:
+        """Sums the result up in a line."""
+        share = self.peak_memory_bytes / self.limit_bytes
+        return (
+            f"<MaxBatchSizeResult: {self.max_batch_size} examples, {100 * share:.0f} % of "
+            f"{self.limit_bytes / 2**30:.3g} GiB on {self.device}, {len(self.probes)} runs>"
+        )
 
     @property
     def memory_bytes(self) -> dict[int, int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.json_files import write_record
+from kbatch.records.shown_record import ShownRecord
 from kbatch.records.study_table import execution_rows, trial_rows
 from kbatch.records.trial import Objective, TrialRecord
 
@@ -34,7 +35,7 @@ class SearchRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class Study(ShownRecord):
     """The trials of one search, read from files or from a tuner.
 
     Example:
@@ -54,6 +55,19 @@ class Study:
     trials: tuple[TrialRecord, ...]
     search: SearchRecord | None = None
     problems: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Sums the study up in a line: its records would fill pages."""
+        completed = sum(trial.status == "completed" for trial in self.trials)
+        parts = [f"{len(self.trials)} trials, {completed} completed"]
+        if self.trials:
+            sizes = [trial.batch_size for trial in self.trials]
+            parts.append(f"batch sizes {min(sizes)} to {max(sizes)}")
+        best = self.best_trial()
+        if best is not None:
+            value = f"{best.objective.name} {best.objective_value:.4g}"
+            parts.append(f"best {value} at batch size {best.batch_size}")
+        return f"<Study {self.name!r}: {', '.join(parts)}>"
 
     @property
     def objective(self) -> Objective | None:

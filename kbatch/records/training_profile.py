@@ -21,6 +21,7 @@ from kbatch.analysis.ratios import Ratio
 from kbatch.analysis.step_time import StepTime
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.json_files import read_record, write_record
+from kbatch.records.shown_record import ShownRecord
 
 if TYPE_CHECKING:
     import pandas
@@ -126,7 +127,7 @@ class TrainingPoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingProfile:
+class TrainingProfile(ShownRecord):
     """Step time, throughput and memory of a model's training by micro-batch size.
 
     Example:
@@ -161,6 +162,12 @@ class TrainingProfile:
                 "The points of a profile ascend by micro-batch size, one a size. "
                 f"Received: micro-batch sizes={sizes}."
             )
+
+    def __repr__(self) -> str:
+        """Sums the profile up in a line."""
+        sizes = [point.micro_batch_size for point in self.measured]
+        between = f"micro-batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing measured"
+        return f"<TrainingProfile {self.model_name!r}: {between}, {self.dtype_policy}>"
 
     @property
     def measured(self) -> tuple[TrainingPoint, ...]:

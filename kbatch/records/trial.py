@@ -50,6 +50,15 @@ class TrialRecord:
                 "executions=()."
             )
 
+    def __repr__(self) -> str:
+        """Sums the trial up in a line."""
+        parts = [f"batch size {self.batch_size}", self.dtype_policy, self.status]
+        if self.objective_value is not None:
+            parts.append(f"{self.objective.name} {self.objective_value:.4g}")
+        if self.samples_per_second is not None:
+            parts.append(f"{self.samples_per_second:.4g} samples/s")
+        return f"<TrialRecord {self.trial_id!r}: {', '.join(parts)}>"
+
     @property
     def status(self) -> str:
         """The worst status among the executions."""

@@ -3,8 +3,10 @@
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import Interval
+from kbatch.records.study import Study
 from kbatch.records.trial import TrialRecord
 from kbatch.reporting.metric_names import is_fraction
+from kbatch.reporting.spreads import spreads
 
 
 class Estimate(NamedTuple):
@@ -48,6 +50,16 @@ def estimate(value: float | None, interval: Interval | None) -> Estimate | None:
     if value is None:
         return None
     return Estimate(value, interval and interval.low, interval and interval.high)
+
+
+def bars_text(study: Study) -> str:
+    """Says what the bars of throughput and of metrics are, an empty text where there are none."""
+    found = spreads(study.trials)
+    if found.intervals:
+        return "Bars: 95 % interval of the mean over executions."
+    if found.quartiles:
+        return "Bars of throughput: quartiles of the timing windows of one execution."
+    return ""
 
 
 def _within_range(name: str, value: float | None, interval: Interval | None) -> Interval | None:

@@ -10,7 +10,7 @@ from kbatch.records.trial import TrialRecord
 from kbatch.reporting.conditions import caption, conditions_of
 from kbatch.reporting.empty_study import refuse_empty
 from kbatch.reporting.figures.best_of_size import best_of_size, best_of_size_note
-from kbatch.reporting.figures.estimates import Estimate, throughput_estimate
+from kbatch.reporting.figures.estimates import Estimate, bars_text, throughput_estimate
 from kbatch.reporting.figures.incomplete import none_completed
 from kbatch.reporting.number_text import counted, listed, readable
 from kbatch.reporting.outcomes import outcome
@@ -98,7 +98,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         best=bests[0],
         best_range=(min(bests), max(bests)),
         source=source,
-        notes=best_of_size_note(study),
+        notes=(*filter(None, (bars_text(study),)), *best_of_size_note(study)),
         conditions=caption(conditions_of(study)),
     )
 

@@ -144,5 +144,6 @@ def _finish(panel: "Axes", info: LearningCurvesInfo) -> None:
     values = [point.value for curve in info.curves for point in curve.points]
     quality_axis(panel, info.quality, values)
     # The layout looks at the middle of a title, which must lie above the first panel.
-    title = f"{info.name}: learning curves by batch size"
-    name_panel(panel, shortened(title, _TITLE_CHARACTERS), columns=_MOST_NAMES)
+    title = f"{info.name}: learning by batch size"
+    fitting = title if len(title) <= _TITLE_CHARACTERS else info.name
+    name_panel(panel, shortened(fitting, _TITLE_CHARACTERS), columns=_MOST_NAMES)

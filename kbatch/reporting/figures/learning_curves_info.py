@@ -184,6 +184,8 @@ def _mean_point(points: Sequence[CurvePoint]) -> CurvePoint:
 
 def _notes(study: Study, curves: Sequence[LearningCurve]) -> list[str]:
     notes = list(best_of_size_note(study))
+    if curves:
+        notes.append("Training time has the tracing of the first step in it, but no validation.")
     most = max((len(trial.executions) for trial in study.trials), default=1)
     if curves and most >= FEWEST_VALUES:
         notes.append("Lines: mean over executions; bands: its 95 % interval.")

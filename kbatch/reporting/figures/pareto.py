@@ -120,8 +120,6 @@ def _label(panel: "Axes", info: ParetoInfo) -> None:
 
 
 def _legend_text(info: ParetoInfo) -> str:
-    bars = any(p.quality.bar for p in info.points)
-    spread = " Bars: 95 % interval over executions." if bars else ""
     if len(info.points) == 1:
-        return f"Label: batch size.{spread}"
-    return f"Filled: no other trial is both faster and better. Labels: batch size.{spread}"
+        return f"Label: batch size. {info.bars}"
+    return f"Filled: no other trial is both faster and better. Labels: batch size. {info.bars}"

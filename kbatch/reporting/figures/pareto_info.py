@@ -7,7 +7,12 @@ from kbatch.records.study import Study
 from kbatch.records.trial import Objective, TrialRecord
 from kbatch.reporting.conditions import caption, conditions_of
 from kbatch.reporting.empty_study import refuse_empty
-from kbatch.reporting.figures.estimates import Estimate, metric_estimate, throughput_estimate
+from kbatch.reporting.figures.estimates import (
+    Estimate,
+    bars_text,
+    metric_estimate,
+    throughput_estimate,
+)
 from kbatch.reporting.figures.incomplete import incomplete_text, none_completed
 from kbatch.reporting.figures.series import trial_series
 from kbatch.reporting.metric_names import metric_words
@@ -45,6 +50,7 @@ class ParetoInfo(NamedTuple):
         points: The trials that have both numbers, by throughput.
         series: What the trials of each series have in common.
         quality: The metric of the y axis, None if no trial has one.
+        bars: What the bars are, an empty text where there are none.
         nothing: Why there is no point, an empty text where there is one.
         incomplete: Which trials have no result, an empty text where all have one.
         conditions: Device, versions and budget.
@@ -54,6 +60,7 @@ class ParetoInfo(NamedTuple):
     points: tuple[ParetoPoint, ...]
     series: tuple[str, ...]
     quality: Objective | None
+    bars: str
     nothing: str
     incomplete: str
     conditions: str
@@ -104,6 +111,7 @@ def pareto_info(study: Study) -> ParetoInfo:
         points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
         series=tuple(one.label for one in series),
         quality=quality,
+        bars=bars_text(study),
         nothing="" if points else _nothing(study, completed),
         incomplete=incomplete_text(study) if completed else "",
         conditions=caption(conditions_of(study)),

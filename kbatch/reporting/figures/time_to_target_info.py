@@ -224,7 +224,10 @@ def _fit_text(points: Sequence[TargetPoint], fit: StepsToTarget | None) -> str:
 
 
 def _notes(study: Study, points: Sequence[TargetPoint]) -> list[str]:
-    notes = ["The target is looked at when an epoch ends: costs are those of whole epochs."]
+    notes = [
+        "The target is looked at when an epoch ends: costs are those of whole epochs. Training "
+        "time has the tracing of the first step in it, but no validation."
+    ]
     if len(study.trials) > len({trial.batch_size for trial in study.trials}):
         notes.append("Shown: the trial of each batch size that needed the fewest updates.")
     if any(point.updates.bar for point in points):
