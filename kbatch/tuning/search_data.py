@@ -24,6 +24,10 @@ class SearchData:
             weakref.WeakKeyDictionary()
         )
 
+    def __reduce__(self):
+        """Leaves what was read behind where a copy travels to another process."""
+        return SearchData, ()
+
     def source(self, data: FitData, model: keras.Model) -> Source:
         """Gives the rows of arrays or of a dataset, or the function that returns datasets.
 
