@@ -1,6 +1,6 @@
 """How often is the verdict on an input pipeline right?
 
-python benchmarks/input_verdict.py [--budget 5]
+python benchmarks/input_verdict.py [--budget 8] [--keep DIR]
 
 Pipelines of a known delay an example feed models of a known step time: five kinds of pipeline at
 eight ratios of the two rates around 1, 40 cases. Prints each case, the confusion matrix, and how
@@ -11,6 +11,7 @@ import argparse
 import os
 import time
 from collections import Counter
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -107,7 +108,8 @@ def own_step_s(net):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--budget", type=float, default=5.0, metavar="SECONDS")
+    parser.add_argument("--budget", type=float, default=8.0, metavar="SECONDS")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where to keep the records")
     options = parser.parse_args()
     rest_s = own_step_s(model(STEPS_S[0])) - STEPS_S[0]
     print(f"step without its delay: {1e3 * rest_s:.2f} ms")
@@ -124,6 +126,8 @@ def main() -> None:
             )
             keras.backend.clear_session()
             rows.append((ratio, profile.verdict))
+            if options.keep:
+                profile.save(options.keep / f"{name} {ratio}.json")
             found = profile.ratio
             interval = f"{found.interval.low:.2f} to {found.interval.high:.2f}"
             print(

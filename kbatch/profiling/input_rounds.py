@@ -23,7 +23,7 @@ from kbatch.records.input_rates import RateRecord, SmallerStepRecord, StepSpan
 from kbatch.training.batch_source import BatchSource
 from kbatch.training.borrowed_step import BorrowedStep, first_rows, rows_of
 
-_TIMELINE = BlockLength(settle_s=0.05, measure_s=1.0, longest_s=1.0)
+_TIMELINE_S = 1.0
 # Smaller batches of the train step: with the batch itself three sizes, so that a line can be
 # seen not to fit.
 _PARTS = (4, 16)
@@ -41,7 +41,7 @@ class InputRounds(NamedTuple):
         together: Training.
         smaller_steps: The train step alone on smaller batches.
         first_batch_s: Seconds from the start of the pipeline to its first batch, each time.
-        timeline: Consecutive steps of training, about one second of them.
+        timeline: Consecutive steps of training, a second of them, fewer on a smaller budget.
         notes: What a reader of the numbers must know.
     """
 
@@ -85,7 +85,8 @@ def measure_rounds(
         contenders[str(rows)] = functools.partial(step_block, step, part, _shorter(length))
     end_s = time.perf_counter() + budget_s
     found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
-    timeline = training_block(source, step, _TIMELINE)
+    shown_s = min(_TIMELINE_S, budget_s)
+    timeline = training_block(source, step, BlockLength(0.0, shown_s, shown_s))
     busy = gpu_busy(blocks)
     pipeline, alone, together = (
         rate_of(found[name], gpu_busy_share=busy.shares.get(name)) for name in blocks

@@ -196,10 +196,18 @@ class ExecutionRecord:
 
     @property
     def data_wait_share(self) -> float | None:
-        """Share of the training time spent waiting for data, from 0 to 1."""
-        if self.data_wait_s is None or not self.train_s:
+        """Share of the training time spent waiting for data, from 0 to 1.
+
+        It is that of the epochs after the first, whose tracing and compiling would hide the
+        waiting, and of all training where there was a single epoch.
+        """
+        later_s = [(epoch.data_wait_s, epoch.train_s) for epoch in self.epochs[1:]]
+        waits = later_s or [(self.data_wait_s, self.train_s)]
+        waited_s = [wait_s for wait_s, _ in waits if wait_s is not None]
+        trained_s = sum(train_s or 0.0 for _, train_s in waits)
+        if len(waited_s) < len(waits) or not trained_s:
             return None
-        return self.data_wait_s / self.train_s
+        return sum(waited_s) / trained_s
 
     @property
     def joules_per_sample(self) -> float | None:

@@ -42,7 +42,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         smaller_steps: The train step alone on smaller batches, the largest first; none for a
             batch of one example.
         first_batch_s: Seconds from the start of the pipeline to its first batch, each time.
-        timeline: Consecutive steps of training, about one second of them.
+        timeline: Consecutive steps of training, a second of them, fewer on a smaller budget.
         remedies: Changes to the pipeline that were tried.
         untried: Changes that were not tried.
         costs: What slicing and copying cost, for arrays.

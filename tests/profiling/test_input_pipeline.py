@@ -2,7 +2,6 @@
 
 import fake_nvml
 import keras
-import keras_tuner
 import models
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from kbatch.profiling.input_blocks import block_length
 from kbatch.reporting.input_text import input_lines
 from kbatch.training.errors import InputError
 
-BUDGET_S = 0.5
+BUDGET_S = 0.3
 
 
 def pause(value, seconds):
@@ -73,8 +72,8 @@ def starved():
     model = models.mlp()
     model.fit(*models.rows(32), verbose=0)
     before = state(model)
-    dataset = examples(40).batch(8).map(slow(0.05))
-    return before, model, dataset, profile(model, dataset, budget_s=8.0)
+    dataset = examples(40).batch(8).map(slow(0.02))
+    return before, model, dataset, profile(model, dataset, budget_s=4.0)
 
 
 def test_a_slow_pipeline_is_input_bound(starved):
@@ -123,7 +122,7 @@ def test_the_record_survives_its_file(starved, tmp_path):
 
 
 def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain():
-    found = profile(slow_model(0.2), examples(400).batch(8), budget_s=10.0)
+    found = profile(slow_model(0.05), examples(400).batch(8), budget_s=3.0)
     assert found.verdict == "compute-bound"
     assert found.remedies == ()
     assert any("little to gain" in one.reason for one in found.untried)
@@ -163,17 +162,16 @@ def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said():
     assert any("filled it first" in note for note in found.notes)
     # The first batch, which is read to see its shapes, ends before the cache is full.
     assert len(calls) < 2 * 20
-    slow_fill = examples(400).batch(8).map(slow(0.05)).cache()
+    slow_fill = examples(400).batch(8).map(slow(0.01)).cache()
     found = profile(models.mlp(), slow_fill, remedies=False)
     assert any("was not full" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_py_dataset_is_measured_with_its_workers(workers):
-    rows = Rows(workers=workers)
+def test_a_py_dataset_is_measured_with_its_workers():
+    rows = Rows(workers=2)
     found = profile(models.mlp(), rows, remedies=False)
     assert (found.source, found.batch_size) == ("PyDataset", 8)
-    assert rows.workers == workers
+    assert rows.workers == 2
 
 
 def test_arrays_have_costs_of_slicing_and_copying():
@@ -181,7 +179,6 @@ def test_arrays_have_costs_of_slicing_and_copying():
     assert (found.source, found.batch_size) == ("arrays", 16)
     assert [cost.name.split()[0] for cost in found.costs] == ["slicing", "gathering", "copying"]
     assert all(cost.batch_s.value > 0 and cost.batch_s.rounds == 9 for cost in found.costs)
-    assert profile(models.mlp(), models.rows(100), remedies=False).batch_size == 32
 
 
 @pytest.mark.parametrize("at", [0, 3])
@@ -218,14 +215,8 @@ def build(hp):
     return models.mlp()
 
 
-class Hyper(keras_tuner.HyperModel):
-    def build(self, hp):
-        return models.mlp()
-
-
-@pytest.mark.parametrize("model", [models.mlp, build, Hyper()])
-def test_what_builds_a_model_is_called_for_it(model):
-    assert profile(model, examples(40).batch(8), remedies=False).batch_size == 8
+def test_what_builds_a_model_is_called_for_it():
+    assert profile(build, examples(40).batch(8), remedies=False).batch_size == 8
 
 
 @pytest.mark.parametrize(

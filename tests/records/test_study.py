@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import re
 
@@ -265,3 +266,15 @@ def test_windows_need_an_example_count_and_a_duration_each():
 @pytest.mark.parametrize(("batch", "micro", "steps"), [(128, 32, 4), (100, 32, 4), (8, 8, 1)])
 def test_the_remainder_counts_as_an_accumulation_step(batch, micro, steps):
     assert make_execution(batch, micro_batch_size=micro).accumulation_steps == steps
+
+
+def test_waiting_is_that_of_the_epochs_after_the_first_which_compiles():
+    epochs = make_epochs((0.8, 0.9, 0.9), train_s=2.0, data_wait_s=1.0)
+    compiling = dataclasses.replace(epochs[0], train_s=60.0)
+    run = make_execution(train_s=64.0, data_wait_s=3.0, epochs=(compiling, *epochs[1:]))
+    assert run.data_wait_share == 0.5
+    alone = make_execution(train_s=60.0, data_wait_s=1.0, epochs=(compiling,))
+    assert alone.data_wait_share == pytest.approx(1 / 60)
+    unknown = make_epochs((0.8, 0.9), data_wait_s=None)
+    assert make_execution(data_wait_s=None, epochs=unknown).data_wait_share is None
+    assert make_execution(train_s=0.0, epochs=()).data_wait_share is None

@@ -193,7 +193,8 @@ def test_equal_epochs_are_said_to_favour_small_batches():
 
 @pytest.mark.parametrize(("share", "said"), [(0.19, False), (0.21, True)])
 def test_much_waiting_for_data_measures_the_input_pipeline(share, said):
-    study = make_study(make_trial(16, train_s=10.0, data_wait_s=10 * share), make_trial(32))
+    waiting = make_epochs((0.9, 0.97), train_s=1.0, data_wait_s=share)
+    study = make_study(make_trial(16, epochs=waiting), make_trial(32))
     found = caveat(study, "input pipeline")
     assert bool(found) is said
     assert all("batch size 16:" in text for text in found)

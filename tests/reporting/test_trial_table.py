@@ -75,7 +75,7 @@ def test_a_missing_value_says_why(status, reason):
 
 
 def test_a_value_that_was_not_measured_says_so():
-    study = make_study(make_trial(64, data_wait_s=None, learning_rate=None))
+    study = make_study(make_trial(64, data_wait_s=None, learning_rate=None, epochs=()))
     assert column(study, "Waiting for data") == ["n/a (not measured)"]
     assert column(study, "Learning rate") == ["n/a (not measured)"]
 

@@ -12,6 +12,7 @@ import searches
 import tensorflow as tf
 
 import kbatch
+from kbatch.reporting.number_text import percent
 
 KINDS = {
     "grid": (keras_tuner.GridSearch, {}),
@@ -341,17 +342,22 @@ def test_waiting_and_validation_are_told_apart_from_training(tmp_path):
     def data(size):
         return slow(tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(size))
 
-    (trial,) = kbatch.load_study(
-        searches.search(
-            tmp_path,
-            searches.hypermodel(batch_sizes=(32,)),
-            data=(data,),
-            fit={"validation_data": data},
-        )
-    ).trials
-    (run,) = trial.executions
+    tuner = searches.search(
+        tmp_path,
+        searches.hypermodel(batch_sizes=(32,)),
+        data=(data,),
+        fit={"validation_data": data},
+    )
+    study = kbatch.load_study(tuner)
+    (run,) = study.trials[0].executions
     assert run.data_wait_s >= 0.8 * 6 * 0.05
     assert run.total_s >= run.train_s + 0.8 * 2 * 0.05
+    # The first epoch compiles; in the second one there is little beside the waiting.
+    assert run.data_wait_share > 0.3
+    kbatch.write_report(study, tmp_path / "report.md")
+    report = (tmp_path / "report.md").read_text()
+    assert "Training waited for data more than 20 % of its time at batch size 32" in report
+    assert f" {percent(run.data_wait_share)} |" in report
 
 
 def test_an_interrupted_search_leaves_a_record(tmp_path):
