@@ -122,7 +122,7 @@ def _vectorised_map(dataset: tf.data.Dataset, stages: list[Any]) -> UntriedRecor
     return UntriedRecord(
         "batch before a vectorised map",
         f".batch(batch_size).map({function})",
-        f"it needs a {function} that takes whole batches, which only you can write",
+        f"{function} must then take whole batches, and only you can write it so",
     )
 
 

@@ -1,6 +1,7 @@
 """Batches without end, from data that start again after each epoch."""
 
 import contextlib
+import re
 import time
 from typing import Any
 
@@ -102,5 +103,7 @@ def _empty(*, again: bool) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    # TensorFlow puts the node of its graph before the words.
+    words = re.sub(r"\{\{[^{}]*\}\}", "", str(error))
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"

@@ -142,6 +142,20 @@ def test_intervals_cover_the_crossing_in_95_of_100_cases(example_s, drift):
     assert np.mean(held) >= 0.93
 
 
+def test_the_interval_is_that_of_draws_from_the_fit():
+    rng = np.random.default_rng(2)
+    sizes, times_s, _ = measured_rounds(rng, example_s=2e-4, drift=0.0)
+    found = crossing_batch_size(sizes, times_s, example_s=[2e-4] * 9)
+    line = found.step.line
+    # Student's t of the eight degrees of freedom of nine rounds.
+    shrunk = np.sqrt(8 / rng.chisquare(8, 100_000))[:, None]
+    middle = [line.intercept, line.slope]
+    drawn = middle + shrunk * rng.multivariate_normal([0, 0], line.covariance, 100_000)
+    low, high = np.percentile(drawn[:, 0] / (2e-4 - drawn[:, 1]), [2.5, 97.5])
+    interval = found.batch_size.interval
+    np.testing.assert_allclose([interval.low, interval.high], [low, high], rtol=0.03)
+
+
 def test_where_the_rates_approach_each_other_there_is_a_lower_bound():
     sizes, times_s, examples_s = measured_rounds(
         np.random.default_rng(1), example_s=1.02e-4, drift=0.0

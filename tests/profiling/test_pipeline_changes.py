@@ -130,7 +130,7 @@ def test_the_code_names_the_functions_in_the_order_they_run():
     assert tried["parallel map"].code == "; ".join(
         f".map({name}{parallel}" for name in ("double", "in_python", "function")
     )
-    assert "takes whole batches" in untried["batch before a vectorised map"]
+    assert "take whole batches" in untried["batch before a vectorised map"]
     assert "batch before a vectorised map" not in changes(numbers().batch(4).map(double))[1]
 
 
