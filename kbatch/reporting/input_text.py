@@ -93,7 +93,8 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
         ),
     ]
     together = profile.together.samples_per_second
-    if together and profile.serial and together.value < _CONTENDED * profile.serial:
+    most = together and together.interval and together.interval.high
+    if most and profile.serial and most < _CONTENDED * profile.serial:
         lines.append(
             "Together they are slower than one after the other would be: pipeline and train step "
             "want the same cores."
