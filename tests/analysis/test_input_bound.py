@@ -153,7 +153,7 @@ def test_the_interval_is_that_of_draws_from_the_fit():
     drawn = middle + shrunk * rng.multivariate_normal([0, 0], line.covariance, 100_000)
     low, high = np.percentile(drawn[:, 0] / (2e-4 - drawn[:, 1]), [2.5, 97.5])
     interval = found.batch_size.interval
-    np.testing.assert_allclose([interval.low, interval.high], [low, high], rtol=0.03)
+    np.testing.assert_allclose([interval.low, interval.high], [low, high], rtol=0.01)
 
 
 def test_where_the_rates_approach_each_other_there_is_a_lower_bound():
