@@ -39,13 +39,18 @@ def test_the_columns_are_the_documented_ones():
         *("samples_per_second", "samples_per_second_low", "samples_per_second_high"),
         *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen", "updates"),
         *("seconds_to_target", "updates_to_target", "examples_to_target"),
+        *("noise_scale", "noise_scale_low", "noise_scale_high"),
         *USAGE,
         *("epochs", "executions", "failure", "loss", "val_accuracy", "val_loss"),
     ]
     words = re.findall(r"`(\w+)`", Study.to_dataframe.__doc__.split("Args:")[0])
-    documented = ["samples_per_second_high" if word == "_high" else word for word in words]
+    # `_high` stands for the name before it.
+    documented = [
+        words[i - 1].replace("_low", "_high") if word == "_high" else word
+        for i, word in enumerate(words)
+    ]
     of_executions = ("execution", "seed")
-    assert columns[:31] == [name for name in documented if name not in of_executions]
+    assert columns[:34] == [name for name in documented if name not in of_executions]
 
 
 def test_the_columns_of_executions_are_the_documented_ones():
