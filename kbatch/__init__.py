@@ -42,10 +42,12 @@ _HOME_OF = {
     "plot_pareto": "kbatch.reporting.figures.pareto",
     "plot_ranking": "kbatch.reporting.figures.ranking",
     "plot_time_to_target": "kbatch.reporting.figures.time_to_target",
+    "plot_training_profile": "kbatch.reporting.figures.training_profile",
     "plot_trials": "kbatch.reporting.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
     "profile_inference": "kbatch.profiling.inference",
     "profile_input_pipeline": "kbatch.profiling.input_pipeline",
+    "profile_training": "kbatch.profiling.training",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
 }
@@ -83,10 +85,12 @@ __all__ = [
     "plot_pareto",
     "plot_ranking",
     "plot_time_to_target",
+    "plot_training_profile",
     "plot_trials",
     "powers_of_two",
     "profile_inference",
     "profile_input_pipeline",
+    "profile_training",
     "scale_learning_rate",
     "write_report",
 ]
@@ -99,6 +103,7 @@ if TYPE_CHECKING:
     from kbatch.profiling.inference import profile_inference
     from kbatch.profiling.input_pipeline import profile_input_pipeline
     from kbatch.profiling.max_batch import find_max_batch_size
+    from kbatch.profiling.training import profile_training
     from kbatch.records.inference import InferenceProfile
     from kbatch.records.input_pipeline import InputPipelineProfile
     from kbatch.records.loading import load_study
@@ -120,6 +125,7 @@ if TYPE_CHECKING:
     from kbatch.reporting.figures.pareto import plot_pareto
     from kbatch.reporting.figures.ranking import plot_ranking
     from kbatch.reporting.figures.time_to_target import plot_time_to_target
+    from kbatch.reporting.figures.training_profile import plot_training_profile
     from kbatch.reporting.figures.trials import plot_trials
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients

@@ -9,10 +9,13 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
+from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.round_ratios import RoundEstimate, ratio_over_rounds
 
 # A gain below this share is not worth a smaller micro-batch.
 _NEGLIGIBLE = 0.02
+# Fewer examples at once cost more overhead than any cache gives back.
+_SMALLEST = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,3 +76,41 @@ def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:
     if ratio is None or ratio.interval is None:
         return False
     return ratio.interval.low > 1 and ratio.value > 1 + _NEGLIGIBLE
+
+
+def micro_batch_candidates(batch_size: int, largest: int) -> tuple[int, ...]:
+    """Lists micro-batch sizes worth timing: equal parts of a batch, each about half the last.
+
+    Example:
+
+    >>> micro_batch_candidates(512, 300)
+    (256, 128, 64, 32, 16, 8)
+
+    Args:
+        batch_size: Examples of an update.
+        largest: Most examples that fit at once.
+
+    Returns:
+        Sizes in descending order, down to 8 examples or the largest if that is less.
+    """
+    sizes = [equal_parts(batch_size, largest)]
+    while sizes[-1] // 2 >= _SMALLEST:
+        sizes.append(equal_parts(batch_size, sizes[-1] // 2))
+    return tuple(sizes)
+
+
+def choice_for_smaller(batch_size: int, *, larger_batch_size: int, chosen: int) -> int | None:
+    """Tells the choice for a batch size by that for a larger one, where it follows.
+
+    What a smaller micro-batch gains, by caches and cheaper allocations, grows with the batch. So a
+    batch that is no larger than the micro-batch chosen for a larger one goes through whole.
+
+    Args:
+        batch_size: Examples of an update.
+        larger_batch_size: Examples of the larger one.
+        chosen: Micro-batch size that was chosen for it.
+
+    Returns:
+        The size, None where it must be measured.
+    """
+    return batch_size if batch_size <= chosen <= larger_batch_size else None

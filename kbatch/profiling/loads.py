@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.training.accumulation import accumulate_gradients
+from kbatch.training.borrowed_step import held_on_device, rows_of
 from kbatch.training.data import called_for
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.errors import InputError
@@ -49,6 +50,10 @@ class Run(Protocol):
 
     def run(self, batch_size: int) -> int:
         """Runs one batch size and returns how many examples the batch really had."""
+        ...
+
+    def batch(self, rows: int) -> Any:
+        """Gives a batch of as many examples, on the device."""
         ...
 
 
@@ -124,6 +129,35 @@ def row_shapes(source: Source, model: keras.Model) -> tuple[tuple[int, ...], ...
     return tuple(tuple(leaf.shape[1:]) for leaf in leaves)
 
 
+class DataEnded(Exception):
+    """A data function that has fewer examples than a batch needs.
+
+    Attributes:
+        rows: Examples in the batch that it gave, 0 for none.
+    """
+
+    def __init__(self, rows: int):
+        super().__init__(rows)
+        self.rows = rows
+
+
+def batch_of(source: Source, model: keras.Model, rows: int) -> Any:
+    """Gives a batch of as many rows, on the device.
+
+    Raises:
+        DataEnded: If a data function has fewer.
+    """
+    if isinstance(source, SampleElements):
+        source = source.rows(model)
+    known = isinstance(source, SampleRows)
+    batches = source.batches(rows) if known else called_for(source, model, rows)
+    batch = next(iter(batches), None)
+    found = 0 if batch is None else rows_of(batch)
+    if found < rows:
+        raise DataEnded(found)
+    return held_on_device(batch)
+
+
 class _Run:
     def __init__(self, load: Load, model: keras.Model):
         self.model = model
@@ -173,6 +207,9 @@ class _Run:
             type(target).predict(target, batches, verbose=0)
         seen = meter.read().largest_batch
         return batch_size if seen == rows else min(seen, batch_size)
+
+    def batch(self, rows: int) -> Any:
+        return batch_of(self._source, self.model, rows)
 
     def _set_train_step(self, batch_size: int) -> None:
         target: Any = self.model

@@ -71,7 +71,7 @@ def find_max_batch_size(
     limit_bytes = check_memory_limit(memory_limit_bytes)
     load = Load(
         model_builder(build),
-        _source(x, y, longest_example),
+        data_source(x, y, longest_example),
         keras.config.dtype_policy().name,
         training=training,
     )
@@ -81,7 +81,12 @@ def find_max_batch_size(
     )
 
 
-def _source(x: Any, y: Any, longest_example: Any) -> Any:
+def data_source(x: Any, y: Any, longest_example: Any = None) -> Any:
+    """Gives what probes take their rows of: data, a function of them, or one example.
+
+    Raises:
+        InputError: If the data cannot be batched.
+    """
     if longest_example is not None:
         # As in Keras, a tuple is (x, y).
         parts = longest_example if isinstance(longest_example, tuple) else (longest_example,)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import TypeVar
 
 import keras
 
@@ -16,7 +17,6 @@ from kbatch.profiling.memory_refusals import (
     no_example_fits,
     weights_do_not_fit,
 )
-from kbatch.records.max_batch import MaxBatchSizeResult
 
 _GPU_IN_USE = (
     "Measured in this process, which holds the GPU already, and so not confirmed in a fresh one: "
@@ -28,17 +28,18 @@ _NOT_SENDABLE = (
     "on a CPU, and the answer is not confirmed in a fresh process."
 )
 
-Search = Callable[[Probes], MaxBatchSizeResult]
+Result = TypeVar("Result")
+Search = Callable[[Probes], Result]
 
 
 def search_in_place(
     load: Load,
-    search: Search,
+    search: Search[Result],
     *,
     memory_limit_bytes: int | None,
     memory_window: tuple[float, float],
     model: keras.Model | None = None,
-) -> MaxBatchSizeResult:
+) -> Result:
     """Searches in a worker process, or here if this one holds the GPU or the load cannot be sent.
 
     Args:
@@ -62,8 +63,11 @@ def search_in_place(
 
 
 def _in_worker(
-    load: Load, search: Search, memory_limit_bytes: int | None, memory_window: tuple[float, float]
-) -> MaxBatchSizeResult:
+    load: Load,
+    search: Search[Result],
+    memory_limit_bytes: int | None,
+    memory_window: tuple[float, float],
+) -> Result:
     with worker_probes(load, memory_limit_bytes) as probes:
         try:
             return search(probes)

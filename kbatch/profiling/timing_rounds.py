@@ -33,6 +33,7 @@ class TimingPlan:
         precision: Share of the median over the rounds to which its 95 % interval shall reach, to
             each side.
         rounds_beyond: Most rounds after the needed calls were made.
+        first_calls_count: Whether first calls, which trace and compile, are charged to the budget.
     """
 
     time_budget_s: float = 60.0
@@ -40,6 +41,7 @@ class TimingPlan:
     block_s: float = 0.05
     precision: float = 0.05
     rounds_beyond: int = 30
+    first_calls_count: bool = True
 
 
 class WarmUp(NamedTuple):
@@ -112,11 +114,13 @@ class TimingRounds(Generic[Key]):
         self._started_s = clock()
         self._order = random.Random(seed)
         self._calls: dict[Key, Call] = {}
+        self._first_calls_s = 0.0
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the start, warming up included."""
-        return self._clock() - self._started_s
+        """Seconds since the start, warming up included; first calls where the plan says so."""
+        free_s = 0.0 if self._plan.first_calls_count else self._first_calls_s
+        return self._clock() - self._started_s - free_s
 
     def admit(self, key: Key, call: Call) -> WarmUp | None:
         """Warms a contender up and lets it take part.
@@ -133,6 +137,7 @@ class TimingRounds(Generic[Key]):
             self._keep_if_result(key, error)
             return None
         self.warm_ups[key], self.blocks[key], self._calls[key] = warm_up, [], call
+        self._first_calls_s += warm_up.first_call_s
         return warm_up
 
     def withdraw(self, key: Key) -> WarmUp:

@@ -78,6 +78,16 @@ def read_record(kind: type[Record], path: Path) -> Record:
         raise RecordError(f"{path} is damaged: {error!r}.") from error
 
 
+def load_if_readable(kind: type[Record], path: Path | None) -> Record | None:
+    """Reads a record that can be made again; None where there is none, or it cannot be read."""
+    if path is None or not path.exists():
+        return None
+    try:
+        return read_record(kind, path)
+    except RecordError:
+        return None
+
+
 def _encode(value: object) -> object:
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)

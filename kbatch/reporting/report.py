@@ -25,8 +25,9 @@ def write_report(
     >>> kbatch.write_report([study, profile], "digits.md")
 
     Args:
-        study_or_profiles: A `Study`, an `InferenceProfile`, an `InputPipelineProfile` or a
-            `MaxBatchSizeResult`, or a list of them, which makes one document with a section each.
+        study_or_profiles: A `Study`, a `TrainingProfile`, an `InferenceProfile`, an
+            `InputPipelineProfile` or a `MaxBatchSizeResult`, or a list of them, which makes one
+            document with a section each.
         path: File to write, with suffix `.html` or `.md`.
 
     Returns:

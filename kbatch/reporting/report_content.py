@@ -7,14 +7,16 @@ from kbatch.records.inference import InferenceProfile
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.study import Study
+from kbatch.records.training_profile import TrainingProfile
 from kbatch.reporting.number_text import counted
 from kbatch.reporting.sections.content import Fact, Section
 from kbatch.reporting.sections.inference import inference_section
 from kbatch.reporting.sections.input_pipeline import input_section
 from kbatch.reporting.sections.max_batch import max_batch_section
 from kbatch.reporting.sections.study import study_section
+from kbatch.reporting.sections.training import training_section
 
-Reported = Study | InferenceProfile | InputPipelineProfile | MaxBatchSizeResult
+Reported = Study | TrainingProfile | InferenceProfile | InputPipelineProfile | MaxBatchSizeResult
 
 
 class ReportContent(NamedTuple):
@@ -63,6 +65,8 @@ def section_of(record: Reported) -> Section:
     match record:
         case Study():
             return study_section(record)
+        case TrainingProfile():
+            return training_section(record)
         case InferenceProfile():
             return inference_section(record)
         case InputPipelineProfile():
@@ -70,8 +74,9 @@ def section_of(record: Reported) -> Section:
         case MaxBatchSizeResult():
             return max_batch_section(record)
     raise ValueError(
-        "A report needs a `Study`, an `InferenceProfile`, an `InputPipelineProfile` or a "
-        f"`MaxBatchSizeResult`, or a list of them. Received: {record!r}."
+        "A report needs a `Study`, a `TrainingProfile`, an `InferenceProfile`, an "
+        "`InputPipelineProfile` or a `MaxBatchSizeResult`, or a list of them. "
+        f"Received: {record!r}."
     )
 
 

@@ -64,12 +64,7 @@ def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
     Raises:
         InputError: If the model is spread over several replicas.
     """
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1:
-        raise InputError(
-            "The train step is measured on one device: build the model outside of "
-            f"`strategy.scope()`. Received: a model on {replicas} replicas."
-        )
+    check_one_device(model)
     if not model.built:
         model(keras.utils.unpack_x_y_sample_weight(batch)[0])
     step = BorrowedStep(model)
@@ -77,6 +72,20 @@ def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
         yield step
     finally:
         step.give_back()
+
+
+def check_one_device(model: keras.Model) -> None:
+    """Checks that a model lies on one device.
+
+    Raises:
+        InputError: If it is spread over several replicas.
+    """
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise InputError(
+            "The train step is measured on one device: build the model outside of "
+            f"`strategy.scope()`. Received: a model on {replicas} replicas."
+        )
 
 
 def held_on_device(batch: Any) -> Any:

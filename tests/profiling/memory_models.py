@@ -8,13 +8,14 @@ layers = keras.layers
 MB = 10**6
 
 
-def conv_net(width=16, optimizer="adam"):
+def conv_net(width=16, optimizer="adam", *, normalized=False):
     model = keras.Sequential(
         [
             layers.Input((32, 32, 3)),
             layers.Conv2D(width, 3, padding="same", activation="relu"),
             layers.Conv2D(width, 3, padding="same", activation="relu"),
             layers.GlobalAveragePooling2D(),
+            *([layers.BatchNormalization()] if normalized else []),
             layers.Dense(3, activation="softmax", dtype="float32"),
         ]
     )

@@ -84,8 +84,9 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
             epoch for curve in curves for run in curve.runs for epoch, _ in run or ((1, 0),)
         ),
         notes=(
-            "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half of training, with its 95 % interval; an arrow "
-            "stands for a lower bound, where there is no more.",
+            "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half "
+            "of training, with its 95 % interval; an arrow stands for a lower bound, where there "
+            "is no more.",
             *best_of_size_note(measured),
         ),
         conditions=caption(conditions_of(study)),

@@ -4,6 +4,7 @@ from kbatch.training.accumulation.binding import (
     Accumulation,
     accumulate_gradients,
     accumulation_of,
+    varying_micro_batch,
 )
 
-__all__ = ["Accumulation", "accumulate_gradients", "accumulation_of"]
+__all__ = ["Accumulation", "accumulate_gradients", "accumulation_of", "varying_micro_batch"]

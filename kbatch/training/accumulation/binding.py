@@ -4,6 +4,7 @@ import warnings
 from typing import NamedTuple
 
 import keras
+import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
@@ -30,10 +31,37 @@ class Accumulation(NamedTuple):
 
 def accumulation_of(model: keras.Model) -> Accumulation | None:
     """Tells how a model accumulates, None if it does not: a copy by Keras is a plain one."""
-    step = getattr(vars(model).get("train_step"), "__self__", None)
-    if not isinstance(step, AccumulatingTrainStep):
+    step = _step_of(model)
+    if step is None:
         return None
     return Accumulation(step.micro_batch_size, step.moments_every, step.batch_norm_once)
+
+
+def varying_micro_batch(model: keras.Model) -> tf.Variable:
+    """Lets the micro-batch size of a model change from step to step, without tracing anew.
+
+    XLA compiles for one size: it does not allow that.
+
+    Args:
+        model: A model that accumulates and has not been trained since that was turned on.
+
+    Returns:
+        The variable that has the size.
+
+    Raises:
+        ValueError: If the model does not accumulate, or is compiled by XLA.
+    """
+    step = _step_of(model)
+    if step is None or model.jit_compile:
+        raise ValueError(
+            "A micro-batch size can vary in a model that accumulates and is not compiled by XLA: "
+            "call `accumulate_gradients` first, with `jit_compile=False`. "
+            f"Received: jit_compile={model.jit_compile}, accumulates={step is not None}."
+        )
+    with tf.device("CPU:0"):  # Loops are counted there.
+        size = tf.constant(step.micro_batch_size, tf.int32)
+        step.varying_size = tf.Variable(size, trainable=False)
+    return step.varying_size
 
 
 def accumulate_gradients(
@@ -105,3 +133,8 @@ def accumulate_gradients(
     # Keras keeps the function that it built from the train step before.
     model.train_function = None
     return model
+
+
+def _step_of(model: keras.Model) -> AccumulatingTrainStep | None:
+    step = getattr(vars(model).get("train_step"), "__self__", None)
+    return step if isinstance(step, AccumulatingTrainStep) else None

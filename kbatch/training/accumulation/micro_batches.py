@@ -17,7 +17,7 @@ class MicroBatches(NamedTuple):
 
     leaves: Any
     rows: tf.Tensor
-    size: int
+    size: int | tf.Variable
 
     @property
     def known_rows(self) -> int | None:
@@ -42,7 +42,7 @@ class MicroBatches(NamedTuple):
         )
 
 
-def cut(batch: Any, size: int) -> MicroBatches:
+def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
     """Prepares a batch for cutting.
 
     Args:

@@ -34,6 +34,7 @@ class AccumulatingTrainStep:
 
     Attributes:
         micro_batch_size: Examples that go through the device at once.
+        varying_size: A variable that has them instead, where they change from step to step.
         moments_every: Every how many updates the moments are measured, 0 for never.
         batch_norm_once: Whether moving statistics advance once an update.
     """
@@ -47,6 +48,7 @@ class AccumulatingTrainStep:
         batch_norm_once: bool,
     ):
         self.micro_batch_size = micro_batch_size
+        self.varying_size: tf.Variable | None = None
         self._model = model
         self.moments_every = moments_every
         self._moments = MomentMeans(moments_every) if moments_every else None
@@ -64,7 +66,8 @@ class AccumulatingTrainStep:
         model = self._model
         # It may have been compiled again, or frozen, since accumulation was turned on.
         check_model(model)
-        batch = cut(keras.utils.unpack_x_y_sample_weight(data), self.micro_batch_size)
+        size = self.micro_batch_size if self.varying_size is None else self.varying_size
+        batch = cut(keras.utils.unpack_x_y_sample_weight(data), size)
         _build(model, batch)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self._moments is None or replicas > 1:

@@ -1,0 +1,104 @@
+"""The sweep over micro-batch sizes: train steps of one model timed in the same rounds."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kbatch.instruments.failures import failure_status, failure_text
+from kbatch.profiling.timing_rounds import TimingPlan, TimingRounds, WarmUp
+from kbatch.records.training_profile import TrainingPoint
+from kbatch.training.micro_batch_steps import MicroBatchSteps
+
+# Rounds that a size is timed in at least, for an interval of their median.
+_FEWEST_ROUNDS = 6
+
+TRAINING_TIMING = TimingPlan(
+    needed_calls=_FEWEST_ROUNDS,
+    block_s=0.05,
+    precision=0.03,
+    rounds_beyond=12,
+    first_calls_count=False,
+)
+
+
+class StepSetting(NamedTuple):
+    """What is timed.
+
+    Attributes:
+        micro_batch_size: Examples that go through the device at once.
+        batch_size: Examples of a step.
+    """
+
+    micro_batch_size: int
+    batch_size: int
+
+
+class TrainingSweep:
+    """Train steps of a model, open for timing.
+
+    Args:
+        steps: The steps of the model.
+        batch_of: Gives a batch of as many examples, on the device.
+        timing: When a setting has been timed enough.
+        seed: Seed of the order within rounds.
+    """
+
+    def __init__(
+        self,
+        steps: MicroBatchSteps,
+        batch_of: Callable[[int], Any],
+        timing: TimingPlan,
+        *,
+        seed: int = 0,
+    ):
+        self.rounds: TimingRounds[StepSetting] = TimingRounds(
+            timing, seed=seed, is_result=_of_memory
+        )
+        self._steps = steps
+        self._batch_of = batch_of
+        self._time_budget_s = timing.time_budget_s
+
+    def warm_up(self, setting: StepSetting) -> WarmUp | None:
+        """Runs the first steps and lets the setting take part; None where memory ran out."""
+        batch = self._batch_of(setting.batch_size)
+        return self.rounds.admit(setting, self._steps.step(batch, setting.micro_batch_size))
+
+    def late(self, share: float) -> bool:
+        """Tells whether a share of the time budget is spent."""
+        return self.rounds.spent_s >= share * self._time_budget_s
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds of the time budget that are left."""
+        return self._time_budget_s - self.rounds.spent_s
+
+    def point(self, setting: StepSetting, *, not_run: str | None = None) -> TrainingPoint:
+        """Gives what was found of a setting.
+
+        Args:
+            setting: What was timed, or was to be.
+            not_run: Why it was not, if so.
+        """
+        failure = self.rounds.failures.get(setting)
+        blocks = self.rounds.blocks.get(setting, [])
+        empty = TrainingPoint(*setting, "not_run", not_run or "the time budget was spent")
+        if failure is not None:
+            reason = failure_text(failure)
+            return dataclasses.replace(empty, outcome="out_of_memory", reason=reason)
+        if not blocks:
+            return empty
+        warm_up = self.rounds.warm_ups[setting]
+        return TrainingPoint(
+            *setting,
+            "measured",
+            first_step_s=warm_up.first_call_s,
+            warm_up_steps=len(warm_up.later_calls_s),
+            steps=sum(len(block.durations_s) for block in blocks),
+            rounds=tuple(block.round for block in blocks),
+            step_times_s=tuple(round(statistics.median(b.durations_s), 9) for b in blocks),
+        )
+
+
+def _of_memory(error: Exception) -> bool:
+    return failure_status(error) == "out_of_memory"

@@ -1,0 +1,121 @@
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kbatch
+from kbatch.training.accumulation import accumulation_of, varying_micro_batch
+from kbatch.training.micro_batch_steps import micro_batch_steps
+
+layers = keras.layers
+X, Y = models.rows(24)
+BATCH = (tf.constant(X), tf.constant(Y))
+
+
+def network(**changed):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [layers.Input((8,)), layers.Dense(16), layers.Dropout(0.5), layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"], **changed)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def state(model):
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [keras.ops.convert_to_numpy(v) for v in variables]
+
+
+@pytest.mark.parametrize("size", [24, 12, 8, 5, 1])
+def test_a_step_is_that_of_training_with_the_size_whatever_was_run_before(size):
+    model, expected = models.mlp(), models.mlp()
+    expected.set_weights(model.get_weights())
+    if size < 24:
+        kbatch.accumulate_gradients(expected, size)
+    expected.train_on_batch(*BATCH)
+    ran = []
+    with micro_batch_steps(model) as steps:
+        runs = {b: steps.step(BATCH, b) for b in (24, 12, 8, 5, 1)}
+        before = model.get_weights()
+        for other in runs.values():
+            other()
+        model.set_weights(before)
+        for variable in model.optimizer.variables[2:]:
+            variable.assign(keras.ops.zeros_like(variable))
+        model.optimizer.iterations.assign(0)
+        runs[size]()
+        ran = model.get_weights()
+    for one, other in zip(ran, expected.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("before", ["plain", "trained", "accumulating"])
+def test_the_model_is_given_back_as_it_was(before):
+    model = network()
+    if before == "trained":
+        model.fit(X, Y, batch_size=8, verbose=0)
+    if before == "accumulating":
+        kbatch.accumulate_gradients(model, 6)
+    values, function = state(model), model.train_function
+    accumulation = accumulation_of(model)
+    with micro_batch_steps(model, moments_every=1) as steps:
+        for size in (24, 8, 24):
+            steps.step(BATCH, size)()
+        assert not np.array_equal(values[0], state(model)[0])
+    # Metrics are built by the first step, and come last.
+    for one, other in zip(values, state(model), strict=False):
+        np.testing.assert_array_equal(one, other)
+    assert model.train_function is function
+    assert accumulation_of(model) == accumulation
+
+
+def test_it_is_given_back_after_an_error_too():
+    model = network()
+    values = state(model)
+
+    def stopped():
+        with micro_batch_steps(model) as steps:
+            steps.step(BATCH, 8)()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    np.testing.assert_array_equal(values[0], state(model)[0])
+    assert "train_step" not in vars(model)
+
+
+def test_all_sizes_of_a_batch_share_one_graph():
+    traced = []
+
+    class Tracing(layers.Layer):
+        def call(self, x):
+            traced.append(x.shape)
+            return x
+
+    model = keras.Sequential([layers.Input((8,)), Tracing(), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    with micro_batch_steps(model) as steps:
+        steps.step((BATCH[0], tf.zeros((24, 3))), 12)()
+        once = len(traced)
+        for size in (8, 6, 3, 2):
+            steps.step((BATCH[0], tf.zeros((24, 3))), size)()
+    assert len(traced) == once
+
+
+def test_under_xla_each_size_has_a_graph():
+    model = network(jit_compile=True)
+    with micro_batch_steps(model) as steps:
+        for size in (24, 12):
+            steps.step(BATCH, size)()
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_only_the_size_of_an_accumulating_model_without_xla_varies(jit):
+    model = network(jit_compile=jit)
+    if jit:
+        kbatch.accumulate_gradients(model, 4)
+    with pytest.raises(ValueError, match=r"accumulate_gradients.*Received: jit_compile="):
+        varying_micro_batch(model)
