@@ -105,13 +105,13 @@ def test_given_axes_are_used_beside_others_and_without_a_grid(name):
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2)
     assert plot(name, SAMPLES[name](), ax=left) is left
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     ours = [axes for axes in figure.axes if axes is not right and axes.axison]
     assert max(axes.get_position().x1 for axes in ours) < right.get_position().x0
     free = Figure()
     axes = free.add_axes((0.3, 0.3, 0.6, 0.6))
     assert plot(name, SAMPLES[name](), ax=axes) is axes
-    free.canvas.draw()
+    free.draw_without_rendering()
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -186,10 +186,9 @@ def test_one_trial_is_enough(name):
     assert cut_texts(plot(name, one).figure) == []
 
 
-@pytest.mark.parametrize("name", OF_STUDIES)
+@pytest.mark.parametrize("name", [name for name in OF_STUDIES if name != "gpu-timeline"])
 def test_a_trial_without_a_result_is_visible(name):
-    if name != "gpu-timeline":
-        assert "out of" in words(plot(name, SAMPLES[name]()).figure) or name == "noise-scale"
+    assert "out of memory" in words(plot(name, SAMPLES[name]()).figure)
 
 
 def test_an_unknown_name_says_which_exist():

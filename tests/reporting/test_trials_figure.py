@@ -271,14 +271,14 @@ def test_a_metric_that_is_nan_in_every_trial_is_said_without_a_warning():
     nan = make_execution(epochs=make_epochs((math.nan,)))
     upper, lower = panels(make_study(make_trial(64, nan, nan, nan)))
     assert "n/a (not measured in any trial)" in texts(lower)
-    upper.figure.canvas.draw()
+    upper.figure.draw_without_rendering()
 
 
 def test_a_study_in_which_all_failed_says_so():
     study = make_study(make_trial(64, status="failed"), make_trial(128, status="out_of_memory"))
     upper, _ = panels(study)
     assert "No trial completed: 1 failed, 1 out of memory" in texts(upper)
-    upper.figure.canvas.draw()
+    upper.figure.draw_without_rendering()
 
 
 def test_a_metric_that_nobody_measured_is_not_available():
@@ -302,7 +302,7 @@ def test_given_axes_are_used_with_and_without_a_grid():
     upper, lower = panels(make_study(), left)
     assert upper is left
     assert lower.figure is figure
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     assert lower.get_position().y1 <= upper.get_position().y0
     assert lower.get_position().x1 < right.get_position().x0
     free = Figure()

@@ -77,7 +77,7 @@ def plot_noise_scale(study: "Study", ax: "Axes | None" = None) -> "Axes":
     plain_log_labels(panel.yaxis)
     columns = min(_NAMES_IN_ROW, len(info.curves))
     name_panel(panel, f"{info.name}: noise scale by batch size", columns=columns)
-    write_caption(panel, *info.notes, info.conditions)
+    write_caption(panel, *info.notes, info.conditions, alarm=info.incomplete)
     return panel
 
 

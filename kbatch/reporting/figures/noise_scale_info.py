@@ -9,6 +9,7 @@ from kbatch.records.trial import TrialRecord
 from kbatch.reporting.conditions import caption, conditions_of
 from kbatch.reporting.empty_study import refuse_empty
 from kbatch.reporting.figures.best_of_size import best_of_size, best_of_size_note
+from kbatch.reporting.figures.incomplete import incomplete_text
 from kbatch.reporting.noise_text import noise_scale_text
 from kbatch.reporting.number_text import counted, listed
 
@@ -38,6 +39,7 @@ class NoiseScaleInfo(NamedTuple):
         curves: One a batch size, ascending.
         epochs: Most epochs of a trial.
         notes: What is shown and how far it may be trusted.
+        incomplete: Which trials have no result, an empty text where all have one.
         conditions: Device, versions and budget.
     """
 
@@ -45,6 +47,7 @@ class NoiseScaleInfo(NamedTuple):
     curves: tuple[NoiseCurve, ...]
     epochs: int
     notes: tuple[str, ...]
+    incomplete: str
     conditions: str
 
     def share(self, batch_size: int) -> float:
@@ -89,6 +92,7 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
             "is no more.",
             *best_of_size_note(measured),
         ),
+        incomplete=incomplete_text(study),
         conditions=caption(conditions_of(study)),
     )
 
@@ -99,10 +103,11 @@ def alt_text(info: NoiseScaleInfo) -> str:
         f"{noise_scale_text(curve.late)} at batch size {curve.batch_size:,}"
         for curve in info.curves
     )
-    return (
+    sentences = (
         f"A chart of the gradient noise scale over {counted(info.epochs, 'epoch')}, on a "
-        f"logarithmic axis. In the late half of training it is {scales}."
+        f"logarithmic axis. In the late half of training it is {scales}. {info.incomplete}"
     )
+    return sentences.strip()
 
 
 def _runs(trial: TrialRecord) -> tuple[tuple[tuple[int, float], ...], ...]:
