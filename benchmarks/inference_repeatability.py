@@ -1,6 +1,6 @@
 """How far does the chosen batch size scatter beside a noisy neighbour?
 
-python benchmarks/inference_repeatability.py [--repeats 10] [--net cnn] [--seconds 6] [--quiet]
+python benchmarks/inference_repeatability.py [--repeats 10] [--net cnn] [--seconds 10] [--quiet]
 
 A neighbour process multiplies matrices in bursts of random length. In turns, kbatch profiles the
 net in shuffled rounds, and a sequential sweep times each size for as long in all. The spread is
@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--net", default="cnn")
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--quiet", action="store_true", help="without the neighbour")
     options = parser.parse_args()
     model, x = inference_nets()[options.net]

@@ -1,6 +1,6 @@
 """How cheaply is the largest batch under a latency target found, and does it keep to it?
 
-python benchmarks/inference_slo.py [--repeats 3] [--nets mlp cnn] [--multiple 8]
+python benchmarks/inference_slo.py [--repeats 4] [--nets mlp cnn] [--multiple 8]
 
 The target is a multiple of the time of one example, for the 0.95 quantile. Three ways:
 
@@ -8,10 +8,14 @@ The target is a multiple of the time of one example, for the 0.95 quantile. Thre
 - bisection: double the batch until it misses the target, then bisect five times between the last
   two, as Model Analyzer's quick scheme does for its concurrency; a probe makes the 59 calls that
   the quantile needs and lasts 0.3 s at least, as a size of kbatch's sweep does;
-- exhaustive: such probes of all sizes, an eighth of an octave apart, up to twice the first miss.
+- exhaustive: such probes of all sizes, an eighth of an octave apart, up to twice the first miss;
+  once a net.
 
-Afterwards all answers are called in shuffled rounds: a violation is a round of 59 calls whose
-0.95 quantile misses the target. `rate` is the throughput there over that of the exhaustive answer.
+Afterwards all answers are called in shuffled rounds. A violation is a round of 59 calls whose 0.95
+quantile misses the target; `all` says whether the 0.95 quantile of all 590 calls keeps to it.
+`rate` is the throughput there over that of the exhaustive answer. `others` are the cores that other
+processes used meanwhile: before each repeat the benchmark waits until they are quiet, and a repeat
+beside more than 0.15 cores of theirs stands in brackets and does not count in the last lines.
 """
 
 import argparse
@@ -23,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 from inference_nets import inference_nets
+from other_processes import CALM_CORES, OtherProcesses, wait_for_calm
 
 import kbatch
 from kbatch.profiling.inference_inputs import inference_inputs
@@ -68,12 +73,16 @@ class Prober:
 
 
 def quantile_s(call: Callable[[], object], calls: int, least_s: float = 0.0) -> float:
+    return float(np.quantile(timed(call, calls, least_s), QUANTILE))
+
+
+def timed(call: Callable[[], object], calls: int, least_s: float = 0.0) -> list[float]:
     durations_s: list[float] = []
     while len(durations_s) < calls or sum(durations_s) < least_s:
         began_s = time.perf_counter()
         call()
         durations_s.append(time.perf_counter() - began_s)
-    return float(np.quantile(durations_s, QUANTILE))
+    return durations_s
 
 
 def by_kbatch(model, x, target_s: float) -> Found:
@@ -117,37 +126,112 @@ def by_all(prepare: Prepare, target_s: float) -> Found:
     return Found(best, prober.probes, time.perf_counter() - began_s)
 
 
-def fresh_check(
-    prepare: Prepare, answers: dict[str, int], target_s: float
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Gives the share of violations and the rate of each answer, measured in the same rounds."""
+class Checked(NamedTuple):
+    """What fresh calls of an answer showed.
+
+    Attributes:
+        violations: Share of the rounds whose quantile missed the target.
+        missed: Whether the quantile of all calls did.
+        rate: Median throughput, in examples per second.
+    """
+
+    violations: float
+    missed: bool
+    rate: float
+
+
+NOTHING_FOUND = Checked(1.0, True, 0.0)
+
+
+def fresh_check(prepare: Prepare, answers: dict[str, int], target_s: float) -> dict[str, Checked]:
+    """Calls all answers in the same rounds, in shuffled order."""
     calls = {name: prepare(size) for name, size in answers.items() if size}
     for call in calls.values():
         warm_up_calls(call)
-    violations = dict.fromkeys(calls, 0)
-    rates: dict[str, list[float]] = {name: [] for name in calls}
+    durations_s: dict[str, list[np.ndarray]] = {name: [] for name in calls}
     order = random.Random(0)
     for _ in range(CHECK_ROUNDS):
         for name in order.sample(sorted(calls), len(calls)):
-            began_s = time.perf_counter()
-            violations[name] += quantile_s(calls[name], CALLS) > target_s
-            rates[name].append(CALLS * answers[name] / (time.perf_counter() - began_s))
-    return (
-        {name: count / CHECK_ROUNDS for name, count in violations.items()},
-        {name: statistics.median(values) for name, values in rates.items()},
-    )
+            durations_s[name].append(np.array(timed(calls[name], CALLS)))
+    return {
+        name: Checked(
+            float(np.mean([np.quantile(one, QUANTILE) > target_s for one in rounds])),
+            bool(np.quantile(np.concatenate(rounds), QUANTILE) > target_s),
+            statistics.median(CALLS * answers[name] / float(one.sum()) for one in rounds),
+        )
+        for name, rounds in durations_s.items()
+    }
+
+
+class Row(NamedTuple):
+    """One way in one repeat."""
+
+    net: str
+    way: str
+    found: Found
+    checked: Checked
+    rate: float
+    others: float
+
+    @property
+    def calm(self) -> bool:
+        return self.others <= CALM_CORES
+
+    def __str__(self) -> str:
+        left, right = (" ", " ") if self.calm else ("(", ")")
+        kept = "miss" if self.checked.missed else "keep"
+        return (
+            f"{left}{self.net:<13}{self.way:<12}{self.found.batch_size:>6}{self.found.probes:>8}"
+            f"{self.found.seconds:>8.1f}{self.checked.violations:>12.0%}{kept:>6}"
+            f"{self.rate:>7.2f}{self.others:>8.2f}{right}"
+        )
+
+
+def repeat(name: str, model, x, prepare: Prepare, target_s: float, exhaustive: Found) -> list[Row]:
+    others = OtherProcesses()
+    ways = {
+        "kbatch": by_kbatch(model, x, target_s),
+        "bisection": by_bisection(model, x, target_s),
+        "exhaustive": exhaustive,
+    }
+    answers = {way: found.batch_size for way, found in ways.items()}
+    checked = fresh_check(prepare, answers, target_s)
+    cores = others.cores()
+    best = checked.get("exhaustive", NOTHING_FOUND).rate or float("nan")
+    found = {way: checked.get(way, NOTHING_FOUND) for way in ways}
+    return [Row(name, way, ways[way], one, one.rate / best, cores) for way, one in found.items()]
+
+
+def summarise(rows: list[Row]) -> None:
+    by_way = {way: [row for row in rows if row.way == way] for way in ("kbatch", "bisection")}
+    ours, theirs = by_way["kbatch"], by_way["bisection"]
+    if not ours:
+        print("no repeat was calm")
+        return
+    ratios = [a.found.seconds / b.found.seconds for a, b in zip(ours, theirs, strict=True)]
+    middle = statistics.median(ratios)
+    print(f"{len(ours)} calm repeats: {middle:.2f} of the bisection's time (median)")
+    for way, some in by_way.items():
+        print(
+            f"{way}: {statistics.mean(row.checked.violations for row in some):.1%} violations, "
+            f"{sum(row.checked.missed for row in some)} of {len(some)} answers miss the target "
+            f"over all calls, {statistics.median(row.rate for row in some):.2f} of the exhaustive "
+            "answer's throughput (median)"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--nets", nargs="+", default=None)
     parser.add_argument("--multiple", type=float, default=8.0)
+    parser.add_argument("--wait", type=float, default=30.0, help="most seconds to wait for calm")
     options = parser.parse_args()
-    shares: list[float] = []
-    time_ratios: list[float] = []
-    rate_ratios: list[float] = []
-    print(f"{'net':<13}{'way':<12}{'batch':>7}{'probes':>8}{'s':>8}{'violations':>12}{'rate':>7}")
+    rows: list[Row] = []
+    print(
+        f" {'net':<13}{'way':<12}{'batch':>6}{'probes':>8}{'s':>8}{'violations':>12}{'all':>6}"
+        f"{'rate':>7}{'others':>8}"
+    )
     for name, (model, x) in inference_nets().items():
         if options.nets is not None and name not in options.nets:
             continue
@@ -155,31 +239,16 @@ def main() -> None:
         with path.open(model, inference_inputs(model, x), 1) as prepare:
             one = prepare(1)
             warm_up_calls(one)
+            wait_for_calm(options.wait)
             target_s = options.multiple * quantile_s(one, 5 * CALLS)
-            print(f"{name}: target {1000 * target_s:.2f} ms")
+            print(f" {name}: target {1000 * target_s:.2f} ms")
+            exhaustive = by_all(prepare, target_s)
             for _ in range(options.repeats):
-                ways = {
-                    "kbatch": by_kbatch(model, x, target_s),
-                    "bisection": by_bisection(model, x, target_s),
-                    "exhaustive": by_all(prepare, target_s),
-                }
-                answers = {way: found.batch_size for way, found in ways.items()}
-                violations, rates = fresh_check(prepare, answers, target_s)
-                for way, found in ways.items():
-                    rate = rates.get(way, 0.0) / rates.get("exhaustive", float("nan"))
-                    print(
-                        f"{name:<13}{way:<12}{found.batch_size:>7}{found.probes:>8}"
-                        f"{found.seconds:>8.1f}{violations.get(way, 0.0):>12.0%}{rate:>7.2f}",
-                        flush=True,
-                    )
-                shares.append(violations.get("kbatch", 1.0))
-                time_ratios.append(ways["kbatch"].seconds / ways["bisection"].seconds)
-                rate_ratios.append(rates.get("kbatch", 0.0) / rates.get("exhaustive", 1.0))
-    print(
-        f"kbatch: {statistics.median(time_ratios):.2f} of the bisection's time (median), "
-        f"{statistics.mean(shares):.1%} violations, "
-        f"{statistics.median(rate_ratios):.2f} of the exhaustive answer's throughput (median)"
-    )
+                wait_for_calm(options.wait)
+                found = repeat(name, model, x, prepare, target_s, exhaustive)
+                rows += found
+                print(*found, sep="\n", flush=True)
+    summarise([row for row in rows if row.calm])
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from kbatch.analysis.quantile_bounds import calls_for_quantile, quantile_upper_b
 _AIM = 0.92
 _MOST_CHECKS = 6
 # With this share of the target in use, a larger size would gain little.
-_IN_USE = 0.80
+_IN_USE = 0.70
 # A check makes up to so many times the calls that the quantile needs.
-_MOST_LOOKS = 4
+_MOST_LOOKS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,8 @@ class TargetTry:
     Attributes:
         batch_size: Examples in the batch.
         latencies_s: Seconds of each call.
-        keeps: Whether the upper 95 % bound of the quantile keeps to the target.
+        keeps: Whether the upper 95 % bound of the quantile keeps to the target, with room for
+            drift.
     """
 
     batch_size: int
@@ -43,6 +44,7 @@ def search_latency_target(
     target_s: float,
     quantile: float,
     largest: int,
+    drift: float = 0.0,
     more_time: Callable[[], bool] = lambda: True,
 ) -> tuple[TargetTry, ...]:
     """Looks for the largest batch size whose calls keep to a target.
@@ -54,6 +56,8 @@ def search_latency_target(
         target_s: The target, in seconds.
         quantile: Share of the calls that has to keep to it, in (0, 1).
         largest: Largest size to try, in examples.
+        drift: By which share later calls may be slower than those that are made now: the bound
+            has to keep so far below the target.
         more_time: Tells whether another size may be tried; the first always is.
 
     Returns:
@@ -61,6 +65,7 @@ def search_latency_target(
     """
     tries: list[TargetTry] = []
     low, high = 0, largest + 1
+    target_s /= 1 + drift
     share = _AIM  # What the fit is asked for, as a share of the target.
     size = min(guess(share * target_s) or 1, largest)
     while True:

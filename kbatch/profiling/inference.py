@@ -33,10 +33,10 @@ from kbatch.training.errors import InputError
 _LARGEST_DEFAULT = 4096
 # Share of the time budget for the rounds where an answer is verified afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
-# Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
-# calls verify the answer.
+# Default sizes with a target: every third power of two, each timed for a few short rounds, since
+# fresh calls verify the answer.
 _STEP_WITH_TARGET = 3
-_ROUNDS_WITH_TARGET = 10
+_BLOCK_WITH_TARGET_S = 0.02
 
 Progress = Callable[[str], None]
 
@@ -77,7 +77,7 @@ def profile_inference(
             inputs of the model's input shapes.
         batch_sizes: Sizes in ascending order. None for powers of two as far as memory and time
             allow, up to 4096. None with a target is the quickest way to an answer: powers of eight
-            up to the target, and fewer rounds; give sizes for a fuller picture.
+            up to the target, and few and short rounds; give sizes for a fuller picture.
         call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
             "predict_on_batch", "call" (eager), "predict" (all of `bulk_examples`, in batches),
             "saved_model" (exported and loaded), or a function of a batch. The first one answers
@@ -85,7 +85,8 @@ def profile_inference(
         dtype_policies: Policies under which copies of the model run, with the same weights in
             every layer, or "int8" for Keras's quantisation. None for the model as it is.
         latency_slo_ms: A latency target in milliseconds. The largest batch that keeps to it is
-            looked for and verified by fresh calls, on the first call path and policy.
+            looked for and verified by fresh calls, on the first call path and policy, with room
+            for times when the machine is slower: 12 % at least, more where rounds scatter more.
         quantile: Share of the calls that has to keep to a target, in (0, 1).
         time_budget_s: Seconds for timing; the memory of each policy may take as long again.
         measure_memory: Whether to measure memory. Without, nothing guards against a batch that
@@ -182,7 +183,7 @@ def _checked(
         time_budget_s=share * time_budget_s, needed_calls=calls_for_quantile(quantile)
     )
     if quick:
-        timing = dataclasses.replace(timing, rounds_beyond=_ROUNDS_WITH_TARGET)
+        timing = dataclasses.replace(timing, rounds_beyond=0, block_s=_BLOCK_WITH_TARGET_S)
     end_above_s = None if target_ms is None else target_ms / 1000
     plan = SweepPlan(sizes, chosen, end_above_s, bulk, timing)
     return _Request(paths, plan, target_ms, quantile, time_budget_s)

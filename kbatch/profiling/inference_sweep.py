@@ -163,7 +163,7 @@ class InferenceSweep:
             return None
         first = settings[0]
         alike = [s for s in settings if s[:2] == first[:2]]
-        one = alike[len(alike) // 2]
+        one = alike[(len(alike) - 1) // 2]
         twin = one._replace(twin=True)
         self.admit(twin)
         self.rounds.run(on_round)

@@ -10,10 +10,14 @@ from kbatch.analysis.latency_target import TargetTry, best_try, search_latency_t
 from kbatch.profiling.inference_sweep import InferenceSweep, Setting
 from kbatch.records.inference import InferenceProfile
 from kbatch.records.inference_answers import TargetTooLow
+from kbatch.records.inference_fits import round_noise
 from kbatch.records.inference_measurements import TargetCheck, TimingRecord
 
 # Calls that tell whether one batch is far above a target.
 _FEW_CALLS = 10
+# How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
+_SLOW_ROUND = 1.645
+_LEAST_DRIFT = 0.12
 
 
 def check_reachable(
@@ -62,21 +66,38 @@ def verify_target(
         say(f"checked batch {batch_size}: {1000 * max(latencies_s):.3g} ms at most")
         return latencies_s
 
+    drift = expected_drift(round_noise(measured))
     tries = search_latency_target(
         call,
         _guess(profile, quantile) if len(measured) > 1 else _in_proportion(measured[0]),
         target_s=target_ms / 1000,
         quantile=quantile,
         largest=sweep.largest_run(path, policy),
+        drift=drift,
         more_time=lambda: sweep.rounds.spent_s < time_budget_s,
     )
     best = best_try(tries)
     checks = tuple(
-        TargetCheck(path, policy, t.batch_size, target_ms, quantile, t.latencies_s, t is best)
+        TargetCheck(
+            path, policy, t.batch_size, target_ms, quantile, t.latencies_s, t is best, drift
+        )
         for t in tries
     )
     found = dataclasses.replace(profile, checks=checks)
     return found if best is not None else _with_note(found, _none_kept(tries, target_ms, quantile))
+
+
+def expected_drift(noise: float | None) -> float:
+    """Tells how much slower later calls may be than those that verify an answer.
+
+    The calls of a check are over within a second or some, and their bound knows nothing of the
+    minute after. How far the rounds of the sweep scatter tells what a machine does between two
+    moments; at least 12 %, since a short sweep may have seen a calm one.
+
+    Args:
+        noise: Relative standard deviation of rounds of one size, None if it is not known.
+    """
+    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 
 
 def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int | None]:

@@ -15,7 +15,7 @@ from kbatch.analysis.latency_batches import (
 from kbatch.analysis.memory_fit import MemoryFit, fit_memory
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.inference_answers import InferenceAnswer, TargetTooLow, check_target
-from kbatch.records.inference_fits import fit_quantile, fit_timings
+from kbatch.records.inference_fits import disturbed_share, fit_quantile, fit_timings
 from kbatch.records.inference_measurements import (
     MemoryRecord,
     OutputChange,
@@ -87,10 +87,18 @@ class InferenceProfile(SavedRecord, ShownRecord):
     def latency(self) -> Latency:
         """The fit of the time of a batch, for the first call path and policy.
 
+        Blocks over 10 % slower than the fastest of their size are taken for disturbed and left
+        out.
+
         Raises:
             ValueError: If too little was measured.
         """
         return fit_timings(self._measured())
+
+    @property
+    def disturbed_share(self) -> float:
+        """Share of the blocks that the fit leaves out, for the first call path and policy."""
+        return disturbed_share(self._measured())
 
     @property
     def knee(self) -> InferenceAnswer:
@@ -233,16 +241,18 @@ class InferenceProfile(SavedRecord, ShownRecord):
         if answer.batch_size > largest:
             reason = "the largest measured size; larger ones may keep to the target too"
             return self._answer(dataclasses.replace(answer, batch_size=largest), reason)
-        return self._answer(answer, f"fit of the {quantile:g} quantile, not verified")
+        return self._answer(answer, f"fit of the {quantile:g} quantile")
 
     def _checked(self, check: TargetCheck) -> InferenceAnswer:
         try:
             interval = self._fitted(check.latency_ms, check.quantile).interval
         except ValueError:  # The fit may say less than the calls that were made.
             interval = None
-        calls = f"{len(check.latencies_s)} fresh calls, {check.exceeded} above the target"
+        reason = f"{len(check.latencies_s)} fresh calls, {check.exceeded} above the target"
+        if check.drift:
+            reason += f", their bound {100 * check.drift:.0f} % below it for slower times"
         return InferenceAnswer(
-            check.batch_size, interval, check.verified, calls, check.call_path, check.dtype_policy
+            check.batch_size, interval, check.verified, reason, check.call_path, check.dtype_policy
         )
 
     def _answer(self, found: BatchAnswer, reason: str) -> InferenceAnswer:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kbatch.analysis.calm_values import calm_values
 from kbatch.analysis.latency import Latency, fit_latency
+from kbatch.analysis.lines import fit_line
 from kbatch.analysis.quantile_bounds import calls_for_quantile
 from kbatch.records.inference_measurements import TimingRecord
 
@@ -16,20 +18,42 @@ _MOST_GROUPS = 8
 def fit_timings(timings: Sequence[TimingRecord]) -> Latency:
     """Fits the time of a batch to the blocks of one call path and policy.
 
+    Blocks that a neighbour slowed are left out, so that the fit, and the batch sizes that follow
+    from it, are those of the model and not of the neighbour.
+
     Args:
         timings: What was measured of it, by batch size.
 
     Raises:
         ValueError: If too little was measured.
     """
-    sizes = [t.batch_size for t in timings for _ in t.batch_times_s]
-    if len(sizes) < 3 or len(timings) < 2:
+    calm = [(t.batch_size, value) for t in timings for value in calm_values(t.batch_times_s)]
+    if len(calm) < 3 or len(timings) < 2:
         raise ValueError(
             "A fit needs two measured batch sizes with three blocks in all: measure longer, or "
             f"fewer call paths and policies at once. Received: {len(timings)} sizes with "
-            f"{len(sizes)} blocks."
+            f"{len(calm)} blocks."
         )
-    return fit_latency(sizes, [value for t in timings for value in t.batch_times_s])
+    return fit_latency([size for size, _ in calm], [value for _, value in calm])
+
+
+def disturbed_share(timings: Sequence[TimingRecord]) -> float:
+    """Gives the share of the blocks that `fit_timings` leaves out."""
+    blocks = sum(len(t.batch_times_s) for t in timings)
+    calm = sum(len(calm_values(t.batch_times_s)) for t in timings)
+    return 1 - calm / blocks if blocks else 0.0
+
+
+def round_noise(timings: Sequence[TimingRecord]) -> float | None:
+    """Tells how far blocks of one size scatter, disturbed ones included.
+
+    Returns:
+        The relative standard deviation; None where too little was measured.
+    """
+    pairs = [(t.batch_size, value) for t in timings for value in t.batch_times_s]
+    if len(pairs) < 3 or len(timings) < 2:
+        return None
+    return fit_line([size for size, _ in pairs], [value for _, value in pairs]).departure.noise
 
 
 def fit_quantile(timings: Sequence[TimingRecord], quantile: float) -> Latency:

@@ -60,7 +60,11 @@ def _fit_lines(profile: InferenceProfile) -> list[str]:
         latency = profile.latency
     except ValueError:  # The answers say what is missing.
         return []
-    return [f"fit: {_fit_words(latency)}"]
+    lines = [f"fit: {_fit_words(latency)}"]
+    if profile.disturbed_share:
+        share = percent(profile.disturbed_share)
+        lines.append(f"left out of the fit: {share} of the rounds, over 10 % above the fastest")
+    return lines
 
 
 def _fit_words(latency: Latency) -> str:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.latency_target import best_try, search_latency_target
+from kbatch.analysis.quantile_bounds import quantile_upper_bound
 
 TARGET_S = 0.02
 
@@ -53,6 +54,15 @@ def test_the_answer_keeps_to_the_target_and_is_near_the_largest(seed, spread, fi
 def test_a_right_fit_needs_one_check():
     tries = Machine(spread=0.0).search()
     assert [(t.batch_size, t.keeps, len(t.latencies_s)) for t in tries] == [(13, True, 59)]
+
+
+@pytest.mark.parametrize("drift", [0.1, 0.3])
+def test_room_for_drift_is_kept(drift):
+    for seed in range(10):
+        best = best_try(Machine(spread=0.05, seed=seed).search(drift=drift))
+        bound_s = quantile_upper_bound(best.latencies_s, quantile=0.95).value
+        assert bound_s * (1 + drift) <= TARGET_S
+        assert Machine(spread=0.05).typical_s(best.batch_size) >= 0.6 * TARGET_S / (1 + drift)
 
 
 def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():

@@ -96,7 +96,7 @@ def test_it_tells_what_happens(whole):
     for words in ("batch 8: ", "compiled under float32, batch 1", "round 1:", "checked batch 256"):
         assert any(line.startswith(words) for line in told), words
     assert found.environment.versions["keras"] == keras.__version__
-    assert found.twin.batch_size == 64
+    assert found.twin.batch_size == 8
 
 
 def test_default_sizes_are_powers_of_two_until_the_time_ends_them():

@@ -7,6 +7,7 @@ from inference_factory import HALF_PEAK, make_failed, make_memory, make_profile,
 import kbatch
 from kbatch.records.inference import InferenceProfile
 from kbatch.records.inference_answers import TargetTooLow
+from kbatch.records.inference_fits import round_noise
 from kbatch.records.inference_measurements import MemoryRecord, TargetCheck, TimingRecord
 from kbatch.records.json_files import RecordError
 
@@ -51,7 +52,7 @@ def test_the_batch_for_a_target_is_the_largest_whose_latency_keeps_to_it(target_
     assert answer.interval.low <= answer.batch_size + 1
     assert answer.interval.high >= answer.batch_size
     assert not answer.verified
-    assert "not verified" in answer.reason
+    assert "fit of the" in answer.reason
 
 
 def test_a_looser_target_never_has_a_smaller_batch():
@@ -113,6 +114,31 @@ def test_a_verified_target_is_answered_by_its_check_and_another_by_the_fit():
     assert answer.interval is not None
     assert not profile.batch_for(latency_ms=5, quantile=0.5).verified
     assert not profile.batch_for(latency_ms=5.1).verified
+
+
+def test_room_for_slower_times_is_part_of_what_is_verified():
+    fresh = check(33, [0.0045] * 59, best=True)
+    assert dataclasses.replace(fresh, drift=0.1).verified
+    assert not dataclasses.replace(fresh, drift=0.12).verified
+    answer = make_profile(checks=(dataclasses.replace(fresh, drift=0.1),)).batch_for(latency_ms=5)
+    assert "10 % below it" in answer.reason
+
+
+def test_rounds_beside_a_neighbour_do_not_move_the_answers():
+    def slowed(timing):
+        many = timing.batch_size in (1, 4, 16)  # Beside these, the median is the neighbour's.
+        factors = [1, 1, 1, 1.6, 1.9, 2, 2.5, 3] if many else [1] * 8
+        shuffled = np.random.default_rng(timing.batch_size).permutation(factors)
+        blocks = tuple(float(v) for v in shuffled * np.array(timing.block_medians_s))
+        return dataclasses.replace(timing, block_medians_s=blocks)
+
+    quiet = make_profile(*(make_timing(size) for size in (1, 2, 4, 8, 16, 32, 64)))
+    noisy = make_profile(*map(slowed, quiet.timings))
+    assert quiet.disturbed_share == 0
+    assert noisy.disturbed_share == pytest.approx(3 * 5 / (7 * 8))
+    assert noisy.knee.batch_size == pytest.approx(HALF_PEAK, abs=1)
+    assert noisy.efficient.batch_size == pytest.approx(9 * HALF_PEAK, rel=0.1)
+    assert round_noise(noisy.timings) > 2 * round_noise(quiet.timings)
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,12 @@ def test_the_fit_is_drawn_where_a_line_holds_and_else_points_are_joined():
 def test_targets_that_were_checked_are_drawn():
     check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
     profile = make_profile(checks=(check, check))
-    assert inference_info(profile).targets_ms == (5.0,)
-    assert "target 5 ms" in words(kbatch.plot_inference_throughput(profile))
-    assert "target" not in words(kbatch.plot_inference_throughput(make_profile()))
+    assert inference_info(profile).targets == ((5.0, "p95 within 5 ms: batch size 33"),)
+    assert "p95 within 5 ms" in words(kbatch.plot_inference_throughput(profile))
+    assert "within" not in words(kbatch.plot_inference_throughput(make_profile()))
+    missed = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.006,) * 59)
+    (target,) = inference_info(make_profile(checks=(missed,))).targets
+    assert target.words == "p95 within 5 ms: no size verified"
 
 
 def test_memory_that_ran_out_is_marked():
@@ -127,7 +130,7 @@ def test_memory_that_ran_out_is_marked():
 def test_the_operating_curve_has_batch_sizes_at_its_points_and_the_target():
     check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
     text = words(kbatch.plot_inference_operating_curve(make_profile(checks=(check,))))
-    for part in ("1 2 4 8 16 32 64", "target 5 ms", "Time of a batch (ms)"):
+    for part in ("1 2 4 8 16 32 64", "p95 within 5 ms: batch size 33", "Time of a batch (ms)"):
         assert part in text, part
 
 

@@ -50,6 +50,17 @@ def test_lack_of_fit_is_said():
     assert not any(line.startswith("fit") for line in inference_lines(make_profile(flat[0])))
 
 
+def test_rounds_that_the_fit_leaves_out_are_counted():
+    blocks = (0.0011, 0.0011, 0.0011, 0.002)
+    profile = make_profile(
+        *(make_timing(size, block_medians_s=tuple(size * s for s in blocks)) for size in (1, 2, 4))
+    )
+    assert "left out of the fit: 25 % of the rounds, over 10 % above the fastest" in (
+        inference_lines(profile)
+    )
+    assert not any("left out" in line for line in inference_lines(make_profile()))
+
+
 def test_the_change_of_the_outputs_is_told():
     change = OutputChange("int8", 32, 0.02, 0.001, 0.04, 0.012)
     lines = inference_lines(make_profile(output_changes=(change,)))

@@ -201,4 +201,5 @@ def _wrapped(line: str, characters: int) -> list[str]:
     """Breaks a line between its parts where it has parts, else between words."""
     space = "\N{NO-BREAK SPACE}"
     parts = line.replace(" ", space).replace(f"{space}·{space}", f"{space}· ")
-    return textwrap.wrap(parts if "·" in line else line, characters)
+    wrapped = textwrap.wrap(parts if "·" in line else line, characters)
+    return [one.removesuffix(f"{space}·") for one in wrapped]

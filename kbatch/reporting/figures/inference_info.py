@@ -71,6 +71,18 @@ class TimedSeries(NamedTuple):
     line: tuple[tuple[float, float], ...]
 
 
+class TargetMark(NamedTuple):
+    """A latency target that was checked.
+
+    Attributes:
+        latency_ms: The target, in milliseconds.
+        words: What was found, in words.
+    """
+
+    latency_ms: float
+    words: str
+
+
 class InferenceInfo(NamedTuple):
     """What the figures show.
 
@@ -78,14 +90,14 @@ class InferenceInfo(NamedTuple):
         name: Name of the model.
         series: All call paths and policies that were timed.
         answers: The batch sizes that the first series answers, by name, where it does.
-        targets_ms: Latency targets that were checked, in milliseconds.
+        targets: Latency targets that were checked.
         conditions: Device, versions and counts, in one line.
     """
 
     name: str
     series: tuple[TimedSeries, ...]
     answers: tuple[tuple[str, InferenceAnswer], ...]
-    targets_ms: tuple[float, ...]
+    targets: tuple[TargetMark, ...]
     conditions: str
 
     @property
@@ -112,13 +124,18 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
         profile.model_name,
         timed,
         _answers(profile),
-        tuple(sorted({check.latency_ms for check in profile.checks})),
-        conditions_line(profile),
+        _targets(profile),
+        conditions_line(profile, bars=True),
     )
 
 
-def conditions_line(profile: InferenceProfile) -> str:
-    """Writes where and how often it was measured, parts separated by a middle dot."""
+def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
+    """Writes where and how often it was measured, parts separated by a middle dot.
+
+    Args:
+        profile: What was measured.
+        bars: Whether the figure has bars to explain.
+    """
     environment = profile.environment
     named = {"tensorflow": "TensorFlow", "keras": "Keras"}
     parts = ["n/a (device not recorded)"]
@@ -130,7 +147,8 @@ def conditions_line(profile: InferenceProfile) -> str:
     if rounds:
         low, high = min(rounds), max(rounds)
         number = counted(low, "round") if low == high else f"{low:,} to {counted(high, 'round')}"
-        parts.append(f"{number} a point, bars: 95 % interval of the median")
+        explained = ", bars: 95 % interval of the median" if bars else ""
+        parts.append(f"{number} a point{explained}")
     if profile.noise_floor is not None:
         parts.append(f"noise floor {percent(profile.noise_floor)}")
     return " · ".join(parts)
@@ -177,6 +195,17 @@ def _line(profile: InferenceProfile) -> tuple[tuple[float, float], ...]:
     smallest, largest = latency.curve.batch_sizes[[0, -1]]
     places = np.geomspace(smallest, largest, _LINE_POINTS)
     return tuple((float(size), 1000 * latency.latency_s(size)) for size in places)
+
+
+def _targets(profile: InferenceProfile) -> tuple[TargetMark, ...]:
+    found: dict[tuple[float, float], str] = {}
+    for check in profile.checks:
+        asked = (check.latency_ms, check.quantile)
+        name = f"p{100 * check.quantile:g} within {check.latency_ms:g} ms"
+        found.setdefault(asked, f"{name}: no size verified")
+        if check.best:
+            found[asked] = f"{name}: batch size {check.batch_size:,}"
+    return tuple(TargetMark(latency_ms, words) for (latency_ms, _), words in found.items())
 
 
 def _point(timing: TimingRecord) -> TimedPoint | None:

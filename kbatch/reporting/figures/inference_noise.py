@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 HEIGHT_IN = 2.8
 # Rounds of one size are spread over this much of an octave.
 _STRIP = 0.28
+# Room above the farthest round, for the label of the band.
+_ROOM = 1.25
 
 
 class NoisePoint(NamedTuple):
@@ -96,6 +98,8 @@ def plot_inference_noise(profile: "InferenceProfile", ax: "Axes | None" = None) 
     floor = profile.noise_floor
     if floor is not None:
         panel.axhspan(-floor, floor, color=MUTED, alpha=0.15, linewidth=0)
+        farthest = max(floor, *(abs(point.deviation) for point in points))
+        panel.set_ylim(-_ROOM * farthest, _ROOM * farthest)
         panel.annotate(
             f"noise floor {percent(floor)}",
             (0.99, floor),
@@ -103,6 +107,7 @@ def plot_inference_noise(profile: "InferenceProfile", ax: "Axes | None" = None) 
             xytext=(0, 2),
             textcoords="offset points",
             ha="right",
+            va="bottom",
             fontsize=SMALL_PT,
             color=INK,
             path_effects=halo(),

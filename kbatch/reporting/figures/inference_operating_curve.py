@@ -3,7 +3,12 @@
 from typing import TYPE_CHECKING
 
 from kbatch.reporting.figures.canvas import SMALL_PT, halo, plain_axes, write_caption
-from kbatch.reporting.figures.inference_info import TimedSeries, inference_info
+from kbatch.reporting.figures.inference_info import (
+    TargetMark,
+    TimedSeries,
+    conditions_line,
+    inference_info,
+)
 from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, GRID, MUTED, series_style
 from kbatch.reporting.figures.series_marks import draw_series, legend_columns, name_panel
@@ -41,26 +46,34 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None
         rates = [p.samples_per_second for p in series.points]
         draw_series(panel, index, label=series.label, places=times, values=rates)
         _label_sizes(panel, index, series)
-    for target_ms in info.targets_ms:
-        panel.axvline(target_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
-        panel.annotate(
-            f"target {target_ms:g} ms",
-            (target_ms, 0.02),
-            xycoords=panel.get_xaxis_transform(),
-            xytext=(4, 0),
-            textcoords="offset points",
-            fontsize=SMALL_PT,
-            color=ALARM_TEXT,
-            path_effects=halo(),
-        )
+    for target in info.targets:
+        _mark_target(panel, target)
     panel.set_ylim(bottom=0, top=1.12 * panel.get_ylim()[1])
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
     name_panel(panel, info.name, columns=legend_columns(one.label for one in info.series))
-    write_caption(panel, info.conditions)
+    write_caption(panel, conditions_line(profile))
     return panel
+
+
+def _mark_target(panel: "Axes", target: TargetMark) -> None:
+    """Draws a target; its words stand on the side that has room."""
+    low, high = panel.get_xlim()
+    left = target.latency_ms**2 > low * high
+    panel.axvline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
+    panel.annotate(
+        target.words,
+        (target.latency_ms, 0.02),
+        xycoords=panel.get_xaxis_transform(),
+        xytext=(-4 if left else 4, 0),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        fontsize=SMALL_PT,
+        color=ALARM_TEXT,
+        path_effects=halo(),
+    )
 
 
 def _label_sizes(panel: "Axes", index: int, series: TimedSeries) -> None:

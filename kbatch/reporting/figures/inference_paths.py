@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from kbatch.analysis.median_interval import median_interval
 from kbatch.records.inference_measurements import TimingRecord
 from kbatch.reporting.figures.batch_axis import batch_axis
-from kbatch.reporting.figures.canvas import plain_axes, write_caption
+from kbatch.reporting.figures.canvas import SMALL_PT, halo, plain_axes, write_caption
 from kbatch.reporting.figures.inference_info import BATCH_LABEL, inference_info
-from kbatch.reporting.figures.palette import MUTED
+from kbatch.reporting.figures.palette import MUTED, series_style
 from kbatch.reporting.figures.series_marks import draw_series, legend_columns, name_panel
+from kbatch.reporting.number_text import readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +85,7 @@ def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) 
     """
     info, ratios = inference_info(profile), path_ratios(profile)
     panel = plain_axes(ax, HEIGHT_IN)
-    batch_axis(panel, info.batch_sizes, BATCH_LABEL)
+    batch_axis(panel, [ratio.batch_size for ratio in ratios], BATCH_LABEL)
     for index, series in enumerate(info.series[1:], start=1):
         points = [ratio for ratio in ratios if ratio.label == series.label]
         draw_series(
@@ -98,6 +99,7 @@ def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) 
                 for p in points
             ],
         )
+        _name_last(panel, index, points)
     panel.axhline(1, color=MUTED, linewidth=1.0, linestyle="--")
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -105,6 +107,21 @@ def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) 
     name_panel(panel, info.name, columns=legend_columns(one.label for one in info.series))
     write_caption(panel, info.conditions)
     return panel
+
+
+def _name_last(panel: "Axes", index: int, points: list[PathRatio]) -> None:
+    """Writes the figure at a series' last point: a ratio between two ticks cannot be read off."""
+    for point in points[-1:]:
+        panel.annotate(
+            readable(point.times_as_fast),
+            (point.batch_size, point.times_as_fast),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL_PT,
+            color=series_style(index).color,
+            path_effects=halo(),
+        )
 
 
 def _ratio(label: str, first: TimingRecord, other: TimingRecord) -> PathRatio | None:

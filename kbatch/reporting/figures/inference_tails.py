@@ -85,6 +85,8 @@ def plot_inference_tails(profile: "InferenceProfile", ax: "Axes | None" = None) 
     for index, quantile in enumerate(sorted({point.quantile for point in points})):
         known = [p for p in points if p.quantile == quantile and p.bound_ms is not None]
         values = [p.bound_ms for p in known if p.bound_ms is not None]
+        if not values:
+            continue
         draw_series(
             panel,
             index,
@@ -96,7 +98,7 @@ def plot_inference_tails(profile: "InferenceProfile", ax: "Axes | None" = None) 
     plain_log_labels(panel.yaxis)
     panel.set_ylabel("Latency, upper 95 % bound\nof the quantile (ms)")
     path, policy = profile.series[0]
-    name_panel(panel, f"{profile.model_name}: {path}, {policy}", columns=4)
+    name_panel(panel, f"{profile.model_name}: {path}, {policy}", columns=4 if panel.lines else 0)
     _say_missing(panel, points)
     write_caption(panel, conditions_line(profile), *missing_notes(points))
     return panel

@@ -95,11 +95,11 @@ def _draw_both(upper: "Axes", lower: "Axes", index: int, series: TimedSeries) ->
 
 
 def _mark_targets(lower: "Axes", info: InferenceInfo) -> None:
-    for target_ms in info.targets_ms:
-        lower.axhline(target_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
+    for target in info.targets:
+        lower.axhline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
         lower.annotate(
-            f"target {target_ms:g} ms",
-            (0.005, target_ms),
+            target.words,
+            (0.005, target.latency_ms),
             xycoords=lower.get_yaxis_transform(),
             xytext=(0, 3),
             textcoords="offset points",
