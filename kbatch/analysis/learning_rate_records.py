@@ -38,6 +38,7 @@ def learning_rate_scaling(
     base_batch_size: int,
     rule: str | None,
     noise_scale: float | None = None,
+    adaptive: bool | None = None,
 ) -> LearningRateScaling:
     """Scales an optimizer's hyperparameters from one batch size to another, on record.
 
@@ -54,6 +55,7 @@ def learning_rate_scaling(
         base_batch_size: Batch size that both were chosen for, in examples.
         rule: `"linear"`, `"sqrt"`, `"noise"` or None, which leaves `beta_2` as it is, too.
         noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
+        adaptive: Whether the optimizer is Adam-like; if None, where there is a `beta_2`.
 
     Returns:
         The scaled values with what led to them.
@@ -63,9 +65,9 @@ def learning_rate_scaling(
             the noise scale missing.
     """
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
-    ratio = learning_rate_ratio(
-        **sizes, rule=rule, noise_scale=noise_scale, adaptive=beta_2 is not None
-    )
+    if adaptive is None:
+        adaptive = beta_2 is not None
+    ratio = learning_rate_ratio(**sizes, rule=rule, noise_scale=noise_scale, adaptive=adaptive)
     if beta_2 is not None and rule is not None:
         beta_2 = scale_beta_2(beta_2, **sizes)
     return LearningRateScaling(

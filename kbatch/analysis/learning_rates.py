@@ -20,7 +20,7 @@ Adam's second moment forgets in steps: beta2' = beta2 ** kappa keeps its half-li
 
 import math
 
-RULES = ("linear", "sqrt")
+RULES = ("linear", "sqrt", "noise")
 
 
 def scale_learning_rate(
@@ -89,11 +89,11 @@ def learning_rate_ratio(
             `"noise"` and the noise scale missing or negative.
     """
     kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
-    if rule == "noise":
-        scale = _check_noise_scale(noise_scale)
-        gain = kappa * (scale + base_batch_size) / (scale + batch_size)
-        return math.sqrt(gain) if adaptive else gain
     match check_rule(rule, "rule"):
+        case "noise" if kappa != 1:
+            scale = _check_noise_scale(noise_scale)
+            gain = kappa * (scale + base_batch_size) / (scale + batch_size)
+            return math.sqrt(gain) if adaptive else gain
         case "linear":
             return kappa
         case "sqrt":
@@ -145,7 +145,7 @@ def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
 
 
 def check_rule(rule: str | None, name: str) -> str | None:
-    """Checks that a learning-rate rule that needs the batch sizes alone exists.
+    """Checks that a learning-rate rule exists.
 
     Args:
         rule: The rule, or None.
@@ -159,8 +159,8 @@ def check_rule(rule: str | None, name: str) -> str | None:
     """
     if rule is not None and rule not in RULES:
         raise ValueError(
-            f"`{name}` must be None, 'linear' (for SGD) or 'sqrt' (for Adam and its relatives). "
-            f"Received: {name}={rule!r}."
+            f"`{name}` must be None, 'linear' (for SGD), 'sqrt' (for Adam and its relatives) or "
+            f"'noise' (for both, by the gradient noise scale). Received: {name}={rule!r}."
         )
     return rule
 

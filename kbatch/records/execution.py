@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.learning_rate_records import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 from kbatch.records.noise import EpochNoiseScale, noise_scale, noise_scale_curve
@@ -84,6 +85,8 @@ class ExecutionRecord:
         budget: What it was allowed to spend, None where the number of epochs was the budget.
         target: Where training was to end, None without one.
         replicas: Devices that shared each batch.
+        scaling: What the rule was given and what it made of it, None where the model was not
+            built or not scaled yet.
     """
 
     status: str
@@ -117,6 +120,7 @@ class ExecutionRecord:
     target: Target | None = None
     replicas: int = 1
     traceback: str | None = None
+    scaling: LearningRateScaling | None = None
 
     def __post_init__(self):
         if self.status not in STATUSES:

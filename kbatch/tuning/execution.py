@@ -16,10 +16,11 @@ from kbatch.records.execution import ExecutionRecord
 from kbatch.records.target import COST_NAMES, cost_to_target
 from kbatch.records.usage import UsageRecord
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
+from kbatch.training.accumulation.halving import uncut_note, uncut_part
 from kbatch.training.data import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
 from kbatch.training.fit import TimedFit
-from kbatch.training.learning_rate import current_learning_rate
+from kbatch.training.learning_rate import current_learning_rate, scaling_of
 from kbatch.training.replica_meter import replica_count
 from kbatch.tuning.fresh_callbacks import FreshCallbacks
 from kbatch.tuning.trial_files import TrialFiles
@@ -38,6 +39,7 @@ class ExecutionPlan(NamedTuple):
         validation_batch_size: Examples in a validation batch.
         validation_is_chosen: Whether a person chose that size.
         learning_rate_scaling: Rule that was applied, or None.
+        scaling_note: What a reader must know of the noise scale that the rule used, or None.
         metrics: Metrics that each epoch must have.
         to_target: Whether the cost of a target is the objective.
     """
@@ -50,6 +52,7 @@ class ExecutionPlan(NamedTuple):
     validation_batch_size: int
     validation_is_chosen: bool
     learning_rate_scaling: str | None
+    scaling_note: str | None
     metrics: tuple[str, ...]
     to_target: bool
 
@@ -274,13 +277,22 @@ def _started(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
         notes=_notes(model, plan, plan.micro_batch_size),
         workers_on_device=workers_on_device(),
         replicas=replica_count(model),
+        scaling=scaling_of(model),
     )
 
 
 def _notes(
     model: keras.Model, plan: ExecutionPlan, micro_batch_size: int | None
 ) -> tuple[str, ...]:
-    parts = coupled_parts(model)
-    rows = -(-plan.batch_size // replica_count(model))
-    accumulated = micro_batch_size is not None and micro_batch_size < rows
-    return (coupling_note(parts),) if parts and accumulated else ()
+    cut = _cut_note(model, -(-plan.batch_size // replica_count(model)), micro_batch_size)
+    return tuple(note for note in (plan.scaling_note, cut) if note is not None)
+
+
+def _cut_note(model: keras.Model, rows: int, micro_batch_size: int | None) -> str | None:
+    if micro_batch_size is None:
+        return None
+    if micro_batch_size < rows:
+        parts = coupled_parts(model)
+        return coupling_note(parts) if parts else None
+    uncut = uncut_part(model)
+    return uncut_note(uncut) if uncut else None

@@ -7,28 +7,30 @@ import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes
-from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
+from kbatch.analysis.learning_rates import check_rule
 from kbatch.analysis.max_batch_search import check_window
 from kbatch.instruments.device_memory import check_memory_limit
 from kbatch.profiling.user_model import BuildFunction, as_hypermodel
 from kbatch.records.json_files import RecordError
 from kbatch.records.target import COST_NAMES
-from kbatch.training.accumulation import accumulate_gradients
+from kbatch.training.accumulation import cut_batches
 from kbatch.training.dtype_policy import (
     check_active_policy,
     check_dtype_policies,
     dtype_policy_scope,
 )
 from kbatch.training.errors import InputError
-from kbatch.training.learning_rate import scale_optimizer
+from kbatch.training.learning_rate import scale_model, scaling_of
 from kbatch.training.replica_meter import replica_count
 from kbatch.training.seeds import check_seed, seeded
 from kbatch.training.trainable_model import check_model
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
+from kbatch.tuning.base_noise_scale import base_noise_scale
 from kbatch.tuning.execution import Execution, ExecutionPlan
 from kbatch.tuning.execution_number import ExecutionNumber
 from kbatch.tuning.search_errors import ending_the_search, failing_the_trial
 from kbatch.tuning.size_checks import (
+    check_base_batch_size,
     check_micro_batch_size,
     check_space,
     default_validation_batch_size,
@@ -71,7 +73,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
             (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
-            `"sqrt"` (Adam-like) or None (it does not).
+            `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale that the trial of
+            `base_batch_size` measured, which comes first) or None (it does not). Adam's `beta_2`
+            keeps its half-life in examples under each of them.
         base_batch_size: Batch size that the model's learning rate suits; the smallest one if
             None.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
@@ -95,7 +99,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         *,
         micro_batch_size: int | Literal["auto"] | None = "auto",
         dtype_policy: str | Sequence[str] = "mixed_float16",
-        learning_rate_scaling: Literal["linear", "sqrt"] | None = None,
+        learning_rate_scaling: Literal["linear", "sqrt", "noise"] | None = None,
         base_batch_size: int | None = None,
         memory_limit_bytes: int | None = None,
         memory_window: tuple[float, float] = (0.80, 0.90),
@@ -114,6 +118,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.base_batch_size = (
             size_or_none(base_batch_size, "base_batch_size") or self.batch_sizes[0]
         )
+        check_base_batch_size(self.base_batch_size, self.batch_sizes, self.learning_rate_scaling)
         self._chosen_validation = size_or_none(validation_batch_size, "validation_batch_size")
         self.validation_batch_size = self._chosen_validation or default_validation_batch_size(
             self.batch_sizes, self._given_micro_batch_size
@@ -154,19 +159,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         with ending_the_search(TypeError, ValueError):
             check_model(model)
             check_active_policy(model, policy)
-        kappa = batch_size / self.base_batch_size
-        ratio = learning_rate_ratio(
-            batch_size=batch_size,
-            base_batch_size=self.base_batch_size,
-            rule=self.learning_rate_scaling,
-        )
-        if self.learning_rate_scaling is not None:
-            scale_optimizer(model.optimizer, ratio=ratio, kappa=kappa)
+        if self.learning_rate_scaling != "noise" or batch_size == self.base_batch_size:
+            self._scale(model, batch_size)
         with ending_the_search(InputError):
             rows = replica_rows(batch_size, replica_count(model))
         micro_batch_size = self._micro(rows)
-        if micro_batch_size is not None and micro_batch_size < rows:
-            accumulate_gradients(model, micro_batch_size, moments_every=_MOMENTS_EVERY)
+        if micro_batch_size is not None:
+            cut_batches(model, micro_batch_size, rows=rows, moments_every=_MOMENTS_EVERY)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
@@ -195,7 +194,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """
         with ending_the_search(InputError, RecordError), failing_the_trial():
             files = trial_files(kwargs.get("callbacks"))
-            plan = self._plan(hp, files, replica_count(model))
+            plan = self._plan(
+                hp, files, replica_count(model), self._scaled_by_noise(hp, model, files)
+            )
             execution = Execution(model, plan, files, self._micro_batch(hp, model, files))
             if files is not None:
                 files.check_settings(self.settings)
@@ -217,7 +218,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return batch_size, policy
 
     def _plan(
-        self, hp: keras_tuner.HyperParameters, files: TrialFiles | None, replicas: int
+        self,
+        hp: keras_tuner.HyperParameters,
+        files: TrialFiles | None,
+        replicas: int,
+        scaling_note: str | None,
     ) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
         # A `fit` of the user's may compute the objective itself, after training.
@@ -231,9 +236,30 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             validation_batch_size=self.validation_batch_size,
             validation_is_chosen=self._chosen_validation is not None,
             learning_rate_scaling=self.learning_rate_scaling,
+            scaling_note=scaling_note,
             metrics=files.objective_names if files is not None and stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
         )
+
+    def _scale(self, model: keras.Model, batch_size: int, noise_scale: float | None = None) -> None:
+        scale_model(
+            model,
+            batch_size=batch_size,
+            base_batch_size=self.base_batch_size,
+            rule=self.learning_rate_scaling,
+            noise_scale=noise_scale,
+        )
+
+    def _scaled_by_noise(
+        self, hp: keras_tuner.HyperParameters, model: keras.Model, files: TrialFiles | None
+    ) -> str | None:
+        """Applies the rule that waits for the trial of the base size; says what it used."""
+        if scaling_of(model) is not None:
+            return None
+        found = base_noise_scale(files and files.project, self.base_batch_size, hp.values)
+        batch_size: Any = hp.get("batch_size")
+        self._scale(model, batch_size, found.value)
+        return found.note
 
     def _micro(self, rows: int) -> int | None:
         """Gives the micro-batch size of so many rows a device, None where it is to be found."""

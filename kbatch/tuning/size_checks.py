@@ -26,6 +26,22 @@ def check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -
             )
 
 
+def check_base_batch_size(
+    base_batch_size: int, batch_sizes: tuple[int, ...], rule: str | None
+) -> None:
+    """Checks that the noise scale of the base batch size is measured, where a rule needs it.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if rule == "noise" and base_batch_size not in batch_sizes:
+        raise ValueError(
+            '`learning_rate_scaling="noise"` measures the noise scale in the trial of '
+            "`base_batch_size`: it must be one of `batch_sizes`. Received: "
+            f"base_batch_size={base_batch_size}, batch_sizes={batch_sizes}."
+        )
+
+
 def replica_rows(batch_size: int, replicas: int) -> int:
     """Gives the rows that a replica has of a batch, the most where they differ by one.
 

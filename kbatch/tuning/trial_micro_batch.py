@@ -8,7 +8,7 @@ import keras
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.profiling.loads import build_on
-from kbatch.training.accumulation import accumulate_gradients
+from kbatch.training.accumulation import cut_batches
 from kbatch.training.data import FitData
 from kbatch.training.kept_state import KeptState
 from kbatch.training.replica_meter import replica_count
@@ -106,5 +106,4 @@ class TrialMicroBatch:
         return True
 
     def _accumulate(self, size: int) -> None:
-        if size < self._rows:
-            accumulate_gradients(self._model, size, moments_every=self._moments_every)
+        cut_batches(self._model, size, rows=self._rows, moments_every=self._moments_every)

@@ -18,6 +18,11 @@ def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor,
     return tuple(_add(s, g) for s, g in zip(sums, gradients, strict=True))
 
 
+def joined(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, ...]:
+    """Adds the gradients of two micro-batches, sparse ones by listing the rows of both."""
+    return tuple(_joined(a, b) for a, b in zip(first, second, strict=True))
+
+
 def finalize(
     sums: Sequence[tf.Tensor], variables: Sequence[Any], connected: Sequence[bool]
 ) -> list[tf.Tensor | None]:
@@ -26,6 +31,18 @@ def finalize(
         tf.cast(s, v.dtype) if reached else None
         for s, v, reached in zip(sums, variables, connected, strict=True)
     ]
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([first.values, second.values], axis=0),
+            tf.concat([first.indices, second.indices], axis=0),
+            first.dense_shape,
+        )
+    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)
 
 
 def _sum_dtype(variable: Any) -> str:

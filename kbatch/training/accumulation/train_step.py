@@ -19,10 +19,26 @@ from kbatch.training.symbolic_build import build_symbolically
 from kbatch.training.trainable_model import check_model
 
 
-class _Sums(NamedTuple):
-    """What the loop carries: sums over the micro-batches so far."""
+class Part(NamedTuple):
+    """What one micro-batch adds to an update.
 
-    gradients: tuple[tf.Tensor, ...]
+    Attributes:
+        gradients: Of its part of the scaled loss, None where the loss does not reach a variable.
+        loss: Its part of the loss of the batch.
+        output_losses: The same of each output.
+        rows_share: Its rows over those of the batch.
+    """
+
+    gradients: Any
+    loss: tf.Tensor
+    output_losses: tuple[tf.Tensor, ...]
+    rows_share: tf.Tensor
+
+
+class Sums(NamedTuple):
+    """What an update is made of: sums over its micro-batches so far."""
+
+    gradients: tuple[Any, ...]
     loss: tf.Tensor
     output_losses: tuple[tf.Tensor, ...]
     micro_sq_norm: tf.Tensor
@@ -68,17 +84,15 @@ class AccumulatingTrainStep:
         check_model(model)
         size = self.micro_batch_size if self.varying_size is None else self.varying_size
         batch = cut(keras.utils.unpack_x_y_sample_weight(data), size)
-        _build(model, batch)
+        build_variables(model, batch)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self._moments is None or replicas > 1:
-            update = _Update(model, batch, self.batch_norm_once, measured=None)
+            update = Update(model, batch, self.batch_norm_once, measured=None)
             update.apply(update.accumulate())
             return model.get_metrics_result()
-        # Read before the update: it moves the tracker and perhaps the loss scale.
-        anew = tf.equal(tf.convert_to_tensor(model._loss_tracker.count), 0.0)
-        scale: Any = model.optimizer.scale_loss(tf.ones([]))
+        anew, scale = before_update(model)
         measured = self._moments.is_due(anew)
-        update = _Update(model, batch, self.batch_norm_once, measured)
+        update = Update(model, batch, self.batch_norm_once, measured)
         sums = update.accumulate()
         update.apply(sums)
         micro = tf.where(measured, sums.micro_sq_norm, float("nan"))
@@ -88,7 +102,7 @@ class AccumulatingTrainStep:
         return model.get_metrics_result() | moments
 
 
-class _Update:
+class Update:
     """One optimizer update: init, one `add` a micro-batch, apply.
 
     Args:
@@ -113,7 +127,7 @@ class _Update:
         # Which variables the loss reaches; known once a micro-batch has been traced.
         self._connected = [False] * len(model.trainable_weights)
 
-    def accumulate(self) -> _Sums:
+    def accumulate(self) -> Sums:
         """Runs all micro-batches, one after the other: that is what saves the memory."""
         batch = self._batch
         # XLA wants one size in the loop, and compiles it also where it never runs: a size that is
@@ -122,7 +136,7 @@ class _Update:
 
         end = batch.full * batch.size if fixed else batch.rows
 
-        def add(start: tf.Tensor, sums: _Sums) -> tuple[tf.Tensor, _Sums]:
+        def add(start: tf.Tensor, sums: Sums) -> tuple[tf.Tensor, Sums]:
             rest = batch.rows if fixed else batch.rows - start
             size = tf.minimum(batch.size, rest)
             return start + batch.size, self._add(sums, batch.part(start, size))
@@ -132,13 +146,13 @@ class _Update:
         )
         return self._add_rest(sums, batch.rows - end) if fixed else sums
 
-    def _add_rest(self, sums: _Sums, rest: tf.Tensor) -> _Sums:
+    def _add_rest(self, sums: Sums, rest: tf.Tensor) -> Sums:
         # XLA compiles the branch also where there is no rest, but not for zero rows.
         size = tf.maximum(rest, 1)
         part = functools.partial(self._batch.part, self._batch.rows - size, size)
         return tf.cond(rest > 0, lambda: self._add(sums, part()), lambda: sums)
 
-    def apply(self, sums: _Sums) -> None:
+    def apply(self, sums: Sums) -> None:
         """Applies the gradients once and writes the statistics and losses of the batch."""
         model = self._model
         variables = model.trainable_weights
@@ -154,9 +168,9 @@ class _Update:
             # As in Keras, by rows only where their number is known before the step runs.
             tracker.update_state(loss * replicas, sample_weight=self._batch.known_rows)
 
-    def _init(self) -> _Sums:
+    def _init(self) -> Sums:
         outputs = output_losses.output_count(self._model)
-        return _Sums(
+        return Sums(
             gradient_sum.init(self._model.trainable_weights),
             tf.zeros([]),
             tuple(tf.zeros([]) for _ in range(outputs)),
@@ -164,7 +178,8 @@ class _Update:
             () if self._batch_norm is None else self._batch_norm.init(),
         )
 
-    def _add(self, sums: _Sums, micro_batch: tuple[Any, Any, Any]) -> _Sums:
+    def part(self, micro_batch: tuple[Any, Any, Any]) -> Part:
+        """Computes loss and gradients of a micro-batch, and counts it in the metrics."""
         model = self._model
         x, y, sample_weight = micro_batch
         rows_share = _rows(x) / tf.cast(self._batch.rows, tf.float32)
@@ -182,24 +197,25 @@ class _Update:
         reached = [gradient is not None for gradient in gradients]
         self._connected = [a or b for a, b in zip(self._connected, reached, strict=True)]
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-        losses = zip(sums.output_losses, parts, strict=True)
-        return _Sums(
-            gradient_sum.add(sums.gradients, gradients),
-            sums.loss + tf.cast(loss, tf.float32),
-            tuple(total + tf.cast(part, tf.float32) for total, part in losses),
-            sums.micro_sq_norm + self._micro_sq_norm(gradients, rows_share),
+        return Part(gradients, loss, parts, rows_share)
+
+    def _add(self, sums: Sums, micro_batch: tuple[Any, Any, Any]) -> Sums:
+        part = self.part(micro_batch)
+        losses = zip(sums.output_losses, part.output_losses, strict=True)
+        return Sums(
+            gradient_sum.add(sums.gradients, part.gradients),
+            sums.loss + tf.cast(part.loss, tf.float32),
+            tuple(total + tf.cast(loss, tf.float32) for total, loss in losses),
+            sums.micro_sq_norm + self._micro_sq_norm(part),
             ()
             if self._batch_norm is None
-            else self._batch_norm.add(sums.batch_statistics, rows_share),
+            else self._batch_norm.add(sums.batch_statistics, part.rows_share),
         )
 
-    def _micro_sq_norm(self, gradients: Any, rows_share: tf.Tensor) -> tf.Tensor:
-        """Gives w_k |g_k|^2; the gradient of a micro-batch's part of the loss is w_k g_k."""
+    def _micro_sq_norm(self, part: Part) -> tf.Tensor:
         if self._measured is None:
             return tf.zeros([])
-        return tf.cond(
-            self._measured, lambda: squared_norm(gradients) / rows_share, lambda: tf.zeros([])
-        )
+        return tf.cond(self._measured, lambda: weighted_squared_norm(part), lambda: tf.zeros([]))
 
     def _observed(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._batch_norm is None else self._batch_norm.observed()
@@ -230,8 +246,19 @@ class _Update:
         )[1]
 
 
-def _build(model: Any, batch: MicroBatches) -> None:
-    """Builds weights, metrics and losses before the loop, which cannot create variables."""
+def weighted_squared_norm(part: Part) -> tf.Tensor:
+    """Gives w_k |g_k|^2; the gradient of a micro-batch's part of the loss is w_k g_k."""
+    return squared_norm(part.gradients) / part.rows_share
+
+
+def before_update(model: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Reads what an update moves: whether it is the first of an epoch, and the loss scale."""
+    anew = tf.equal(tf.convert_to_tensor(model._loss_tracker.count), 0.0)
+    return anew, model.optimizer.scale_loss(tf.ones([]))
+
+
+def build_variables(model: Any, batch: MicroBatches) -> None:
+    """Builds weights, metrics, losses and slots before a loop or branch, which cannot."""
     if tf.distribute.has_strategy():
         return  # Keras has done so, outside the replicas.
     if tf.executing_eagerly():
