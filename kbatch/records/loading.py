@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Protocol
 
+from kbatch.records.goodput import GOODPUT_NAME, GoodputRecord
 from kbatch.records.json_files import RecordError, read_record
 from kbatch.records.study import SearchRecord, Study
 from kbatch.records.trial import TrialRecord
@@ -82,7 +83,9 @@ def _read_project(path: Path) -> Study:
     found = [read(TrialRecord, file) for file in sorted(path.glob(f"trial_*/{RECORD_NAME}"))]
     problems += _unrecorded(path)
     trials = sorted((t for t in found if t), key=lambda t: (t.batch_size, t.trial_id))
-    return Study(path.resolve().name, tuple(trials), search, tuple(problems))
+    goodput_file = path / GOODPUT_NAME
+    goodput = read(GoodputRecord, goodput_file) if goodput_file.exists() else None
+    return Study(path.resolve().name, tuple(trials), search, tuple(problems), goodput)
 
 
 def _unrecorded(path: Path) -> list[str]:

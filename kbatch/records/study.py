@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.goodput import GoodputRecord
 from kbatch.records.json_files import write_record
 from kbatch.records.shown_record import ShownRecord
 from kbatch.records.study_table import execution_rows, trial_rows
@@ -49,12 +50,14 @@ class Study(ShownRecord):
         search: What holds for all of them, None if its file is missing.
         problems: What is missing, a line each: files that could not be read, and trials that failed
             before training, in building the model.
+        goodput: What a search by goodput measured and decided, None for another strategy.
     """
 
     name: str
     trials: tuple[TrialRecord, ...]
     search: SearchRecord | None = None
     problems: tuple[str, ...] = ()
+    goodput: GoodputRecord | None = None
 
     def __repr__(self) -> str:
         """Sums the study up in a line: its records would fill pages."""

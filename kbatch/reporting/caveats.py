@@ -6,6 +6,7 @@ from kbatch.records.study import Study
 from kbatch.records.trial import TrialRecord
 from kbatch.reporting.budget_caveats import budget_caveats
 from kbatch.reporting.caveat import Caveat, concerned, one_line
+from kbatch.reporting.goodput_text import goodput_caveats
 from kbatch.reporting.noise_text import noise_caveats
 from kbatch.reporting.number_text import listed
 from kbatch.reporting.outcomes import diverged, outcome
@@ -22,6 +23,9 @@ _NOTES = (
     ("Memory ran out in training", "micro-batch size", "micro_batch_size"),
     ("The first update used the learning rate", "learning rate", "learning_rate"),
     ("It went on from epoch", "rest of a training", "updates"),
+    ("The noise scale was not measured", "noise scale", "noise_scale"),
+    ("The learning rate follows the noise scale", "learning rate", "learning_rate"),
+    ("The noise scale of trial", "learning rate", "learning_rate"),
 )
 
 
@@ -35,7 +39,7 @@ def caveats(study: Study) -> tuple[Caveat, ...]:
         The caveats, those about missing results first.
     """
     rules = (
-        *(_problems, _incomplete, _other_batch, timing_caveats),
+        *(_problems, goodput_caveats, _incomplete, _other_batch, timing_caveats),
         *(budget_caveats, _few_executions, noise_caveats, _notes),
     )
     return tuple(caveat for rule in rules for caveat in rule(study))

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras_tuner.src.engine.tuner_utils import TunerCallback
 
+from kbatch.tuning.budget_cap import capped
 from kbatch.tuning.checkpoints import CHECKPOINT_NAME, BestWeights
 from kbatch.tuning.fit_reporter import FitProgress, FitReporter
 from kbatch.tuning.trial_files import TrialFiles
@@ -35,7 +36,7 @@ def run_executions(
     keywords = dict(keywords)
     given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
     for number in range(len(completed), files.executions):
-        callbacks = tuner._deepcopy_callbacks(given)
+        callbacks = capped(tuner._deepcopy_callbacks(given), tuner.time_cap_s)
         tuner._configure_tensorboard_dir(callbacks, trial, number)
         reporter = FitReporter(tell, execution=number, executions=files.executions)
         callbacks += [TunerCallback(tuner, trial), *weights, reporter]

@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from kbatch.instruments.mapped_pickles import MappedPickles, UnsendableError
 from kbatch.instruments.worker import Worker
+from kbatch.records.goodput import GoodputRecord
 from kbatch.training.errors import InputError
 from kbatch.tuning.executions import run_executions
+from kbatch.tuning.throughput_sweep import sweep_throughput
 
 
 class IsolatedTrials:
@@ -72,6 +74,17 @@ class IsolatedTrials:
         finally:
             self._worker.restart()
 
+    def sweep(self, tuner: Any) -> GoodputRecord:
+        """Times an update of each batch size, in a process that ends with it.
+
+        Args:
+            tuner: The tuner, whose copy builds the model.
+        """
+        try:
+            return self._worker.call(_sweep, tuner, self._data)
+        finally:
+            self._worker.restart()
+
 
 def explored_space(tuner: Any) -> keras_tuner.HyperParameters:
     """Finds the search space in another process, so that this one never takes the device.
@@ -87,6 +100,11 @@ def _run(tell: Callable[[Any], None], tuner: Any, trial: Any, data: bytes) -> An
     arguments, keywords = pickle.loads(data)
     run_executions(tell, tuner, trial, arguments, keywords)
     return trial.hyperparameters
+
+
+def _sweep(tell: Callable[[Any], None], tuner: Any, data: bytes) -> GoodputRecord:
+    arguments, keywords = pickle.loads(data)
+    return sweep_throughput(tuner.hypermodel, tuner.oracle.get_space(), arguments, keywords)
 
 
 def _explore(tuner: Any) -> Any:

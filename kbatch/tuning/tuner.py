@@ -15,16 +15,22 @@ from kbatch.reporting.number_text import counted
 from kbatch.tuning.checkpoints import CHECKPOINT_NAME
 from kbatch.tuning.executions import run_executions
 from kbatch.tuning.failed_execution import record_failure
+from kbatch.tuning.goodput_strategy import GoodputStrategy
 from kbatch.tuning.grid import untried_in_grid
 from kbatch.tuning.hypermodel import BatchSizeHyperModel
 from kbatch.tuning.isolation import IsolatedTrials, explored_space
 from kbatch.tuning.no_best_trial import no_best_trial
 from kbatch.tuning.oracle import BatchSizeOracle
 from kbatch.tuning.progress import SearchProgress
+from kbatch.tuning.throughput_sweep import sweep_throughput
 from kbatch.tuning.trial_files import TrialFiles, compare_settings
 from kbatch.tuning.trial_result import TrialResult, trial_result
-
-_STRATEGIES = {"grid": untried_in_grid}
+from kbatch.tuning.tuner_checks import (
+    check_count,
+    check_hypermodel,
+    check_isolation,
+    check_strategy,
+)
 
 
 class BatchSizeTuner(keras_tuner.Tuner):
@@ -46,7 +52,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         objective: keras-tuner's objective: a metric's name, an `Objective`, a list of them, or None
             for a `HyperModel.fit` that returns a number to minimise.
         strategy: Which trials to run: `"grid"` runs every combination of batch size and other
-            hyperparameters, in an order that never changes.
+            hyperparameters, in an order that never changes. `"goodput"` times an update of each
+            size, trains a pilot, then only sizes that may be better by what these tell, and says
+            why it stopped; it needs `kbatch.StopAtTarget` and the objective
+            `"seconds_to_target"`, or a metric as objective and a `kbatch.TimeBudget`.
         executions_per_trial: How many times each trial trains, each time with a seed of its own.
         isolate: Whether each trial runs in a process of its own, so that neither memory nor a crash
             outlives it; it starts some seconds later. Data must be arrays or functions then, and
@@ -71,7 +80,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         hypermodel: BatchSizeHyperModel,
         objective: Any = None,
         *,
-        strategy: Literal["grid"] = "grid",
+        strategy: Literal["grid", "goodput"] = "grid",
         executions_per_trial: int = 1,
         isolate: bool = False,
         keep_checkpoints: int = 1,
@@ -80,18 +89,23 @@ class BatchSizeTuner(keras_tuner.Tuner):
         project_name: str | None = None,
         overwrite: bool = False,
     ):
-        _check_hypermodel(hypermodel)
-        _check_strategy(strategy)
-        _check_isolation(isolate, distribution_strategy)
-        executions = _check_count(executions_per_trial, "executions_per_trial", least=1)
+        check_hypermodel(hypermodel)
+        check_strategy(strategy, distribution_strategy)
+        check_isolation(isolate, distribution_strategy)
+        executions = check_count(executions_per_trial, "executions_per_trial", least=1)
         self.isolate = isolate
         # keras-tuner sets it after the reload, which needs it.
         self.executions_per_trial = executions
-        self.keep_checkpoints = _check_count(keep_checkpoints, "keep_checkpoints", least=0)
+        self.keep_checkpoints = check_count(keep_checkpoints, "keep_checkpoints", least=0)
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
+        self._goodput = _goodput(hypermodel) if strategy == "goodput" else None
+        # Seconds after which the present trial has lost, None where it may go on.
+        self.time_cap_s: float | None = None
         super().__init__(
-            BatchSizeOracle(objective, _STRATEGIES[strategy], keep_checkpoints=keep_checkpoints),
+            BatchSizeOracle(
+                objective, self._goodput or untried_in_grid, keep_checkpoints=keep_checkpoints
+            ),
             hypermodel,
             directory=None if directory is None else str(directory),
             project_name=project_name,
@@ -117,6 +131,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         try:
             with self._progress, self._isolation(args, kwargs):
                 self._say_what_is_kept()
+                self._begin_goodput(args, kwargs)
                 # keras-tuner's display and Keras's bar are silent: this one shows both.
                 super().search(*args, verbose=0, **kwargs)
         except KeyboardInterrupt:
@@ -157,6 +172,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Runs the executions of a trial that have not completed; keras-tuner calls it."""
+        if self._goodput is not None:
+            self.time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
         if self._isolated is None:
             run_executions(self._progress.show, self, trial, args, kwargs)
         else:
@@ -169,7 +186,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_trial_begin(self, trial: Any) -> None:
         """Shows that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
-        ended, left = (None, None) if self._is_worker() else self._counts()
+        unknown = self._is_worker() or self._goodput is not None
+        ended, left = (None, None) if unknown else self._counts()
         self._progress.trial_begins(trial.hyperparameters.values, ended=ended, left=left)
 
     def on_trial_end(self, trial: Any) -> None:
@@ -180,6 +198,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_search_end(self) -> None:
         """Says so where nothing completed; keras-tuner calls it."""
         super().on_search_end()
+        if self._goodput is not None:
+            for text in self._goodput.ends(self.oracle.get_space()):
+                self._progress.say(text)
         # A chief may have ended before its last worker.
         if not self._is_worker() and not self.oracle.get_best_trials(1):
             self._progress.say(no_best_trial(Path(self.project_dir)))
@@ -250,8 +271,25 @@ class BatchSizeTuner(keras_tuner.Tuner):
             raise RuntimeError(no_best_trial(Path(self.project_dir)))
         return found
 
+    def _begin_goodput(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Times an update of each size, unless an earlier run has."""
+        if self._goodput is None:
+            return
+        isolated, space = self._isolated, self.oracle.get_space()
+        said = self._goodput.begin(
+            Path(self.project_dir),
+            self.oracle.objective,
+            kwargs.get("callbacks"),
+            lambda: (
+                sweep_throughput(self.hypermodel, space, args, kwargs)
+                if isolated is None
+                else isolated.sweep(self)
+            ),
+        )
+        self._progress.say(said)
+
     def _say_what_is_kept(self) -> None:
-        ended = 0 if self._is_worker() else self._counts()[0]
+        ended = 0 if self._is_worker() else len(self.oracle.ended_trials)
         if ended:
             self._progress.say(
                 f"{counted(ended, 'trial')} of an earlier run kept in {self.project_dir}; "
@@ -274,33 +312,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 self._isolated = None
 
 
-def _check_hypermodel(hypermodel: Any) -> None:
-    if not isinstance(hypermodel, BatchSizeHyperModel):
-        raise TypeError(
-            "`hypermodel` must be a `kbatch.BatchSizeHyperModel`: wrap what builds the model, "
-            "`BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024))`. "
-            f"Received: hypermodel={hypermodel!r}."
-        )
-
-
-def _check_strategy(strategy: Any) -> None:
-    if strategy not in _STRATEGIES:
-        raise ValueError(
-            f"`strategy` must be one of {sorted(_STRATEGIES)}. Received: strategy={strategy!r}."
-        )
-
-
-def _check_isolation(isolate: bool, distribution_strategy: Any) -> None:
-    if isolate and distribution_strategy is not None:
-        raise ValueError(
-            "A `distribution_strategy` holds the devices of this process: leave it out, or "
-            "`isolate=True`. Received: isolate=True and a distribution_strategy."
-        )
-
-
-def _check_count(count: Any, name: str, *, least: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise ValueError(
-            f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
-        )
-    return count
+def _goodput(hypermodel: BatchSizeHyperModel) -> GoodputStrategy:
+    ruled = hypermodel.learning_rate_scaling == "noise"
+    return GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)

@@ -41,7 +41,7 @@ def cut_batches(
     """
     if micro_batch_size < rows:
         return accumulate_gradients(model, micro_batch_size, moments_every=moments_every)
-    return measure_moments(model, every=moments_every)
+    return measure_moments(model, every=moments_every) if moments_every else model
 
 
 def measure_moments(model: keras.Model, *, every: int) -> keras.Model:

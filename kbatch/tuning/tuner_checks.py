@@ -1,0 +1,71 @@
+"""Checks of the arguments of a tuner."""
+
+from typing import Any
+
+from keras_tuner.src.distribute.utils import has_chief_oracle
+
+from kbatch.tuning.hypermodel import BatchSizeHyperModel
+
+STRATEGIES = ("grid", "goodput")
+
+
+def check_hypermodel(hypermodel: Any) -> None:
+    """Checks that batch size is what a hypermodel tunes.
+
+    Raises:
+        TypeError: If it is not.
+    """
+    if not isinstance(hypermodel, BatchSizeHyperModel):
+        raise TypeError(
+            "`hypermodel` must be a `kbatch.BatchSizeHyperModel`: wrap what builds the model, "
+            "`BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024))`. "
+            f"Received: hypermodel={hypermodel!r}."
+        )
+
+
+def check_strategy(strategy: Any, distribution_strategy: Any) -> None:
+    """Checks that a strategy exists, and can be used here.
+
+    Raises:
+        ValueError: If not.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(
+            f"`strategy` must be one of {list(STRATEGIES)}. Received: strategy={strategy!r}."
+        )
+    if strategy == "goodput" and distribution_strategy is not None:
+        raise ValueError(
+            'The throughput sweep of `strategy="goodput"` is measured on one device: leave out '
+            '`distribution_strategy`, or take "grid". Received: both.'
+        )
+    if strategy == "goodput" and has_chief_oracle():
+        raise ValueError(
+            'With `strategy="goodput"` one trial decides on the next: run the script without '
+            '`kbatch distribute`, or take "grid" for several workers. Received: a worker or chief.'
+        )
+
+
+def check_isolation(isolate: bool, distribution_strategy: Any) -> None:
+    """Checks that trials can run in processes of their own, where they are to.
+
+    Raises:
+        ValueError: If they cannot.
+    """
+    if isolate and distribution_strategy is not None:
+        raise ValueError(
+            "A `distribution_strategy` holds the devices of this process: leave it out, or "
+            "`isolate=True`. Received: isolate=True and a distribution_strategy."
+        )
+
+
+def check_count(count: Any, name: str, *, least: int) -> int:
+    """Checks a number of things.
+
+    Raises:
+        ValueError: If it is no integer, or too small.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ValueError(
+            f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
+        )
+    return count

@@ -1,0 +1,227 @@
+"""Searches by goodput: real trials, and what decides between them."""
+
+from pathlib import Path
+
+import keras
+import keras_tuner
+import models
+import numpy as np
+import pytest
+import searches
+from records_factory import make_epochs, make_execution, make_trial
+
+import kbatch
+from kbatch.analysis.goodput_search import SizeCosts
+from kbatch.records.goodput import GoodputRecord, read_goodput
+from kbatch.records.target import Budget, Target
+from kbatch.records.trial import Objective
+from kbatch.training.budgets import TimeBudget
+from kbatch.tuning.budget_cap import capped
+from kbatch.tuning.goodput_runs import costs_of, runs_of
+
+X, _ = models.rows(256)
+DATA = (X, np.argmax(X[:, :3], axis=1))
+SIZES = (8, 16, 32, 64, 128)
+UPDATES = keras_tuner.Objective("updates_to_target", "min")
+SECONDS = keras_tuner.Objective("seconds_to_target", "min")
+
+
+def hypermodel(**arguments):
+    defaults = {"micro_batch_size": None, "dtype_policy": "float32"}
+    return searches.hypermodel(
+        lambda: models.mlp(optimizer=keras.optimizers.Adam(3e-3)), SIZES, **(defaults | arguments)
+    )
+
+
+def search(directory, objective=UPDATES, *, callbacks=(), target=0.9, fit=None, **arguments):
+    ends = [kbatch.StopAtTarget("accuracy", target), kbatch.UpdateBudget(400)]
+    return searches.search(
+        directory,
+        arguments.pop("hypermodel", None) or hypermodel(),
+        kbatch.BatchSizeTuner,
+        data=DATA,
+        objective=objective,
+        strategy="goodput",
+        fit={"epochs": 100, "callbacks": [*ends, *callbacks], **(fit or {})},
+        **arguments,
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A search by updates to a target, in which nothing depends on the clock."""
+    return search(tmp_path_factory.mktemp("goodput"))
+
+
+def test_it_tries_some_sizes_and_says_why_it_stopped(found):
+    study = kbatch.load_study(found)
+    assert 1 <= len(study.trials) < len(SIZES)
+    record = study.goodput
+    assert record.batch_sizes == SIZES
+    assert record.extrapolated == ()
+    assert min(record.update_times_s) > 0
+    assert [d.batch_size for d in record.decisions[:-1]] == [
+        t.batch_size for t in sorted(study.trials, key=lambda t: t.trial_id)
+    ]
+    assert record.decisions[-1].batch_size is None
+    assert record.decisions[-1].best == study.best_trial().batch_size
+
+
+def test_fewer_updates_are_needed_of_larger_batches(found):
+    assert kbatch.load_study(found).best_trial().batch_size == 128
+
+
+class KilledAfter(keras.callbacks.Callback):
+    """Interrupts the search when so many epochs have ended."""
+
+    left = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        KilledAfter.left -= 1
+        if KilledAfter.left == 0:
+            raise KeyboardInterrupt
+
+
+def figures(tuner):
+    study = kbatch.load_study(tuner)
+    trials = [(t.batch_size, t.cost("updates_to_target")) for t in study.trials]
+    return trials, [(d.batch_size, d.kind) for d in study.goodput.decisions]
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_a_search_that_was_killed_goes_on_to_the_same_end(found, tmp_path, epochs):
+    KilledAfter.left = epochs
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, callbacks=[KilledAfter()])
+    swept = read_goodput(tmp_path / "search").update_times_s
+    KilledAfter.left = 0
+    tuner = search(tmp_path)
+    assert figures(tuner) == figures(found)
+    assert kbatch.load_study(tuner).goodput.update_times_s == swept
+
+
+def test_a_search_that_ended_runs_nothing_more(found, capsys):
+    before = figures(found)
+    again = search(Path(found.project_dir).parent, fit={"verbose": 1})
+    assert figures(again) == before
+    assert "Stopped: " in capsys.readouterr().out
+
+
+def test_a_target_that_is_never_met_is_tried_for_at_all_sizes(tmp_path):
+    study = kbatch.load_study(search(tmp_path, target=1.5, fit={"epochs": 1}))
+    assert len(study.trials) == len(SIZES)
+    assert study.goodput.decisions[-1].kind == "all tried"
+    assert study.best_trial() is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "callbacks"),
+    [
+        ("val_accuracy", []),
+        (SECONDS, [TimeBudget(1)]),
+        ("samples_per_second", [TimeBudget(1)]),
+        (keras_tuner.Objective("samples_per_second", "max"), [TimeBudget(1)]),
+        ([keras_tuner.Objective("val_accuracy", "max"), SECONDS], [TimeBudget(1)]),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, objective, callbacks):
+    with pytest.raises(ValueError, match=r"seconds_to_target|direction"):
+        searches.search(
+            tmp_path,
+            hypermodel(),
+            kbatch.BatchSizeTuner,
+            data=DATA,
+            objective=objective,
+            strategy="goodput",
+            fit={"epochs": 1, "callbacks": callbacks},
+        )
+
+
+def test_a_metric_is_compared_within_a_time(tmp_path):
+    tuner = searches.search(
+        tmp_path,
+        hypermodel(),
+        kbatch.BatchSizeTuner,
+        data=DATA,
+        objective="val_accuracy",
+        strategy="goodput",
+        fit={"epochs": 100, "callbacks": [TimeBudget(1.5)]},
+    )
+    study = kbatch.load_study(tuner)
+    assert study.goodput.decisions[-1].batch_size is None
+    assert {t.executions[0].budget for t in study.trials} == {Budget(train_s=1.5)}
+
+
+def test_a_cap_ends_training_at_the_sooner_of_two_times():
+    other = kbatch.UpdateBudget(5)
+    assert capped([other], None) == [other]
+    (kept, cap) = capped([TimeBudget(9.0), other], 2.0)
+    assert (kept, cap.budget.train_s) == (other, 2.0)
+    assert capped([TimeBudget(1.0)], 2.0)[0].budget.train_s == 1.0
+
+
+def timed(batch_size, seconds, *, target=None, **changed):
+    epochs = make_epochs([0.5, 0.8, 0.9, 0.9], train_s=seconds / 4, updates=10)
+    return make_trial(
+        batch_size, make_execution(batch_size, epochs=epochs, **changed, target=target)
+    )
+
+
+def test_runs_to_a_target_have_its_cost():
+    objective = Objective("seconds_to_target", "min")
+    (met,) = runs_of([timed(16, 8.0, target=Target("val_accuracy", 0.8, "max"))], objective)
+    (missed,) = runs_of([timed(32, 4.0, target=Target("val_accuracy", 1.0, "max"))], objective)
+    assert (met.cost, met.updates) == (4.0, 20)
+    assert missed.cost is None
+    assert missed.updates > 0
+
+
+def test_runs_of_equal_time_have_that_to_what_the_first_held():
+    slow = timed(32, 16.0)
+    first, second = runs_of([timed(16, 8.0), slow], Objective("val_accuracy", "max"))
+    assert (first.cost, second.cost) == (6.0, 12.0)
+
+
+def test_a_trial_out_of_memory_tells_that_it_cannot_be_trained():
+    trials = [timed(16, 8.0), make_trial(64, status="out_of_memory")]
+    assert runs_of(trials, Objective("val_accuracy", "max"))[1].updates is None
+
+
+SWEEP = GoodputRecord((16, 32), (0.001, 0.002), (), 1.0)
+
+
+def test_what_training_takes_beside_the_step_is_added():
+    real = make_trial(16, make_execution(16, rate=16 / 0.0015, first_step_s=0.7))
+    costs = costs_of(SWEEP, [real], Objective("seconds_to_target", "min"))
+    assert costs.start_cost == 0.7
+    np.testing.assert_allclose(list(costs.update_costs.values()), [0.0015, 0.0025], rtol=0.02)
+    fast = make_trial(16, make_execution(16, rate=16 / 0.0005, first_step_s=0.7))
+    costs = costs_of(SWEEP, [fast], Objective("seconds_to_target", "min"))
+    np.testing.assert_allclose(list(costs.update_costs.values()), [0.0005, 0.001], rtol=0.02)
+
+
+def test_updates_and_examples_cost_what_they_are():
+    assert costs_of(SWEEP, [], UPDATES) == SizeCosts({16: 1.0, 32: 1.0})
+    objective = Objective("examples_to_target", "min")
+    assert costs_of(SWEEP, [], objective) == SizeCosts({16: 16.0, 32: 32.0})
+
+
+def test_several_devices_are_refused():
+    with pytest.raises(ValueError, match="one device"):
+        kbatch.BatchSizeTuner(
+            hypermodel(), UPDATES, strategy="goodput", distribution_strategy=object()
+        )
+
+
+def test_other_hyperparameters_are_searched_one_after_the_other(tmp_path):
+    def build(hp):
+        hp.Choice("rate", [1e-3, 3e-3])
+        return models.mlp(optimizer=keras.optimizers.Adam(hp.get("rate")))
+
+    wrapped = searches.hypermodel(build, (32, 64, 128), micro_batch_size=None)
+    study = kbatch.load_study(search(tmp_path, hypermodel=wrapped))
+    rates = [t.hyperparameters["rate"] for t in sorted(study.trials, key=lambda t: t.trial_id)]
+    assert rates == sorted(rates)
+    assert set(rates) == {1e-3, 3e-3}
+    stops = [d for d in study.goodput.decisions if d.batch_size is None]
+    assert [d.hyperparameters for d in stops] == [{"rate": 1e-3}, {"rate": 3e-3}]
