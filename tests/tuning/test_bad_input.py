@@ -173,7 +173,7 @@ def test_data_without_end_needs_steps_per_epoch(tmp_path):
 )
 def test_an_objective_that_is_no_metric_ends_the_search_after_an_epoch(tmp_path, fit, objective):
     objective = keras_tuner.Objective(objective, "max")
-    with pytest.raises(ValueError, match=rf"{objective.name}.*metrics \['accuracy', 'loss'"):
+    with pytest.raises(ValueError, match=rf"{objective.name}.*metrics \['accuracy'.*'loss'"):
         searches.search(tmp_path, searches.hypermodel(), fit=fit, objective=objective)
     assert not list(tmp_path.glob("search/trial_0001"))
 
