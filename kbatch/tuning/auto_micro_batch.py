@@ -1,4 +1,4 @@
-"""The micro-batch size of "auto": the largest that fits, found once for each model."""
+"""The micro-batch size of "auto": the fastest of those that fit, found once for each model."""
 
 import functools
 import hashlib
@@ -16,11 +16,12 @@ from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.profiling.loads import Load, Source, row_shapes
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.probe_places import search_in_place
-from kbatch.records.json_files import Record, RecordError, read_record, write_record
+from kbatch.records.json_files import load_if_readable, write_record
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.micro_batch_limit import MicroBatchLimit
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.replica_meter import replica_count
+from kbatch.tuning.fastest_micro_batch import FastestMicroBatch
 from kbatch.tuning.search_data import SearchData
 
 
@@ -29,19 +30,21 @@ class FoundMicroBatch(NamedTuple):
 
     Attributes:
         size: Examples that go through the device at once.
-        search_s: Seconds that the probes took now, 0 where an earlier search told it.
-        note: The same in words.
+        most: Most examples that fit.
+        search_s: Seconds that probes and timing took now, 0 where an earlier search told it.
+        notes: The same in words.
         key: What tells the model, its data and the limits from others.
     """
 
     size: int
+    most: int
     search_s: float
-    note: str
+    notes: tuple[str, ...]
     key: str
 
 
 class AutoMicroBatch:
-    """Finds the largest micro-batch that fits, and remembers it for each model.
+    """Finds the fastest micro-batch that fits, and remembers it for each model and batch size.
 
     Args:
         largest_batch_size: Largest batch of the search: nothing beyond it is tried.
@@ -68,6 +71,9 @@ class AutoMicroBatch:
         self._moments_every = moments_every
         self._found: dict[str, MaxBatchSizeResult] = {}
         self._limits: dict[str, MicroBatchLimit] = {}
+        self._fastest = FastestMicroBatch(
+            largest_batch_size=largest_batch_size, moments_every=moments_every
+        )
 
     def find(
         self,
@@ -75,29 +81,36 @@ class AutoMicroBatch:
         build: Callable[[], keras.Model],
         source: Source,
         directory: Path | None,
+        *,
+        rows: int,
     ) -> FoundMicroBatch:
-        """Finds the size for a model.
+        """Finds the size for a model and a batch.
 
         Args:
             model: The model of the trial, built; it stays as it is.
             build: Builds it anew, for a worker process.
             source: Its data.
             directory: Where results are kept for later runs of the search, or None.
+            rows: Examples that a device has of a batch.
 
         Raises:
             InputError: If the limit is below the weights.
             OutOfMemoryError: If one example does not fit.
         """
         key = self._key(model, source)
-        known = self._found.get(key) or _loaded(MaxBatchSizeResult, _file(directory, key))
+        known = self._found.get(key) or load_if_readable(MaxBatchSizeResult, _file(directory, key))
         began_s = time.perf_counter()
         result = known or self._probed(model, build, source)
         search_s = 0.0 if known else time.perf_counter() - began_s
         self._found[key] = result
         if known is None:
             _save(result, _file(directory, key))
-        size = min(result.max_batch_size, self._limit(key, directory))
-        return FoundMicroBatch(size, search_s, _note(result, size, search_s), key)
+        most = min(result.max_batch_size, self._limit(key, directory))
+        fastest = self._fastest.find(
+            model, source, batch_size=rows, most=most, key=key, directory=directory
+        )
+        notes = (fastest.note, _note(result, most, search_s))
+        return FoundMicroBatch(fastest.size, most, search_s + fastest.search_s, notes, key)
 
     def halve(self, key: str, size: int, directory: Path | None) -> int | None:
         """Takes half of a size that ran out of memory after all, and remembers it.
@@ -119,7 +132,10 @@ class AutoMicroBatch:
 
     def _limit(self, key: str, directory: Path | None) -> int:
         """Gives the largest size that may be tried; another worker may have learnt of it."""
-        known = [self._limits.get(key), _loaded(MicroBatchLimit, _limit_file(directory, key))]
+        known = [
+            self._limits.get(key),
+            load_if_readable(MicroBatchLimit, _limit_file(directory, key)),
+        ]
         return min([self._largest, *(limit.micro_batch_size for limit in known if limit)])
 
     def _key(self, model: keras.Model, source: Source) -> str:
@@ -186,12 +202,3 @@ def _limit_file(directory: Path | None, key: str) -> Path | None:
 def _save(record: object, path: Path | None) -> None:
     if path is not None:
         write_record(record, path)
-
-
-def _loaded(kind: type[Record], path: Path | None) -> Record | None:
-    if path is None or not path.exists():
-        return None
-    try:
-        return read_record(kind, path)
-    except RecordError:
-        return None  # It is measured again, and written anew.

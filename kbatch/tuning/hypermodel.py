@@ -67,9 +67,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
             Under a `distribution_strategy` each replica has its part of the batch, and this is of
-            that part. `"auto"` finds, when a model's first trial starts, the largest size whose
-            memory lies in the window, and takes half of it whenever a trial runs out of memory
-            after all. None for the whole batch at once.
+            that part. `"auto"` finds, when a model's first trial starts, the sizes that fit into
+            the memory window, takes the fastest of them by a few train steps, the larger one where
+            they tie, and half of it whenever a trial runs out of memory after all. None for the
+            whole batch at once.
         dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
             (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),

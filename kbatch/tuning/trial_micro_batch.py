@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.profiling.loads import build_on
 from kbatch.training.accumulation import cut_batches
 from kbatch.training.data import FitData
@@ -74,13 +73,14 @@ class TrialMicroBatch:
             with model.distribute_strategy.scope():
                 build_on(self._model, source)
                 self._state = KeptState(self._model)
-            found = self._auto.find(self._model, self._build, source, self._directory)
+            found = self._auto.find(
+                self._model, self._build, source, self._directory, rows=self._rows
+            )
             if verbose and found.search_s:
-                print(f"micro-batch size: {found.note}", flush=True)
-            self._key, self._most = found.key, found.size
-            self.size = equal_parts(self._rows, found.size)
+                print(f"micro-batch size: {' '.join(found.notes)}", flush=True)
+            self._key, self._most, self.size = found.key, found.most, found.size
             self.search_s = found.search_s
-            self.notes.append(found.note)
+            self.notes.extend(found.notes)
             self._accumulate(self.size)
         return self._most
 

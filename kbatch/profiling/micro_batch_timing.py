@@ -1,0 +1,88 @@
+"""The timing of one batch cut into micro-batches of several sizes, against the whole batch."""
+
+from typing import Any
+
+import keras
+
+from kbatch.analysis.micro_batch_choice import micro_batch_candidates
+from kbatch.profiling.timing_rounds import TimingPlan
+from kbatch.profiling.training_sweep import StepSetting, TrainingSweep
+from kbatch.records.training_profile import TrainingPoint
+from kbatch.training.borrowed_step import rows_of
+from kbatch.training.micro_batch_steps import micro_batch_steps
+
+# Nine rounds, from where on a disturbed one does not widen the interval of a ratio.
+TIMING = TimingPlan(
+    time_budget_s=8.0,
+    needed_calls=1,
+    block_s=0.03,
+    precision=0.0,
+    rounds_beyond=8,
+    first_calls_count=False,
+)
+# Share of the time after which no more sizes are warmed up.
+_SHARE_TO_WARM_UP = 0.5
+# Sizes this many times slower than the fastest when they are warm are not timed.
+_HOPELESS = 1.5
+_SLOWER = "far slower than others when it was warmed up"
+
+
+def time_micro_batches(
+    model: keras.Model,
+    batch: Any,
+    *,
+    largest: int,
+    moments_every: int,
+    timing: TimingPlan = TIMING,
+) -> tuple[TrainingPoint, ...]:
+    """Times steps on a batch, whole and as micro-batches of half as many examples each time.
+
+    It goes down from the largest size and ends when two in a row are far slower than the fastest
+    so far: under XLA, where each size is compiled, the first that is slower.
+
+    Args:
+        model: A built, compiled model, which stays as it is.
+        batch: Inputs, targets and perhaps sample weights of an update, on the device.
+        largest: Most examples that fit at once.
+        moments_every: As in `accumulate_gradients`.
+        timing: How long to time.
+
+    Returns:
+        One point a size that was run, ascending.
+
+    Raises:
+        InputError: If the model is spread over several replicas.
+    """
+    batch_size = rows_of(batch)
+    with micro_batch_steps(model, moments_every=moments_every) as steps:
+        sweep = TrainingSweep(steps, lambda _: batch, timing)
+        settings = [
+            StepSetting(size, batch_size) for size in micro_batch_candidates(batch_size, largest)
+        ]
+        run = _warmed_up(sweep, settings, compiled=bool(model.jit_compile))
+        sweep.rounds.run()
+        return tuple(sweep.point(setting, not_run=_SLOWER) for setting in sorted(run))
+
+
+def _warmed_up(
+    sweep: TrainingSweep, settings: list[StepSetting], *, compiled: bool
+) -> list[StepSetting]:
+    """Warms sizes up in descending order, and takes those out that are far slower."""
+    times_s: dict[StepSetting, float] = {}
+    tried: list[StepSetting] = []
+    slower_in_a_row = 0
+    for setting in settings:
+        tried.append(setting)
+        warm_up = sweep.warm_up(setting)
+        if warm_up is None:
+            continue
+        times_s[setting] = warm_up.call_s
+        behind = warm_up.call_s > (1.0 if compiled else _HOPELESS) * min(times_s.values())
+        slower_in_a_row = slower_in_a_row + 1 if behind else 0
+        if slower_in_a_row == (1 if compiled else 2) or sweep.late(_SHARE_TO_WARM_UP):
+            break
+    fastest_s = min(times_s.values(), default=0.0)
+    for setting, time_s in times_s.items():
+        if time_s > _HOPELESS * fastest_s and setting != settings[0]:
+            sweep.rounds.withdraw(setting)
+    return tried

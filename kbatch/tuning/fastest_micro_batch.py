@@ -1,0 +1,192 @@
+"""The fastest micro-batch size of those that fit, timed for a model and a batch size."""
+
+import hashlib
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+
+from kbatch.analysis.batch_sizes import equal_parts
+from kbatch.analysis.micro_batch_choice import (
+    MicroBatchChoice,
+    choice_for_smaller,
+    choose_micro_batch,
+    micro_batch_candidates,
+)
+from kbatch.instruments.environment import read_environment
+from kbatch.profiling.loads import DataEnded, Source, batch_of
+from kbatch.profiling.micro_batch_timing import time_micro_batches
+from kbatch.records.json_files import load_if_readable, write_record
+from kbatch.records.training_profile import TrainingProfile
+from kbatch.reporting.number_text import readable
+from kbatch.training.accumulation.batch_coupling import coupled_parts
+from kbatch.training.replica_meter import replica_count
+
+
+class TimedMicroBatch(NamedTuple):
+    """A micro-batch size for a batch, and how it was found.
+
+    Attributes:
+        size: Examples that go through the device at once.
+        search_s: Seconds that timing took now, 0 where nothing was timed.
+        note: The same in words.
+    """
+
+    size: int
+    search_s: float
+    note: str
+
+
+class FastestMicroBatch:
+    """Chooses the fastest micro-batch size by train steps as they will run, and remembers it.
+
+    The largest batch of the search is timed first. A smaller one is timed itself only where it is
+    larger than the micro-batch that was chosen for that.
+
+    Args:
+        largest_batch_size: Largest batch of the search.
+        moments_every: As in `accumulate_gradients`.
+    """
+
+    def __init__(self, *, largest_batch_size: int, moments_every: int):
+        self._largest = largest_batch_size
+        self._moments_every = moments_every
+        self._profiles: dict[str, TrainingProfile] = {}
+
+    def find(
+        self,
+        model: keras.Model,
+        source: Source,
+        *,
+        batch_size: int,
+        most: int,
+        key: str,
+        directory: Path | None,
+    ) -> TimedMicroBatch:
+        """Chooses the size for a batch.
+
+        Args:
+            model: The model of the trial, built; it stays as it is.
+            source: Its data.
+            batch_size: Examples of an update.
+            most: Most examples that fit at once.
+            key: What tells the model and its data from others.
+            directory: Where times are kept for later runs of the search, or None.
+        """
+        largest_fit = equal_parts(batch_size, most)
+        reason = _reason_not_to_time(model, batch_size, most)
+        if reason is not None:
+            return TimedMicroBatch(largest_fit, 0.0, f"Micro-batches of {largest_fit}: {reason}.")
+        began_s, timed = time.perf_counter(), False
+        for size in dict.fromkeys((max(self._largest, batch_size), batch_size)):
+            profile = self._known(model, key, size, directory)
+            if profile is None:
+                timed = True
+                profile = self._timed(model, source, size, most, key, directory)
+            choice = _choice(profile, most)
+            if choice is None:
+                continue
+            chosen = choice.micro_batch_size
+            if size > batch_size:
+                whole = choice_for_smaller(batch_size, larger_batch_size=size, chosen=chosen)
+                if whole is None:
+                    continue
+            search_s = time.perf_counter() - began_s if timed else 0.0
+            found = min(chosen, batch_size)
+            return TimedMicroBatch(found, search_s, _note(choice, size, batch_size))
+        search_s = time.perf_counter() - began_s if timed else 0.0
+        note = f"Micro-batches of {largest_fit}, the most that fit: no step could be timed."
+        return TimedMicroBatch(largest_fit, search_s, note)
+
+    def _known(
+        self, model: keras.Model, key: str, batch_size: int, directory: Path | None
+    ) -> TrainingProfile | None:
+        name = _name(key, batch_size)
+        known = self._profiles.get(name)
+        return known or load_if_readable(TrainingProfile, _file(directory, name))
+
+    def _timed(
+        self,
+        model: keras.Model,
+        source: Source,
+        batch_size: int,
+        most: int,
+        key: str,
+        directory: Path | None,
+    ) -> TrainingProfile:
+        began_s = time.perf_counter()
+        notes: tuple[str, ...] = ()
+        try:
+            batch = batch_of(source, model, batch_size)
+        except DataEnded as ended:
+            points, notes = (), (f"The data function gave {ended.rows} examples.",)
+        else:
+            points = time_micro_batches(
+                model, batch, largest=most, moments_every=self._moments_every
+            )
+        profile = TrainingProfile(
+            model.name,
+            model.dtype_policy.name,
+            bool(model.jit_compile),
+            points,
+            duration_s=round(time.perf_counter() - began_s, 3),
+            notes=notes,
+            environment=read_environment(),
+        )
+        name = _name(key, batch_size)
+        self._profiles[name] = profile
+        file = _file(directory, name)
+        if file is not None:
+            write_record(profile, file)
+        return profile
+
+
+def _reason_not_to_time(model: keras.Model, batch_size: int, most: int) -> str | None:
+    if len(micro_batch_candidates(batch_size, most)) == 1:
+        return "fewer examples at once are never faster"
+    if replica_count(model) > 1:
+        return "the most that fit, since steps of several replicas are not timed"
+    if coupled_parts(model):
+        # Speed must not decide on what is trained.
+        return "the most that fit, since layers that look at other rows train differently on fewer"
+    return None
+
+
+def _choice(profile: TrainingProfile, most: int) -> MicroBatchChoice | None:
+    """Chooses among what was timed and fits; None where nothing was."""
+    times_s = {
+        point.micro_batch_size: dict(zip(point.rounds, point.step_times_s, strict=True))
+        for point in profile.measured
+        if point.micro_batch_size <= most
+    }
+    return choose_micro_batch(times_s) if times_s else None
+
+
+def _note(choice: MicroBatchChoice, timed_size: int, batch_size: int) -> str:
+    if timed_size > batch_size:
+        return (
+            f"The batch goes through whole: a larger one, of {timed_size}, is fastest in "
+            f"micro-batches of {choice.micro_batch_size}."
+        )
+    if choice.gain is None:
+        size = choice.micro_batch_size
+        return f"Micro-batches of {size} were timed: smaller ones are not clearly faster."
+    interval = choice.gain.interval
+    between = f" ({readable(interval.low)} to {readable(interval.high)})" if interval else ""
+    return (
+        f"Micro-batches of {choice.micro_batch_size} train {readable(choice.gain.value)}{between} "
+        "times as fast as the most that fit."
+    )
+
+
+def _name(key: str, batch_size: int) -> str:
+    """Tells one timing from others: on another machine or with another version it is made anew."""
+    here = read_environment()
+    versions = sorted(here.versions.items())
+    described = repr((key, batch_size, here.cpu, here.cpu_count, here.devices, versions))
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def _file(directory: Path | None, name: str) -> Path | None:
+    return None if directory is None else directory / "kbatch-micro-batches" / f"{name}-times.json"

@@ -1,0 +1,203 @@
+import itertools
+import json
+
+import keras
+import memory_models
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbatch.analysis.micro_batch_choice import choice_for_smaller, micro_batch_candidates
+from kbatch.instruments.device_memory import limited_cpu
+from kbatch.instruments.worker import Worker
+from kbatch.profiling.micro_batch_timing import time_micro_batches
+from kbatch.profiling.timing_rounds import TimingPlan
+from kbatch.records.training_profile import TrainingProfile
+from kbatch.training.data import FitData
+from kbatch.training.sample_rows import sample_of
+from kbatch.tuning.fastest_micro_batch import FastestMicroBatch
+
+BRIEF = TimingPlan(time_budget_s=2.0, needed_calls=1, block_s=0.002, rounds_beyond=2, precision=0.0)
+SOURCE = sample_of(FitData(*models.rows(94)))
+
+
+def find(fastest, directory, *, batch_size=64, most=64, model=None, source=SOURCE, key="key"):
+    return fastest.find(
+        model or models.mlp(),
+        source,
+        batch_size=batch_size,
+        most=most,
+        key=key,
+        directory=directory,
+    )
+
+
+def fresh(largest=64):
+    return FastestMicroBatch(largest_batch_size=largest, moments_every=8)
+
+
+def times(directory):
+    return sorted((directory / "kbatch-micro-batches").glob("*-times.json"))
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory):
+    """A folder with the times of batches of 64 that were measured there."""
+    directory = tmp_path_factory.mktemp("times")
+    found = find(fresh(), directory)
+    return directory, found
+
+
+@pytest.fixture
+def planted(timed, tmp_path):
+    """Makes a folder in which 16 examples at once were found to be the fastest."""
+    (file,) = times(timed[0])
+    content = json.loads(file.read_text())
+    rounds = list(range(9))
+    content["record"]["points"] = [
+        {
+            "micro_batch_size": size,
+            "batch_size": 64,
+            "outcome": "measured",
+            "rounds": rounds,
+            "step_times_s": [seconds + 1e-5 * number for number in rounds],
+        }
+        for size, seconds in ((8, 1.5e-3), (16, 1e-3), (32, 1.4e-3), (64, 2e-3))
+    ]
+    target = tmp_path / "kbatch-micro-batches" / file.name
+    target.parent.mkdir()
+    target.write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_the_steps_that_will_run_are_timed_once_and_kept(timed):
+    directory, found = timed
+    (file,) = times(directory)
+    profile = TrainingProfile.load(file)
+    assert {point.batch_size for point in profile.points} == {64}
+    assert profile.points[-1].micro_batch_size == 64
+    assert {p.micro_batch_size for p in profile.points} <= {8, 16, 32, 64}
+    assert len(profile.points[-1].rounds) == 9
+    assert found.search_s > 0
+    assert found.size in {point.micro_batch_size for point in profile.measured}
+    again = find(fresh(), directory)
+    assert (again.size, again.search_s) == (found.size, 0.0)
+    assert len(times(directory)) == 1
+
+
+def test_the_fastest_is_chosen(planted):
+    found = find(fresh(), planted)
+    assert (found.size, found.search_s) == (16, 0.0)
+    assert "Micro-batches of 16 train 1.96" in found.note
+
+
+def test_of_those_that_fit(planted):
+    assert find(fresh(), planted, most=8).size == 8
+    assert find(fresh(), planted, most=20).size == 16
+
+
+def test_a_batch_no_larger_than_the_choice_goes_through_whole_without_timing(planted):
+    found = find(fresh(), planted, batch_size=16)
+    assert (found.size, found.search_s) == (16, 0.0)
+    assert "whole" in found.note
+    assert len(times(planted)) == 1
+
+
+def test_a_larger_one_than_the_choice_is_timed_itself(planted):
+    found = find(fresh(), planted, batch_size=32)
+    assert found.search_s > 0
+    assert found.size in (8, 16, 32)
+    assert len(times(planted)) == 2
+
+
+def test_batches_too_small_to_cut_are_not_timed(tmp_path):
+    found = find(fresh(), tmp_path, batch_size=15, most=15)
+    assert (found.size, found.search_s) == (15, 0.0)
+    assert find(fresh(), tmp_path, batch_size=32, most=9).size == 8
+    assert not times(tmp_path)
+
+
+def test_speed_does_not_decide_where_it_would_change_what_is_trained(tmp_path):
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((8,)), layers.BatchNormalization(), layers.Dense(3)])
+    model.compile("adam", "mse")
+    found = find(fresh(), tmp_path, model=model)
+    assert (found.size, found.search_s) == (64, 0.0)
+    assert "other rows" in found.note
+    assert not times(tmp_path)
+
+
+def test_data_that_end_before_the_largest_batch_leave_the_own_size_to_be_timed(tmp_path):
+    def batches(size):
+        return tf.data.Dataset.from_tensor_slices(models.rows(40)).batch(size)
+
+    found = find(fresh(256), tmp_path, batch_size=32, most=256, source=batches)
+    assert found.search_s > 0
+    assert found.size in (8, 16, 32)
+    found = find(fresh(256), tmp_path, batch_size=256, most=128, source=batches)
+    assert found.size == 128
+    assert "no step could be timed" in found.note
+
+
+def test_a_damaged_or_older_file_is_measured_anew(planted):
+    (file,) = times(planted)
+    for content in ("", file.read_text().replace("TrainingProfile", "MaxBatchSizeResult")):
+        file.write_text(content)
+        assert find(fresh(), planted).search_s > 0
+        TrainingProfile.load(file)
+
+
+def test_another_model_or_limit_has_times_of_its_own(timed, tmp_path):
+    assert find(fresh(), timed[0], key="another").search_s > 0
+
+
+def test_timing_leaves_the_model_as_it_was():
+    model, batch = models.mlp(), tuple(map(tf.constant, models.rows(64)))
+    model.fit(*batch, verbose=0)
+    before = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
+    points = time_micro_batches(model, batch, largest=64, moments_every=8, timing=BRIEF)
+    after = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert "train_step" not in vars(model)
+    assert points[-1].measured
+    assert all(p.outcome in ("measured", "not_run") for p in points)
+
+
+def test_what_runs_out_of_memory_when_it_is_timed_is_not_chosen():
+    """Real want of memory, in a process whose allocator has 110 MiB."""
+
+    def there():
+        keras.config.set_dtype_policy("float32")
+        batch = tuple(map(tf.constant, memory_models.images(512)))
+        model = memory_models.conv_net()
+        points = time_micro_batches(model, batch, largest=512, moments_every=0, timing=BRIEF)
+        return points, model.optimizer.iterations.numpy()
+
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3"} | limited_cpu(110 * 2**20)
+    with Worker(environment) as worker:
+        points, updates = worker.call(there)
+    outcomes = {p.micro_batch_size: p.outcome for p in points}
+    assert outcomes[512] == "out_of_memory"
+    assert "measured" in outcomes.values()
+    assert updates == 0
+
+
+@pytest.mark.parametrize("batch_size", range(1, 70))
+def test_candidates_are_equal_parts_each_at_most_half_the_last(batch_size):
+    for largest in (*range(1, 70), 1000):
+        sizes = micro_batch_candidates(batch_size, largest)
+        assert sizes[0] <= min(batch_size, largest)
+        assert all(b <= a // 2 for a, b in itertools.pairwise(sizes))
+        for size in sizes:  # No fewer parts of that size or less exist.
+            parts = -(-batch_size // size)
+            assert -(-batch_size // parts) == size
+        if largest >= batch_size:
+            assert sizes[0] == batch_size
+
+
+def test_a_choice_follows_from_that_for_a_larger_batch_only_up_to_its_micro_batch():
+    for size in range(1, 65):
+        found = choice_for_smaller(size, larger_batch_size=64, chosen=16)
+        assert found == (size if size <= 16 else None)
