@@ -217,3 +217,13 @@ def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("count", "spent_s", "made"), [(True, 102.0, 1), (False, 2.0, 6)])
+def test_first_calls_that_compile_are_charged_to_the_budget_unless_told(count, spent_s, made):
+    clock = Clock()
+    plan = {"time_budget_s": 14.0, "needed_calls": 1, "block_s": 1.0}
+    rounds = rounds_of(clock, {"a": (100.0, 1.0)}, first_calls_count=count, **plan)
+    assert rounds.spent_s == spent_s
+    rounds.run()
+    assert len(rounds.blocks["a"]) == made
