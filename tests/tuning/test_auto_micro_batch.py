@@ -432,7 +432,10 @@ def test_trials_that_go_on_and_further_executions_do_not_probe_again(tmp_path, k
     study = search(tmp_path, Locked(), (8, 32), kind=tuner, **arguments)
     searched = [run.micro_batch_search_s for run in runs(study)]
     assert len(searched) >= 2
-    assert sum(seconds > 0 for seconds in searched) == 1
+    # Probed once; timed once, in the same trial or in the first whose batch can be cut.
+    assert sum(seconds > 0 for seconds in searched) in (1, 2)
+    kept = [path.name for path in (tmp_path / "search" / FOLDER).iterdir()]
+    assert len(kept) == len(files(tmp_path)) + 1 == 2
     assert {run.status for run in runs(study)} == {"completed"}
 
 
