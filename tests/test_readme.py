@@ -13,7 +13,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     x, y = kbatch.demo.load_digits()
     names = {"x": x.reshape(-1, 64), "y": y}
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for block in blocks:
         exec(block, names)
     assert names["study"].best_trial().metrics["val_accuracy"] > 0.7
