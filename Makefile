@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-slow test-gpu lint format types clean
+.PHONY: help demo figures test test-slow test-gpu notebooks docs lint format types clean
 
 help:
-	@echo "make demo | test | test-slow | test-gpu | lint | format | types | clean"
+	@echo "make demo | test | test-slow | test-gpu | notebooks | docs | lint | format | types | clean"
 
 # One stamp an extra: a second run finds it and starts at once.
 .venv/%.stamp: setup.cfg pyproject.toml
@@ -23,6 +23,10 @@ demo: .venv/demo.stamp
 docs/images/trials.png: .venv/demo.stamp
 	$(BIN)/kbatch demo && cp kbatch-demo/trials.png $@
 
+# The pictures of the guides, from the studies in docs/data; `measure` behind it makes those anew.
+figures: .venv/demo.stamp
+	$(BIN)/python docs/figures.py
+
 # Two processes: TensorFlow's graphs pile up in one, and most of a test runs on one core.
 test: .venv/test.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
@@ -32,6 +36,14 @@ test-slow: .venv/test.stamp
 
 test-gpu: .venv/test.stamp
 	$(BIN)/python -m pytest -m gpu
+
+# Their outputs, made anew.
+notebooks: .venv/notebook.stamp
+	$(BIN)/python notebooks/execute.py
+
+# The site, in build/docs; a warning is an error.
+docs: .venv/docs.stamp
+	$(BIN)/python -m sphinx -W --keep-going -q -E docs build/docs
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -48,6 +48,7 @@ _HOME_OF = {
     "profile_inference": "kbatch.profiling.inference",
     "profile_input_pipeline": "kbatch.profiling.input_pipeline",
     "profile_training": "kbatch.profiling.training",
+    "quiet_start": "kbatch.instruments.quiet_start",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
 }
@@ -91,6 +92,7 @@ __all__ = [
     "profile_inference",
     "profile_input_pipeline",
     "profile_training",
+    "quiet_start",
     "scale_learning_rate",
     "write_report",
 ]
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
     from kbatch.instruments.gpu_monitor import GpuMonitor
+    from kbatch.instruments.quiet_start import quiet_start
     from kbatch.profiling.inference import profile_inference
     from kbatch.profiling.input_pipeline import profile_input_pipeline
     from kbatch.profiling.max_batch import find_max_batch_size

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 after an error that is told in one line, 130 after Ctrl-C.
     """
-    options = _parser().parse_args(arguments)
+    options = command_parser().parse_args(arguments)
     try:
         options.run(options)
     except (OSError, ValueError, ImportError, MemoryError) as error:
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """Makes the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="kbatch", description="Which batch size should I use, and why?"
     )

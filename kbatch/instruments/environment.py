@@ -34,6 +34,9 @@ def read_environment() -> EnvironmentRecord:
 def _command() -> str:
     """Gives the command line as a person would type it again."""
     program = os.path.basename(sys.argv[0])
+    if program == "ipykernel_launcher.py":
+        # Its words name a file of the kernel's connection, which ends with it.
+        return "# run the cells of the notebook again"
     words = ["python", program] if program.endswith(".py") else [program]
     return " ".join([*words, *sys.argv[1:]])
 

@@ -11,8 +11,13 @@ from collections.abc import Iterator
 def quiet_start() -> Iterator[None]:
     """Holds back what native code writes to stderr while TensorFlow is imported.
 
-    TensorFlow writes some lines before its own log level applies. After an error they are
-    shown.
+    TensorFlow writes some lines before its own log level, `TF_CPP_MIN_LOG_LEVEL`, applies. That is
+    set too, unless it is set already. After an error all lines are shown.
+
+    Example:
+
+    >>> with kbatch.quiet_start():
+    ...     import tensorflow as tf
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()

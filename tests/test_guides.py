@@ -1,0 +1,80 @@
+"""The code of README and guides: its names and commands exist, and it runs."""
+
+import ast
+import inspect
+import re
+
+import pytest
+from code_blocks import ROOT, blocks, kbatch_commands, run_python
+
+import kbatch
+from kbatch.cli import command_parser
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", DOCS / "index.md", *sorted(DOCS.glob("*/*.md"))]
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def kbatch_calls(tree):
+    """Lists the calls `kbatch.function(...)`, as pairs of the name and the call."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="kbatch"), attr=attribute)):
+                yield attribute, node
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_call_of_kbatch_has_arguments_that_it_takes(page):
+    for block in blocks(page, "python"):
+        for attribute, call in kbatch_calls(ast.parse(block)):
+            signature = inspect.signature(getattr(kbatch, attribute))
+            keywords = {keyword.arg: None for keyword in call.keywords}
+            signature.bind(*call.args, **keywords)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_is_one(page):
+    for words in kbatch_commands(page):
+        if not words[-1].isupper():
+            command_parser().parse_args(words)
+
+
+def test_the_reference_has_every_public_name():
+    text = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    listed = set(re.findall(r"\.\. auto\w+:: (?:kbatch\.)?(\w+)$", text, re.MULTILINE))
+    assert set(kbatch.__all__) <= listed, "add them to docs/reference"
+
+
+def test_the_commands_are_seen():
+    assert ["demo", "--quick"] in kbatch_commands(DOCS / "reference" / "command-line.md")
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    """The folder in which the quickstart ran, and its names."""
+    folder = tmp_path_factory.mktemp("guides")
+    names = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run_python(DOCS / "index.md", names)
+    return folder, names
+
+
+@pytest.mark.slow
+def test_the_quickstart_writes_a_report(quickstart):
+    folder, _ = quickstart
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert len(kbatch.load_study(folder / "results" / "digits").trials) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:There are non-GPU devices")
+@pytest.mark.parametrize("guide", GUIDES, ids=name)
+def test_a_guide_runs(guide, quickstart, monkeypatch):
+    folder, names = quickstart
+    monkeypatch.chdir(folder)
+    run_python(guide, dict(names))
