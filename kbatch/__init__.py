@@ -16,6 +16,7 @@ _HOME_OF = {
     "GpuMonitor": "kbatch.instruments.gpu_monitor",
     "InferenceProfile": "kbatch.records.inference",
     "InputPipelineProfile": "kbatch.records.input_pipeline",
+    "LivePlot": "kbatch.tuning.live_plot",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
     "StopAtTarget": "kbatch.training.stop_at_target",
@@ -60,6 +61,7 @@ __all__ = [
     "GpuMonitor",
     "InferenceProfile",
     "InputPipelineProfile",
+    "LivePlot",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
     "StopAtTarget",
@@ -136,6 +138,7 @@ if TYPE_CHECKING:
     from kbatch.training.errors import OutOfMemoryError
     from kbatch.training.stop_at_target import StopAtTarget
     from kbatch.tuning.hypermodel import BatchSizeHyperModel
+    from kbatch.tuning.live_plot import LivePlot
     from kbatch.tuning.tuner import BatchSizeTuner
 
 

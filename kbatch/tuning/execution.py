@@ -111,6 +111,10 @@ class Execution:
         self._write(ended)
         return results
 
+    def so_far(self) -> ExecutionRecord:
+        """Gives the record of what there is while it runs."""
+        return self._ended("running", None)
+
     def _trained(self, fit: Callable[[], Any]) -> Any:
         while True:
             self._model.fit = self._fit

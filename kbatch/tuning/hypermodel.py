@@ -28,6 +28,7 @@ from kbatch.tuning.auto_micro_batch import AutoMicroBatch
 from kbatch.tuning.base_noise_scale import base_noise_scale
 from kbatch.tuning.execution import Execution, ExecutionPlan
 from kbatch.tuning.execution_number import ExecutionNumber
+from kbatch.tuning.live_plot import live_plots
 from kbatch.tuning.search_errors import ending_the_search, failing_the_trial
 from kbatch.tuning.size_checks import (
     check_base_batch_size,
@@ -201,6 +202,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             execution = Execution(model, plan, files, self._micro_batch(hp, model, files))
             if files is not None:
                 files.check_settings(self.settings)
+                for plot in live_plots(kwargs.get("callbacks")):
+                    plot.follow(files, number=plan.number, so_far=execution.so_far)
             try:
                 results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
             except BaseException:

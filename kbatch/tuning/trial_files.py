@@ -49,6 +49,11 @@ class TrialFiles:
         return self._project
 
     @property
+    def trial_id(self) -> str:
+        """keras-tuner's identifier of the trial."""
+        return self._trial.trial_id
+
+    @property
     def folder(self) -> Path:
         """Folder of the trial."""
         return self._file.parent

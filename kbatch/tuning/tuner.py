@@ -19,6 +19,7 @@ from kbatch.tuning.goodput_strategy import GoodputStrategy
 from kbatch.tuning.grid import untried_in_grid
 from kbatch.tuning.hypermodel import BatchSizeHyperModel
 from kbatch.tuning.isolation import IsolatedTrials, explored_space
+from kbatch.tuning.live_plot import LivePlot, live_plots
 from kbatch.tuning.no_best_trial import no_best_trial
 from kbatch.tuning.oracle import BatchSizeOracle
 from kbatch.tuning.progress import SearchProgress
@@ -102,6 +103,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._goodput = _goodput(hypermodel) if strategy == "goodput" else None
         # Seconds after which the present trial has lost, None where it may go on.
         self.time_cap_s: float | None = None
+        self._live: list[LivePlot] = []
         super().__init__(
             BatchSizeOracle(
                 objective, self._goodput or untried_in_grid, keep_checkpoints=keep_checkpoints
@@ -128,6 +130,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             ValueError: If something that was given cannot be used: no other trial fares better.
         """
         self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
+        self._live = live_plots(kwargs.get("callbacks"))
+        for plot in self._live:
+            plot.stay()
         try:
             with self._progress, self._isolation(args, kwargs):
                 self._say_what_is_kept()
@@ -194,6 +199,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Keeps the result of a trial and shows it; keras-tuner calls it."""
         super().on_trial_end(trial)
         self._progress.trial_ends(TrialFiles(self, trial).record())
+        for plot in self._live:
+            plot.show_ended(Path(self.project_dir))
 
     def on_search_end(self) -> None:
         """Says so where nothing completed; keras-tuner calls it."""
@@ -235,7 +242,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Leaves the display and the processes behind where a copy travels."""
         # A worker's oracle is a connection to the chief; its own one knows the objective as well.
         oracle = getattr(self.oracle, "_oracle", self.oracle)
-        return self.__dict__ | {"_progress": None, "_isolated": None, "oracle": oracle}
+        return self.__dict__ | {"_progress": None, "_isolated": None, "_live": [], "oracle": oracle}
 
     def _populate_initial_space(self) -> None:
         if self.isolate:
