@@ -19,6 +19,7 @@ _HOME_OF = {
     "LivePlot": "kbatch.tuning.live_plot",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "OutOfMemoryError": "kbatch.training.errors",
+    "Recommendation": "kbatch.records.recommendation",
     "StopAtTarget": "kbatch.training.stop_at_target",
     "Study": "kbatch.records.study",
     "TimeBudget": "kbatch.training.budgets",
@@ -38,6 +39,7 @@ _HOME_OF = {
     "plot_inference_throughput": "kbatch.reporting.figures.inference_throughput",
     "plot_input_pipeline": "kbatch.reporting.figures.input_pipeline",
     "plot_learning_curves": "kbatch.reporting.figures.learning_curves",
+    "plot_limits": "kbatch.reporting.figures.limits",
     "plot_memory": "kbatch.reporting.figures.memory",
     "plot_noise_scale": "kbatch.reporting.figures.noise_scale",
     "plot_pareto": "kbatch.reporting.figures.pareto",
@@ -50,6 +52,7 @@ _HOME_OF = {
     "profile_input_pipeline": "kbatch.profiling.input_pipeline",
     "profile_training": "kbatch.profiling.training",
     "quiet_start": "kbatch.instruments.quiet_start",
+    "recommendation_text": "kbatch.reporting.recommendation_text",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
 }
@@ -64,6 +67,7 @@ __all__ = [
     "LivePlot",
     "MaxBatchSizeResult",
     "OutOfMemoryError",
+    "Recommendation",
     "StopAtTarget",
     "Study",
     "TimeBudget",
@@ -83,6 +87,7 @@ __all__ = [
     "plot_inference_throughput",
     "plot_input_pipeline",
     "plot_learning_curves",
+    "plot_limits",
     "plot_memory",
     "plot_noise_scale",
     "plot_pareto",
@@ -95,6 +100,7 @@ __all__ = [
     "profile_input_pipeline",
     "profile_training",
     "quiet_start",
+    "recommendation_text",
     "scale_learning_rate",
     "write_report",
 ]
@@ -113,6 +119,7 @@ if TYPE_CHECKING:
     from kbatch.records.input_pipeline import InputPipelineProfile
     from kbatch.records.loading import load_study
     from kbatch.records.max_batch import MaxBatchSizeResult
+    from kbatch.records.recommendation import Recommendation
     from kbatch.records.study import Study
     from kbatch.records.training_profile import TrainingProfile
     from kbatch.reporting.figures.goodput import plot_goodput
@@ -125,6 +132,7 @@ if TYPE_CHECKING:
     from kbatch.reporting.figures.inference_throughput import plot_inference_throughput
     from kbatch.reporting.figures.input_pipeline import plot_input_pipeline
     from kbatch.reporting.figures.learning_curves import plot_learning_curves
+    from kbatch.reporting.figures.limits import plot_limits
     from kbatch.reporting.figures.memory import plot_memory
     from kbatch.reporting.figures.noise_scale import plot_noise_scale
     from kbatch.reporting.figures.pareto import plot_pareto
@@ -132,6 +140,7 @@ if TYPE_CHECKING:
     from kbatch.reporting.figures.time_to_target import plot_time_to_target
     from kbatch.reporting.figures.training_profile import plot_training_profile
     from kbatch.reporting.figures.trials import plot_trials
+    from kbatch.reporting.recommendation_text import recommendation_text
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients
     from kbatch.training.budgets import ExampleBudget, TimeBudget, UpdateBudget

@@ -102,6 +102,34 @@ def learning_rate_ratio(
             return 1.0
 
 
+def capped_learning_rate_ratio(
+    *, batch_size: int, base_batch_size: int, rule: str | None, noise_scale: float | None
+) -> float:
+    """Gives the factor that a rule applies to the learning rate, no further than the noise scale.
+
+    A batch far above B_noise averages away what is no longer there: its best learning rate is
+    that of B_noise (McCandlish et al. 2018, arXiv:1812.06162, equation 2.6).
+
+    Args:
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that the learning rate was chosen for, in examples.
+        rule: `"linear"`, `"sqrt"` or `None`.
+        noise_scale: B_noise or a lower bound of it, in examples; None where nothing is known of
+            it, and the rule goes no further than `base_batch_size`.
+
+    Returns:
+        The factor of the rule at the batch size, for one above B_noise that at B_noise or at
+        `base_batch_size`, whichever is larger.
+
+    Raises:
+        ValueError: If the rule is unknown or a batch size not positive.
+    """
+    reached = max(base_batch_size, round(noise_scale or 0))
+    return learning_rate_ratio(
+        batch_size=min(batch_size, reached), base_batch_size=base_batch_size, rule=rule
+    )
+
+
 def scale_beta_2(beta_2: float, *, batch_size: int, base_batch_size: int) -> float:
     """Scales the decay of Adam's second moment so that its half-life in examples stays.
 

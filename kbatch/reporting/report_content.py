@@ -6,6 +6,7 @@ from typing import NamedTuple
 from kbatch.records.inference import InferenceProfile
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.max_batch import MaxBatchSizeResult
+from kbatch.records.recommendation import Recommendation
 from kbatch.records.study import Study
 from kbatch.records.training_profile import TrainingProfile
 from kbatch.reporting.number_text import counted
@@ -13,10 +14,18 @@ from kbatch.reporting.sections.content import Fact, Section
 from kbatch.reporting.sections.inference import inference_section
 from kbatch.reporting.sections.input_pipeline import input_section
 from kbatch.reporting.sections.max_batch import max_batch_section
+from kbatch.reporting.sections.recommendation import recommendation_section
 from kbatch.reporting.sections.study import study_section
 from kbatch.reporting.sections.training import training_section
 
-Reported = Study | TrainingProfile | InferenceProfile | InputPipelineProfile | MaxBatchSizeResult
+Reported = (
+    Study
+    | TrainingProfile
+    | InferenceProfile
+    | InputPipelineProfile
+    | MaxBatchSizeResult
+    | Recommendation
+)
 
 
 class ReportContent(NamedTuple):
@@ -73,9 +82,11 @@ def section_of(record: Reported) -> Section:
             return input_section(record)
         case MaxBatchSizeResult():
             return max_batch_section(record)
+        case Recommendation():
+            return recommendation_section(record)
     raise ValueError(
         "A report needs a `Study`, a `TrainingProfile`, an `InferenceProfile`, an "
-        "`InputPipelineProfile` or a `MaxBatchSizeResult`, or a list of them. "
+        "`InputPipelineProfile`, a `MaxBatchSizeResult` or a `Recommendation`, or a list of them. "
         f"Received: {record!r}."
     )
 

@@ -7,6 +7,7 @@ import inference_factory
 import input_profile_factory
 import pytest
 from figure_studies import learned_study, max_batch_result, tuned_study
+from recommendation_factory import make_recommendation
 from records_factory import make_study
 from training_profile_factory import training_profile
 
@@ -18,6 +19,7 @@ RECORDS = {
     "largest batch": max_batch_result,
     "inference": inference_factory.make_profile,
     "input": input_profile_factory.make_profile,
+    "recommendation": make_recommendation,
 }
 
 

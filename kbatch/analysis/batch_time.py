@@ -1,0 +1,68 @@
+"""The time that an input pipeline takes to make a batch, by the size of the batch.
+
+It has a fixed part and one an example. From arrays in memory the fixed one outweighs the other up
+to large batches, from files the one an example does: a rate in examples per second at one batch
+size says nothing of another.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Self
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchTime:
+    """The time to make a batch: straight lines through the times of one or two batch sizes.
+
+    Attributes:
+        smaller_size: A batch size, in examples.
+        smaller_s: Seconds that it takes.
+        larger_size: A larger one; the same where only one was measured, which is taken to have no
+            fixed part.
+        larger_s: Seconds that it takes.
+    """
+
+    smaller_size: int
+    smaller_s: float
+    larger_size: int
+    larger_s: float
+
+    @classmethod
+    def through(cls, times_s: Mapping[int, float]) -> Self:
+        """Makes it from measured times.
+
+        Args:
+            times_s: Seconds of a batch by its size in examples, of one or two sizes.
+
+        Raises:
+            ValueError: If there are none or more than two, or one is not positive.
+        """
+        known = sorted(times_s.items())
+        if not 1 <= len(known) <= 2 or not all(b >= 1 and 0 < s < math.inf for b, s in known):
+            raise ValueError(
+                "A batch time goes through positive times of one or two batch sizes. "
+                f"Received: times_s={dict(known)}."
+            )
+        return cls(*known[0], *known[-1])
+
+    def time_s(self, batch_size: int) -> float:
+        """Gives the seconds that a batch takes; outside of the sizes no part is below 0."""
+        slope = self._slope
+        if batch_size > self.larger_size:
+            return self.larger_s + max(0.0, slope) * (batch_size - self.larger_size)
+        if batch_size > self.smaller_size:
+            return self.smaller_s + slope * (batch_size - self.smaller_size)
+        fixed_s = min(max(0.0, self.smaller_s - slope * self.smaller_size), self.smaller_s)
+        return fixed_s + (self.smaller_s - fixed_s) * batch_size / self.smaller_size
+
+    def samples_per_second(self, batch_size: int) -> float:
+        """Gives the examples per second in batches of a size."""
+        return batch_size / self.time_s(batch_size)
+
+    @property
+    def _slope(self) -> float:
+        """Seconds an example."""
+        if self.larger_size == self.smaller_size:
+            return self.larger_s / self.larger_size
+        return (self.larger_s - self.smaller_s) / (self.larger_size - self.smaller_size)

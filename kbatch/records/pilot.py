@@ -1,0 +1,113 @@
+"""The record of a pilot: a short training that measures the gradient noise scale."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_epochs
+
+ENDS = ("progress", "budget", "epochs", "diverged")
+# Of fewer stretches the late half says too little.
+_FEWEST_STRETCHES = 6
+_REST = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class PilotStretch:
+    """Some updates in a row.
+
+    Attributes:
+        updates: How many.
+        loss: Mean training loss over them, None where it is not finite.
+        held_out_loss: Loss on the examples held out after them, None without any.
+        gradient_variance: Mean estimate of tr(Sigma), in squared gradient units, None where no
+            update could be measured.
+        gradient_squared_norm: Mean estimate of |G|^2, likewise.
+    """
+
+    updates: int
+    loss: float | None
+    held_out_loss: float | None
+    gradient_variance: float | None
+    gradient_squared_norm: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PilotRecord:
+    """What a pilot showed.
+
+    Attributes:
+        batch_size: Examples of an update.
+        micro_batch_size: Examples of each gradient that was measured.
+        learning_rate: Learning rate at the first update, None where it is no scalar.
+        stretches: Its stretches, in order.
+        duration_s: Seconds that it took in all, building its graph included.
+        ended_by: One of `ENDS`: the later half of its updates brought little progress, or what it
+            was allowed was spent, or its loss became NaN.
+        seed: Seed of weights and order, None when none was set.
+    """
+
+    batch_size: int
+    micro_batch_size: int
+    learning_rate: float | None
+    stretches: tuple[PilotStretch, ...]
+    duration_s: float
+    ended_by: str
+    seed: int | None = None
+
+    def __post_init__(self):
+        if self.ended_by not in ENDS:
+            raise ValueError(f"`ended_by` must be one of {ENDS}. Received: {self.ended_by!r}.")
+
+    @property
+    def updates(self) -> int:
+        """Updates that it made."""
+        return sum(stretch.updates for stretch in self.stretches)
+
+    @property
+    def useful(self) -> tuple[PilotStretch, ...]:
+        """The stretches in which its loss went 98 % of its way, six at least.
+
+        The held-out loss, or the training loss without one. What follows takes long, and fits the
+        training set alone in the end, where gradients vanish.
+        """
+        return self.stretches[: max(_FEWEST_STRETCHES, useful_count(self.stretches))]
+
+    @property
+    def useful_updates(self) -> int:
+        """Updates of these stretches."""
+        return sum(stretch.updates for stretch in self.useful)
+
+    @property
+    def noise_scale(self) -> NoiseScale:
+        """The gradient noise scale of the late half of the useful stretches."""
+        useful = self.useful
+        return noise_scale_of_epochs(
+            [_or_nan(stretch.gradient_variance) for stretch in useful],
+            [_or_nan(stretch.gradient_squared_norm) for stretch in useful],
+            weights=[max(1, stretch.updates) for stretch in useful],
+        )
+
+
+def useful_count(stretches: Sequence[PilotStretch]) -> int:
+    """Counts the stretches until the loss has gone 98 % of the way that it went.
+
+    Args:
+        stretches: The stretches of a pilot, in order.
+
+    Returns:
+        The number; that of all stretches where no loss fell.
+    """
+    losses = [s.held_out_loss for s in stretches]
+    if all(loss is None for loss in losses):
+        losses = [s.loss for s in stretches]
+    known = [math.inf if loss is None else loss for loss in losses]
+    first, least = (known[0], min(known)) if known else (math.inf, math.inf)
+    if not least < first < math.inf:
+        return len(stretches)
+    near = least + _REST * (first - least)
+    return next(i for i, loss in enumerate(known, start=1) if loss <= near)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

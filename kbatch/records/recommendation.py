@@ -1,0 +1,253 @@
+"""The record of a recommendation: what was measured, and the batch size that follows from it."""
+
+import dataclasses
+import functools
+import statistics
+from collections.abc import Mapping
+
+from kbatch.analysis.batch_choice import (
+    BatchChoice,
+    TimedUpdate,
+    accumulation_gain,
+    choose_batch,
+    fastest_of_each,
+)
+from kbatch.analysis.batch_time import BatchTime
+from kbatch.analysis.binding_limit import binding_limits, with_more_memory
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.latency import Latency, fit_latency
+from kbatch.analysis.latency_batches import BatchAnswer, efficient_batch_size
+from kbatch.analysis.learning_rates import capped_learning_rate_ratio
+from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.round_ratios import RoundEstimate
+from kbatch.analysis.size_costs import SizeCost, TimedRounds, size_cost
+from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.input_pipeline import InputPipelineProfile
+from kbatch.records.max_batch import MaxBatchSizeResult
+from kbatch.records.pilot import PilotRecord
+from kbatch.records.saved_record import SavedRecord
+from kbatch.records.shown_record import ShownRecord
+
+_UNRESOLVED = NoiseScale(None, None, None, None, None, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recommendation(SavedRecord, ShownRecord):
+    """The limits of the batch size, which of them binds, and the sizes to use.
+
+    Attributes:
+        model_name: Name of the model.
+        optimizer: Class name of the optimizer, without the loss-scale wrapper.
+        dtype_policy: Policy of the model.
+        base_batch_size: Batch size that the model's own learning rate suits, in examples.
+        base_learning_rate: That learning rate, at the first update; None where it is no scalar.
+        scheduled: Whether a schedule gives it.
+        learning_rate_rule: `"linear"`, `"sqrt"` or None: how it follows the batch size.
+        examples: Training examples, None where the data do not tell.
+        timings: The updates that were timed, all in the same shuffled rounds.
+        memory: The search for the largest batch that fits, None where there was none.
+        pilot: The training that measured the gradient noise scale, likewise.
+        pipelines: What the input pipeline delivers, at one or two batch sizes; none likewise.
+        unknown: Why a limit, one of `kbatch.analysis.binding_limit.LIMITS`, was not measured.
+        durations_s: Seconds that each measurement took, by the limit's name.
+        budget_s: Seconds that it was given.
+        notes: What a reader of the numbers must know.
+        environment: The machine and the software.
+    """
+
+    model_name: str
+    optimizer: str
+    dtype_policy: str
+    base_batch_size: int
+    base_learning_rate: float | None
+    scheduled: bool
+    learning_rate_rule: str | None
+    examples: int | None
+    timings: tuple[TimedRounds, ...]
+    memory: MaxBatchSizeResult | None
+    pilot: PilotRecord | None
+    pipelines: tuple[InputPipelineProfile, ...]
+    unknown: Mapping[str, str]
+    durations_s: Mapping[str, float]
+    budget_s: float
+    notes: tuple[str, ...] = ()
+    environment: EnvironmentRecord | None = None
+
+    def __repr__(self) -> str:
+        """Sums the recommendation up in a line."""
+        if self.batch_size is None:
+            return f"<Recommendation: batch size not told, {len(self.unknown)} limits unknown>"
+        rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.3g}"
+        return (
+            f"<Recommendation: batch size {self.batch_size}, micro-batch size "
+            f"{self.micro_batch_size}{rate}; {' or '.join(self.binding)} binds>"
+        )
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples of an update that come to a target first; None where that cannot be told."""
+        best = self.choice.best if self.choice else None
+        return best.batch_size if best else None
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Examples that go through the device at once: the fastest that fits.
+
+        That of the batch size; where none can be told, that of the largest throughput.
+        """
+        if self.choice is None:
+            return None
+        if self.choice.best is not None:
+            return self.choice.best.micro_batch_size
+        return max(self.updates, key=lambda u: u.samples_per_second).micro_batch_size
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Learning rate at the first update; None without a batch size or where it is no scalar."""
+        if self.base_learning_rate is None or self.batch_size is None:
+            return None
+        return self.base_learning_rate * self.learning_rate_ratio(self.batch_size)
+
+    def learning_rate_ratio(self, batch_size: int) -> float:
+        """Gives the factor of the learning rate: that of the rule, no further than the noise scale.
+
+        Args:
+            batch_size: In examples.
+        """
+        noise = self.noise_scale
+        return capped_learning_rate_ratio(
+            batch_size=batch_size,
+            base_batch_size=self.base_batch_size,
+            rule=self.learning_rate_rule,
+            noise_scale=noise.at_least if noise.value is None else noise.value,
+        )
+
+    @property
+    def binding(self) -> tuple[str, ...]:
+        """The limit that binds; several where they cannot be told apart, none without timings."""
+        if not self.updates:
+            return ()
+        saturation = self.saturation
+        beyond = () if not self.memory_ends else self._with_more_memory
+        return binding_limits(
+            self.updates,
+            self.noise_scale,
+            saturation=_interval(saturation) if saturation else None,
+            batch_times=self.batch_time_ends,
+            without_memory_limit=beyond,
+        )
+
+    @functools.cached_property
+    def noise_scale(self) -> NoiseScale:
+        """The gradient noise scale; unresolved without a pilot."""
+        return _UNRESOLVED if self.pilot is None else self.pilot.noise_scale
+
+    @functools.cached_property
+    def updates(self) -> tuple[TimedUpdate, ...]:
+        """The timed updates with their median times."""
+        return tuple(
+            TimedUpdate(t.batch_size, t.micro_batch_size, statistics.median(t.durations_s))
+            for t in self.timings
+        )
+
+    @functools.cached_property
+    def choice(self) -> BatchChoice | None:
+        """The choice among the timed updates; None without any."""
+        if not self.updates:
+            return None
+        return choose_batch(self.updates, self.noise_scale, batch_time=self.batch_time)
+
+    @functools.cached_property
+    def batch_time(self) -> BatchTime | None:
+        """What the input pipeline takes to make a batch; None if not measured."""
+        rates = self._input_rates
+        return _through({size: rate.value for size, rate in rates.items()}) if rates else None
+
+    @functools.cached_property
+    def batch_time_ends(self) -> tuple[BatchTime, ...]:
+        """The same at the ends of the rates' 95 % intervals, the slower first; empty likewise."""
+        spans = {size: _ends(rate) for size, rate in self._input_rates.items()}
+        if not spans:
+            return ()
+        slow = _through({size: span.low for size, span in spans.items()})
+        return slow, _through({size: span.high for size, span in spans.items()})
+
+    @functools.cached_property
+    def step_time(self) -> Latency | None:
+        """The time of a step over the micro-batch size; None from too few measurements."""
+        whole = [t for t in self.timings if t.micro_batch_size == t.batch_size]
+        sizes = [t.batch_size for t in whole for _ in t.durations_s]
+        if len(whole) < 2 or len(sizes) < 3:
+            return None
+        return fit_latency(sizes, [s for t in whole for s in t.durations_s])
+
+    @property
+    def saturation(self) -> BatchAnswer | None:
+        """The smallest micro-batch of 90 % of the device's peak throughput; None if unknown."""
+        return None if self.step_time is None else efficient_batch_size(self.step_time, share=0.9)
+
+    @property
+    def memory_ends(self) -> bool:
+        """Whether memory, and not the data or the sizes asked for, ends the sizes that fit."""
+        largest = max((t.batch_size for t in self.timings), default=0)
+        return self.memory is not None and self.memory.max_batch_size < largest
+
+    @property
+    def accumulation_gain(self) -> float | None:
+        """By what share accumulation shortens the way to a target here; None if not timed."""
+        noise = self.noise_scale
+        scale = noise.at_least if noise.value is None else noise.value
+        return accumulation_gain(self.updates, noise_scale=scale or 0.0, batch_time=self.batch_time)
+
+    @property
+    def costs(self) -> tuple[SizeCost, ...]:
+        """What each batch size costs, ascending, against the recommended one.
+
+        None can be told without a batch size or a pilot: then it is empty.
+        """
+        if self.choice is None or self.choice.best is None or self.pilot is None:
+            return ()
+        rounds = {(t.batch_size, t.micro_batch_size): t for t in self.timings}
+        ways = fastest_of_each(self.updates)
+        best = self.choice.best
+        return tuple(
+            size_cost(
+                rounds[way.batch_size, way.micro_batch_size],
+                rounds[best.batch_size, best.micro_batch_size],
+                noise=self.noise_scale,
+                updates=self.pilot.useful_updates,
+                updates_at=self.pilot.batch_size,
+                batch_time=self.batch_time,
+            )
+            for way in ways
+        )
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that all measurements took."""
+        return sum(self.durations_s.values())
+
+    @property
+    def _input_rates(self) -> dict[int, RoundEstimate]:
+        found = {p.batch_size: p.pipeline.samples_per_second for p in self.pipelines}
+        return {size: rate for size, rate in found.items() if rate is not None}
+
+    @property
+    def _with_more_memory(self) -> tuple[TimedUpdate, ...]:
+        largest = max(update.batch_size for update in self.updates)
+        return with_more_memory(self.updates, largest_batch_size=largest)
+
+
+def _through(rates: Mapping[int, float]) -> BatchTime:
+    return BatchTime.through({size: size / rate for size, rate in rates.items()})
+
+
+def _ends(rate: RoundEstimate) -> Interval:
+    return rate.interval or Interval(rate.value, rate.value)
+
+
+def _interval(answer: BatchAnswer) -> Interval | None:
+    if answer.interval is not None:
+        return answer.interval
+    size = answer.batch_size
+    return None if size is None else Interval(float(size), float(size))

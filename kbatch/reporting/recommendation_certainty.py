@@ -1,0 +1,123 @@
+"""How sure a recommendation is, in words: what was assumed, what is disputed, what to check."""
+
+from kbatch.records.recommendation import Recommendation
+from kbatch.reporting.number_text import listed, percent, setting
+
+_LITTLE = 0.02
+_SGD = "SGD"
+_ENDS = {
+    "progress": "when the later half of it had brought little",
+    "budget": "with its budget, while it still came on",
+    "epochs": "after the epochs that it was given",
+    "diverged": "when its loss became NaN",
+}
+
+
+def certainty_lines(recommendation: Recommendation) -> list[str]:
+    """Says how sure the answer is, a line an aspect."""
+    return [
+        *_interval_line(recommendation),
+        *_grid_line(recommendation),
+        *_accumulation_line(recommendation),
+        *_learning_rate_line(recommendation),
+        *_pilot_line(recommendation),
+        *_dispute_line(recommendation),
+        *_check_line(recommendation),
+        *(f"Note: {note}" for note in recommendation.notes),
+    ]
+
+
+def _interval_line(recommendation: Recommendation) -> list[str]:
+    choice = recommendation.choice
+    if choice is None or choice.best is None or choice.most_lost is None:
+        return []
+    if recommendation.noise_scale.value is None:
+        return [
+            "The noise scale is unresolved: whatever it is above its lower bound, this size takes "
+            f"at most {percent(choice.most_lost)} longer than the best one."
+        ]
+    if choice.smallest == choice.largest:
+        return ["It is the best size at every noise scale in its interval."]
+    return [
+        f"At the ends of the noise scale's interval {choice.smallest:,} and {choice.largest:,} "
+        f"would be best; this size takes at most {percent(choice.most_lost)} longer there."
+    ]
+
+
+def _grid_line(recommendation: Recommendation) -> list[str]:
+    sizes = [update.batch_size for update in recommendation.updates]
+    size = recommendation.batch_size
+    if size is None or len(set(sizes)) < 2 or size not in (min(sizes), max(sizes)):
+        return []
+    end = "smallest" if size == min(sizes) else "largest"
+    return [f"It is the {end} size that was timed: one beyond it may be better."]
+
+
+def _accumulation_line(recommendation: Recommendation) -> list[str]:
+    gain, choice = recommendation.accumulation_gain, recommendation.choice
+    if choice is None or gain is None:
+        return []
+    if gain >= _LITTLE:
+        return [
+            f"Accumulation makes the way {percent(gain)} shorter on this device, as smaller parts "
+            "of a batch run faster than the whole, or an update costs much."
+        ]
+    return [
+        "Accumulation buys nothing on one device here: it runs at no more samples/s than the "
+        "largest whole batch, and makes fewer updates of them. It pays where another reason, such "
+        "as a published recipe, asks for a larger batch."
+    ]
+
+
+def _learning_rate_line(recommendation: Recommendation) -> list[str]:
+    size, base = recommendation.batch_size, recommendation.base_batch_size
+    rule = recommendation.learning_rate_rule
+    if size is None:
+        return []
+    ratio = recommendation.learning_rate_ratio(size)
+    own = recommendation.base_learning_rate
+    value = "" if own is None or recommendation.scheduled else f" {setting(own)}"
+    line = f"The model's learning rate{value} is taken to suit batch size {base:,}"
+    if rule is None or size == base:
+        return [f"{line}, and is left as it is."]
+    words = {"linear": "grows in proportion to it", "sqrt": "grows with its square root"}[rule]
+    line = f"{line}; for {recommendation.optimizer} it {words} ({setting(ratio)} times)"
+    noise = recommendation.noise_scale
+    reach = noise.at_least if noise.value is None else noise.value
+    if size > base and size > max(base, round(reach or 0)):
+        return [f"{line}, and no further than the noise scale."]
+    return [f"{line}."]
+
+
+def _pilot_line(recommendation: Recommendation) -> list[str]:
+    pilot = recommendation.pilot
+    if pilot is None:
+        return []
+    return [
+        f"The pilot ended {_ENDS[pilot.ended_by]}. Its noise scale is that of the late half of the "
+        f"{pilot.useful_updates:,} updates in which its loss went 98 % of its way. The noise scale "
+        "grows in training: a much longer one may gain by a larger batch towards its end."
+    ]
+
+
+def _dispute_line(recommendation: Recommendation) -> list[str]:
+    if recommendation.optimizer == _SGD or recommendation.pilot is None:
+        return []
+    return [
+        f"The noise scale is derived for SGD. Whether it tells a useful batch size under "
+        f"{recommendation.optimizer} is disputed: Merrill et al. (2025, arXiv:2505.23971) train on "
+        "from one checkpoint at several batch sizes instead."
+    ]
+
+
+def _check_line(recommendation: Recommendation) -> list[str]:
+    size = recommendation.batch_size
+    sizes = sorted({update.batch_size for update in recommendation.updates})
+    if size is None or len(sizes) < 2:
+        return []
+    place = sizes.index(size)
+    near = [str(near) for near in sizes[max(0, place - 1) : place + 2]]
+    return [
+        f"The page is a model's, from one pilot; nothing was trained at this size. To check it, "
+        f"train at {listed(near)} with `kbatch.BatchSizeTuner`."
+    ]

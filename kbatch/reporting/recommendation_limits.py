@@ -1,0 +1,157 @@
+"""The limits behind a recommendation, in words: a line each, and which of them binds."""
+
+from kbatch.analysis.batch_choice import fastest_of_each
+from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
+from kbatch.analysis.intervals import Interval
+from kbatch.records.recommendation import Recommendation
+from kbatch.reporting.number_text import counted, listed, memory_text, percent, readable
+
+_MEANINGS = {
+    MEMORY: "with more of it more examples would fit at once, and training would be faster.",
+    SATURATION: "the device is nearly as fast as it gets{doubled}",
+    NOISE: (
+        "the device would run faster on larger batches, but waste more of their examples{doubled}"
+    ),
+    INPUT: (
+        "the device waits for data, and a larger batch cannot change that. `kbatch input` tells "
+        "what can."
+    ),
+}
+
+
+def binding_line(recommendation: Recommendation) -> list[str]:
+    """Says which limit binds and what that means; nothing where nothing was timed."""
+    binding = recommendation.binding
+    if not binding:
+        return []
+    if len(binding) == 1:
+        name = binding[0]
+        meaning = _MEANINGS[name].format(doubled=_doubled(recommendation))
+        subject = f"The {name}" if name == INPUT else name.capitalize()
+        return [f"{subject} binds: {meaning}"]
+    return [
+        f"Which limit binds cannot be told: {listed(binding)} lie too near each other for what was "
+        "measured."
+    ]
+
+
+def _doubled(recommendation: Recommendation) -> str:
+    """Says what twice the batch would gain and lose, where it was timed."""
+    size, noise = recommendation.batch_size, recommendation.noise_scale.value
+    ways = {way.batch_size: way for way in fastest_of_each(recommendation.updates)}
+    if size is None or noise is None or 2 * size not in ways:
+        return "."
+    faster = ways[2 * size].samples_per_second / ways[size].samples_per_second
+    worth = (noise + size) / (noise + 2 * size)
+    return (
+        f": at {2 * size:,} it would make {readable(faster)} times the samples/s, each worth "
+        f"{readable(worth)} of one at {size:,}."
+    )
+
+
+def limit_lines(recommendation: Recommendation) -> list[str]:
+    """Says what each limit allows, or why that cannot be told."""
+    return [
+        memory_line(recommendation),
+        saturation_line(recommendation),
+        noise_line(recommendation),
+        input_line(recommendation),
+    ]
+
+
+def memory_line(recommendation: Recommendation) -> str:
+    """Says how many examples fit at once."""
+    found = recommendation.memory
+    if found is None:
+        return _cannot_tell(recommendation, MEMORY)
+    least = "" if recommendation.memory_ends else "at least "
+    peak = f"{memory_text(found.peak_memory_bytes)} of {memory_text(found.limit_bytes)}"
+    return (
+        f"Memory allows {least}{counted(found.max_batch_size, 'example')} at once, {peak} "
+        f"({found.reason})."
+    )
+
+
+def saturation_line(recommendation: Recommendation) -> str:
+    """Says where the device saturates."""
+    found = recommendation.saturation
+    if found is None or recommendation.step_time is None:
+        return _cannot_tell(recommendation, SATURATION)
+    rates = [u for u in recommendation.updates if not u.accumulated]
+    fastest = max(rates, key=lambda update: update.samples_per_second)
+    peak = f"{readable(fastest.samples_per_second)} samples/s at {fastest.batch_size:,}"
+    if found.batch_size is None:
+        return (
+            "Saturation: cannot tell, because the time of a step does not grow with its examples "
+            f"as far as was measured; {peak} was the fastest."
+        )
+    if found.extrapolated and found.batch_size > rates[-1].batch_size:
+        return (
+            f"The device is not saturated by {rates[-1].batch_size:,} examples at once, the most "
+            f"that were timed: 90 % of its peak would need about {found.batch_size:,}"
+            f"{_within(found.interval)}. Fastest were {peak}."
+        )
+    return (
+        f"The device saturates at {counted(found.batch_size, 'example')} at once"
+        f"{_within(found.interval)}: 90 % of its peak. Fastest were {peak}."
+    )
+
+
+def noise_line(recommendation: Recommendation) -> str:
+    """Says from which batch size on examples are wasted."""
+    noise, pilot = recommendation.noise_scale, recommendation.pilot
+    if pilot is None:
+        return _cannot_tell(recommendation, NOISE)
+    measured = (
+        f"in a pilot of {counted(pilot.updates, 'update')} at batch size {pilot.batch_size:,}"
+    )
+    if noise.value is None or noise.interval is None:
+        least = f"; it is at least {readable(noise.at_least, 2)}" if noise.at_least else ""
+        return (
+            "Gradient noise: cannot tell, because the noise scale is unresolved: the mean gradient "
+            f"was lost in its noise {measured}{least}."
+        )
+    line = (
+        f"Beyond {readable(noise.value, 2)} examples{_within(noise.interval)}, the gradient noise "
+        "scale, more than half of a batch's examples are wasted"
+    )
+    size = recommendation.batch_size
+    if size is None:
+        return f"{line}; measured {measured}."
+    share = noise.value / (noise.value + size)
+    return (
+        f"{line}; at batch size {size:,} an example counts {percent(share)} of what it would in "
+        f"the smallest batch. Measured {measured}."
+    )
+
+
+def input_line(recommendation: Recommendation) -> str:
+    """Says what the input pipeline delivers at the recommended size, or where it was measured."""
+    batch_time, ends = recommendation.batch_time, recommendation.batch_time_ends
+    if batch_time is None:
+        return _cannot_tell(recommendation, INPUT)
+    choice = recommendation.choice
+    update = choice.best if choice else None
+    size = update.batch_size if update else recommendation.pipelines[-1].batch_size
+    rate = batch_time.samples_per_second(size)
+    rates = [time.samples_per_second(size) for time in (batch_time, *ends)]
+    span = Interval(min(rates), max(rates))
+    line = (
+        f"The input pipeline delivers {readable(rate)} samples/s{_within(span)} in batches of "
+        f"{size:,}"
+    )
+    if update is None:
+        return f"{line}."
+    times = rate / update.samples_per_second
+    if times >= 1:
+        return f"{line}, {readable(times, 2)} times what training takes."
+    return f"{line}, {percent(times)} of what training could take."
+
+
+def _cannot_tell(recommendation: Recommendation, limit: str) -> str:
+    reason = recommendation.unknown.get(limit, "it was not measured")
+    return f"{limit.capitalize()}: cannot tell, because {reason}."
+
+
+def _within(interval: Interval | None) -> str:
+    return f" ({readable(interval.low, 2)} to {readable(interval.high, 2)})" if interval else ""

@@ -1,0 +1,187 @@
+"""A recommendation as one page: the answer, why, what another size costs, and how sure it is."""
+
+import textwrap
+
+from kbatch.analysis.size_costs import Estimate, SizeCost
+from kbatch.records.recommendation import Recommendation
+from kbatch.reporting.number_text import counted, listed, readable, setting
+from kbatch.reporting.recommendation_certainty import certainty_lines
+from kbatch.reporting.recommendation_limits import binding_line, limit_lines
+
+_WIDTH = 88
+COST_TITLES = ("batch", "micro-batch", "samples/s", "updates", "seconds", "relative")
+_LEARNING_RATE_COST = (
+    "Learning rate: not measured. Were it the best one, half of it would need 1.33 times the "
+    "updates, and twice of it make no progress (McCandlish et al. 2018, section 2.2, for SGD)."
+)
+
+
+def recommendation_text(recommendation: Recommendation) -> str:
+    """Writes a recommendation as a page of plain text.
+
+    Example:
+
+    >>> print(kbatch.recommendation_text(kbatch.recommend(build, x, y)))
+
+    Args:
+        recommendation: What `kbatch.recommend` returned.
+    """
+    blocks = [
+        [answer_line(recommendation), *binding_line(recommendation)],
+        ["Why", *_indented(limit_lines(recommendation))],
+        _costs(recommendation),
+        _certainty(recommendation),
+        [_took(recommendation)],
+    ]
+    lines = [[part for line in block for part in _wrapped(line)] for block in blocks if block]
+    return "\n\n".join("\n".join(block) for block in lines)
+
+
+def _certainty(recommendation: Recommendation) -> list[str]:
+    lines = certainty_lines(recommendation)
+    return ["How sure", *_indented(lines)] if lines else []
+
+
+def answer_line(recommendation: Recommendation) -> str:
+    """Says in a sentence which sizes to use, or why that cannot be told."""
+    size, micro = recommendation.batch_size, recommendation.micro_batch_size
+    if micro is None:
+        return f"No size can be recommended, because {_reason(recommendation)}."
+    if size is None:
+        return _unknown_size(recommendation, micro)
+    parts = "the whole batch at once" if micro == size else f"{-(-size // micro):,} to an update"
+    rate = learning_rate_text(recommendation, size)
+    return f"Use batch size {size:,}, micro-batch size {micro:,} ({parts}) and {rate}."
+
+
+def learning_rate_text(recommendation: Recommendation, batch_size: int) -> str:
+    """Writes the learning rate of a batch size."""
+    ratio = recommendation.learning_rate_ratio(batch_size)
+    if recommendation.scheduled:
+        kappa = batch_size / recommendation.base_batch_size
+        return (
+            f"the learning-rate schedule with its rates times {setting(ratio)} and its steps "
+            f"divided by {setting(kappa)}"
+        )
+    base = recommendation.base_learning_rate
+    if base is None:
+        return f"{setting(ratio)} times the learning rate"
+    return f"learning rate {setting(base * ratio)}"
+
+
+def _unknown_size(recommendation: Recommendation, micro: int) -> str:
+    choice = recommendation.choice
+    between = ""
+    if choice is not None:
+        between = f"; as far as can be told, from {choice.smallest:,} to {choice.largest:,}"
+    return (
+        f"The batch size cannot be told, because {_noise_reason(recommendation)}{between}. Until "
+        f"it is known, keep batch size {recommendation.base_batch_size:,}, which the learning "
+        f"rate suits; the device is fastest with {counted(micro, 'example')} at once."
+    )
+
+
+def _noise_reason(recommendation: Recommendation) -> str:
+    reason = recommendation.unknown.get("gradient noise")
+    if reason is not None:
+        return reason
+    return "the gradient noise scale is unresolved: a larger `budget_s` gives a longer pilot"
+
+
+def _reason(recommendation: Recommendation) -> str:
+    return recommendation.unknown.get("hardware saturation", "no train step was timed")
+
+
+def cost_rows(recommendation: Recommendation) -> list[tuple[str, ...]]:
+    """Writes what the sizes near the recommended one cost, a row each under `COST_TITLES`."""
+    best = recommendation.batch_size
+    costs = [c for c in recommendation.costs if best and best / 4 <= c.batch_size <= best * 4]
+    return [_row(cost) for cost in costs]
+
+
+def cost_title(recommendation: Recommendation) -> str:
+    """Says what the rows compare."""
+    return f"What another choice would cost, to {_target(recommendation)}"
+
+
+def other_choices(recommendation: Recommendation) -> list[str]:
+    """Says what other micro-batches and learning rates would cost."""
+    return [*_micro_batch_lines(recommendation), _LEARNING_RATE_COST]
+
+
+def _costs(recommendation: Recommendation) -> list[str]:
+    """Writes the table; nothing without a batch size."""
+    found = cost_rows(recommendation)
+    if not found:
+        return []
+    rows = [COST_TITLES, *found]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COST_TITLES))]
+    best = f"{recommendation.batch_size:,}"
+    table = [
+        "  "
+        + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        + (" <" if row[0] == best else "")
+        for row in rows
+    ]
+    return [cost_title(recommendation), *table, *_indented(other_choices(recommendation))]
+
+
+def _row(cost: SizeCost) -> tuple[str, ...]:
+    return (
+        f"{cost.batch_size:,}",
+        f"{cost.micro_batch_size:,}",
+        readable(cost.samples_per_second.value),
+        _spread(cost.updates),
+        _spread(cost.seconds),
+        _spread(cost.relative_time),
+    )
+
+
+def _micro_batch_lines(recommendation: Recommendation) -> list[str]:
+    """Compares other micro-batches of the recommended batch."""
+    size, micro = recommendation.batch_size, recommendation.micro_batch_size
+    ways = {u.micro_batch_size: u for u in recommendation.updates if u.batch_size == size}
+    best = ways.get(micro or 0)
+    if best is None:
+        return []
+    return [
+        f"Micro-batch size {other:,}: {'less' if other < best.micro_batch_size else 'more'} "
+        f"memory, {readable(best.time_s / way.time_s)} times the samples/s of "
+        f"{best.micro_batch_size:,}."
+        for other, way in sorted(ways.items())
+        if way is not best
+    ]
+
+
+def _target(recommendation: Recommendation) -> str:
+    """Names the loss that the useful part of the pilot came to."""
+    useful = recommendation.pilot.useful if recommendation.pilot else ()
+    held_out = [s.held_out_loss for s in useful if s.held_out_loss is not None]
+    if held_out:
+        return f"held-out loss {readable(min(held_out))}"
+    trained = [s.loss for s in useful if s.loss is not None]
+    return f"training loss {readable(min(trained))}" if trained else "the end of the pilot"
+
+
+def _spread(estimate: Estimate) -> str:
+    interval = estimate.interval
+    span = f"{readable(interval.low)} to {readable(interval.high)}" if interval else ""
+    if estimate.value is None:
+        return span or "n/a"
+    return f"{readable(estimate.value)} ({span})" if span else readable(estimate.value)
+
+
+def _took(recommendation: Recommendation) -> str:
+    parts = [f"{name} {seconds:.0f} s" for name, seconds in recommendation.durations_s.items()]
+    return f"Measured in {recommendation.duration_s:.0f} s: {listed(parts)}." if parts else ""
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _wrapped(line: str) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    if len(line) <= _WIDTH or "   " in line.strip():
+        return [line]  # A row of the table stays whole.
+    return textwrap.wrap(line, _WIDTH, subsequent_indent=f"{indent}  " if indent else "")

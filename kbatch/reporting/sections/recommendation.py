@@ -1,0 +1,99 @@
+"""What a report says of a recommendation."""
+
+from kbatch.records.recommendation import Recommendation
+from kbatch.reporting.figures.limits import HEIGHT_IN, alt_text, limits_info, plot_limits
+from kbatch.reporting.number_text import setting
+from kbatch.reporting.recommendation_certainty import certainty_lines
+from kbatch.reporting.recommendation_limits import binding_line, limit_lines
+from kbatch.reporting.recommendation_text import (
+    answer_line,
+    cost_rows,
+    cost_title,
+    other_choices,
+)
+from kbatch.reporting.sections.content import Fact, Figure, Note, Section
+from kbatch.reporting.sections.environment import environment_facts
+from kbatch.reporting.tables import Cell, Column, Row, Table
+
+_COLUMNS = (
+    Column("Batch size", True),
+    Column("Micro-batch size", True),
+    Column("Samples/s", True),
+    Column("Updates", True),
+    Column("Seconds", True),
+    Column("Relative time", True),
+)
+
+
+def recommendation_section(recommendation: Recommendation) -> Section:
+    """Computes what a report says of a recommendation."""
+    environment = recommendation.environment
+    return Section(
+        kind="recommendation",
+        name=recommendation.model_name,
+        headline=answer_line(recommendation),
+        lead=tuple(binding_line(recommendation)),
+        details=tuple(limit_lines(recommendation)),
+        conditions="",
+        figures=(_figure(recommendation),),
+        tables=_tables(recommendation),
+        notes=tuple(Note("", "", line) for line in _notes(recommendation)),
+        command=environment.command if environment else None,
+        settings=_settings(recommendation),
+        environment=environment_facts(environment),
+    )
+
+
+def _figure(recommendation: Recommendation) -> Figure:
+    return Figure(
+        "limits",
+        "The limits of the batch size",
+        HEIGHT_IN,
+        lambda ax: plot_limits(recommendation, ax),
+        alt_text(limits_info(recommendation)),
+    )
+
+
+def _tables(recommendation: Recommendation) -> tuple[Table, ...]:
+    texts = cost_rows(recommendation)
+    if not texts:
+        return ()
+    by_size = {f"{cost.batch_size:,}": cost for cost in recommendation.costs}
+    rows = []
+    for i, row in enumerate(texts):
+        cost = by_size[row[0]]
+        keys = (
+            cost.batch_size,
+            cost.micro_batch_size,
+            cost.samples_per_second.value,
+            cost.updates.value,
+            cost.seconds.value,
+            cost.relative_time.value,
+        )
+        cells = tuple(Cell(text, key) for text, key in zip(row, keys, strict=True))
+        rows.append(Row(str(i), "", cost.batch_size == recommendation.batch_size, cells))
+    title = cost_title(recommendation)
+    return (Table(title, _COLUMNS, tuple(rows), best_means="the recommendation"),)
+
+
+def _notes(recommendation: Recommendation) -> list[str]:
+    choices = other_choices(recommendation) if recommendation.costs else []
+    return [*choices, *certainty_lines(recommendation)]
+
+
+def _settings(recommendation: Recommendation) -> tuple[Fact, ...]:
+    return (
+        Fact("optimizer", recommendation.optimizer),
+        Fact("learning rate of the model", _rate(recommendation)),
+        Fact("batch size that it suits", f"{recommendation.base_batch_size:,}"),
+        Fact("learning-rate rule", recommendation.learning_rate_rule or "none"),
+        Fact("dtype policy", recommendation.dtype_policy),
+        Fact("budget", f"{setting(recommendation.budget_s)} s"),
+    )
+
+
+def _rate(recommendation: Recommendation) -> str:
+    rate = recommendation.base_learning_rate
+    if recommendation.scheduled:
+        return "a schedule"
+    return "n/a (not a single number)" if rate is None else setting(rate)

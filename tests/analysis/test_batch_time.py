@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+
+from kbatch.analysis.batch_time import BatchTime
+
+SIZES = (1, 16, 32, 100, 256, 1000)
+
+
+def test_the_line_goes_through_both_times():
+    line = BatchTime.through({256: 4e-3, 32: 1e-3})
+    assert (line.time_s(32), line.time_s(256)) == pytest.approx((1e-3, 4e-3))
+    assert line.time_s(144) == pytest.approx(2.5e-3)
+    assert line.samples_per_second(256) == pytest.approx(64_000)
+
+
+def test_a_line_is_met_wherever_its_parts_are_positive():
+    line = BatchTime.through({b: 1e-3 + 1e-5 * b for b in (32, 256)})
+    times = [line.time_s(size) for size in SIZES]
+    np.testing.assert_allclose(times, [1e-3 + 1e-5 * size for size in SIZES])
+
+
+@pytest.mark.parametrize(
+    ("times_s", "expected"),
+    [
+        # One size tells of no fixed part.
+        ({10: 0.1}, {1: 0.01, 10: 0.1, 40: 0.4}),
+        # A larger batch that took no longer has no cost an example.
+        ({10: 0.1, 20: 0.09}, {1: 0.1, 10: 0.1, 15: 0.095, 20: 0.09, 40: 0.09}),
+        # Twice the examples in more than twice the time have no fixed part.
+        ({10: 0.1, 20: 0.3}, {1: 0.01, 10: 0.1, 20: 0.3, 40: 0.7}),
+    ],
+)
+def test_no_part_is_below_0(times_s, expected):
+    line = BatchTime.through(times_s)
+    assert {size: line.time_s(size) for size in expected} == pytest.approx(expected)
+
+
+def test_slower_measurements_never_give_a_shorter_time_between_them():
+    fast, slow = (
+        BatchTime.through({32: 1e-3, 256: 4e-3}),
+        BatchTime.through({32: 3e-3, 256: 4.1e-3}),
+    )
+    for size in range(32, 257):
+        assert fast.time_s(size) <= slow.time_s(size)
+
+
+@pytest.mark.parametrize("times_s", [{}, {1: 1.0, 2: 2.0, 3: 3.0}, {4: 0.0}, {0: 1.0}])
+def test_other_times_are_refused(times_s):
+    with pytest.raises(ValueError, match="one or two batch sizes"):
+        BatchTime.through(times_s)

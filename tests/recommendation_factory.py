@@ -1,0 +1,95 @@
+"""Recommendations for tests: a device and a gradient noise scale of one's choice."""
+
+import numpy as np
+from input_profile_factory import make_profile
+from records_factory import make_environment
+
+from kbatch.analysis.size_costs import TimedRounds
+from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
+from kbatch.records.pilot import PilotRecord, PilotStretch
+from kbatch.records.recommendation import Recommendation
+
+SIZES = tuple(2**k for k in range(3, 11))
+PER_EXAMPLE_S = 1e-5
+# Ten rounds that scatter by a percent.
+SPREAD = 1 + 0.01 * np.array([0, 1, -1, 0.5, -0.5, 0.2, -0.2, 0.8, -0.8, 0])
+
+
+def make_timings(n_half=100.0, *, fits=SIZES[-1], sizes=SIZES):
+    """Steps of a device that reaches half its peak at `n_half`; what does not fit is in parts."""
+
+    def timed(size, micro):
+        times = size / micro * PER_EXAMPLE_S * (n_half + micro) * SPREAD
+        return TimedRounds(size, micro, tuple(range(len(SPREAD))), tuple(times.tolist()))
+
+    parts = [timed(b, fits) for b in sizes if fits < b < sizes[-1]]
+    whole = [timed(b, b) for b in sizes if b <= fits]
+    halves = [timed(b, b // 2) for b in sizes if 16 <= b <= fits and b < sizes[-1]]
+    return (*whole, *parts, *halves, timed(sizes[-1], min(64, fits)))
+
+
+def make_memory(max_batch_size=1437, *, limit_bytes=8 * 2**30):
+    probe = ProbeRecord(max_batch_size, limit_bytes // 2, "fits", 1.0)
+    return MaxBatchSizeResult(
+        max_batch_size,
+        "reached the data set",
+        False,
+        limit_bytes,
+        (0.8, 0.9),
+        True,
+        "CPU:0",
+        "float32",
+        10_000,
+        (probe,),
+    )
+
+
+def make_pilot(noise_scale=200.0, *, scatter=0.05, stretches=40, held_out=True, **changed):
+    """A pilot whose losses have gone 98 % of their way at half of it."""
+    rng = np.random.default_rng(0)
+    made = tuple(
+        PilotStretch(
+            updates=25,
+            loss=0.1 + 2 * 0.02 ** (2 * i / stretches),
+            held_out_loss=0.2 + 2 * 0.02 ** (2 * i / stretches) if held_out else None,
+            gradient_variance=noise_scale * float(1 + scatter * rng.normal()),
+            gradient_squared_norm=float(1 + scatter * rng.normal()),
+        )
+        for i in range(stretches)
+    )
+    fields = {
+        "batch_size": 32,
+        "micro_batch_size": 8,
+        "learning_rate": 0.001,
+        "stretches": made,
+        "duration_s": 21.0,
+        "ended_by": "progress",
+        "seed": 0,
+    }
+    return PilotRecord(**(fields | changed))
+
+
+def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **changed):
+    fields = {
+        "model_name": "digits",
+        "optimizer": "Adam",
+        "dtype_policy": "float32",
+        "base_batch_size": 32,
+        "base_learning_rate": 0.001,
+        "scheduled": False,
+        "learning_rate_rule": "sqrt",
+        "examples": 1437,
+        "timings": make_timings(n_half),
+        "memory": make_memory(),
+        "pilot": make_pilot(noise_scale),
+        "pipelines": tuple(
+            make_profile(batch_size=size, pipeline=input_rate, step=50_000, together=48_000)
+            for size in (32, 256)
+        ),
+        "unknown": {},
+        "durations_s": {"memory": 12.0, "throughput": 20.0, "pilot": 21.0, "input": 5.0},
+        "budget_s": 60.0,
+        "notes": (),
+        "environment": make_environment(),
+    }
+    return Recommendation(**(fields | changed))

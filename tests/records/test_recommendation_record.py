@@ -1,0 +1,188 @@
+import math
+
+import pytest
+from input_profile_factory import make_profile
+from recommendation_factory import (
+    SIZES,
+    make_memory,
+    make_pilot,
+    make_recommendation,
+    make_timings,
+)
+
+from kbatch.analysis.noise_scale import noise_scale_of_epochs
+from kbatch.records.json_files import RecordError
+from kbatch.records.pilot import PilotRecord, PilotStretch, useful_count
+from kbatch.records.recommendation import Recommendation
+
+NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": ()}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {**NOTHING, "unknown": {"memory": "there is none"}, "environment": None},
+        {"pilot": make_pilot(held_out=False), "notes": ("one",), "base_learning_rate": None},
+    ],
+)
+def test_a_recommendation_is_read_as_it_was_written(tmp_path, changed):
+    made = make_recommendation(**changed)
+    made.save(tmp_path / "there" / "found.json")
+    read = Recommendation.load(str(tmp_path / "there" / "found.json"))
+    assert read == made
+    assert (read.batch_size, read.binding, read.costs) == (
+        made.batch_size,
+        made.binding,
+        made.costs,
+    )
+
+
+def test_a_file_of_something_else_is_named(tmp_path):
+    make_memory().save(tmp_path / "memory.json")
+    with pytest.raises(RecordError, match=r"memory\.json holds a MaxBatchSizeResult"):
+        Recommendation.load(tmp_path / "memory.json")
+
+
+@pytest.mark.parametrize("n_half", [10.0, 100.0, 800.0])
+@pytest.mark.parametrize("scale", [30.0, 200.0, 3000.0])
+def test_the_size_is_near_the_closed_form(n_half, scale):
+    found = make_recommendation(n_half=n_half, noise_scale=scale)
+    exact = min(max(math.sqrt(n_half * scale), SIZES[0]), SIZES[-1])
+    assert abs(math.log2(found.batch_size / exact)) <= 1
+    assert found.micro_batch_size == found.batch_size
+    assert found.binding == (
+        ("hardware saturation",) if 9 * n_half < scale else ("gradient noise",)
+    )
+
+
+def test_more_noise_never_asks_for_a_smaller_batch():
+    scales = [3.0, 30.0, 300.0, 3000.0]
+    sizes = [make_recommendation(noise_scale=scale).batch_size for scale in scales]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+def test_memory_binds_where_it_ends_the_sizes():
+    few = make_recommendation(
+        n_half=300, noise_scale=2000.0, timings=make_timings(300, fits=32), memory=make_memory(40)
+    )
+    assert few.memory_ends
+    assert few.binding == ("memory",)
+    assert few.accumulation_gain == pytest.approx(0, abs=0.03)
+    # The same times, where the data and not memory end the sizes that were run whole.
+    enough = make_recommendation(
+        n_half=300, noise_scale=2000.0, timings=make_timings(300, fits=32), memory=make_memory(2000)
+    )
+    assert not enough.memory_ends
+    assert "memory" not in enough.binding
+
+
+def test_a_slow_pipeline_binds_and_takes_the_batch_down():
+    slow = make_recommendation(input_rate=15_000.0)
+    assert slow.binding == ("input pipeline",)
+    assert slow.batch_size < make_recommendation().batch_size
+
+
+def test_the_learning_rate_follows_by_its_rule_up_to_the_noise_scale():
+    plain = make_recommendation(learning_rate_rule=None)
+    assert plain.learning_rate == 0.001
+    root, linear = make_recommendation(), make_recommendation(learning_rate_rule="linear")
+    assert root.batch_size == 128
+    assert root.learning_rate == pytest.approx(0.002)
+    assert linear.learning_rate == pytest.approx(0.004)
+    capped = make_recommendation(n_half=800, noise_scale=50.0)
+    assert capped.batch_size > 50
+    scale = round(capped.noise_scale.value)
+    assert capped.learning_rate == pytest.approx(0.001 * math.sqrt(scale / 32))
+    assert make_recommendation(base_learning_rate=None).learning_rate is None
+
+
+def test_an_unresolved_noise_scale_leaves_the_batch_size_open():
+    vague = make_recommendation(pilot=make_pilot(200, scatter=30.0))
+    assert vague.noise_scale.value is None
+    assert (vague.batch_size, vague.learning_rate, vague.costs) == (None, None, ())
+    assert vague.micro_batch_size == SIZES[-1]  # The fastest.
+    assert vague.binding == ("hardware saturation", "gradient noise")
+    assert make_recommendation(pilot=None).batch_size is None
+
+
+def test_the_pipeline_is_a_line_through_its_batch_times():
+    found = make_recommendation(
+        pipelines=(
+            make_profile(batch_size=32, pipeline=32_000),
+            make_profile(batch_size=256, pipeline=64_000),
+        )
+    )
+    # 1 ms for 32 examples, 4 ms for 256.
+    assert found.batch_time.time_s(32) == pytest.approx(1e-3)
+    assert found.batch_time.time_s(256) == pytest.approx(4e-3)
+    slow, fast = found.batch_time_ends
+    assert slow.time_s(256) > found.batch_time.time_s(256) > fast.time_s(256)
+
+
+def test_without_timings_nothing_is_recommended():
+    empty = make_recommendation(**NOTHING)
+    assert (empty.batch_size, empty.micro_batch_size, empty.choice) == (None, None, None)
+    assert (empty.binding, empty.costs, empty.saturation) == ((), (), None)
+    assert (empty.batch_time, empty.batch_time_ends) == (None, ())
+    one = make_recommendation(timings=make_timings()[:1])
+    assert one.batch_size == SIZES[0]
+    assert one.saturation is None
+    assert one.binding == ("hardware saturation", "gradient noise")
+
+
+def test_costs_are_relative_to_the_recommended_size():
+    found = make_recommendation()
+    by_size = {cost.batch_size: cost for cost in found.costs}
+    assert sorted(by_size) == list(SIZES)
+    assert by_size[found.batch_size].relative_time.value == 1
+    # Ties of 2 % go to the smaller size.
+    assert all(cost.relative_time.value > 0.98 for cost in found.costs)
+    assert by_size[32].updates.value == pytest.approx(found.pilot.useful_updates)
+    assert found.duration_s == pytest.approx(58)
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_a_pilot_counts_until_its_loss_has_gone_98_percent_of_its_way(held_out):
+    pilot = make_pilot(stretches=40, held_out=held_out)
+    assert (pilot.updates, pilot.useful_updates) == (1000, 525)
+    assert pilot.useful == pilot.stretches[:21]
+    expected = noise_scale_of_epochs(
+        [s.gradient_variance for s in pilot.stretches[:21]],
+        [s.gradient_squared_norm for s in pilot.stretches[:21]],
+    )
+    assert pilot.noise_scale.value == pytest.approx(expected.value)
+    assert pilot.noise_scale.measurements == 11
+    assert pilot.noise_scale.value == pytest.approx(200, rel=0.1)
+
+
+def stretches_of(losses):
+    return [PilotStretch(25, loss, None, 100.0, 1.0) for loss in losses]
+
+
+@pytest.mark.parametrize(
+    ("losses", "count"),
+    [
+        ((2.0, 1.0, 0.06, 0.03, 0.02, 0.0), 4),
+        ((2.0, 1.0, 0.0, 1.0, 1.0), 3),
+        ((2.0, 2.0, 2.0), 3),
+        ((1.0, 2.0, 3.0), 3),
+        ((None, 2.0, 1.0), 3),
+        ((2.0, 0.0, None), 2),
+        ((), 0),
+    ],
+)
+def test_useful_stretches_end_near_the_lowest_loss(losses, count):
+    assert useful_count(stretches_of(losses)) == count
+
+
+def test_a_pilot_has_six_useful_stretches_at_least():
+    stretches = tuple(stretches_of([2.0, 0.1, *[0.1] * 18]))
+    assert PilotRecord(32, 8, 0.001, stretches, 1.0, "progress").useful == stretches[:6]
+    lost = tuple(PilotStretch(25, None, None, None, None) for _ in range(4))
+    unresolved = PilotRecord(32, 8, None, lost, 1.0, "diverged")
+    assert unresolved.noise_scale.value is None
+    assert PilotRecord(32, 8, None, (), 1.0, "budget").noise_scale.measurements == 0
+    with pytest.raises(ValueError, match=r"`ended_by` must be one of.*'boredom'"):
+        PilotRecord(32, 8, None, (), 1.0, "boredom")

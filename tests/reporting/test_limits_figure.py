@@ -1,0 +1,132 @@
+import matplotlib
+import numpy as np
+import pytest
+from input_profile_factory import make_profile
+from matplotlib.figure import Figure
+from recommendation_factory import (
+    SIZES,
+    make_memory,
+    make_pilot,
+    make_recommendation,
+    make_timings,
+)
+
+import kbatch
+from kbatch.reporting.figures.limits import alt_text, limits_info, plot_limits
+from kbatch.reporting.figures.palette import ALARM_TEXT
+from kbatch.reporting.figures.saving import figure_bytes
+
+NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": ()}
+CASES = [
+    {},
+    NOTHING,
+    {"pilot": make_pilot(scatter=30.0)},
+    {"timings": make_timings(300, fits=32), "memory": make_memory(40)},
+    {"timings": make_timings()[:1]},
+    {"input_rate": 15_000.0},
+    {"noise_scale": 0.5},
+]
+
+
+def panels(recommendation, ax=None):
+    upper = plot_limits(recommendation, ax)
+    (lower,) = [a for a in upper.figure.axes if a is not upper]
+    return upper, lower
+
+
+def test_progress_is_throughput_times_worth():
+    info = limits_info(make_recommendation())
+    assert [point.batch_size for point in info.points] == list(SIZES)
+    product = np.array([p.throughput * p.worth for p in info.points])
+    progress = np.array([p.progress for p in info.points])
+    np.testing.assert_allclose(progress, product / product.max())
+    assert max(p.throughput for p in info.points) == 1
+    assert info.points[SIZES.index(info.batch_size)].progress == pytest.approx(1, abs=0.02)
+
+
+def test_bands_hold_the_values():
+    found = make_recommendation(pilot=make_pilot(200.0, scatter=1.5, stretches=80))
+    for point in limits_info(found).points:
+        assert point.worth_interval.low <= point.worth <= point.worth_interval.high
+
+
+def test_the_rows_are_the_limits():
+    info = limits_info(make_recommendation())
+    rows = {row.name: row for row in info.rows}
+    assert list(rows) == ["memory", "hardware saturation", "gradient noise", "input pipeline"]
+    assert rows["memory"].size == 1437
+    assert rows["hardware saturation"].size == pytest.approx(900, abs=1)
+    noise = rows["gradient noise"]
+    assert noise.interval.low < noise.size < noise.interval.high
+    assert rows["input pipeline"].size is None
+    assert rows["input pipeline"].words == "keeps up at every size"
+    assert [name for name, row in rows.items() if row.binds] == ["gradient noise"]
+    assert info.title == "Batch size 128: gradient noise binds"
+
+
+def test_a_slow_pipeline_has_a_place_on_the_axis():
+    row = limits_info(make_recommendation(input_rate=50_000.0)).rows[-1]
+    # The device makes as much from 100 examples on.
+    assert row.size == 128
+    assert row.words == "the device waits from 128 on"
+    everywhere = limits_info(make_recommendation(input_rate=1_000.0)).rows[-1]
+    assert everywhere.words == "the device waits at every size"
+    # 1 ms a batch, whatever its size.
+    pipelines = tuple(make_profile(batch_size=b, pipeline=b * 1e3) for b in (32, 256))
+    small = limits_info(make_recommendation(n_half=10, pipelines=pipelines)).rows[-1]
+    assert (small.words, small.size) == ("the device waits up to 64", None)
+
+
+def test_what_cannot_be_told_is_said():
+    info = limits_info(make_recommendation(**NOTHING, unknown={"memory": "no limit is known"}))
+    assert (info.batch_size, info.points) == (None, ())
+    assert info.title == "Batch size: cannot tell"
+    assert [row.known for row in info.rows] == [False] * 4
+    assert info.rows[0].words == "cannot tell: no limit is known"
+    vague = limits_info(make_recommendation(pilot=make_pilot(scatter=30.0)))
+    assert vague.rows[2].words == "cannot tell: the noise scale is unresolved"
+    assert vague.points[0].progress is None
+
+
+def test_the_drawing_has_labels_units_and_the_choice():
+    upper, lower = panels(make_recommendation())
+    assert upper.get_title(loc="left") == "Batch size 128: gradient noise binds"
+    assert lower.get_xlabel() == "Batch size (examples)"
+    assert upper.get_ylabel() == "Share of the largest"
+    names = [tick.get_text().replace("\n", " ") for tick in lower.get_yticklabels()]
+    assert names == ["Memory", "Hardware saturation", "Gradient noise", "Input pipeline"]
+    assert [tick.get_color() == ALARM_TEXT for tick in lower.get_yticklabels()] == [
+        *(False, False, True, False)
+    ]
+    labels = [text.get_text() for text in upper.get_legend().get_texts()]
+    assert labels == ["samples/s", "worth of an example", "progress a second"]
+    for panel in (upper, lower):
+        assert 128 in [line.get_xdata()[0] for line in panel.lines if len(line.get_xdata()) == 2]
+        assert panel.get_xscale() == "log"
+    words = " ".join(text.get_text() for text in lower.texts).replace("\xa0", " ")
+    for part in ("1,437 examples fit", "Adam", "CPU, 16 cores", "pilot of 1,000 updates"):
+        assert part in words
+
+
+def test_given_axes_are_used_and_global_settings_stay():
+    before = dict(matplotlib.rcParams)
+    figure = Figure()
+    ax = figure.add_subplot()
+    assert kbatch.plot_limits(make_recommendation(), ax) is ax
+    assert len(figure.axes) == 2
+    free = Figure().add_axes((0.1, 0.1, 0.8, 0.8))
+    assert plot_limits(make_recommendation(), free) is free
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("changed", CASES)
+def test_every_recommendation_can_be_drawn_and_gives_the_same_bytes(changed):
+    made = make_recommendation(**changed)
+    pictures = [figure_bytes(plot_limits(made), ".svg") for _ in range(2)]
+    assert pictures[0] == pictures[1]
+
+
+def test_the_description_tells_the_limits():
+    words = alt_text(limits_info(make_recommendation()))
+    assert words.startswith("Batch size 128: gradient noise binds. Limits on a common batch axis")
+    assert "memory: 1,437 examples fit at once" in words
