@@ -34,7 +34,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("sgd", "adamw", "ema") else pytest.mark.slow)
+        for name in OPTIMIZERS
+    ],
+)
 def test_for_every_optimizer(name):
     model = assert_equal_training(lambda: models.mlp(optimizer=OPTIMIZERS[name]()), DATA)
     assert int(model.optimizer.iterations) == 2 * 3

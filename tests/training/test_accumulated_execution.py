@@ -20,7 +20,10 @@ X, Y = models.rows(94)
     [{"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 3}],
     ids=lambda arguments: next(iter(arguments)),
 )
-@pytest.mark.parametrize("micro_batch_size", [8, 5, 31, 200])
+@pytest.mark.parametrize(
+    "micro_batch_size",
+    [5, *(pytest.param(size, marks=pytest.mark.slow) for size in (8, 31, 200))],
+)
 def test_every_way_of_execution(arguments, micro_batch_size):
     assert_equal_training(
         lambda: models.mlp(**arguments),

@@ -16,6 +16,16 @@ def random(*shape):
 
 X, Y = models.rows(94)
 REDUCTIONS = ["sum", "mean", "sum_over_batch_size", "mean_with_sample_weight"]
+# With and without weights; the others, whose graphs take long to trace, are slow.
+CASES = [
+    pytest.param(
+        reduction,
+        weighted,
+        marks=() if weighted == (reduction == "mean_with_sample_weight") else pytest.mark.slow,
+    )
+    for reduction in REDUCTIONS
+    for weighted in (False, True)
+]
 
 
 def cross_entropy(reduction="sum_over_batch_size", **arguments):
@@ -55,8 +65,7 @@ def tokens():
     return ids
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("reduction", "weighted"), CASES)
 def test_token_masks_with_unequal_counts(reduction, weighted):
     fit = {"sample_weight": random(94, 7)} if weighted else {}
     labels = np.random.default_rng(7).integers(0, 3, (94, 7))
