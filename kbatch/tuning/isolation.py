@@ -102,7 +102,7 @@ def _run(tell: Callable[[Any], None], tuner: Any, trial: Any, data: bytes) -> An
     return trial.hyperparameters
 
 
-def _sweep(tell: Callable[[Any], None], tuner: Any, data: bytes) -> GoodputRecord:
+def _sweep(tuner: Any, data: bytes) -> GoodputRecord:
     arguments, keywords = pickle.loads(data)
     return sweep_throughput(tuner.hypermodel, tuner.oracle.get_space(), arguments, keywords)
 

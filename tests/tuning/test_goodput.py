@@ -175,3 +175,8 @@ def test_other_hyperparameters_are_searched_one_after_the_other(tmp_path):
     assert set(rates) == {1e-3, 3e-3}
     stops = [d for d in study.goodput.decisions if d.batch_size is None]
     assert [d.hyperparameters for d in stops] == [{"rate": 1e-3}, {"rate": 3e-3}]
+
+
+@pytest.mark.slow
+def test_in_processes_of_their_own_trials_and_sweep_give_the_same(found, tmp_path):
+    assert figures(search(tmp_path, isolate=True)) == figures(found)
