@@ -25,5 +25,5 @@ def failing_the_trial() -> Iterator[None]:
     except OutOfMemoryError as error:
         raise keras_tuner.errors.FailedTrialError(
             f"{error} keras-tuner ends a search after three failed trials in a row, unless its "
-            "oracle is given a larger `max_consecutivefailing_the_trials`."
+            "oracle is given a larger `max_consecutive_failed_trials`."
         ) from error
