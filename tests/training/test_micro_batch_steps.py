@@ -72,6 +72,39 @@ def test_the_model_is_given_back_as_it_was(before):
     assert accumulation_of(model) == accumulation
 
 
+def counting():
+    """A model that counts how often it is run."""
+
+    class Counting(layers.Layer):
+        def build(self, _):
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x):
+            self.count.assign(self.count + 1)
+            return x
+
+    model = keras.Sequential([layers.Input((8,)), Counting(), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("before", ["plain", "accumulating"])
+def test_a_step_has_as_many_micro_batches_as_its_size_gives(before):
+    model = counting()
+    if before == "accumulating":
+        kbatch.accumulate_gradients(model, 6)
+    batch = (BATCH[0], tf.zeros((24, 3)))
+    with micro_batch_steps(model) as steps:
+        runs = {size: steps.step(batch, size) for size in (24, 12, 8, 5)}
+        counter = model.layers[0].count
+        for run in runs.values():  # The first one also counts what is traced eagerly.
+            run()
+        for size, expected in ((8, 3), (24, 1), (5, 5), (12, 2)):
+            counter.assign(0)
+            runs[size]()
+            assert int(counter) == expected
+
+
 def test_it_is_given_back_after_an_error_too():
     model = network()
     values = state(model)

@@ -95,6 +95,12 @@ def test_the_fastest_is_chosen(planted):
 def test_of_those_that_fit(planted):
     assert find(fresh(), planted, most=8).size == 8
     assert find(fresh(), planted, most=20).size == 16
+    (file,) = times(planted)
+    content = json.loads(file.read_text())
+    content["record"]["points"][2]["step_times_s"] = 9 * [5e-4]
+    file.write_text(json.dumps(content))
+    assert find(fresh(), planted).size == 32
+    assert find(fresh(), planted, most=20).size == 16
 
 
 def test_a_batch_no_larger_than_the_choice_goes_through_whole_without_timing(planted):
