@@ -1,6 +1,7 @@
 """The record of one training run of one trial."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -185,7 +186,7 @@ class ExecutionRecord:
         )
         return self.usage.gpu_energy_j if ended_there and self.usage else None
 
-    @property
+    @functools.cached_property
     def throughput(self) -> Throughput | None:
         """Examples per second of the steady part, None if there was none."""
         return throughput_of_windows(self.window_examples, self.window_durations_s)

@@ -1,6 +1,7 @@
 """Versioned JSON files of frozen records."""
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -101,9 +102,14 @@ def _encode(value: object) -> object:
     return value
 
 
+@functools.cache
+def _type_hints(kind: type) -> dict[str, typing.Any]:
+    return typing.get_type_hints(kind)
+
+
 def _decode(kind: typing.Any, value: typing.Any) -> typing.Any:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = _type_hints(kind)
         return kind(**{name: _decode(hints[name], item) for name, item in value.items()})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):

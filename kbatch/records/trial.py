@@ -1,6 +1,7 @@
 """The record of one trial: one set of hyperparameters, executed once or several times."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
@@ -124,7 +125,7 @@ class TrialRecord:
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the best epoch under Keras's names, the mean over executions."""
-        names = dict.fromkeys(name for metrics in self._best_metrics() for name in metrics)
+        names = dict.fromkeys(name for metrics in self._best_metrics for name in metrics)
         means = {name: _mean(self.metric_values(name)) for name in names}
         return {name: mean for name, mean in means.items() if mean is not None}
 
@@ -158,7 +159,7 @@ class TrialRecord:
         met = [cost for cost in costs if cost is not None]
         return fmean(met) if len(met) == len(costs) else None
 
-    @property
+    @functools.cached_property
     def noise_scale(self) -> NoiseScale | None:
         """Gradient noise scale of the late halves of all executions, None if not measured."""
         return noise_scale([e.epochs for e in self.executions])
@@ -172,7 +173,7 @@ class TrialRecord:
 
     def metric_values(self, name: str) -> tuple[float, ...]:
         """Gives a metric at the best epoch of each execution that has it."""
-        return tuple(metrics[name] for metrics in self._best_metrics() if name in metrics)
+        return tuple(metrics[name] for metrics in self._best_metrics if name in metrics)
 
     def metric_interval(self, name: str) -> Interval | None:
         """Gives the 95 % interval of a metric over executions, None for fewer than three."""
@@ -183,7 +184,9 @@ class TrialRecord:
         values = (quantity(e) for e in self.executions)
         return _mean(tuple(value for value in values if value is not None))
 
+    @functools.cached_property
     def _best_metrics(self) -> list[dict[str, float]]:
+        # Figures and tables ask for each metric of each trial many times.
         objective = self.objective
         return [e.best_metrics(objective.name, objective.direction) for e in self.executions]
 

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from kbatch.reporting.figures.canvas import WIDTH_IN, detached_axes
 from kbatch.reporting.figures.saving import figure_bytes
-from kbatch.reporting.inline_svg import glyph_sheet, inline_svg
+from kbatch.reporting.inline_svg import SvgPage
 from kbatch.reporting.report_content import Reported, report_content
 from kbatch.reporting.sections.content import Figure
 from kbatch.reporting.templating import templates
@@ -17,15 +17,17 @@ _NARROW_IN = 3.6
 
 
 class Drawing(NamedTuple):
-    """A figure drawn twice.
+    """A figure as elements of a page.
 
     Attributes:
-        wide: For a desk and for print.
-        narrow: For a telephone.
+        wide: For a desk and for print, None for a small figure.
+        narrow: For a telephone, None where it cannot be read so narrow.
+        alt_text: Its description.
     """
 
-    wide: Markup
-    narrow: Markup
+    wide: Markup | None
+    narrow: Markup | None
+    alt_text: str
 
 
 def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
@@ -38,21 +40,31 @@ def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
         ValueError: If a study is empty, with what to run, or there is nothing to report.
     """
     content = report_content(study_or_profiles)
-    glyphs: dict[str, str] = {}
+    page = SvgPage()
     drawings = {
-        (place, figure.name): Drawing(
-            _drawn(figure, WIDTH_IN, f"s{place}-{figure.name}-w-", glyphs),
-            _drawn(figure, _NARROW_IN, f"s{place}-{figure.name}-n-", glyphs),
-        )
+        (place, figure.name): _drawing(figure, page)
         for place, section in enumerate(content.sections, start=1)
         for figure in section.figures
     }
     template = templates().get_template("report.html")
-    return template.render(content=content, drawings=drawings, glyphs=Markup(glyph_sheet(glyphs)))
+    return template.render(
+        content=content,
+        drawings=drawings,
+        glyphs=Markup(page.glyphs()),
+        rules=Markup(page.rules()),
+    )
 
 
-def _drawn(figure: Figure, width_in: float, prefix: str, glyphs: dict[str, str]) -> Markup:
-    """Draws a figure as an element and adds the glyphs that it uses."""
-    axes = figure.draw(detached_axes(figure.height_in, width_in=width_in))
-    svg = figure_bytes(axes, ".svg", transparent=True).decode()
-    return Markup(inline_svg(svg, prefix, glyphs))
+def _drawing(figure: Figure, page: SvgPage) -> Drawing:
+    """Draws a figure in the widths that its shape needs."""
+    alt_text = figure.alt_text
+
+    def drawn(width_in: float) -> Markup:
+        nonlocal alt_text
+        axes = figure.draw(detached_axes(figure.height_in, width_in=width_in))
+        alt_text = alt_text or str(axes.get_label())
+        return Markup(page.element(figure_bytes(axes, ".svg", transparent=True).decode()))
+
+    wide = drawn(WIDTH_IN) if figure.shape != "small" else None
+    narrow = drawn(_NARROW_IN) if figure.shape != "wide" else None
+    return Drawing(wide, narrow, alt_text)

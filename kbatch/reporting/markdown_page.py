@@ -2,12 +2,25 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from kbatch.reporting.figures.canvas import detached_axes
 from kbatch.reporting.figures.saving import figure_bytes
 from kbatch.reporting.report_content import ReportContent, Reported, report_content
 from kbatch.reporting.templating import templates
+
+
+class Picture(NamedTuple):
+    """A figure's file beside the text.
+
+    Attributes:
+        address: Its name as in a link.
+        alt_text: Its description.
+    """
+
+    address: str
+    alt_text: str
 
 
 def markdown_files(
@@ -27,14 +40,14 @@ def markdown_files(
     """
     content = report_content(study_or_profiles)
     names = _picture_names(content, path.stem)
-    files = {
-        path.with_name(names[place, figure.name]): figure_bytes(
-            figure.draw(detached_axes(figure.height_in)), ".png"
-        )
-        for place, section in enumerate(content.sections, start=1)
-        for figure in section.figures
-    }
-    pictures = {key: quote(name) for key, name in names.items()}
+    files, pictures = {}, {}
+    for place, section in enumerate(content.sections, start=1):
+        for figure in section.figures:
+            name = names[place, figure.name]
+            axes = figure.draw(detached_axes(figure.height_in))
+            files[path.with_name(name)] = figure_bytes(axes, ".png")
+            alt_text = figure.alt_text or str(axes.get_label())
+            pictures[place, figure.name] = Picture(quote(name), alt_text)
     text = templates().get_template("report.md").render(content=content, pictures=pictures)
     return {**files, path: text.encode()}
 

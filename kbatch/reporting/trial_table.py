@@ -73,7 +73,7 @@ def trial_table(study: Study) -> Table:
             Column("Updates", True, "updates"),
             Column("First step (s)", True),
             Column("Waiting for data", True),
-            *(Column(figure.title, True) for figure in used),
+            *(Column(figure.title, True, "gpu") for figure in used),
             Column("Status", False, "status"),
         ),
         rows=tuple(

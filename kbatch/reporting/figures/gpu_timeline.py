@@ -23,6 +23,8 @@ __all__ = ["GpuTimelineInfo", "alt_text", "gpu_timeline_info", "plot_gpu_timelin
 
 _PANEL_IN = 1.35
 _REST_IN = 1.5
+# With all of its panels.
+HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
 # Of each curve so many readings are marked, to tell the GPUs apart without colour.
 _MARKS = 25
 

@@ -11,6 +11,8 @@ from kbatch.reporting.figures.series_marks import legend_columns, name_panel
 from kbatch.reporting.short_text import shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
 
     from kbatch.records.study import Study
@@ -54,8 +56,8 @@ def plot_pareto(study: "Study", ax: "Axes | None" = None) -> "Axes":
         return panel
     panel.grid(visible=True, axis="x", color=GRID, linewidth=0.6)
     throughput_x_axis(panel, [p.throughput.value for p in info.points])
-    for point in info.points:
-        _draw_point(panel, point)
+    for kind in sorted({(p.series, p.on_front) for p in info.points}):
+        _draw_points(panel, [p for p in info.points if (p.series, p.on_front) == kind])
     panel.margins(y=0.14)
     panel.autoscale_view(scalex=False)
     quality_axis(panel, info.quality, [p.quality.value for p in info.points])
@@ -70,23 +72,26 @@ def plot_pareto(study: "Study", ax: "Axes | None" = None) -> "Axes":
     return panel
 
 
-def _draw_point(panel: "Axes", point: ParetoPoint) -> None:
-    style = series_style(point.series)
+def _draw_points(panel: "Axes", points: "Sequence[ParetoPoint]") -> None:
+    """Draws points that are alike: hundreds of trials make few marks for a file to hold."""
+    style, on_front = series_style(points[0].series), points[0].on_front
     bars = {"color": style.color, "linewidth": 1.2, "alpha": 0.45, "zorder": 1.5}
-    if point.quality.bar:
-        panel.vlines(point.throughput.value, *point.quality.bar, **bars)
-    if point.throughput.bar:
-        panel.hlines(point.quality.value, *point.throughput.bar, **bars)
+    across = [(p.throughput.value, *p.quality.bar) for p in points if p.quality.bar]
+    along = [(p.quality.value, *p.throughput.bar) for p in points if p.throughput.bar]
+    if across:
+        panel.vlines(*zip(*across, strict=True), **bars)
+    if along:
+        panel.hlines(*zip(*along, strict=True), **bars)
     panel.plot(
-        [point.throughput.value],
-        [point.quality.value],
+        [p.throughput.value for p in points],
+        [p.quality.value for p in points],
         marker=style.marker,
-        markersize=7 if point.on_front else 5.5,
-        markerfacecolor=style.color if point.on_front else PAPER,
-        markeredgecolor=PAPER if point.on_front else style.color,
-        markeredgewidth=0.8 if point.on_front else 1.1,
+        markersize=7 if on_front else 5.5,
+        markerfacecolor=style.color if on_front else PAPER,
+        markeredgecolor=PAPER if on_front else style.color,
+        markeredgewidth=0.8 if on_front else 1.1,
         linestyle="none",
-        zorder=3 if point.on_front else 2.5,
+        zorder=3 if on_front else 2.5,
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RankingInfo", "alt_text", "plot_ranking", "ranking_info"]
 
-_MOST_ROWS = 30
+MOST_ROWS = 30
 _FEWEST_ROWS = 4
 _ROW_IN = 0.2
 _REST_IN = 1.5
@@ -33,7 +33,12 @@ _CHARACTERS = 104
 _GAP = 2
 
 
-def plot_ranking(study: "Study", ax: "Axes | None" = None, *, most: int = _MOST_ROWS) -> "Axes":
+def height_in(rows: int) -> float:
+    """Tells the height that so many rows need, in inches."""
+    return _REST_IN + _ROW_IN * max(_FEWEST_ROWS, rows)
+
+
+def plot_ranking(study: "Study", ax: "Axes | None" = None, *, most: int = MOST_ROWS) -> "Axes":
     """Plots the trials ranked by their objective: settings as a table, values as dots.
 
     Trials without a result stand last, with the reason.
@@ -55,7 +60,7 @@ def plot_ranking(study: "Study", ax: "Axes | None" = None, *, most: int = _MOST_
         ValueError: If the study is empty, with what to run, or `most` is not positive.
     """
     info = ranking_info(study, most=most)
-    panel = new_axes(_REST_IN + _ROW_IN * max(_FEWEST_ROWS, len(info.rows))) if ax is None else ax
+    panel = new_axes(height_in(len(info.rows))) if ax is None else ax
     characters = sum(info.widths) + _GAP * len(info.widths)
     table, below = beside_table(panel, characters / _CHARACTERS)
     tidy(panel)

@@ -1,7 +1,7 @@
 """What a report says, before anything is rendered."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kbatch.reporting.tables import Table
 
@@ -43,16 +43,20 @@ class Figure(NamedTuple):
         title: What it shows.
         height_in: Height in inches.
         draw: Draws it in Axes.
-        alt_text: Its description, for those who do not see it.
+        alt_text: Its description, for those who do not see it; empty where the label of its Axes
+            is one.
         notes: Notes that concern its numbers.
+        shape: How a page has it: "alone" in a row, "small" beside others, or "wide" where it
+            cannot be read small.
     """
 
     name: str
     title: str
     height_in: float
     draw: "Callable[[Axes], Axes]"
-    alt_text: str
+    alt_text: str = ""
     notes: tuple[Note, ...] = ()
+    shape: Literal["alone", "small", "wide"] = "alone"
 
 
 class Section(NamedTuple):

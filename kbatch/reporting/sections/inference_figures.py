@@ -60,6 +60,7 @@ def _figure(offer: _Offer, module: Any, profile: InferenceProfile) -> Figure:
         height_in=module.HEIGHT_IN,
         draw=functools.partial(getattr(module, f"plot_inference_{offer.name}"), profile),
         alt_text=_alt_text(offer, profile),
+        shape="alone" if offer is _OFFERS[0] else "small",
     )
 
 

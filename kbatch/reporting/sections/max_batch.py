@@ -1,9 +1,12 @@
 """What a report says of a search for the largest batch that fits."""
 
+import functools
+
 from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
+from kbatch.reporting.figures.memory import HEIGHT_IN, plot_memory
 from kbatch.reporting.max_batch_text import max_batch_lines, probe_rows
 from kbatch.reporting.number_text import memory_text, percent
-from kbatch.reporting.sections.content import Fact, Note, Section
+from kbatch.reporting.sections.content import Fact, Figure, Note, Section
 from kbatch.reporting.sections.environment import environment_facts
 from kbatch.reporting.tables import Cell, Column, Row, Table
 
@@ -28,7 +31,14 @@ def max_batch_section(result: MaxBatchSizeResult) -> Section:
         lead=(reason,),
         details=tuple(details),
         conditions="",
-        figures=(),
+        figures=(
+            Figure(
+                "memory",
+                "Memory by batch size",
+                HEIGHT_IN,
+                functools.partial(plot_memory, result),
+            ),
+        ),
         tables=(_table(result),),
         notes=tuple(Note("", "", note) for note in result.notes),
         command=environment.command if environment else None,

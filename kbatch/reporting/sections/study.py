@@ -11,7 +11,7 @@ from kbatch.reporting.empty_study import refuse_empty
 from kbatch.reporting.sections.content import Fact, Section
 from kbatch.reporting.sections.environment import environment_facts
 from kbatch.reporting.sections.marks import marked_notes, marked_table
-from kbatch.reporting.sections.study_figures import study_figures
+from kbatch.reporting.sections.study_figures import left_out, study_figures
 from kbatch.reporting.trial_table import trial_table
 
 
@@ -36,7 +36,7 @@ def study_section(study: Study) -> Section:
         conditions=caption(conditions_of(study)),
         figures=study_figures(study, found, table),
         tables=(marked_table(table, found),),
-        notes=marked_notes(found, table),
+        notes=(*marked_notes(found, table), *left_out(study)),
         command=environment.command if environment else None,
         settings=_settings(study),
         environment=environment_facts(environment),
