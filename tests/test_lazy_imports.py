@@ -55,6 +55,12 @@ def run(work, heavy, folder):
         (f"{PROFILE} profile.knee", f'{HOST}, "pandas", "matplotlib"'),
         (f"{PROFILE} kbatch.plot_inference_throughput(profile)", f'{HOST}, "pandas"'),
         (f"{STUDY} kbatch.write_report(study, sys.argv[1] + '/r.md')", HOST),
+        (
+            f"{PROFILE} from kbatch.cli import main; assert main(['report', str(path), '-o',"
+            " sys.argv[1] + '/r.html']) == 0",
+            f'{HOST}, "pandas"',
+        ),
+        ("from kbatch.cli import _parser; _parser()", f"{HOST}, {DRAWING}"),
         ("import kbatch; kbatch.powers_of_two(1, 8); kbatch.scale_learning_rate", HOST),
     ],
 )

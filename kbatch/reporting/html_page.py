@@ -14,6 +14,8 @@ from kbatch.reporting.templating import templates
 
 # On a telephone this width keeps the texts of a figure as large as those of a small print.
 _NARROW_IN = 3.6
+# Captions take more lines there.
+_NARROW_TALLER = 1.15
 
 
 class Drawing(NamedTuple):
@@ -59,12 +61,12 @@ def _drawing(figure: Figure, page: SvgPage) -> Drawing:
     """Draws a figure in the widths that its shape needs."""
     alt_text = figure.alt_text
 
-    def drawn(width_in: float) -> Markup:
+    def drawn(width_in: float, taller: float = 1.0) -> Markup:
         nonlocal alt_text
-        axes = figure.draw(detached_axes(figure.height_in, width_in=width_in))
+        axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
         alt_text = alt_text or str(axes.get_label())
         return Markup(page.element(figure_bytes(axes, ".svg", transparent=True).decode()))
 
     wide = drawn(WIDTH_IN) if figure.shape != "small" else None
-    narrow = drawn(_NARROW_IN) if figure.shape != "wide" else None
+    narrow = drawn(_NARROW_IN, _NARROW_TALLER) if figure.shape != "wide" else None
     return Drawing(wide, narrow, alt_text)

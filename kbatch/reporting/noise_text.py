@@ -29,15 +29,24 @@ def noise_caveats(study: Study) -> tuple[Caveat, ...]:
         return ()
     optimizers = dict.fromkeys(e.optimizer for trial in measured for e in trial.executions)
     others = [name for name in optimizers if name not in (None, "SGD")]
-    texts = [
-        "The noise scale is that of the weights that each trial came to, and grows while a model "
-        "learns: it tells the order of a useful batch size, not a bound."
+    found = [
+        Caveat(
+            "noise scale",
+            "The noise scale is that of the weights that each trial came to, and grows while a "
+            "model learns: it tells the order of a useful batch size, not a bound.",
+            ("noise_scale",),
+        )
     ]
     if others:
-        texts.append(
-            f"The noise scale is derived for SGD. Whether it tells a useful batch size under "
-            f"{listed(map(str, others))} is disputed: Merrill et al. (2025, arXiv:2505.23971) "
-            "train on from one checkpoint at several batch sizes instead. Trials of several sizes "
-            "to one target compare them directly."
+        names = listed(map(str, others))
+        found.append(
+            Caveat(
+                f"noise scale under {names}",
+                f"The noise scale is derived for SGD. Whether it tells a useful batch size under "
+                f"{names} is disputed: Merrill et al. (2025, arXiv:2505.23971) train on from one "
+                "checkpoint at several batch sizes instead. Trials of several sizes to one target "
+                "compare them directly.",
+                ("noise_scale",),
+            )
         )
-    return tuple(Caveat("noise scale", text, ("noise_scale",)) for text in texts)
+    return tuple(found)

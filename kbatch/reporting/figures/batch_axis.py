@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from kbatch.reporting.figures.canvas import width_share
+
 _MOST_TICKS = 12
 
 
@@ -18,26 +20,28 @@ def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
         label: Label of the axis.
     """
     sizes = sorted(set(batch_sizes))
+    most = round(_MOST_TICKS * width_share(ax))
     margin = 2 ** max(0.35, 0.05 * math.log2(sizes[-1] / sizes[0]))
     ax.set_xscale("log", base=2)
     ax.set_xlim(sizes[0] / margin, sizes[-1] * margin)
-    ax.xaxis.set_major_locator(FixedLocator(batch_ticks(sizes)))
+    ax.xaxis.set_major_locator(FixedLocator(batch_ticks(sizes, most)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{round(size):d}"))
     ax.set_xlabel(label)
 
 
-def batch_ticks(batch_sizes: Iterable[int]) -> list[int]:
+def batch_ticks(batch_sizes: Iterable[int], most: int = _MOST_TICKS) -> list[int]:
     """Picks the batch sizes that get a tick: all, or as many as can be read.
 
     Args:
         batch_sizes: Batch sizes in examples.
+        most: Equal distances that the axis is long.
 
     Returns:
         Ascending sizes, the smallest among them.
     """
     sizes = sorted(set(batch_sizes))
-    distance = math.log2(sizes[-1] / sizes[0]) / _MOST_TICKS
+    distance = math.log2(sizes[-1] / sizes[0]) / most
     ticks: list[int] = []
     for size in sizes:
         if not ticks or math.log2(size / ticks[-1]) >= distance:

@@ -15,6 +15,8 @@ SMALL_PT = 7.5
 TEXT_PT = 9
 # Mean width of a character, in font sizes.
 _CHARACTER_EM = 0.5
+# What the labels of the y axis take of the width.
+_LABELS_IN = 0.7
 _LINE_SPACING = 1.35
 
 
@@ -43,6 +45,13 @@ def detached_axes(height_in: float, *, width_in: float = WIDTH_IN) -> Axes:
     """
     figure = Figure(figsize=(width_in, height_in), dpi=150, layout="constrained")
     return figure.add_subplot()
+
+
+def width_share(ax: Axes) -> float:
+    """Compares the width for texts with that of a figure of the usual width, 1 at most."""
+    figure = ax.get_figure(root=True)
+    width_in = WIDTH_IN if figure is None else figure.get_figwidth()
+    return min(1.0, (width_in - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
 
 
 def plain_axes(ax: Axes | None, height_in: float) -> Axes:

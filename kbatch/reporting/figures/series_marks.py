@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 
-from kbatch.reporting.figures.canvas import SMALL_PT, TEXT_PT, WIDTH_IN, halo
+from kbatch.reporting.figures.canvas import SMALL_PT, TEXT_PT, halo, width_share
 from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, INK, PAPER, series_style
 from kbatch.reporting.short_text import shortened
 
@@ -13,8 +13,6 @@ from kbatch.reporting.short_text import shortened
 _ROW_CHARACTERS = 78
 _HANDLE_CHARACTERS = 6
 _TITLE_CHARACTERS = 58
-# What the labels of the y axis take of the width.
-_LABELS_IN = 0.7
 
 
 def draw_series(
@@ -98,7 +96,7 @@ def name_panel(panel: Axes, title: str, *, columns: int = 0, lines_below: int = 
         lines_below: Other lines that stand between the title and the panel.
     """
     rows = _name_series(panel, columns) if columns else 0
-    share = _width_share(panel)
+    share = width_share(panel)
     title = shortened(title, _TITLE_CHARACTERS)
     panel.set_title(
         title if share == 1 else textwrap.fill(title, int(share * _TITLE_CHARACTERS)),
@@ -126,18 +124,11 @@ def legend_columns(labels: Iterable[str], *, most: int = 4) -> int:
     return max(1, min(most, _ROW_CHARACTERS // max(widths)))
 
 
-def _width_share(panel: Axes) -> float:
-    """Compares the width for texts with that of a figure of the usual width, 1 at most."""
-    figure = panel.get_figure(root=True)
-    width_in = WIDTH_IN if figure is None else figure.get_figwidth()
-    return min(1.0, (width_in - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
-
-
 def _name_series(panel: Axes, columns: int) -> int:
     """Names the series above the panel, where they cover no point, in so many rows."""
     labels = panel.get_legend_handles_labels()[1]
     longest = max((len(label) for label in labels), default=1) + _HANDLE_CHARACTERS
-    share = _width_share(panel)
+    share = width_share(panel)
     if share < 1:
         columns = max(1, min(columns, int(share * _ROW_CHARACTERS) // longest))
     legend = panel.legend(

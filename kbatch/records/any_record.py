@@ -1,0 +1,58 @@
+"""Records read back from a file or folder that tells itself what it holds."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kbatch.records.json_files import RecordError, read_record
+from kbatch.records.loading import load_study
+
+if TYPE_CHECKING:
+    from kbatch.records.inference import InferenceProfile
+    from kbatch.records.input_pipeline import InputPipelineProfile
+    from kbatch.records.max_batch import MaxBatchSizeResult
+    from kbatch.records.study import Study
+
+    AnyRecord = Study | InferenceProfile | InputPipelineProfile | MaxBatchSizeResult
+
+# The module of each record that is kept as a file of its own, by the kind that the file names.
+_HOME_OF = {
+    "InferenceProfile": "kbatch.records.inference",
+    "InputPipelineProfile": "kbatch.records.input_pipeline",
+    "MaxBatchSizeResult": "kbatch.records.max_batch",
+    "Study": "kbatch.records.study",
+}
+
+
+def load_record(path: str | Path) -> "AnyRecord":
+    """Reads a study from the folder of its search, or whatever record a JSON file holds.
+
+    Args:
+        path: A project directory, or a file that `save` wrote.
+
+    Returns:
+        The study, profile or result.
+
+    Raises:
+        FileNotFoundError: If there is no such file, or the folder holds no study.
+        RecordError: If the file is no record of these, is damaged or of a newer kbatch.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return load_study(path)
+    kind = _kind(path)
+    if kind not in _HOME_OF:
+        raise RecordError(
+            f"{path} holds a {kind}: a file must hold one of {', '.join(_HOME_OF)}. For a study "
+            "give the folder of its search (`directory/project_name`)."
+        )
+    return read_record(getattr(importlib.import_module(_HOME_OF[kind]), kind), path)
+
+
+def _kind(path: Path) -> str:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return str(document["kind"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error

@@ -1,0 +1,106 @@
+"""Which limits bind at the best batch size, and when nothing is said."""
+
+import dataclasses
+
+from records_factory import make_execution, make_study, make_trial
+
+from kbatch.reporting.binding_limit import binding_limits
+from kbatch.reporting.decision import decision
+
+
+def repeated(size, accuracy, rate, **changed):
+    """A trial of three executions whose accuracies and rates scatter a little."""
+    return make_trial(
+        size,
+        *(
+            make_execution(
+                size,
+                accuracies=(0.5, accuracy + shift),
+                rate=rate * (1 + shift),
+                train_s=1.0,
+                **changed,
+            )
+            for shift in (-0.001, 0.0, 0.001)
+        ),
+    )
+
+
+def names(*trials):
+    return [limit.name for limit in binding_limits(make_study(*trials))]
+
+
+def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
+    waiting = repeated(64, 0.98, 1000, data_wait_s=0.3)
+    assert names(waiting, repeated(128, 0.9, 1010)) == ["input pipeline"]
+    assert "30 % of its time at batch size 64" in binding_limits(make_study(waiting))[0].text
+    assert names(repeated(64, 0.98, 1000, data_wait_s=0.1), repeated(128, 0.9, 2000)) == [
+        "number of updates"
+    ]
+
+
+def test_memory_binds_where_every_larger_size_ran_out():
+    out = make_trial(128, status="out_of_memory")
+    assert names(repeated(32, 0.9, 900), repeated(64, 0.98, 1000), out) == ["memory"]
+    assert "batch size, 128," in decision(make_study(repeated(64, 0.98, 1000), out)).limit
+    assert names(repeated(64, 0.98, 1000), out, make_trial(256, status="failed")) == []
+
+
+def test_a_trial_of_other_settings_that_ran_out_tells_nothing():
+    best = make_trial(64, accuracies=(0.98,), hyperparameters={"units": 8})
+    out = make_trial(128, status="out_of_memory", hyperparameters={"units": 800})
+    assert names(best, out) == []
+
+
+def test_the_hardware_is_saturated_where_no_larger_batch_is_a_tenth_faster():
+    best = repeated(64, 0.98, 1000)
+    assert names(best, repeated(128, 0.98 - 1e-6, 1050)) == ["hardware saturation"]
+    # The upper end of its interval is beyond a tenth: it may be faster by that much.
+    assert "hardware saturation" not in names(best, repeated(128, 0.9, 1098))
+    assert "hardware saturation" not in names(best, repeated(80, 0.9, 1000))
+
+
+def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
+    best = repeated(64, 0.98, 1000)
+    (limit,) = binding_limits(make_study(best, repeated(128, 0.9, 1900)))
+    assert limit.name == "number of updates"
+    assert "up to 1.9 times as fast" in limit.text
+    assert "a worse validation accuracy" in limit.text
+
+
+def test_single_executions_do_not_tell_that_a_larger_batch_learns_less():
+    best = make_trial(64, accuracies=(0.98,), rate=1000)
+    assert names(best, make_trial(128, accuracies=(0.90,), rate=2000)) == []
+
+
+def test_other_epochs_are_no_equal_budget():
+    longer = repeated(128, 0.9, 1900)
+    executions = tuple(
+        dataclasses.replace(e, epochs=(*e.epochs, e.epochs[-1])) for e in longer.executions
+    )
+    assert names(repeated(64, 0.98, 1000), make_trial(128, *executions)) == []
+
+
+def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
+    def noisy(size, variance):
+        trial = repeated(size, 0.98, 1000)
+        moments = {"gradient_variance": variance, "gradient_squared_norm": 1.0}
+        executions = (
+            dataclasses.replace(
+                e,
+                epochs=tuple(
+                    dataclasses.replace(p, epoch=i, metrics={**p.metrics, **moments})
+                    for i, p in enumerate(e.epochs * 4)
+                ),
+            )
+            for e in trial.executions
+        )
+        return make_trial(size, *executions)
+
+    assert names(noisy(64, 10.0)) == ["gradient noise"]
+    assert names(noisy(64, 100.0)) == []
+
+
+def test_nothing_is_said_where_the_trials_do_not_tell():
+    assert names(make_trial(64)) == []
+    assert decision(make_study(make_trial(64))).limit is None
+    assert names(make_trial(64, status="failed")) == []
