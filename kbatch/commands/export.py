@@ -15,14 +15,19 @@ def add_export(commands: Any) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     from kbatch.records.loading import load_study
+    from kbatch.records.whole_files import write_whole_file
+    from kbatch.reporting.empty_study import refuse_empty
 
-    table = load_study(options.study).to_dataframe()
-    if options.output.suffix == ".csv":
-        table.to_csv(options.output, index=False)
-    elif options.output.suffix == ".json":
-        table.to_json(options.output, orient="records", indent=1)
-    else:
+    suffix = options.output.suffix.lower()
+    if suffix not in (".csv", ".json"):
         raise ValueError(
             f"`--output` must end in .csv or .json. Received: --output {options.output}."
         )
+    study = load_study(options.study)
+    refuse_empty(study)
+    table = study.to_dataframe()
+    text = (
+        table.to_csv(index=False) if suffix == ".csv" else table.to_json(orient="records", indent=1)
+    )
+    write_whole_file(options.output, str(text).encode())
     print(options.output)

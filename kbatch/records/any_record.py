@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from kbatch.records.input_pipeline import InputPipelineProfile
     from kbatch.records.max_batch import MaxBatchSizeResult
     from kbatch.records.study import Study
+    from kbatch.records.training_profile import TrainingProfile
 
-    AnyRecord = Study | InferenceProfile | InputPipelineProfile | MaxBatchSizeResult
+    AnyRecord = (
+        Study | InferenceProfile | InputPipelineProfile | MaxBatchSizeResult | TrainingProfile
+    )
 
 # The module of each record that is kept as a file of its own, by the kind that the file names.
 _HOME_OF = {
@@ -22,6 +25,7 @@ _HOME_OF = {
     "InputPipelineProfile": "kbatch.records.input_pipeline",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
     "Study": "kbatch.records.study",
+    "TrainingProfile": "kbatch.records.training_profile",
 }
 
 

@@ -8,6 +8,7 @@ import input_profile_factory
 import pytest
 from figure_studies import max_batch_result
 from records_factory import make_execution, make_study, make_trial
+from training_profile_factory import training_profile
 
 from kbatch.records.inference_measurements import TargetCheck
 from kbatch.reporting.html_page import render_html
@@ -18,7 +19,7 @@ from kbatch.reporting.sections.study_figures import MOST_CURVES
 
 PROFILE = inference_factory.make_profile()
 PIPELINE = input_profile_factory.make_profile()
-RECORDS = (make_study(), PROFILE, PIPELINE, max_batch_result())
+RECORDS = (make_study(), PROFILE, PIPELINE, max_batch_result(), training_profile())
 
 
 def check(**changed):
@@ -69,7 +70,7 @@ def test_several_records_make_one_document_with_their_decisions_first():
     first = text.index("</header>")
     for section in report_content(list(RECORDS)).sections:
         assert section.headline.split(":")[0] in text[:first]
-    assert text.count("<article") == 4
+    assert text.count("<article") == len(RECORDS)
     ids = re.findall(r' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     links = re.findall(r'href="#([^"]+)"', text)
