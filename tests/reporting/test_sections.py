@@ -7,7 +7,7 @@ import inference_factory
 import input_profile_factory
 import pytest
 from figure_studies import max_batch_result
-from records_factory import make_execution, make_study, make_trial
+from records_factory import make_environment, make_execution, make_study, make_trial
 from training_profile_factory import training_profile
 
 from kbatch.records.inference_measurements import TargetCheck
@@ -15,6 +15,7 @@ from kbatch.reporting.html_page import render_html
 from kbatch.reporting.markdown_page import markdown_files
 from kbatch.reporting.report import write_report
 from kbatch.reporting.report_content import report_content, section_of
+from kbatch.reporting.sections.environment import environment_facts
 from kbatch.reporting.sections.study_figures import MOST_CURVES
 
 PROFILE = inference_factory.make_profile()
@@ -81,6 +82,15 @@ def test_what_all_environments_share_stands_once():
     content = report_content([make_study(), PROFILE])
     assert [section.environment for section in content.sections] == [(), ()]
     assert ("keras", "3.15.1") in content.environment
+
+
+@pytest.mark.parametrize(
+    ("created_at", "shown"),
+    [("2025-01-02T03:04:05+00:00", "2025-01-02 03:04 UTC"), ("long ago", "long ago")],
+)
+def test_the_start_is_told_to_the_minute(created_at, shown):
+    facts = environment_facts(make_environment(created_at=created_at))
+    assert ("Started", shown) in facts
 
 
 def test_markdown_of_several_records_has_a_picture_a_figure(tmp_path):

@@ -1,5 +1,7 @@
 """Machine and software as facts of a report."""
 
+from datetime import datetime
+
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.reporting.number_text import gibibytes
 from kbatch.reporting.sections.content import Fact
@@ -13,7 +15,7 @@ def environment_facts(environment: EnvironmentRecord | None) -> tuple[Fact, ...]
         return ()
     memory, load = environment.memory_bytes, environment.load_average
     return (
-        Fact("Started", environment.created_at),
+        Fact("Started", _readable_time(environment.created_at)),
         Fact("Device", environment.device),
         Fact("Processor", f"{environment.cpu}, {environment.cpu_count} usable"),
         Fact("Host memory", gibibytes(memory) if memory else _UNKNOWN),
@@ -21,3 +23,12 @@ def environment_facts(environment: EnvironmentRecord | None) -> tuple[Fact, ...]
         Fact("Platform", environment.platform),
         *(Fact(name, version) for name, version in environment.versions.items()),
     )
+
+
+def _readable_time(created_at: str) -> str:
+    """Writes the start to the minute, with its offset from UTC; what is no time stays as it is."""
+    try:
+        started = datetime.fromisoformat(created_at)
+    except ValueError:
+        return created_at
+    return f"{started:%Y-%m-%d %H:%M} {started.tzname() or ''}".strip()
