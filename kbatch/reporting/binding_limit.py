@@ -53,12 +53,9 @@ def binding_limits(study: Study) -> tuple[BindingLimit, ...]:
         for trial in study.trials
         if trial.batch_size > best.batch_size and names.settings(trial) == names.settings(best)
     ]
-    limits = (
-        _gradient_noise(best),
-        _memory(larger),
-        _saturation(best, larger),
-        _updates(study, best, larger),
-    )
+    # Where the device gains nothing, no gain is given up for the number of updates.
+    device = _saturation(best, larger) or _updates(study, best, larger)
+    limits = (_gradient_noise(best), _memory(larger), device)
     return tuple(limit for limit in limits if limit is not None)
 
 

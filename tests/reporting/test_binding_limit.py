@@ -2,23 +2,21 @@
 
 import dataclasses
 
-from records_factory import make_execution, make_study, make_trial
+from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.reporting.binding_limit import binding_limits
 from kbatch.reporting.decision import decision
 
 
-def repeated(size, accuracy, rate, **changed):
+def repeated(size, accuracy, rate, wait_share=0.0):
     """A trial of three executions whose accuracies and rates scatter a little."""
     return make_trial(
         size,
         *(
             make_execution(
                 size,
-                accuracies=(0.5, accuracy + shift),
                 rate=rate * (1 + shift),
-                train_s=1.0,
-                **changed,
+                epochs=make_epochs((0.5, accuracy + shift), train_s=1.0, data_wait_s=wait_share),
             )
             for shift in (-0.001, 0.0, 0.001)
         ),
@@ -30,10 +28,10 @@ def names(*trials):
 
 
 def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
-    waiting = repeated(64, 0.98, 1000, data_wait_s=0.3)
+    waiting = repeated(64, 0.98, 1000, wait_share=0.3)
     assert names(waiting, repeated(128, 0.9, 1010)) == ["input pipeline"]
     assert "30 % of its time at batch size 64" in binding_limits(make_study(waiting))[0].text
-    assert names(repeated(64, 0.98, 1000, data_wait_s=0.1), repeated(128, 0.9, 2000)) == [
+    assert names(repeated(64, 0.98, 1000, wait_share=0.1), repeated(128, 0.9, 2000)) == [
         "number of updates"
     ]
 
@@ -54,6 +52,8 @@ def test_a_trial_of_other_settings_that_ran_out_tells_nothing():
 def test_the_hardware_is_saturated_where_no_larger_batch_is_a_tenth_faster():
     best = repeated(64, 0.98, 1000)
     assert names(best, repeated(128, 0.98 - 1e-6, 1050)) == ["hardware saturation"]
+    # A gain that is no gain is given up for nothing.
+    assert names(best, repeated(128, 0.9, 1050)) == ["hardware saturation"]
     # The upper end of its interval is beyond a tenth: it may be faster by that much.
     assert "hardware saturation" not in names(best, repeated(128, 0.9, 1098))
     assert "hardware saturation" not in names(best, repeated(80, 0.9, 1000))

@@ -24,9 +24,10 @@ def study(direction="max", **changed):
 
 def marks(panel):
     return {
-        line.get_xdata()[0]: to_hex(line.get_markerfacecolor())
+        place: to_hex(line.get_markerfacecolor())
         for line in panel.lines
-        if len(line.get_xdata()) == 1
+        if line.get_marker() not in ("None", "none", "")
+        for place in line.get_xdata()
     }
 
 

@@ -87,8 +87,10 @@ def test_the_page_needs_no_network_and_is_small():
 def test_the_page_can_be_used_without_seeing_it():
     page = Page(render_html(make_study()))
     assert page.found("html") == [{"lang": "en"}]
-    (figure,) = [a for a in page.found("div") if a.get("role") == "img"]
-    assert "Two charts of 7 trials" in figure["aria-label"]
+    figures = [a for a in page.found("div") if a.get("role") == "img"]
+    assert len(figures) == len(page.found("figure")) == 5
+    assert "Two charts of 7 trials" in figures[0]["aria-label"]
+    assert all(len(figure["aria-label"]) > 40 for figure in figures)
     assert page.found("svg")[0]["aria-hidden"] == "true"
     headers = [a for a in page.found("th") if a["scope"] == "col"]
     assert [a["aria-sort"] for a in headers] == ["ascending"] + ["none"] * (len(headers) - 1)
@@ -102,8 +104,9 @@ def test_the_page_follows_light_and_dark():
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
     svg = text[text.index('<div class="wide">') : text.index("</figure>")]
-    assert "var(--figure-ink)" in svg
-    assert "#24292f" not in svg
+    assert "style=" not in svg
+    assert "fill: var(--figure-ink)" in text
+    assert "fill: #24292f" not in text
 
 
 def test_hostile_texts_stay_texts():
@@ -116,6 +119,10 @@ def test_hostile_texts_stay_texts():
 def test_markdown_has_its_figure_beside_it(tmp_path):
     write_report(make_study(), tmp_path / "my report.md")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "my report-learning-curves-seconds.png",
+        "my report-learning-curves-updates.png",
+        "my report-pareto.png",
+        "my report-ranking.png",
         "my report-trials.png",
         "my report.md",
     ]
