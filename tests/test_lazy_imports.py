@@ -60,7 +60,10 @@ def run(work, heavy, folder):
             " sys.argv[1] + '/r.html']) == 0",
             f'{HOST}, "pandas"',
         ),
-        ("from kbatch.cli import _parser; _parser()", f"{HOST}, {DRAWING}"),
+        (
+            "from kbatch.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass",
+            f"{HOST}, {DRAWING}",
+        ),
         ("import kbatch; kbatch.powers_of_two(1, 8); kbatch.scale_learning_rate", HOST),
     ],
 )
