@@ -52,6 +52,7 @@ _HOME_OF = {
     "profile_input_pipeline": "kbatch.profiling.input_pipeline",
     "profile_training": "kbatch.profiling.training",
     "quiet_start": "kbatch.instruments.quiet_start",
+    "recommend": "kbatch.tuning.recommend",
     "recommendation_text": "kbatch.reporting.recommendation_text",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
@@ -100,6 +101,7 @@ __all__ = [
     "profile_input_pipeline",
     "profile_training",
     "quiet_start",
+    "recommend",
     "recommendation_text",
     "scale_learning_rate",
     "write_report",
@@ -148,6 +150,7 @@ if TYPE_CHECKING:
     from kbatch.training.stop_at_target import StopAtTarget
     from kbatch.tuning.hypermodel import BatchSizeHyperModel
     from kbatch.tuning.live_plot import LivePlot
+    from kbatch.tuning.recommend import recommend
     from kbatch.tuning.tuner import BatchSizeTuner
 
 

@@ -13,6 +13,7 @@ from kbatch.commands.inference import add_inference
 from kbatch.commands.input import add_input
 from kbatch.commands.max_batch import add_max_batch
 from kbatch.commands.plot import add_plot
+from kbatch.commands.recommend import add_recommend
 from kbatch.commands.report import add_report
 
 # In the order of the help.
@@ -22,6 +23,7 @@ _COMMANDS = (
     add_max_batch,
     add_inference,
     add_input,
+    add_recommend,
     add_distribute,
     add_report,
     add_plot,

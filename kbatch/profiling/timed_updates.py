@@ -1,0 +1,191 @@
+"""Updates of several batch sizes, whole and in micro-batches, timed in the same rounds."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import keras
+
+from kbatch.analysis.size_costs import TimedRounds
+from kbatch.instruments.failures import failure_status
+from kbatch.profiling.loads import DataEnded, Source, batch_of
+from kbatch.profiling.timing_rounds import TimingPlan, TimingRounds
+from kbatch.training.micro_batch_steps import micro_batch_steps
+
+_BLOCK_S = 0.03
+_FEWEST_CALLS = 12
+_PRECISION = 0.02
+# A size whose single update takes more than this share of the budget would get too few rounds.
+_LONGEST_SHARE = 0.03
+_SMALLEST_HALVED = 16
+_FIRST_CALLS = 3
+# XLA may take a minute for each shape.
+_MOST_BUILT_S = 30.0
+
+
+class Way(NamedTuple):
+    """A way to make an update.
+
+    Attributes:
+        batch_size: In examples.
+        micro_batch_size: Examples that go through the device at once.
+    """
+
+    batch_size: int
+    micro_batch_size: int
+
+
+class UpdateTimes(NamedTuple):
+    """What was timed.
+
+    Attributes:
+        timings: The updates, by batch size.
+        notes: What a reader must know: which sizes were not timed, and why.
+        reason: Why nothing was timed, None where something was.
+    """
+
+    timings: tuple[TimedRounds, ...]
+    notes: tuple[str, ...]
+    reason: str | None
+
+
+def time_updates(
+    model: keras.Model,
+    source: Source,
+    batch_sizes: Sequence[int],
+    *,
+    largest_whole: int | None,
+    budget_s: float,
+    seed: int = 0,
+) -> UpdateTimes:
+    """Times updates of whole batches, in two halves, and of larger ones in the fastest micro-batch.
+
+    Args:
+        model: A compiled, built model; it is given back as it was.
+        source: Its data.
+        batch_sizes: Batch sizes, ascending, in examples.
+        largest_whole: Most examples that fit at once, None where that is not known.
+        budget_s: Seconds to spend; each size is timed once in any case.
+        seed: Seed of the order in the rounds.
+
+    Returns:
+        The timings; none where not even the smallest size could be run.
+    """
+    fitting = [size for size in batch_sizes if largest_whole is None or size <= largest_whole]
+    with micro_batch_steps(model) as steps:
+
+        def update(way: Way) -> Callable[[], None]:
+            return steps.step(batch_of(source, model, way.batch_size), way.micro_batch_size)
+
+        ready = _ReadyWays(update, budget_s)
+        ready.add_while_fast(Way(size, size) for size in fitting)
+        ready.add_while_fast(_in_parts(ready.call_s, batch_sizes))
+        ready.add_while_fast(_in_halves(ready.call_s))
+        return _timed(ready, budget_s, seed)
+
+
+def _timed(ready: "_ReadyWays", budget_s: float, seed: int) -> UpdateTimes:
+    # The budget begins here: building the train steps is not counted.
+    plan = TimingPlan(budget_s, _FEWEST_CALLS, _BLOCK_S, _PRECISION)
+    rounds: TimingRounds[Way] = TimingRounds(plan, seed=seed, is_result=_ran_out)
+    for way, call in ready.calls.items():
+        rounds.admit(way, call)
+    rounds.run()
+    found = [
+        TimedRounds(
+            way.batch_size,
+            way.micro_batch_size,
+            tuple(block.round for block in blocks),
+            tuple(statistics.median(block.durations_s) for block in blocks),
+        )
+        for way, blocks in sorted(rounds.blocks.items())
+        if blocks and way not in rounds.failures
+    ]
+    reason = None if found else "not even the smallest batch size could be run"
+    return UpdateTimes(tuple(found), tuple(ready.notes), reason)
+
+
+def _ran_out(error: Exception) -> bool:
+    return failure_status(error) == "out_of_memory"
+
+
+def _is_whole(way: Way) -> bool:
+    return way.micro_batch_size == way.batch_size
+
+
+def _in_parts(call_s: dict[Way, float], batch_sizes: Sequence[int]) -> list[Way]:
+    """Gives the larger batches in parts of the size that was fastest as a whole."""
+    rates = {way.batch_size: way.batch_size / s for way, s in call_s.items() if _is_whole(way)}
+    if not rates:
+        return []
+    part = max(rates, key=lambda size: rates[size])
+    return [Way(size, part) for size in batch_sizes if size > part]
+
+
+def _in_halves(call_s: dict[Way, float]) -> list[Way]:
+    """Gives the batches that were run whole in two halves."""
+    whole = [way.batch_size for way in call_s if _is_whole(way)]
+    return [Way(size, size // 2) for size in whole if size >= _SMALLEST_HALVED]
+
+
+class _ReadyWays:
+    """The ways whose train step is built.
+
+    Attributes:
+        calls: What makes an update of each.
+        call_s: Seconds that one takes about.
+        notes: Which ways were left out, and why.
+    """
+
+    def __init__(self, update: Callable[[Way], Callable[[], None]], budget_s: float):
+        self.calls: dict[Way, Callable[[], None]] = {}
+        self.call_s: dict[Way, float] = {}
+        self.notes: list[str] = []
+        self._update = update
+        self._longest_s = _LONGEST_SHARE * budget_s
+        self._most_built_s = max(budget_s, _MOST_BUILT_S)
+        self._built_s = 0.0
+
+    def add_while_fast(self, ways: Iterable[Way]) -> None:
+        """Builds ways, ascending, until one takes too long or does not fit."""
+        for way in ways:
+            reason = self._add(way)
+            if reason is not None:
+                parts = "" if _is_whole(way) else f" in micro-batches of {way.micro_batch_size:,}"
+                self.notes.append(f"Batch size {way.batch_size:,}{parts} {reason}")
+                return
+
+    def _add(self, way: Way) -> str | None:
+        """Builds a way, or says why the next ones are left out too."""
+        smaller = [s for other, s in self.call_s.items() if other.batch_size < way.batch_size]
+        if smaller and max(smaller) > self._longest_s:
+            return (
+                "and larger ones were not timed: an update takes longer than "
+                f"{self._longest_s:.1f} s. A larger `budget_s` is needed."
+            )
+        if self._built_s > self._most_built_s:
+            return (
+                f"and larger ones were not timed: building the others took {self._built_s:.0f} s. "
+                "Give fewer `batch_sizes`, or a larger `budget_s`."
+            )
+        began_s = time.perf_counter()
+        try:
+            call = self._update(way)
+            call()
+            self._built_s += time.perf_counter() - began_s
+            self.call_s[way] = min(_seconds(call) for _ in range(_FIRST_CALLS))
+        except DataEnded as ended:
+            return f"and larger ones were not timed: the data have {ended.rows:,} examples."
+        except Exception as error:
+            if not _ran_out(error):
+                raise
+            return "ran out of memory."
+        self.calls[way] = call
+        return None
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s

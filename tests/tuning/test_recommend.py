@@ -1,0 +1,156 @@
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kbatch
+from kbatch.training.errors import InputError, OutOfMemoryError
+
+LIMITS = ["memory", "hardware saturation", "gradient noise", "input pipeline"]
+
+
+def learnable(count=400):
+    """Rows whose label is the largest of their first three features."""
+    x, _ = models.rows(count)
+    return x, np.argmax(x[:, :3], axis=1)
+
+
+def recommend(build=models.mlp, data=None, **arguments):
+    x, y = data or learnable()
+    return kbatch.recommend(build, x, y, **({"budget_s": 6.0, "seed": 0} | arguments))
+
+
+@pytest.fixture(scope="module")
+def told():
+    return []
+
+
+@pytest.fixture(scope="module")
+def found(told):
+    return recommend(on_progress=told.append, memory_limit_bytes=2**30)
+
+
+def test_every_limit_is_measured(found, told):
+    assert found.unknown == {}
+    assert list(found.durations_s) == LIMITS
+    assert [line.split(":")[0] for line in told] == LIMITS
+    assert found.memory.max_batch_size == 400
+    assert found.memory.limit_bytes == 2**30
+    assert found.pilot.batch_size == 32
+    assert all(profile.source == "arrays" for profile in found.pipelines)
+    assert found.environment.cpu_count >= 1
+
+
+def test_sizes_are_powers_of_two_that_the_data_fill(found):
+    sizes = sorted({timed.batch_size for timed in found.timings})
+    assert sizes == [8, 16, 32, 64, 128, 256]
+    for timed in found.timings:
+        assert len(timed.rounds) == len(timed.durations_s) >= 3
+
+
+def test_the_answer_follows_from_the_record(found, tmp_path):
+    found.save(tmp_path / "found.json")
+    read = kbatch.Recommendation.load(tmp_path / "found.json")
+    assert (read.batch_size, read.binding) == (found.batch_size, found.binding)
+    text = kbatch.recommendation_text(read)
+    assert text.startswith(("Use batch size", "The batch size cannot be told"))
+    assert kbatch.plot_limits(read).get_title(loc="left").startswith("Batch size")
+
+
+def test_the_model_is_told(found):
+    assert (found.optimizer, found.learning_rate_rule) == ("Adam", "sqrt")
+    assert found.base_learning_rate == pytest.approx(1e-3)
+    assert (found.dtype_policy, found.scheduled) == ("float32", False)
+    assert found.examples == 400
+
+
+@pytest.mark.slow
+def test_a_given_model_stays_as_it_is():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 100, 0.9)
+    model = models.mlp(optimizer=keras.optimizers.SGD(schedule))
+    before = [np.array(v) for v in model.variables]
+    dataset = tf.data.Dataset.from_tensor_slices(learnable(200)).batch(10)
+    found = kbatch.recommend(
+        model, dataset, budget_s=2.0, batch_sizes=(8, 32), base_batch_size=16, epochs=2
+    )
+    for kept, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(kept, np.array(variable))
+    assert int(model.optimizer.iterations) == 0
+    assert "train_step" not in vars(model)
+    assert (found.learning_rate_rule, found.scheduled) == ("linear", True)
+    assert found.pilot.ended_by in ("epochs", "budget", "progress")
+    assert found.examples == 200
+    assert {profile.source for profile in found.pipelines} == {"tf.data.Dataset"}
+
+
+@pytest.mark.slow
+def test_a_pilot_that_the_data_do_not_allow_is_a_reason():
+    found = recommend(data=learnable(20), budget_s=1.0, base_batch_size=16)
+    assert found.pilot is None
+    assert "a pilot needs data for two updates" in found.unknown["gradient noise"]
+    assert found.batch_size is None
+    assert found.micro_batch_size in (8, 16)
+    assert "cannot be told, because a pilot needs" in kbatch.recommendation_text(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"budget_s": 0.0}, ValueError, "`budget_s` must be a positive number"),
+        ({"budget_s": float("nan")}, ValueError, "`budget_s` must be a positive number"),
+        ({"batch_sizes": (32, 8)}, ValueError, "ascending"),
+        ({"base_batch_size": 0}, ValueError, "`base_batch_size` must be a positive"),
+        ({"epochs": 1.5}, TypeError, "`epochs` must be a positive integer"),
+        ({"learning_rate_scaling": "cubic"}, ValueError, "learning_rate_scaling"),
+        ({"seed": -1}, ValueError, "`seed` must be"),
+        ({"memory_window": (0.9, 0.8)}, ValueError, "memory_window"),
+        ({"build": 3}, TypeError, "must be a compiled"),
+        ({"batch_sizes": (32, 512)}, InputError, "leave the sizes above 400 out"),
+        ({"data": (iter([]), None)}, InputError, "Training data are arrays"),
+        ({"data": (lambda size: None, np.zeros(3))}, InputError, "brings its own targets"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(arguments, error, words):
+    told = []
+    with pytest.raises(error, match=words):
+        recommend(**arguments, on_progress=told.append)
+    assert told == []
+
+
+def large():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(2**16)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def long():
+    inputs = keras.Input((8,))
+    x = keras.layers.RepeatVector(2**20)(keras.layers.Dense(8)(inputs))
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Activation("tanh")(x))
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(x))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def uncompiled():
+    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+
+
+@pytest.mark.slow  # A worker process each.
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"build": uncompiled}, ValueError, "must be compiled"),
+        ({"build": large, "memory_limit_bytes": 2**20}, OutOfMemoryError, "below the weights"),
+        (
+            {"build": long, "memory_limit_bytes": 2**24},
+            OutOfMemoryError,
+            "One example does not fit",
+        ),
+        ({"data": learnable(1)}, InputError, "one example"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(arguments, error, words):
+    with pytest.raises(error, match=words):
+        recommend(**arguments)
