@@ -89,9 +89,9 @@ def test_a_pilot_that_the_data_do_not_allow_is_a_reason():
     found = recommend(data=learnable(20), budget_s=1.0, base_batch_size=16)
     assert found.pilot is None
     assert "a pilot needs data for two updates" in found.unknown["gradient noise"]
-    assert found.batch_size is None
-    assert found.micro_batch_size in (8, 16)
-    assert "cannot be told, because a pilot needs" in kbatch.recommendation_text(found)
+    # Whether a size can be named all the same depends on the times of so few examples.
+    assert found.noise_scale.value is None
+    assert "because a pilot needs data" in " ".join(kbatch.recommendation_text(found).split())
 
 
 @pytest.mark.parametrize(
