@@ -5,7 +5,9 @@ with batches made before. What the start costs is left out, the first batch and 
 tf.data has tuned itself, unless the data end within the block: then whole epochs count.
 """
 
+import itertools
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kbatch.records.input_rates import RateRecord, StepSpan
@@ -82,20 +84,21 @@ def pipeline_block(source: BatchSource, length: BlockLength) -> Block:
     )
 
 
-def step_block(step: BorrowedStep, batch: Any, length: BlockLength) -> Block:
-    """Measures the train step alone, on one batch."""
+def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) -> Block:
+    """Measures the train step alone, on batches that take turns: they may differ in shape."""
     step.restore()
     began_s = time.perf_counter()
-    step(batch)
+    step(batches[0])
     while time.perf_counter() - began_s < length.settle_s:
+        step(batches[0])
+    begin, steps, rows = _now(), 0, 0
+    for batch in itertools.cycle(batches):
         step(batch)
-    begin, steps = _now(), 0
-    while True:
-        step(batch)
-        steps, end = steps + 1, _now()
-        if _is_over(end.time_s - begin.time_s, steps, length):
-            duration_s, cpu_s = end.time_s - begin.time_s, end.cpu_s - begin.cpu_s
-            return Block(steps * rows_of(batch), duration_s, cpu_s, None, ())
+        steps, rows, end = steps + 1, rows + rows_of(batch), _now()
+        whole = steps % len(batches) == 0
+        if whole and _is_over(end.time_s - begin.time_s, steps, length):
+            break
+    return Block(rows, end.time_s - begin.time_s, end.cpu_s - begin.cpu_s, None, ())
 
 
 def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength) -> Block:

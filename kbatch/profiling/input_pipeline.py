@@ -17,13 +17,15 @@ from kbatch.profiling.worker_changes import worker_changes
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.reporting.number_text import percent
 from kbatch.training.batch_source import BatchSource, batch_source
-from kbatch.training.batch_stream import first_batch
+from kbatch.training.batch_stream import first_batches
 from kbatch.training.borrowed_step import BorrowedStep, borrowed_step, held_on_device, rows_of
 from kbatch.training.trainable_model import check_compiled
 
 _REMEDIES_SHARE = 0.5
 # Below this share of waiting no change to the pipeline is worth a measurement.
 _LITTLE_WAITING = 0.05
+# Batches that the train step alone takes turns with.
+_HELD = 4
 _PROCESSES_START_S = 10.0
 
 
@@ -38,7 +40,7 @@ def profile_input_pipeline(
 ) -> InputPipelineProfile:
     """Measures whether the input pipeline or the train step limits training.
 
-    The pipeline alone, the train step alone on a batch held on the device, and both together take
+    The pipeline alone, the train step alone on batches held on the device, and both together take
     turns in shuffled rounds. Where training waits for data, changes to the pipeline are tried
     against it, each by itself. The model gets its weights, optimizer state and metrics back; the
     data are read from their start in each round and stay as they are.
@@ -74,12 +76,13 @@ def profile_input_pipeline(
     trained = model_builder(model)()
     check_compiled(trained)
     source = batch_source(dataset, trained, batch_size)
-    taken, first_batch_s = first_batch(source)
-    batch = held_on_device(taken)
     base_s = budget_s * (1 - _REMEDIES_SHARE if remedies else 1)
+    taken, first_batch_s = first_batches(source, most=_HELD, most_s=base_s / 10)
+    batches = [held_on_device(batch) for batch in taken]
+    batch = batches[0]
     with borrowed_step(trained, batch) as step:
         cache_note = fill_cache(source, base_s / 2)
-        rounds = measure_rounds(source, step, batch, budget_s=base_s, first_batch_s=first_batch_s)
+        rounds = measure_rounds(source, step, batches, budget_s=base_s, first_batch_s=first_batch_s)
         tried = Remedies((), ())
         if remedies and source.kind != "arrays":
             waiting = rounds.together.wait_share or 0.0

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -55,24 +55,29 @@ class InputRounds(NamedTuple):
 
 
 def measure_rounds(
-    source: BatchSource, step: BorrowedStep, batch: Any, *, budget_s: float, first_batch_s: float
+    source: BatchSource,
+    step: BorrowedStep,
+    batches: Sequence[Any],
+    *,
+    budget_s: float,
+    first_batch_s: float,
 ) -> InputRounds:
     """Makes the rounds, then a block of training for the timeline, and reads a GPU.
 
     Args:
         source: Where the batches come from.
         step: The train step.
-        batch: A batch for the train step alone.
+        batches: Batches for the train step alone; smaller ones are cut from the first.
         budget_s: Seconds for the rounds; three are made in any case.
         first_batch_s: Seconds that the pipeline takes to its first batch.
     """
-    smaller = _smaller(batch)
-    for warm in (batch, *smaller.values()):
+    smaller = _smaller(batches[0])
+    for warm in (*batches, *smaller.values()):
         step(warm)
         step(warm)
     blocks: dict[str, Callable[[BlockLength], Block]] = {
         "pipeline": functools.partial(pipeline_block, source),
-        "step": functools.partial(step_block, step, batch),
+        "step": functools.partial(step_block, step, batches),
         "together": functools.partial(training_block, source, step),
     }
     length = block_length(
@@ -82,7 +87,7 @@ def measure_rounds(
     )
     contenders = {name: functools.partial(block, length) for name, block in blocks.items()}
     for rows, part in smaller.items():
-        contenders[str(rows)] = functools.partial(step_block, step, part, _shorter(length))
+        contenders[str(rows)] = functools.partial(step_block, step, (part,), _shorter(length))
     end_s = time.perf_counter() + budget_s
     found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
     shown_s = min(_TIMELINE_S, budget_s)
@@ -99,7 +104,11 @@ def measure_rounds(
         smaller_steps=tuple(SmallerStepRecord(n, rate_of(found[str(n)])) for n in smaller),
         first_batch_s=tuple(s for s in starts_s if s is not None),
         timeline=timeline.spans,
-        notes=(*_rounds_note(len(starts_s), budget_s), *_gpu_note(busy)),
+        notes=(
+            *_rounds_note(len(starts_s)),
+            *_start_note(first_batch_s, length),
+            *_gpu_note(busy),
+        ),
     )
 
 
@@ -114,12 +123,23 @@ def _shorter(length: BlockLength) -> BlockLength:
     return BlockLength(*(_SMALLER_SHARE * seconds for seconds in length))
 
 
-def _rounds_note(rounds: int, budget_s: float) -> tuple[str, ...]:
+def _start_note(first_batch_s: float, length: BlockLength) -> tuple[str, ...]:
+    """Says what is not seen of a pipeline that works ahead of its first batch."""
+    if first_batch_s <= length.measure_s:
+        return ()
+    return (
+        f"The first batch took {first_batch_s:.2g} s, and each round then read "
+        f"{length.measure_s:.2g} s of batches: where data come in chunks, such as files, the time "
+        "to load the next chunk is not in the rates.",
+    )
+
+
+def _rounds_note(rounds: int) -> tuple[str, ...]:
     if rounds == MOST_ROUNDS:
         return ()
     return (
-        f"{rounds} of {MOST_ROUNDS} rounds were made in {budget_s:.0f} s: a larger `budget_s` "
-        "gives narrower intervals.",
+        f"{rounds} of {MOST_ROUNDS} rounds were made: a larger `budget_s` gives narrower "
+        "intervals.",
     )
 
 

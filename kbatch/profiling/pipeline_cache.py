@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.profiling.pipeline_changes import Change
-from kbatch.profiling.pipeline_stages import kind_of, rebuilt, stages_of
+from kbatch.profiling.pipeline_stages import draws_random_numbers, kind_of, rebuilt, stages_of
 from kbatch.records.input_rates import UntriedRecord
 from kbatch.reporting.caveats import one_line
 from kbatch.reporting.number_text import gibibytes
@@ -48,6 +48,10 @@ def cached_pipeline(
         return _untried(above if at else "the pipeline does nothing that a cache would save")
     if int(stages[at].cardinality()) < 0:
         return _untried("the number of elements is not known, so neither is the memory they take")
+    if any(map(draws_random_numbers, stages[at:])):
+        return _untried(
+            "a map draws random numbers, which would be frozen. Place it by hand before that map"
+        )
     try:
         return _cached(stages, at, budget_bytes=budget_bytes, budget_s=budget_s)
     except tf.errors.OpError as error:

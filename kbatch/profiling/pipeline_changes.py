@@ -92,7 +92,10 @@ def _parallel_map(dataset: tf.data.Dataset, stages: list[Any]) -> Change | Untri
 def _thread_pool(dataset: tf.data.Dataset, stages: list[Any]) -> Change | UntriedRecord:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = "private thread pool"
-    code = f"options.threading.private_threadpool_size = {cores}"
+    code = (
+        f"options = tf.data.Options(); options.threading.private_threadpool_size = {cores}; "
+        "dataset = dataset.with_options(options)"
+    )
     if dataset.options().threading.private_threadpool_size:
         return UntriedRecord(name, code, "the pipeline has one already")
     options = tf.data.Options()
@@ -101,7 +104,11 @@ def _thread_pool(dataset: tf.data.Dataset, stages: list[Any]) -> Change | Untrie
 
 
 def _any_order(dataset: tf.data.Dataset, stages: list[Any]) -> Change | UntriedRecord:
-    name, code = "any order", "options.deterministic = False"
+    name, code = (
+        "any order",
+        "options = tf.data.Options(); options.deterministic = False; "
+        "dataset = dataset.with_options(options)",
+    )
     if dataset.options().deterministic is False:
         return UntriedRecord(name, code, "the pipeline has given up its order already")
     if not any(kind_of(stage) in _PARALLEL_KINDS for stage in stages):

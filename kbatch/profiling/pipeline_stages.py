@@ -41,6 +41,24 @@ def is_stateless(stage: Any) -> bool:
     return not any(operation.op_def.is_stateful for operation in graph.get_operations())
 
 
+def draws_random_numbers(stage: Any) -> bool:
+    """Tells whether a stage's function has an operation that draws random numbers.
+
+    What Python code in it draws cannot be seen.
+    """
+    function = getattr(getattr(stage, "_map_func", None), "function", None)
+    if function is None:
+        return False
+    return any("Random" in kind or "Rng" in kind for kind in _operations(function.graph))
+
+
+def _operations(graph: Any) -> set[str]:
+    """Lists the kinds of operations of a graph, those of the functions in it too."""
+    nodes = list(graph.as_graph_def().node)
+    nodes += [node for f in graph.as_graph_def().library.function for node in f.node_def]
+    return {node.op for node in nodes}
+
+
 def rebuilt(
     stages: list[Any],
     at: int,

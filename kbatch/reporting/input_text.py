@@ -43,8 +43,8 @@ def headline(profile: InputPipelineProfile) -> str:
     """Says in a sentence what the verdict means for the choice of a batch size."""
     if profile.verdict == "input-bound":
         return (
-            "training waits for data; a larger batch cannot help, and comparing batch sizes "
-            "measures the pipeline."
+            "training waits for data; a larger batch helps only as far as the pipeline makes "
+            "larger ones faster, and comparing batch sizes measures the pipeline."
         )
     if profile.verdict == "compute-bound":
         waits = (profile.wait_share or 0) > _MUCH_WAITING
@@ -56,8 +56,8 @@ def headline(profile: InputPipelineProfile) -> str:
     if ratio.interval.low >= 1 / CLOSEST_RATIO and ratio.interval.high <= CLOSEST_RATIO:
         return "pipeline and train step are as fast as each other within 5 %."
     return (
-        f"the rates' ratio is {readable(ratio.value)}{_between(ratio.interval)}, too near 1 to "
-        "tell: give a larger `budget_s`, or an idle machine."
+        f"the rates' ratio is {readable(ratio.value)}{_between(ratio.interval)}, which does "
+        "not tell them apart: give a larger `budget_s`, or an idle machine."
     )
 
 
@@ -75,9 +75,9 @@ def remedy_text(remedy: RemedyRecord) -> str:
 
 
 def is_clear_gain(remedy: RemedyRecord) -> bool:
-    """Tells whether the whole interval of a gain lies above 1."""
+    """Tells whether the whole interval of a gain lies above 5 %, the closest that counts."""
     gain = remedy.gain
-    return gain is not None and gain.interval is not None and gain.interval.low > 1
+    return gain is not None and gain.interval is not None and gain.interval.low > CLOSEST_RATIO
 
 
 def _evidence(profile: InputPipelineProfile) -> list[str]:
@@ -141,7 +141,7 @@ def _crossing_sentence(profile: InputPipelineProfile, found: Crossing) -> str:
     smallest, largest = profile.smaller_steps[-1].batch_size, profile.batch_size
     if not smallest / _FAR <= value <= largest * _FAR:
         return f"{line} (far from the sizes {smallest:,} to {largest:,} that were measured)."
-    return f"{line}."
+    return f"{line}, if the pipeline takes as long an example at other sizes."
 
 
 def _utilisation(profile: InputPipelineProfile) -> list[str]:

@@ -65,10 +65,19 @@ def test_a_block_that_lasts_too_long_ends_with_one_batch():
 
 def test_a_step_alone_starts_from_the_same_state_in_each_block():
     step = Step()
-    block = step_block(step, np.zeros(8), LENGTH)
+    block = step_block(step, (np.zeros(8),), LENGTH)
     assert step.restored == 1
     assert block.examples % 8 == 0
     assert block.first_batch_s is None
+
+
+def test_a_step_alone_takes_turns_with_batches_of_several_shapes():
+    step = Step()
+    block = step_block(step, (np.zeros(2), np.zeros(22), np.zeros(24)), LENGTH)
+    counted = step.rows[-block.examples // 16 :]
+    assert block.examples % 48 == 0
+    assert step.rows.count(22) == step.rows.count(24) == block.examples // 48
+    assert counted[-3:] == [2, 22, 24]
 
 
 def test_training_counts_its_steps_and_their_waiting():
@@ -82,7 +91,7 @@ def test_training_counts_its_steps_and_their_waiting():
     assert begins == sorted(begins)
     rate = rate_of([block, block])
     assert rate.wait_s == pytest.approx((sum(s.wait_s for s in block.spans),) * 2)
-    assert rate_of([step_block(step, np.zeros(8), LENGTH)]).wait_s == ()
+    assert rate_of([step_block(step, (np.zeros(8),), LENGTH)]).wait_s == ()
 
 
 def test_a_step_on_new_shapes_is_made_and_not_counted():
