@@ -87,8 +87,8 @@ class InferenceProfile(SavedRecord, ShownRecord):
     def latency(self) -> Latency:
         """The fit of the time of a batch, for the first call path and policy.
 
-        Blocks over 10 % slower than the fastest of their size are taken for disturbed and left
-        out.
+        Blocks that a gap sets apart from the faster ones of their size, wider than 10 % and than
+        their scatter explains, are taken for disturbed and left out.
 
         Raises:
             ValueError: If too little was measured.

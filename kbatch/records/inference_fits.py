@@ -18,8 +18,8 @@ _MOST_GROUPS = 8
 def fit_timings(timings: Sequence[TimingRecord]) -> Latency:
     """Fits the time of a batch to the blocks of one call path and policy.
 
-    Blocks that a neighbour slowed are left out, so that the fit, and the batch sizes that follow
-    from it, are those of the model and not of the neighbour.
+    Blocks that a gap sets apart as slowed by a neighbour are left out, so that the fit, and the
+    batch sizes that follow from it, are those of the model and not of the neighbour.
 
     Args:
         timings: What was measured of it, by batch size.
