@@ -98,13 +98,18 @@ def _memory(larger: Sequence[TrialRecord]) -> BindingLimit | None:
 
 
 def _saturation(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
-    """The device is saturated where no larger batch is faster, its spread taken into account."""
-    rate = _spread(best)
+    """The device is saturated where no larger micro-batch is faster, spread taken into account.
+
+    A larger batch of micro-batches as large gives the device nothing more to do at once.
+    """
+    rate, rows = _spread(best), best.micro_batch_size
+    if rows is None:
+        return None
     rates = [
         (spread[1], trial)
         for trial in larger
         if trial.status == "completed"
-        and trial.batch_size >= 2 * best.batch_size
+        and (trial.micro_batch_size or 0) >= 2 * rows
         and (spread := _spread(trial)) is not None
     ]
     if rate is None or not rates:
@@ -112,11 +117,11 @@ def _saturation(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimi
     most = max(high for high, _ in rates) / rate[0] - 1
     if most >= _SMALL_GAIN:
         return None
-    largest = max(trial.batch_size for _, trial in rates)
+    largest = max(trial.micro_batch_size or 0 for _, trial in rates)
     return BindingLimit(
         "hardware saturation",
-        f"The hardware is saturated: up to batch size {largest:,} no larger batch trained "
-        f"{percent(_SMALL_GAIN)} faster.",
+        f"The hardware is saturated: up to {largest:,} examples at once no larger micro-batch "
+        f"trained {percent(_SMALL_GAIN)} faster.",
     )
 
 

@@ -59,6 +59,11 @@ def test_the_hardware_is_saturated_where_no_larger_batch_is_a_tenth_faster():
     assert "hardware saturation" not in names(best, repeated(80, 0.9, 1000))
 
 
+def test_batches_of_equal_micro_batches_tell_nothing_of_the_device():
+    best = repeated(128, 0.98, 1000)  # The factory's micro-batches have at most 128 examples.
+    assert names(best, repeated(512, 0.98 - 1e-6, 1000)) == []
+
+
 def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
     best = repeated(64, 0.98, 1000)
     (limit,) = binding_limits(make_study(best, repeated(128, 0.9, 1900)))
