@@ -13,7 +13,7 @@ from kbatch.analysis.quantile_bounds import calls_for_quantile
 from kbatch.instruments.environment import read_environment
 from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
 from kbatch.profiling.inference_memory import MemoryPass, measure_memory
-from kbatch.profiling.inference_paths import CallPath, call_paths_of
+from kbatch.profiling.inference_paths import CallPath, call_paths_of, check_functions
 from kbatch.profiling.inference_sweep import InferenceSweep, Setting, SweepPlan
 from kbatch.profiling.inference_target import check_reachable, verify_target
 from kbatch.profiling.inference_variants import (
@@ -80,8 +80,8 @@ def profile_inference(
             up to the target, and few and short rounds; give sizes for a fuller picture.
         call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
             "predict_on_batch", "call" (eager), "predict" (all of `bulk_examples`, in batches),
-            "saved_model" (exported and loaded), or a function of a batch. The first one answers
-            questions unless another is selected.
+            "saved_model" (exported and loaded), or a function of a batch, under the model's own
+            policy only. The first one answers questions unless another is selected.
         dtype_policies: Policies under which copies of the model run, with the same weights in
             every layer, or "int8" for Keras's quantisation. None for the model as it is.
         latency_slo_ms: A latency target in milliseconds. The largest batch that keeps to it is
@@ -113,7 +113,7 @@ def profile_inference(
     )
     say = on_progress or (lambda line: None)
     inputs = _ready(model, x)
-    models, changes, notes = _variants(model, inputs, dtype_policies)
+    models, changes, notes = _variants(model, inputs, dtype_policies, request.paths)
     memory = MemoryPass((), 0, ())
     if measure_memory:
         memory = _memory(models, inputs, request, memory_limit_bytes, say)
@@ -197,10 +197,11 @@ def _ready(model: keras.Model, x: Any) -> InferenceInputs:
 
 
 def _variants(
-    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any
+    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, paths: Sequence[CallPath]
 ) -> tuple[dict[str, Any], tuple[OutputChange, ...], list[str]]:
     own = model.dtype_policy.name
     names = (own,) if dtype_policies is None else check_variants(dtype_policies)
+    check_functions(paths, names, own=own)
     models: dict[str, Any] = {}
     notes: list[str] = []
     for name in names:

@@ -28,12 +28,15 @@ class CallPath(NamedTuple):
         name: Its name.
         open: Gives, for a model, its inputs and the examples of a bulk call, a context with a
             function of the batch size that prepares a call.
+        is_function: Whether it is a function of a person, which runs what it holds, whatever the
+            model is.
     """
 
     name: str
     open: Callable[
         [Any, InferenceInputs, int], contextlib.AbstractContextManager[Callable[[int], Call]]
     ]
+    is_function: bool = False
 
     def examples_per_call(self, batch_size: int, bulk_examples: int) -> int:
         """Tells how many examples one call has: a bulk call has a batch at least."""
@@ -44,7 +47,8 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
     """Gives call paths for their names and for functions of a batch.
 
     Raises:
-        InputError: If one is neither, none is given, or two have one name.
+        InputError: If one is neither, none is given, two have one name, or a function has that of
+            kbatch's own paths.
     """
     listed = (given,) if isinstance(given, str) or callable(given) else tuple(given)
     paths = tuple(_path_of(one) for one in listed)
@@ -57,6 +61,28 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
     return paths
 
 
+def check_functions(paths: Iterable[CallPath], dtype_policies: Iterable[str], *, own: str) -> None:
+    """Checks that functions are asked for under the model's own policy only.
+
+    Args:
+        paths: Call paths.
+        dtype_policies: Policies they are to run under.
+        own: The model's own.
+
+    Raises:
+        InputError: If there are functions and other policies: a function runs what it holds, not
+            a copy under another policy.
+    """
+    functions = [path.name for path in paths if path.is_function]
+    policies = tuple(dtype_policies)
+    if functions and set(policies) != {own}:
+        raise InputError(
+            "Functions in `call_paths` do not run under other policies than what they hold: "
+            "profile them without `dtype_policies`, or name kbatch's own paths. "
+            f"Received: call_paths with {functions}, dtype_policies={policies}."
+        )
+
+
 def fetched(outputs: Any) -> Any:
     """Waits for outputs and gives them as nested NumPy arrays."""
     return keras.tree.map_structure(np.asarray, outputs)
@@ -65,7 +91,13 @@ def fetched(outputs: Any) -> Any:
 def _path_of(given: Any) -> CallPath:
     if callable(given):
         name = getattr(given, "__name__", type(given).__name__)
-        return CallPath(name, _user_path(given))
+        if name in _PATHS:
+            raise InputError(
+                f"`call_paths` may hold no function of the name {name!r}, which is that of one of "
+                f"kbatch's own paths: give {name!r} itself, or a function of another name. "
+                f"Received: call_paths with {given!r}."
+            )
+        return CallPath(name, _user_path(given), is_function=True)
     if not isinstance(given, str) or given not in _PATHS:
         raise InputError(
             f"`call_paths` may hold {', '.join(_PATHS)} and functions of a batch. "

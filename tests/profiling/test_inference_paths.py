@@ -4,7 +4,7 @@ import pytest
 from models import mlp
 
 from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
-from kbatch.profiling.inference_paths import call_paths_of
+from kbatch.profiling.inference_paths import call_paths_of, check_functions
 from kbatch.training.errors import InputError
 
 NAMES = ("compiled", "xla", "predict_on_batch", "call", "saved_model")
@@ -94,3 +94,23 @@ def test_a_function_is_a_path_that_gets_arrays():
 def test_what_is_no_path_is_refused(given):
     with pytest.raises(InputError, match=r"call_paths.*predict_on_batch.*Received"):
         call_paths_of(given)
+
+
+def test_a_function_of_the_name_of_a_path_is_refused():
+    """By the name it would be taken for a bulk call of all examples."""
+
+    def predict(batch):
+        return batch
+
+    for given in (predict, mlp().predict_on_batch, ("compiled", predict)):
+        with pytest.raises(InputError, match=r"function of another name.*Received"):
+            call_paths_of(given)
+
+
+def test_functions_run_under_the_models_own_policy_only():
+    paths = call_paths_of(("compiled", lambda batch: batch))
+    check_functions(paths, ("float32",), own="float32")
+    check_functions(paths[:1], ("float32", "bfloat16"), own="float32")
+    for policies in (("float32", "bfloat16"), ("bfloat16",)):
+        with pytest.raises(InputError, match=r"<lambda>.*dtype_policies"):
+            check_functions(paths, policies, own="float32")

@@ -29,7 +29,7 @@ def whole(tmp_path_factory):
         model,
         X,
         batch_sizes=(1, 8, 64, 256),
-        call_paths=("compiled", "predict", lambda batch: batch.sum()),
+        call_paths=("compiled", "predict", "predict_on_batch"),
         dtype_policies=("float32", "bfloat16"),
         latency_slo_ms=10_000,
         time_budget_s=25.0,
@@ -50,7 +50,7 @@ def test_every_path_and_policy_has_a_record_a_size(whole):
     assert found.series == tuple(
         (path, policy)
         for policy in ("float32", "bfloat16")
-        for path in ("compiled", "predict", "<lambda>")
+        for path in ("compiled", "predict", "predict_on_batch")
     )
     assert [t.batch_size for t in found.timings] == [1, 8, 64, 256] * 6
     for timing in found.timings:
@@ -215,6 +215,7 @@ def test_any_other_error_of_a_call_comes_as_it_is():
         ({"latency_slo_ms": 5, "quantile": 1.0}, ValueError, "between 0 and 1"),
         ({"quantile": 0.0}, ValueError, "between 0 and 1"),
         ({"call_paths": "onnx"}, InputError, "call_paths"),
+        ({"call_paths": len, "dtype_policies": "bfloat16"}, InputError, "without `dtype_policies`"),
         ({"call_paths": ("predict",), "latency_slo_ms": 5}, InputError, "name another call path"),
         ({"dtype_policies": "float8"}, ValueError, "dtype_polic"),
         ({"time_budget_s": 0}, InputError, "time_budget_s"),
