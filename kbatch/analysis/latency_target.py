@@ -6,6 +6,7 @@ room, downwards where they had not.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -50,7 +51,8 @@ def search_latency_target(
     """Looks for the largest batch size whose calls keep to a target.
 
     Args:
-        call: Calls a batch size so many times and gives the seconds of each.
+        call: Calls a batch size so many times and gives the seconds of each; infinite ones where
+            the calls cannot be made, as when memory runs out.
         guess: Gives the largest batch size of at most a latency (in seconds) by a fit, None where
             there is none.
         target_s: The target, in seconds.
@@ -72,12 +74,15 @@ def search_latency_target(
         found = _try(call, size, target_s, quantile)
         tries.append(found)
         low, high = (size, high) if found.keeps else (low, size)
-        use = float(np.quantile(found.latencies_s, quantile)) / target_s
+        use = _quantile_s(found.latencies_s, quantile) / target_s
         if len(tries) == _MOST_CHECKS or not more_time() or (found.keeps and use > _IN_USE):
             return tuple(tries)
-        # The bound may exceed the target where the quantile itself does not.
-        share *= _AIM / (use if found.keeps else max(use, 1.0))
-        size = min(guess(share * target_s) or 1, high - 1)
+        if math.isinf(use):  # The fit does not know what keeps calls from being made.
+            size = (low + high) // 2
+        else:
+            # The bound may exceed the target where the quantile itself does not.
+            share *= _AIM / (use if found.keeps else max(use, 1.0))
+            size = min(guess(share * target_s) or 1, high - 1)
         if size <= low:
             return tuple(tries)
 
@@ -103,6 +108,11 @@ def _try(
         if sum(latency_s > target_s for latency_s in latencies_s) > allowed:
             break
     return TargetTry(size, tuple(latencies_s), False)
+
+
+def _quantile_s(latencies_s: Sequence[float], quantile: float) -> float:
+    # Between infinite values there is nothing to interpolate.
+    return math.inf if math.inf in latencies_s else float(np.quantile(latencies_s, quantile))
 
 
 def _allowed_above(calls: int, quantile: float) -> int:

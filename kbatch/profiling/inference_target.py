@@ -1,6 +1,7 @@
 """The largest batch within a latency target, verified by fresh calls."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -28,7 +29,10 @@ def check_reachable(
     Raises:
         TargetTooLow: If half of a few calls take longer than the target.
     """
-    median_ms = 1000 * statistics.median(sweep.rounds.fresh_calls(setting, _FEW_CALLS))
+    latencies_s = sweep.rounds.fresh_calls(setting, _FEW_CALLS)
+    if latencies_s is None:  # Memory ran out: the rounds will tell.
+        return
+    median_ms = 1000 * statistics.median(latencies_s)
     if median_ms > target_ms:
         raise TargetTooLow(target_ms, quantile, setting.batch_size, median_ms)
 
@@ -60,9 +64,12 @@ def verify_target(
 
     def call(batch_size: int, calls: int) -> Sequence[float]:
         setting = Setting(path, policy, batch_size)
-        if setting not in sweep.rounds.warm_ups and sweep.admit(setting) is None:
-            return [float("inf")] * calls  # Memory ran out: no target is kept to.
-        latencies_s = sweep.rounds.fresh_calls(setting, calls)
+        latencies_s = None
+        if setting in sweep.rounds.warm_ups or sweep.admit(setting) is not None:
+            latencies_s = sweep.rounds.fresh_calls(setting, calls)
+        if latencies_s is None:
+            say(f"checked batch {batch_size}: memory ran out")
+            return [math.inf] * calls  # No target is kept to.
         say(f"checked batch {batch_size}: {1000 * max(latencies_s):.3g} ms at most")
         return latencies_s
 
@@ -78,9 +85,7 @@ def verify_target(
     )
     best = best_try(tries)
     checks = tuple(
-        TargetCheck(
-            path, policy, t.batch_size, target_ms, quantile, t.latencies_s, t is best, drift
-        )
+        TargetCheck(path, policy, t.batch_size, target_ms, quantile, _made(t), t is best, drift)
         for t in tries
     )
     found = dataclasses.replace(profile, checks=checks)
@@ -121,6 +126,10 @@ def _in_proportion(timing: TimingRecord) -> Callable[[float], int | None]:
     """Guesses from one measured size alone, as if the time grew with the size."""
     rate = timing.samples_per_second or 1.0
     return lambda latency_s: max(1, int(rate * latency_s))
+
+
+def _made(found: TargetTry) -> tuple[float, ...]:
+    return tuple(latency_s for latency_s in found.latencies_s if math.isfinite(latency_s))
 
 
 def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) -> str:

@@ -168,10 +168,22 @@ class TimingRounds(Generic[Key]):
             if on_round is not None:
                 on_round(number, len(live))
 
-    def fresh_calls(self, key: Key, calls: int) -> tuple[float, ...]:
-        """Times as many calls of one contender in a row, in seconds each."""
-        with collection_off():
-            return self._timed(self._calls[key], least_calls=calls, least_s=0.0)
+    def fresh_calls(self, key: Key, calls: int) -> tuple[float, ...] | None:
+        """Times as many calls of one contender in a row, in seconds each.
+
+        Returns:
+            The seconds; None where the error of a call is a result.
+
+        Raises:
+            Exception: Any other error of a call.
+        """
+        try:
+            with collection_off():
+                return self._timed(self._calls[key], least_calls=calls, least_s=0.0)
+        except Exception as error:
+            if not self._is_result(error):
+                raise
+            return None
 
     def _take_turn(self, key: Key, number: int) -> None:
         try:

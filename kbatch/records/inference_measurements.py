@@ -183,7 +183,7 @@ class TargetCheck:
         batch_size: Examples in a batch.
         latency_ms: The target, in milliseconds.
         quantile: Which share of the calls has to keep to it.
-        latencies_s: Seconds of each fresh call.
+        latencies_s: Seconds of each fresh call; none where memory ran out.
         best: Whether this is the batch size that the search for the target returned.
         drift: By which share later calls may be slower than these; it is left as room below the
             target.

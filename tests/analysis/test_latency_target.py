@@ -1,5 +1,7 @@
 """The search against machines whose latency is known."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -97,3 +99,13 @@ def test_without_time_only_the_first_size_is_tried():
 
 def test_an_unknown_latency_of_one_example_starts_at_one():
     assert Machine().search(target_s=0.006)[0].batch_size == 1
+
+
+@pytest.mark.parametrize("room", [1, 2, 5, 9, 12])
+def test_sizes_whose_calls_cannot_be_made_are_stepped_back_from(room):
+    machine = Machine(spread=0.0)
+    able = machine.call
+    machine.call = lambda size, calls: able(size, calls) if size <= room else [math.inf] * calls
+    tries = machine.search()
+    assert not tries[0].keeps
+    assert room / 2 - 2 <= best_try(tries).batch_size <= room

@@ -1,6 +1,57 @@
 import pytest
+from inference_factory import make_profile, make_timing, time_s
 
-from kbatch.profiling.inference_target import expected_drift
+from kbatch.profiling.inference_sweep import Setting
+from kbatch.profiling.inference_target import check_reachable, expected_drift, verify_target
+from kbatch.profiling.timing_rounds import TimingPlan, TimingRounds
+
+
+class Sweep:
+    """A sweep whose calls move its clock, and run out of memory above a size while asked to."""
+
+    def __init__(self, room):
+        self.now_s = 0.0
+        self.room = room
+        self.short = False
+        self.rounds = TimingRounds(
+            TimingPlan(),
+            seed=0,
+            clock=lambda: self.now_s,
+            is_result=lambda error: isinstance(error, MemoryError),
+        )
+        for size in (1, 8, 64):
+            self.admit(Setting("compiled", "float32", size))
+        self.short = True
+
+    def admit(self, setting):
+        return self.rounds.admit(setting, lambda: self.call(setting.batch_size))
+
+    def call(self, size):
+        if self.short and size > self.room:
+            raise MemoryError("no room")
+        self.now_s += time_s(size)
+
+    def largest_run(self, call_path, dtype_policy):
+        return 64
+
+
+@pytest.mark.parametrize("room", [3, 20, 50])
+def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room):
+    profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
+    found = verify_target(profile, Sweep(room), 100.0, 0.95, 1e6, lambda line: None)
+    assert found.checks[0].batch_size == 64
+    assert found.checks[0].latencies_s == ()
+    assert not found.checks[0].verified
+    answer = found.batch_for(latency_ms=100)
+    assert answer.verified
+    assert 1 <= answer.batch_size <= room
+    found.save(tmp_path / "p.json")
+    assert type(found).load(tmp_path / "p.json") == found
+
+
+def test_memory_that_runs_out_at_the_smallest_size_says_nothing_of_the_target():
+    sweep = Sweep(room=0)
+    check_reachable(sweep, Setting("compiled", "float32", 1), 1.0, 0.95)
 
 
 def test_room_grows_with_the_noise_of_the_rounds_and_is_never_small():

@@ -199,6 +199,24 @@ def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
     assert len(called) == 7
 
 
+def test_fresh_calls_that_end_in_a_result_give_none_and_other_errors_come_as_they_are():
+    rounds = TimingRounds(
+        TimingPlan(), seed=0, clock=Clock(), is_result=lambda error: isinstance(error, MemoryError)
+    )
+    errors = []
+
+    def call():
+        if errors:
+            raise errors[0]
+
+    rounds.admit("a", call)
+    errors.append(MemoryError("later"))
+    assert rounds.fresh_calls("a", 7) is None
+    errors[0] = ZeroDivisionError("a fault")
+    with pytest.raises(ZeroDivisionError):
+        rounds.fresh_calls("a", 7)
+
+
 def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():
     clock = Clock()
     seen = set()
