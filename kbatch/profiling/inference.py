@@ -21,6 +21,7 @@ from kbatch.profiling.inference_variants import (
     check_variants,
     output_change,
     outputs_of,
+    policy_of,
     variant,
 )
 from kbatch.profiling.timing_rounds import TimingPlan, WarmUp
@@ -199,7 +200,7 @@ def _ready(model: keras.Model, x: Any) -> InferenceInputs:
 def _variants(
     model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, paths: Sequence[CallPath]
 ) -> tuple[dict[str, Any], tuple[OutputChange, ...], list[str]]:
-    own = model.dtype_policy.name
+    own = policy_of(model)
     names = (own,) if dtype_policies is None else check_variants(dtype_policies)
     check_functions(paths, names, own=own)
     models: dict[str, Any] = {}

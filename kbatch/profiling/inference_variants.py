@@ -5,10 +5,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from kbatch.profiling.inference_paths import fetched
 from kbatch.records.inference_measurements import OutputChange
-from kbatch.training.dtype_policy import check_dtype_policies
+from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
 from kbatch.training.errors import InputError
 
 INT8 = "int8"
@@ -36,6 +37,16 @@ def check_variants(dtype_policies: Any) -> tuple[str, ...]:
     return names
 
 
+def policy_of(model: keras.Model) -> str:
+    """Names the policy that the layers with weights have; several are joined by `+`.
+
+    The policy of the model itself may be another: Keras does not save it, and a model that was
+    loaded has the global one.
+    """
+    found = {layer.dtype_policy.name for layer in _layers_with_weights(model)}
+    return "+".join(sorted(found)) or model.dtype_policy.name
+
+
 def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
     """Gives the model under a policy; the model itself stays as it is.
 
@@ -48,7 +59,7 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
     Raises:
         NoVariant: If it cannot be.
     """
-    if dtype_policy == model.dtype_policy.name:
+    if dtype_policy == policy_of(model):
         return model
     if dtype_policy == INT8:
         return _quantised(_cloned(model, "float32"))
@@ -96,17 +107,45 @@ def _cloned(model: keras.Model, policy: str) -> keras.Model:
     def under_policy(layer: Any) -> Any:
         if isinstance(layer, keras.layers.InputLayer):
             return layer.__class__.from_config(layer.get_config())
-        return layer.__class__.from_config({**layer.get_config(), "dtype": policy})
+        config = _with_policy(layer.get_config(), policy)
+        return layer.__class__.from_config({**config, "dtype": policy})
 
     try:
-        clone = keras.models.clone_model(model, clone_function=under_policy, recursive=True)
+        # Layers that make others themselves leave them to the global policy.
+        with dtype_policy_scope(policy):
+            clone = keras.models.clone_model(model, clone_function=under_policy, recursive=True)
         clone.set_weights(model.get_weights())
-    except (ValueError, TypeError, NotImplementedError) as error:
+    # The last where a layer's first weights cannot be drawn in the dtype.
+    except (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError) as error:
         raise NoVariant(
             f"A copy under {policy} cannot be made of model {model.name!r}: "
             f"{str(error).splitlines()[0]}"
         ) from error
+    others = [one.name for one in _layers_with_weights(clone) if one.dtype_policy.name != policy]
+    if others:
+        raise NoVariant(
+            f"A copy under {policy} cannot be made of model {model.name!r}: layers keep a policy "
+            f"of their own: {', '.join(others)}."
+        )
     return clone
+
+
+def _with_policy(config: Any, policy: str) -> Any:
+    """Puts a policy wherever a config, or one within it, has a policy; inputs have plain dtypes."""
+    if isinstance(config, (list, tuple)):
+        return type(config)(_with_policy(part, policy) for part in config)
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: policy if key == "dtype" and isinstance(part, dict) else _with_policy(part, policy)
+        for key, part in config.items()
+    }
+
+
+def _layers_with_weights(model: Any) -> list[Any]:
+    """Gives the layers that hold weights themselves, not only in layers within them."""
+    layers = model._flatten_layers()
+    return [one for one in layers if one._trainable_variables or one._non_trainable_variables]
 
 
 def _quantised(model: Any) -> keras.Model:

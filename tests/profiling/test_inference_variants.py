@@ -8,6 +8,7 @@ from kbatch.profiling.inference_variants import (
     check_variants,
     output_change,
     outputs_of,
+    policy_of,
     variant,
 )
 from kbatch.training.errors import InputError
@@ -26,7 +27,31 @@ def policies_of(model):
     return {layer.dtype_policy.name for layer in layers if layer.weights}
 
 
-@pytest.mark.parametrize("make", [mlp, nested])
+def wrapped():
+    """Layers within layers: wrapped, as a cell, as a model, and made by the layer itself."""
+    layers = keras.layers
+    inner = keras.Sequential([layers.Input((4,)), layers.Dense(4)])
+    inputs = keras.Input((6, 3))
+    x = layers.Bidirectional(layers.LSTM(2, return_sequences=True, recurrent_initializer="zeros"))(
+        inputs
+    )
+    x = layers.TimeDistributed(inner)(x)
+    return keras.Model(
+        inputs, layers.RNN(layers.SimpleRNNCell(3, recurrent_initializer="zeros"))(Block()(x))
+    )
+
+
+@keras.saving.register_keras_serializable("variants")
+class Block(keras.layers.Layer):
+    def __init__(self, policy=None, **settings):
+        super().__init__(**settings)
+        self.dense = keras.layers.Dense(4, dtype=policy)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("make", [mlp, nested, wrapped])
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
     [("float16", 1e-2), ("bfloat16", 5e-2), ("mixed_float16", 1e-2), ("float64", 1e-5)],
@@ -40,6 +65,8 @@ def test_a_copy_has_the_weights_in_every_layer_under_the_policy(make, policy, to
     for one, other in zip(copy.get_weights(), before, strict=True):
         np.testing.assert_allclose(one.astype("float64"), other, rtol=1e-2)
     batch = rows(16)[0] if make is mlp else np.arange(96).reshape(16, 6) % 9
+    if make is wrapped:
+        batch = np.random.default_rng(0).normal(size=(16, 6, 3)).astype("float32")
     expected = outputs_of(model, batch)
     change = output_change(outputs_of(copy, batch), expected, policy, examples=16)
     assert change.largest_relative <= tolerance
@@ -61,6 +88,51 @@ def test_int8_quantises_a_copy_and_changes_the_outputs_a_little():
 def test_the_models_own_policy_is_the_model_itself():
     model = mlp()
     assert variant(model, "float32") is model
+
+
+def test_a_loaded_model_is_named_by_the_policy_of_its_layers(tmp_path):
+    """Keras gives a loaded model the global policy, and its layers theirs."""
+    layers = keras.layers
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(16, activation="relu", dtype="mixed_float16")(inputs)
+    model = keras.Model(inputs, layers.Dense(3, dtype="mixed_float16")(hidden))
+    model.save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    assert loaded.dtype_policy.name == "float32"
+    assert policy_of(loaded) == "mixed_float16"
+    assert variant(loaded, "mixed_float16") is loaded
+    reference = variant(loaded, "float32")
+    assert policies_of(reference) == {"float32"}
+    batch = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    one, other = outputs_of(loaded, batch), outputs_of(reference, batch)
+    assert output_change(one, other, "mixed_float16", examples=8).largest > 0
+
+
+def test_layers_of_several_policies_are_all_named():
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((4,)), layers.Dense(4, dtype="mixed_float16"), layers.Dense(2)]
+    )
+    assert policy_of(model) == "float32+mixed_float16"
+    assert policies_of(variant(model, "float32")) == {"float32"}
+
+
+def test_weights_that_cannot_be_drawn_in_a_dtype_are_a_reason():
+    model = keras.Sequential([keras.layers.Input((4, 2)), keras.layers.LSTM(2)])
+    with pytest.raises(NoVariant, match="copy under bfloat16 cannot be made"):
+        variant(model, "bfloat16")
+
+
+def test_a_layer_that_keeps_its_policy_is_told():
+    inputs = keras.Input((4,))
+
+    class Fixed(Block):
+        def __init__(self, **settings):
+            super().__init__("float32", **settings)
+
+    model = keras.Model(inputs, Fixed()(inputs))
+    with pytest.raises(NoVariant, match="keep a policy of their own: dense"):
+        variant(model, "float16")
 
 
 def test_the_change_is_that_of_a_naive_reference():
