@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kbatch.analysis.kept_calls import kept_calls
 from kbatch.instruments.failures import failure_status, failure_text
 from kbatch.profiling.inference_copy import measure_copy_s
 from kbatch.profiling.inference_inputs import InferenceInputs
@@ -17,7 +18,7 @@ from kbatch.records.inference_measurements import MemoryRecord, TimingRecord, Tw
 # Share of the time after which no more settings are warmed up: the rest is for the rounds.
 _SHARE_TO_WARM_UP = 0.5
 _BEYOND_TARGET = "batches beyond the latency target"
-# Single calls that a record keeps of each block.
+# Single calls that a record keeps for each block, if the quantile needs no more.
 _KEPT_CALLS = 64
 
 Prepare = Callable[[int], Callable[[], Any]]
@@ -82,6 +83,7 @@ class InferenceSweep:
             plan.timing, seed=seed, is_result=_of_memory
         )
         self._plan = plan
+        self._seed = seed
         self._inputs = inputs
         self._paths = {path.name: path for path in paths}
         self._models = models
@@ -239,9 +241,15 @@ class InferenceSweep:
             calls=sum(len(block.durations_s) for block in blocks),
             block_rounds=tuple(block.round for block in blocks),
             block_medians_s=tuple(_median(block) for block in blocks),
-            latencies_s=tuple(s for block in blocks for s in _picked(block.durations_s)),
+            latencies_s=self._kept(blocks),
             copy_s=self._copies_s[size],
         )
+
+    def _kept(self, blocks: Sequence[Block]) -> tuple[float, ...]:
+        durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
+        least = max(_KEPT_CALLS * len(blocks), self._plan.timing.needed_calls)
+        kept = kept_calls(durations_s, least=least, seed=self._seed)
+        return tuple(round(duration_s, 9) for duration_s in kept)
 
 
 def _of_memory(error: Exception) -> bool:
@@ -250,13 +258,6 @@ def _of_memory(error: Exception) -> bool:
 
 def _median(block: Block) -> float:
     return round(statistics.median(block.durations_s), 9)
-
-
-def _picked(durations_s: Sequence[float]) -> list[float]:
-    """Picks calls at even distances: neither the fast nor the slow ones are preferred."""
-    count = min(_KEPT_CALLS, len(durations_s))
-    index = np.linspace(0, len(durations_s) - 1, count).round().astype(int)
-    return [round(durations_s[i], 9) for i in index]
 
 
 def _paired(one: Sequence[Block], other: Sequence[Block]) -> tuple[float, ...]:

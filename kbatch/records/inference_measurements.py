@@ -30,7 +30,8 @@ class TimingRecord:
         calls: Calls that count.
         block_rounds: Number of the round of each block.
         block_medians_s: Median seconds of a call in each block.
-        latencies_s: Seconds of single calls, in order; evenly picked where there were many.
+        latencies_s: Seconds of single calls, in order; one of every few at random where there were
+            many.
         copy_s: Median seconds of a copy of the batch to the GPU, None where nothing is copied.
     """
 

@@ -243,3 +243,10 @@ def test_a_target_below_one_example_says_the_smallest_reachable():
     with pytest.raises(TargetTooLow, match="at least what batch size 1 takes") as caught:
         profile(latency_slo_ms=1e-3)
     assert caught.value.reachable_ms > 1e-3
+
+
+def test_as_many_calls_are_kept_as_a_high_quantile_needs():
+    found = profile(call_paths=lambda batch: batch, quantile=0.999, batch_sizes=(1, 8))
+    for timing in found.timings:
+        assert timing.latency_bound(0.999).missing_calls == 0
+        assert len(timing.latencies_s) < 2 * max(2995, 64 * len(timing.block_medians_s))
