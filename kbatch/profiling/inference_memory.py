@@ -102,7 +102,9 @@ def ascend_memory(
     """Probes sizes in ascending order as long as the next one is expected to fit.
 
     From two sizes on a line tells what to expect; before, the
-    first size's memory beside the weights in proportion.
+    first size's memory beside the weights in proportion. That takes what the first size needs
+    whatever the batch for a part of each example: before a size far from the first is refused for
+    it, one between them is probed, which has no record.
     Once memory has run out, larger sizes are not run.
 
     Args:
@@ -125,6 +127,14 @@ def ascend_memory(
     out_at: int | None = None
     for size in batch_sizes:
         expected = expected_bytes(measured, size, weights_bytes)
+        between = _size_between(measured, size, weights_bytes, guard_share * limit_bytes)
+        if out_at is None and between is not None and clock() - began_s < time_budget_s:
+            peak = probes.read(between).peak_bytes
+            if peak is None:
+                out_at = between
+            else:
+                measured[between] = peak
+                expected = expected_bytes(measured, size, weights_bytes)
         guarded, reason = _reason_not_to_run(out_at, expected, guard_share, limit_bytes)
         if reason is None and clock() - began_s >= time_budget_s:
             reason = "the time for the memory was spent"
@@ -142,6 +152,21 @@ def ascend_memory(
         if on_probe is not None:
             on_probe(record)
     return tuple(records)
+
+
+def _size_between(
+    measured: dict[int, float], size: int, weights_bytes: int, most_bytes: float
+) -> int | None:
+    """Gives a size to probe before one that is refused on the word of a single, far one."""
+    if len(measured) != 1 or size <= 2 * max(measured):
+        return None
+    first = max(measured)
+    fixed = min(weights_bytes, measured[first])
+    if fixed == measured[first] or fixed + (measured[first] - fixed) * size / first <= most_bytes:
+        return None
+    each = (measured[first] - fixed) / first
+    between = min(size // 2, int((most_bytes - fixed) / each))
+    return between if between >= 2 * first else None
 
 
 def _reason_not_to_run(

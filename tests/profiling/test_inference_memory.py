@@ -47,6 +47,24 @@ def ascend(probes, sizes, **changed):
     return ascend_memory(probes, sizes, **(arguments | changed))
 
 
+def test_a_size_far_from_the_only_one_is_not_refused_before_one_between_was_probed():
+    """Of the 150 bytes of one example 100 are there whatever the batch: 256 need 356."""
+    probes = Probes(each=1)
+    records = ascend(probes, (1, 256))
+    assert probes.sizes == [1, 14, 256]
+    assert [(r.batch_size, r.outcome) for r in records] == [(1, "fits"), (256, "fits")]
+    assert records[1].predicted_bytes == pytest.approx(356)
+
+
+def test_a_size_that_is_too_large_is_refused_after_one_between_as_well():
+    probes = Probes(each=4)
+    records = ascend(probes, (1, 512))
+    assert probes.sizes == [1, 13]
+    assert records[1].guarded
+    assert records[1].predicted_bytes == pytest.approx(100 + 4 * 512)
+    assert ascend(Probes(hidden_from=5), (1, 512))[1].guarded
+
+
 def test_what_is_expected_above_80_percent_is_not_run():
     probes = Probes()
     records = ascend(probes, (1, 2, 4, 8, 16, 32, 64, 128, 256))
