@@ -39,8 +39,14 @@ class CallPath(NamedTuple):
     is_function: bool = False
 
     def examples_per_call(self, batch_size: int, bulk_examples: int) -> int:
-        """Tells how many examples one call has: a bulk call has a batch at least."""
-        return max(bulk_examples, batch_size) if self.name == BULK_PATH else batch_size
+        """Tells how many examples one call has: a bulk call has as many whatever the batch."""
+        return bulk_examples if self.name == BULK_PATH else batch_size
+
+    def reason_not_to_run(self, batch_size: int, bulk_examples: int) -> str | None:
+        """Tells why a batch size is not for this path; None where it is."""
+        if self.name != BULK_PATH or batch_size <= bulk_examples:
+            return None
+        return f"more than the {bulk_examples} examples of a bulk call: see `bulk_examples`"
 
 
 def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[CallPath, ...]:
@@ -145,7 +151,7 @@ def _predict_on_batch(model: Any, inputs: InferenceInputs, bulk_examples: int) -
 @contextlib.contextmanager
 def _predict(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
     def prepare(batch_size: int) -> Call:
-        rows = inputs.batch(max(bulk_examples, batch_size))
+        rows = inputs.batch(bulk_examples)
         return lambda: model.predict(rows, batch_size=batch_size, verbose=0)
 
     yield prepare
@@ -157,7 +163,7 @@ def _saved_model(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Ite
         path = str(Path(folder) / "model")
         model.export(path, format="tf_saved_model", verbose=False)
         loaded: Any = tf.saved_model.load(path)
-        yield _on_tensors(loaded.serve, inputs)
+        yield _on_tensors(loaded.serve, _as_declared(inputs, model))
 
 
 _PATHS = {
@@ -180,6 +186,16 @@ def _function(model: Any, inputs: InferenceInputs, *, jit_compile: bool) -> Call
         return model(batch, training=False)
 
     return serve
+
+
+def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
+    """Casts rows to the dtypes of the model's inputs: an exported model takes no others."""
+    leaves = keras.tree.flatten(inputs.rows)
+    tensors: Any = getattr(model, "inputs", None) or ()
+    if len(leaves) != len(tensors):
+        return inputs
+    cast = [leaf.astype(t.dtype) for leaf, t in zip(leaves, tensors, strict=True)]
+    return inputs._replace(rows=keras.tree.pack_sequence_as(inputs.rows, cast))
 
 
 def _on_tensors(function: Callable[[Any], Any], inputs: InferenceInputs) -> Callable[[int], Call]:

@@ -124,7 +124,13 @@ class InferenceSweep:
         ended: dict[tuple[str, str], str] = {}
         for setting in self._in_order():
             probe = memory.get((setting.dtype_policy, setting.batch_size))
-            reason = ended.get(setting[:2]) or self._reason_not_to_run(probe)
+            reason = (
+                ended.get(setting[:2])
+                or self._paths[setting.call_path].reason_not_to_run(
+                    setting.batch_size, self._plan.bulk_examples
+                )
+                or self._reason_not_to_run(probe)
+            )
             if reason is not None:
                 self._not_run[setting] = reason
                 continue

@@ -42,14 +42,27 @@ def test_every_path_gives_the_outputs_of_the_model_in_the_hosts_memory(make, nam
         assert path.examples_per_call(batch_size, 10) == batch_size
 
 
-@pytest.mark.parametrize(("batch_size", "examples"), [(1, 10), (4, 10), (10, 10), (16, 16)])
-def test_a_bulk_call_has_all_examples_and_one_batch_at_least(batch_size, examples):
+@pytest.mark.parametrize("batch_size", [1, 4, 10])
+def test_a_bulk_call_has_as_many_examples_whatever_the_batch(batch_size):
     model = mlp()
     inputs = inference_inputs(model)
     (path,) = call_paths_of("predict")
     found = outputs_by_path(model, inputs, path, batch_size)
-    assert path.examples_per_call(batch_size, 10) == examples
-    np.testing.assert_allclose(found, model(inputs.batch(examples)), rtol=1e-4, atol=1e-5)
+    assert path.examples_per_call(batch_size, 10) == 10
+    np.testing.assert_allclose(found, model(inputs.batch(10)), rtol=1e-4, atol=1e-5)
+    assert path.reason_not_to_run(batch_size, 10) is None
+    assert "the 10 examples of a bulk call" in path.reason_not_to_run(11, 10)
+    assert call_paths_of("compiled")[0].reason_not_to_run(11, 10) is None
+
+
+@pytest.mark.parametrize("name", (*NAMES, "predict"))
+def test_every_path_takes_whole_numbers_for_inputs_of_floats(name):
+    model = mlp()
+    whole = np.arange(4 * model.inputs[0].shape[1], dtype="uint8").reshape(4, -1) % 5
+    (path,) = call_paths_of(name)
+    found = outputs_by_path(model, InferenceInputs(whole, None), path, 4, 4)
+    expected = model(whole.astype("float32"), training=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
