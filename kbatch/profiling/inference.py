@@ -11,7 +11,7 @@ import keras
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.quantile_bounds import calls_for_quantile
 from kbatch.instruments.environment import read_environment
-from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
+from kbatch.profiling.inference_inputs import InferenceInputs, check_inputs, inference_inputs
 from kbatch.profiling.inference_memory import MemoryPass, measure_memory
 from kbatch.profiling.inference_paths import CallPath, call_paths_of, check_functions
 from kbatch.profiling.inference_sweep import InferenceSweep, Setting, SweepPlan
@@ -30,6 +30,7 @@ from kbatch.records.inference_answers import check_target
 from kbatch.records.inference_measurements import BULK_PATH, MemoryRecord, OutputChange
 from kbatch.reporting.number_text import memory_text, readable
 from kbatch.training.errors import InputError
+from kbatch.training.kept_state import kept_variables
 
 _LARGEST_DEFAULT = 4096
 # Share of the time budget for the rounds where an answer is verified afterwards.
@@ -94,7 +95,7 @@ def profile_inference(
             needs too much.
         memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on
             a CPU half of what the host and its control group leave.
-        bulk_examples: Examples of a bulk call of "predict", one batch at least.
+        bulk_examples: Examples of a bulk call of "predict", which runs no larger batches.
         seed: Seed of the order within rounds.
         on_progress: Receives lines that tell what happens.
 
@@ -113,29 +114,31 @@ def profile_inference(
         model, batch_sizes, call_paths, latency_slo_ms, quantile, time_budget_s, bulk_examples
     )
     say = on_progress or (lambda line: None)
-    inputs = _ready(model, x)
-    models, changes, notes = _variants(model, inputs, dtype_policies, request.paths)
-    memory = MemoryPass((), 0, ())
-    if measure_memory:
-        memory = _memory(models, inputs, request, memory_limit_bytes, say)
-    with InferenceSweep(models, request.paths, inputs, request.plan, seed=seed) as sweep:
-        first = (request.paths[0].name, next(iter(models)))
-        _warm_up(sweep, memory, request, first, say)
-        twin = sweep.run(lambda number, live: say(f"round {number}: {live} settings go on"))
-        profile = InferenceProfile(
-            model_name=model.name,
-            quantile=quantile,
-            timings=sweep.records(),
-            memory=memory.records,
-            memory_limit_bytes=memory.limit_bytes or None,
-            output_changes=changes,
-            twin=twin,
-            notes=_unique(inputs.note, *notes, *memory.notes),
-            environment=read_environment(),
-        )
-        if latency_slo_ms is None:
-            return profile
-        return verify_target(profile, sweep, latency_slo_ms, quantile, time_budget_s, say)
+    with kept_variables(model):
+        inputs = _ready(model, x)
+    with kept_variables(model):
+        models, changes, notes = _variants(model, inputs, dtype_policies, request.paths)
+        memory = MemoryPass((), 0, ())
+        if measure_memory:
+            memory = _memory(models, inputs, request, memory_limit_bytes, say)
+        with InferenceSweep(models, request.paths, inputs, request.plan, seed=seed) as sweep:
+            first = (request.paths[0].name, next(iter(models)))
+            _warm_up(sweep, memory, request, first, say)
+            twin = sweep.run(lambda number, live: say(f"round {number}: {live} settings go on"))
+            profile = InferenceProfile(
+                model_name=model.name,
+                quantile=quantile,
+                timings=sweep.records(),
+                memory=memory.records,
+                memory_limit_bytes=memory.limit_bytes or None,
+                output_changes=changes,
+                twin=twin,
+                notes=_unique(inputs.note, *notes, *memory.notes),
+                environment=read_environment(),
+            )
+            if latency_slo_ms is None:
+                return profile
+            return verify_target(profile, sweep, latency_slo_ms, quantile, time_budget_s, say)
 
 
 class _Request(NamedTuple):
@@ -192,6 +195,7 @@ def _checked(
 
 def _ready(model: keras.Model, x: Any) -> InferenceInputs:
     inputs = inference_inputs(model, x)
+    check_inputs(model, inputs)
     if not model.built or not getattr(model, "inputs", None):
         outputs_of(model, inputs.batch(1))  # A subclass has its weights after a first call.
     return inputs

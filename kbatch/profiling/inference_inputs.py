@@ -58,6 +58,42 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
     return InferenceInputs(rows, found.note)
 
 
+def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
+    """Checks that a model takes batches of any size, and rows of the shapes that there are.
+
+    Args:
+        model: A model; one that does not declare its inputs is not looked at.
+        inputs: Its inputs.
+
+    Raises:
+        InputError: If not.
+    """
+    tensors: Any = getattr(model, "inputs", None) or ()
+    declared = [tuple(tensor.shape) for tensor in tensors]
+    fixed = sorted({shape[0] for shape in declared if shape and shape[0] is not None})
+    if fixed:
+        raise InputError(
+            "The model must take batches of any size: build it without a batch size "
+            "(`keras.Input(shape)` and no `batch_shape` or `batch_size`). "
+            f"Received: model={model.name!r} for batches of {fixed[0]} only."
+        )
+    found = [leaf.shape for leaf in keras.tree.flatten(inputs.rows)]
+    if len(found) != len(declared):
+        return
+    for shape, expected in zip(found, declared, strict=True):
+        # Of other ranks Keras makes one of size 1 itself, or says what it misses.
+        alike = len(shape) != len(expected) or all(
+            size is None or size == there
+            for size, there in zip(expected[1:], shape[1:], strict=True)
+        )
+        if not alike:
+            raise InputError(
+                "`x` must have the shapes of the model's inputs: give rows as the model takes "
+                f"them. Received: x with rows of shape {shape[1:]}, an input of shape "
+                f"{expected[1:]}."
+            )
+
+
 def _made_rows(model: keras.Model) -> Any:
     tensors: Any = getattr(model, "inputs", None)
     if not tensors:

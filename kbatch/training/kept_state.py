@@ -55,3 +55,14 @@ def kept_state(model: keras.Model) -> Iterator[None]:
         yield
     finally:
         state.restore()
+
+
+@contextlib.contextmanager
+def kept_variables(model: keras.Model) -> Iterator[None]:
+    """Puts the variables of a model back as they were, for calls that do not train."""
+    kept = [(one, np.array(tf.convert_to_tensor(one.value))) for one in model.variables]
+    try:
+        yield
+    finally:
+        for variable, value in kept:
+            variable.assign(value)

@@ -197,6 +197,15 @@ def test_want_of_memory_in_a_call_is_a_result():
     assert "no memory for that" in found.timings[-1].reason
 
 
+def test_a_batch_above_a_bulk_call_is_not_run_there():
+    found = profile(call_paths=("compiled", "predict"), bulk_examples=8)
+    bulk = {t.batch_size: t for t in found.timings if t.call_path == "predict"}
+    assert [t.outcome for t in bulk.values()] == ["measured", "measured", "not_run"]
+    assert {t.examples_per_call for t in bulk.values() if t.measured} == {8}
+    assert "the 8 examples of a bulk call" in bulk[64].reason
+    assert all(t.measured for t in found.timings if t.call_path == "compiled")
+
+
 def test_any_other_error_of_a_call_comes_as_it_is():
     def fails(batch):
         raise ZeroDivisionError("mine")
@@ -237,6 +246,34 @@ def test_a_model_without_fixed_shapes_needs_data():
     with pytest.raises(InputError, match="give `x`"):
         profile(model, None)
     assert profile(model, np.zeros((4, 5, 3), "float32")).timings[0].measured
+
+
+def test_what_a_call_changes_in_the_model_is_put_back():
+    class Counter(keras.layers.Layer):
+        def build(self, shape):
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x):
+            self.count.assign_add(1.0)
+            return x
+
+    layer = Counter()
+    inputs = keras.Input((X.shape[1],))
+    model = keras.Model(inputs, layer(inputs))
+    layer.count.assign(7.0)
+    profile(model, batch_sizes=(1, 2), time_budget_s=1.0, call_paths=("compiled", "call"))
+    assert float(layer.count) == 7.0
+
+
+def test_a_model_for_batches_of_one_size_is_refused():
+    inputs = keras.Input(batch_shape=(4, X.shape[1]))
+    with pytest.raises(InputError, match=r"batches of any size.*batches of 4 only"):
+        profile(keras.Model(inputs, keras.layers.Dense(1)(inputs)))
+
+
+def test_rows_of_another_shape_than_the_models_inputs_are_refused():
+    with pytest.raises(InputError, match=r"`x` must have the shapes.*Received: x with rows"):
+        profile(x=X[:, 1:])
 
 
 def test_a_target_below_one_example_says_the_smallest_reachable():
