@@ -4,6 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import check_size
+from kbatch.analysis.intervals import Interval
 from kbatch.analysis.latency import Latency
 from kbatch.analysis.latency_batches import (
     BatchAnswer,
@@ -16,6 +17,7 @@ from kbatch.analysis.memory_fit import MemoryFit, fit_memory
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.inference_answers import InferenceAnswer, TargetTooLow, check_target
 from kbatch.records.inference_fits import disturbed_share, fit_quantile, fit_timings
+from kbatch.records.inference_limits import least_by_checks, most_by_checks
 from kbatch.records.inference_measurements import (
     MemoryRecord,
     OutputChange,
@@ -131,7 +133,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         """Finds the largest batch size of which a share of the calls keeps to a latency.
 
         A target that `profile_inference` checked by fresh calls gets the size that was verified;
-        any other one is read off the fit, and not verified.
+        any other one is read off the fit, not verified, and kept to what those calls showed.
 
         Args:
             latency_ms: The target, in milliseconds.
@@ -235,13 +237,42 @@ class InferenceProfile(SavedRecord, ShownRecord):
         answer = batch_size_within(latency, latency_s=latency_ms / 1000)
         sizes = latency.curve.batch_sizes
         smallest, largest = int(sizes[0]), int(sizes[-1])
-        if answer.batch_size is None or answer.batch_size < smallest:
+        size, reason = answer.batch_size, f"fit of the {quantile:g} quantile"
+        if size is None or size < smallest:
+            if min(t.batch_size for t in self._measured()) < smallest:
+                raise ValueError(
+                    f"Sizes below {smallest} have too few calls for the {quantile:g} quantile to "
+                    f"tell whether they keep to the target: measure with `quantile={quantile:g}` "
+                    f"and more time. Received: latency_ms={latency_ms:g}."
+                )
             reachable_ms = 1000 * float(latency.curve.latencies_s[0])
             raise TargetTooLow(latency_ms, quantile, smallest, reachable_ms)
-        if answer.batch_size > largest:
+        if size >= largest:
+            size = largest
             reason = "the largest measured size; larger ones may keep to the target too"
-            return self._answer(dataclasses.replace(answer, batch_size=largest), reason)
-        return self._answer(answer, f"fit of the {quantile:g} quantile")
+        return self._answer(*self._within_checks(answer, size, reason, latency_ms, quantile))
+
+    def _within_checks(
+        self, answer: BatchAnswer, size: int, reason: str, latency_ms: float, quantile: float
+    ) -> tuple[BatchAnswer, str]:
+        """Keeps the size of a fit to what fresh calls showed, and the interval around it."""
+        checks = [c for c in self.checks if (c.call_path, c.dtype_policy) == self.series[0]]
+        least = least_by_checks(checks, latency_ms, quantile)
+        most = most_by_checks(checks, latency_ms, quantile)
+        if size < least:
+            size, reason = least, "fresh calls of it kept to a target as strict"
+        if most is not None and size > most:
+            if most < 1:
+                raise ValueError(
+                    "Fresh calls of batch size 1 did not keep to this target or to a looser one: "
+                    "give a higher target, or a faster call path or model. "
+                    f"Received: latency_ms={latency_ms:g}."
+                )
+            size, reason = most, "fresh calls for this target or a looser one leave no larger size"
+        interval = answer.interval
+        if interval is not None and size != answer.batch_size:
+            interval = Interval(min(interval.low, size), max(interval.high, size))
+        return BatchAnswer(size, interval, False), reason
 
     def _checked(self, check: TargetCheck) -> InferenceAnswer:
         try:
@@ -263,4 +294,11 @@ class InferenceProfile(SavedRecord, ShownRecord):
                 "grows. Measure larger batch sizes, or longer. Received: interval="
                 f"{found.interval}."
             )
-        return InferenceAnswer(found.batch_size, found.interval, False, reason, path, policy)
+        if found.extrapolated:
+            sizes = [t.batch_size for t in self._measured()]
+            beyond = found.batch_size > max(sizes)
+            end = f"beyond the largest measured size, {max(sizes)}"
+            reason += f"; {end if beyond else f'below the smallest measured size, {min(sizes)}'}"
+        return InferenceAnswer(
+            found.batch_size, found.interval, False, reason, path, policy, found.extrapolated
+        )

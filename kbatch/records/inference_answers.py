@@ -19,6 +19,7 @@ class InferenceAnswer:
         reason: Where the answer comes from.
         call_path: How the model was called.
         dtype_policy: Under which policy.
+        extrapolated: Whether the size lies outside the measured ones; `reason` says so too.
     """
 
     batch_size: int
@@ -27,6 +28,7 @@ class InferenceAnswer:
     reason: str
     call_path: str
     dtype_policy: str
+    extrapolated: bool = False
 
 
 class TargetTooLow(ValueError):

@@ -241,3 +241,56 @@ def test_a_record_that_contradicts_itself_is_refused(make, message):
 
 def test_it_is_public():
     assert kbatch.InferenceProfile is InferenceProfile
+
+
+def test_answers_outside_the_measured_sizes_say_so():
+    profile = make_profile(*(make_timing(size) for size in (1, 2, 4, 8)))
+    answer = profile.efficient
+    assert answer.batch_size > 8
+    assert answer.extrapolated
+    assert "beyond the largest measured size, 8" in answer.reason
+    above = make_profile(*(make_timing(size) for size in (32, 64, 128))).knee
+    assert above.extrapolated
+    assert "below the smallest measured size, 32" in above.reason
+    assert not make_profile().knee.extrapolated
+    assert "measured size" not in make_profile().knee.reason
+
+
+@pytest.mark.parametrize("target_ms", [7.4 * 1.025, 1000])
+def test_an_answer_at_the_largest_measured_size_says_that_larger_ones_were_not_tried(target_ms):
+    answer = make_profile().batch_for(latency_ms=target_ms)
+    assert answer.batch_size == 64
+    assert "largest measured" in answer.reason
+    assert answer.interval.low <= 65  # Of the size before it was made whole.
+    assert answer.interval.high >= 64
+
+
+def test_a_target_below_sizes_with_too_few_calls_is_not_told_to_be_too_low():
+    profile = make_profile(make_timing(1, calls=20), *map(make_timing, (8, 16, 32)))
+    with pytest.raises(ValueError, match="Sizes below 8 have too few calls") as caught:
+        profile.batch_for(latency_ms=1.4)
+    assert not isinstance(caught.value, TargetTooLow)
+
+
+def test_no_answer_contradicts_the_checks_and_all_of_them_are_in_order():
+    missed, kept = check(38, [0.0060] * 60, best=False), check(33, [0.0045] * 59, best=True)
+    profile = make_profile(checks=(missed, kept))
+    targets_ms = [*np.linspace(1.2, 7.0, 60), 4.9, 5.0, 5.1]
+    found = [profile.batch_for(latency_ms=float(t)) for t in sorted(targets_ms)]
+    sizes = [answer.batch_size for answer in found]
+    assert sizes == sorted(sizes)
+    assert all(s <= 33 for s, t in zip(sizes, sorted(targets_ms), strict=True) if t <= 5)
+    assert all(s >= 33 for s, t in zip(sizes, sorted(targets_ms), strict=True) if t >= 5)
+    tight = profile.batch_for(latency_ms=4.9)
+    assert "leave no larger size" in tight.reason
+    assert tight.interval.low <= tight.batch_size <= tight.interval.high
+
+
+def test_a_size_that_missed_the_target_is_not_answered():
+    profile = make_profile(checks=(check(20, [0.0060] * 60, best=False),))
+    assert profile.batch_for(latency_ms=5).batch_size == 19
+    assert profile.batch_for(latency_ms=4, quantile=0.99 - 0.04).batch_size == 19
+    assert profile.batch_for(latency_ms=5.5).batch_size > 30
+    none = make_profile(checks=(check(1, [0.0060] * 60, best=False),))
+    with pytest.raises(ValueError, match="batch size 1 did not keep"):
+        none.batch_for(latency_ms=5)
