@@ -301,6 +301,7 @@ def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
     assert model.history is history
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_sent_and_stays_as_it_is():
     model = given("mixed_float16")
     before = state(model)
@@ -311,6 +312,7 @@ def test_a_compiled_model_is_sent_and_stays_as_it_is():
     assert "train_step" not in vars(model)
 
 
+@pytest.mark.slow
 def test_a_model_that_accumulates_is_measured_so():
     def build():
         return kbatch.accumulate_gradients(conv_net(), 8)
@@ -324,6 +326,7 @@ def test_a_model_that_accumulates_is_measured_so():
             assert probes.read(256).peak_bytes < 20 * MB
 
 
+@pytest.mark.slow
 def test_the_global_policy_reaches_the_worker():
     with dtype_policy_scope("mixed_float16"):
         found = kbatch.find_max_batch_size(
@@ -355,6 +358,7 @@ def test_one_example_that_runs_out_is_told_with_what_it_needs():
     assert 30 * MB < caught.value.needed_bytes < 100 * MB
 
 
+@pytest.mark.slow
 def test_a_crash_at_one_example_is_told_with_its_status_and_last_words():
     here = os.getpid()
 

@@ -159,6 +159,7 @@ def test_micro_batches_are_equal_parts(study, directory, tmp_path):
     assert [run.micro_batch_size for run in runs(search(tmp_path))] == [8, 8, 11]
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_measured_anew(study, directory, tmp_path):
     plant(directory, tmp_path, 4)
     (file,) = files(tmp_path)
@@ -226,6 +227,7 @@ def test_a_size_that_ran_out_is_not_tried_by_later_trials(tmp_path):
     assert "ran out of memory in training" in runs(study)[1].notes[-1]
 
 
+@pytest.mark.slow
 def test_a_size_that_ran_out_is_not_tried_when_the_search_goes_on_later(tmp_path):
     fit = {"callbacks": [RunsOut(tmp_path / "lives")]}
     search(tmp_path / "auto", Locked(), (16,), fit=fit)
@@ -296,6 +298,7 @@ class RunsOutItself(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("moment", ["on_train_batch_end", "on_test_begin", "on_train_batch_begin"])
+@pytest.mark.slow
 def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path, moment):
     fit = {"callbacks": [RunsOutItself(moment)]}
     study = search(tmp_path, Locked(), (16,), fit=fit)
@@ -359,6 +362,7 @@ class TwoFits(keras_tuner.HyperModel):
         return model.fit(x, y, **kwargs)
 
 
+@pytest.mark.slow
 def test_two_fits_in_a_trial_have_one_size_and_start_again_together(tmp_path):
     # Its second fit only has a fifth step.
     fit = {"callbacks": [RunsOut(tmp_path / "lives", step=4)]}
@@ -427,6 +431,7 @@ TUNERS = {
 
 
 @pytest.mark.parametrize("kind", TUNERS.values(), ids=TUNERS)
+@pytest.mark.slow
 def test_trials_that_go_on_and_further_executions_do_not_probe_again(tmp_path, kind):
     tuner, arguments = kind
     study = search(tmp_path, Locked(), (8, 32), kind=tuner, **arguments)

@@ -314,6 +314,7 @@ def test_the_accumulating_step_is_used_above_the_micro_batch(tmp_path):
     assert all("gradient_variance" in trial.metrics for trial in study.trials)
 
 
+@pytest.mark.slow
 def test_each_execution_starts_from_weights_of_its_own(tmp_path):
     hypermodel = searches.hypermodel(batch_sizes=(8,))
     fit = {"callbacks": [KeepWeights(tmp_path)]}
@@ -322,6 +323,7 @@ def test_each_execution_starts_from_weights_of_its_own(tmp_path):
     assert (first != second).any()
 
 
+@pytest.mark.slow
 def test_without_a_seed_executions_start_from_weights_of_their_own(tmp_path):
     hypermodel = searches.hypermodel(batch_sizes=(8,), seed=None)
     fit = {"callbacks": [KeepWeights(tmp_path)]}
@@ -385,6 +387,7 @@ class FailsOnce(keras.callbacks.Callback):
             raise RuntimeError("once")
 
 
+@pytest.mark.slow
 def test_a_retried_trial_begins_again_with_its_first_execution(tmp_path):
     tuner = searches.search(
         tmp_path,

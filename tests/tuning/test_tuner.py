@@ -79,6 +79,7 @@ def test_another_objective_in_the_same_directory_is_refused(found):
         search(tuner.directory, **arguments)
 
 
+@pytest.mark.slow
 def test_more_executions_than_before_run_those_that_are_missing(tmp_path):
     sizes = {"batch_sizes": (8, 16)}
     search(tmp_path, searches.hypermodel(**sizes))
@@ -220,6 +221,7 @@ def test_an_interrupted_search_says_how_to_go_on_and_does(found, tmp_path):
         assert [run.seed for run in trial.executions] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_damaged_state_is_named_and_only_its_trial_runs_again(tmp_path):
     search(tmp_path)
     first = kbatch.load_study(tmp_path / "search")
