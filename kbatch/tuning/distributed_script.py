@@ -50,7 +50,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _adapt_tuner(module: ModuleType) -> None:
-    tuner: Any = module.BaseTuner  # type: ignore[attr-defined]
+    tuner: Any = vars(module)["BaseTuner"]
     if "chief" in os.environ["KERASTUNER_TUNER_ID"]:
         tuner.search = _only_once(tuner.search)
     else:
@@ -104,7 +104,7 @@ def _to_the_end(search: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _adapt_client(module: ModuleType) -> None:
-    client: Any = module.OracleClient  # type: ignore[attr-defined]
+    client: Any = vars(module)["OracleClient"]
     client.create_trial = _with_pauses(client.create_trial)
 
 

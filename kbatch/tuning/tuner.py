@@ -30,6 +30,7 @@ from kbatch.tuning.tuner_checks import (
     check_count,
     check_hypermodel,
     check_isolation,
+    check_objective,
     check_strategy,
 )
 
@@ -228,12 +229,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         record = files.record()
         if record is None:
             return
-        if record.objective != files.objective:
-            raise ValueError(
-                f"The project directory {self.project_dir} holds a search with another objective: "
-                "give another `project_name`, or `overwrite=True` to start over. Received: "
-                f"objective={files.objective}, there: {record.objective}."
-            )
+        check_objective(files.objective, record.objective, project=self.project_dir)
         missing = len(record.executions) < self.executions_per_trial
         if missing and trial.status == TrialStatus.COMPLETED:
             trial.status = TrialStatus.RUNNING

@@ -4,6 +4,7 @@ from typing import Any
 
 from keras_tuner.src.distribute.utils import has_chief_oracle
 
+from kbatch.records.trial import Objective
 from kbatch.tuning.hypermodel import BatchSizeHyperModel
 
 STRATEGIES = ("grid", "goodput")
@@ -69,3 +70,17 @@ def check_count(count: Any, name: str, *, least: int) -> int:
             f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
         )
     return count
+
+
+def check_objective(objective: Objective, recorded: Objective, *, project: str) -> None:
+    """Checks that a search goes on with the objective of its records.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    if objective != recorded:
+        raise ValueError(
+            f"The project directory {project} holds a search with another objective: give another "
+            "`project_name`, or `overwrite=True` to start over. Received: "
+            f"objective={objective}, there: {recorded}."
+        )

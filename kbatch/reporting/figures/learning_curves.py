@@ -19,7 +19,7 @@ from kbatch.reporting.figures.learning_curves_info import (
 )
 from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.metric_axis import quality_axis
-from kbatch.reporting.figures.palette import ALARM, PAPER, ordered_color, series_style
+from kbatch.reporting.figures.palette import ALARM, PAPER, series_style, size_color
 from kbatch.reporting.figures.series_marks import name_panel
 from kbatch.reporting.short_text import shortened
 
@@ -100,7 +100,7 @@ def plot_learning_curves(
 
 
 def _draw_curve(panel: "Axes", info: LearningCurvesInfo, curve: LearningCurve, budget: str) -> None:
-    color = ordered_color(info.share(curve.batch_size))
+    color = size_color(curve.batch_size, info.curves)
     places = [point.spent(budget) for point in curve.points]
     values = [point.value for point in curve.points]
     bands = [(x, *p.bar) for x, p in zip(places, curve.points, strict=True) if p.bar]
@@ -135,7 +135,7 @@ def _finish(panel: "Axes", info: LearningCurvesInfo) -> None:
         panel.plot(
             [],
             [],
-            color=ordered_color(info.share(curve.batch_size)),
+            color=size_color(curve.batch_size, info.curves),
             marker=_marker(info, curve),
             markersize=6,
             markeredgecolor=PAPER,

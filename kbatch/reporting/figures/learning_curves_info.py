@@ -1,7 +1,6 @@
 """What the figure of the learning curves shows, computed before anything is drawn."""
 
 import itertools
-import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -86,13 +85,6 @@ class LearningCurvesInfo(NamedTuple):
     notes: tuple[str, ...]
     incomplete: str
     conditions: str
-
-    def share(self, batch_size: int) -> float:
-        """Tells where a batch size lies among those shown, from 0 to 1, by its logarithm."""
-        sizes = [curve.batch_size for curve in self.curves]
-        if sizes[0] == sizes[-1]:
-            return 1.0
-        return math.log(batch_size / sizes[0]) / math.log(sizes[-1] / sizes[0])
 
 
 def learning_curves_info(study: Study) -> LearningCurvesInfo:

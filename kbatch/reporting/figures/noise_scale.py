@@ -10,7 +10,7 @@ from kbatch.reporting.figures.noise_scale_info import (
     alt_text,
     noise_scale_info,
 )
-from kbatch.reporting.figures.palette import GRID, PAPER, ordered_color, series_style
+from kbatch.reporting.figures.palette import GRID, PAPER, series_style, size_color
 from kbatch.reporting.figures.series_marks import name_panel
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def plot_noise_scale(study: "Study", ax: "Axes | None" = None) -> "Axes":
 
 
 def _draw_curve(panel: "Axes", info: NoiseScaleInfo, number: int, curve: NoiseCurve) -> None:
-    color, marker = ordered_color(info.share(curve.batch_size)), series_style(number).marker
+    color, marker = size_color(curve.batch_size, info.curves), series_style(number).marker
     marked = info.epochs <= _MOST_MARKED and sum(len(c.runs) for c in info.curves) <= _MOST_LINES
     for run in curve.runs:
         panel.plot(

@@ -1,6 +1,5 @@
 """What the figure of the gradient noise scale shows, computed before anything is drawn."""
 
-import math
 from typing import NamedTuple
 
 from kbatch.analysis.noise_scale import NoiseScale
@@ -49,13 +48,6 @@ class NoiseScaleInfo(NamedTuple):
     notes: tuple[str, ...]
     incomplete: str
     conditions: str
-
-    def share(self, batch_size: int) -> float:
-        """Tells where a batch size lies among those shown, from 0 to 1, by its logarithm."""
-        sizes = [curve.batch_size for curve in self.curves]
-        if sizes[0] == sizes[-1]:
-            return 1.0
-        return math.log(batch_size / sizes[0]) / math.log(sizes[-1] / sizes[0])
 
 
 def noise_scale_info(study: Study) -> NoiseScaleInfo:

@@ -5,7 +5,9 @@ grey for black; every series has a marker of its own as well, so that a figure a
 black and white.
 """
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 INK = "#24292f"
 MUTED = "#59636e"
@@ -58,3 +60,21 @@ def ordered_color(share: float) -> tuple[float, float, float]:
 
     red, green, blue, _ = colormaps["viridis"](_LIGHTEST * (1 - share))
     return float(red), float(green), float(blue)
+
+
+class _OfSize(Protocol):
+    @property
+    def batch_size(self) -> int: ...
+
+
+def size_color(batch_size: int, shown: Sequence[_OfSize]) -> tuple[float, float, float]:
+    """Gives the colour of a batch size by its place among those shown, on a log axis.
+
+    Args:
+        batch_size: In examples.
+        shown: What is shown, in ascending order of batch size.
+    """
+    smallest, largest = shown[0].batch_size, shown[-1].batch_size
+    if smallest == largest:
+        return ordered_color(1.0)
+    return ordered_color(math.log(batch_size / smallest) / math.log(largest / smallest))
