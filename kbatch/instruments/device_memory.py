@@ -90,6 +90,11 @@ class DeviceMemory:
         tf.config.experimental.reset_memory_stats(self.device)
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes held now, by all of this process."""
+        return tf.config.experimental.get_memory_info(self.device)["current"]
+
+    @property
     def peak_bytes(self) -> int:
         """Most bytes held at once since the last reset."""
         return tf.config.experimental.get_memory_info(self.device)["peak"]

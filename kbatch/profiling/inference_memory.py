@@ -79,7 +79,7 @@ def measure_memory(
             batch_sizes,
             dtype_policy=dtype_policy,
             limit_bytes=facts.limit_bytes,
-            weights_bytes=facts.variables_bytes,
+            held_bytes=facts.variables_bytes,
             time_budget_s=time_budget_s,
             on_probe=on_probe,
         )
@@ -93,7 +93,7 @@ def ascend_memory(
     *,
     dtype_policy: str,
     limit_bytes: int,
-    weights_bytes: int,
+    held_bytes: int,
     time_budget_s: float,
     guard_share: float = GUARD_SHARE,
     on_probe: Callable[[MemoryRecord], None] | None = None,
@@ -101,10 +101,10 @@ def ascend_memory(
 ) -> tuple[MemoryRecord, ...]:
     """Probes sizes in ascending order as long as the next one is expected to fit.
 
-    From two sizes on a line tells what to expect; before, the
-    first size's memory beside the weights in proportion. That takes what the first size needs
-    whatever the batch for a part of each example: before a size far from the first is refused for
-    it, one between them is probed, which has no record.
+    From two sizes on a line tells what to expect; before, the first size's memory beyond what is
+    held anyway in proportion. That takes what the first size needs whatever the batch for a part
+    of each example: before a size far from the first is refused for it, one between them is
+    probed, which has no record.
     Once memory has run out, larger sizes are not run.
 
     Args:
@@ -112,7 +112,7 @@ def ascend_memory(
         batch_sizes: Sizes in ascending order.
         dtype_policy: For the records.
         limit_bytes: Memory that there is.
-        weights_bytes: Part of it that the model's variables take, whatever the batch.
+        held_bytes: Part of it that is taken whatever the batch, as by the model's variables.
         time_budget_s: Seconds after which no size is begun.
         guard_share: Share of the limit above which a size is not run.
         on_probe: Receives each record.
@@ -126,15 +126,15 @@ def ascend_memory(
     records: list[MemoryRecord] = []
     out_at: int | None = None
     for size in batch_sizes:
-        expected = expected_bytes(measured, size, weights_bytes)
-        between = _size_between(measured, size, weights_bytes, guard_share * limit_bytes)
+        expected = expected_bytes(measured, size, held_bytes)
+        between = _size_between(measured, size, held_bytes, guard_share * limit_bytes)
         if out_at is None and between is not None and clock() - began_s < time_budget_s:
             peak = probes.read(between).peak_bytes
             if peak is None:
                 out_at = between
             else:
                 measured[between] = peak
-                expected = expected_bytes(measured, size, weights_bytes)
+                expected = expected_bytes(measured, size, held_bytes)
         guarded, reason = _reason_not_to_run(out_at, expected, guard_share, limit_bytes)
         if reason is None and clock() - began_s >= time_budget_s:
             reason = "the time for the memory was spent"
@@ -155,13 +155,13 @@ def ascend_memory(
 
 
 def _size_between(
-    measured: dict[int, float], size: int, weights_bytes: int, most_bytes: float
+    measured: dict[int, float], size: int, held_bytes: int, most_bytes: float
 ) -> int | None:
     """Gives a size to probe before one that is refused on the word of a single, far one."""
     if len(measured) != 1 or size <= 2 * max(measured):
         return None
     first = max(measured)
-    fixed = min(weights_bytes, measured[first])
+    fixed = min(held_bytes, measured[first])
     if fixed == measured[first] or fixed + (measured[first] - fixed) * size / first <= most_bytes:
         return None
     each = (measured[first] - fixed) / first
@@ -182,16 +182,14 @@ def _reason_not_to_run(
     )
 
 
-def expected_bytes(
-    measured: dict[int, float], batch_size: int, weights_bytes: float
-) -> float | None:
+def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
     """Tells what the memory of smaller sizes lets expect of a larger one; None from none."""
     if not measured:
         return None
     fit = fit_memory(measured)
     largest = max(measured)
     if fit is None:
-        fixed = min(weights_bytes, measured[largest])
+        fixed = min(held_bytes, measured[largest])
         return fixed + (measured[largest] - fixed) * batch_size / largest
     return max(fit.predict(batch_size), measured[largest])
 

@@ -40,13 +40,25 @@ class Reading(NamedTuple):
 
 
 class LoadFacts(NamedTuple):
-    """What is known of a load before it runs."""
+    """What is known of a load before it runs.
+
+    Attributes:
+        device: What runs it.
+        limit_bytes: Memory that it may take.
+        training: Whether it trains.
+        dtype_policy: What it runs under.
+        variables_bytes: What its variables take.
+        held_bytes: What is held before it runs: in a process with other models, theirs too.
+        examples: How many examples its data have, None if unknown.
+        notes: What a reader must know.
+    """
 
     device: str
     limit_bytes: int
     training: bool
     dtype_policy: str
     variables_bytes: int
+    held_bytes: int
     examples: int | None
     notes: tuple[str, ...]
 
@@ -197,6 +209,7 @@ def _facts_of(run: Run, memory: DeviceMemory, limit_bytes: int) -> LoadFacts:
         run.training,
         run.model.dtype_policy.name,
         run.variables_bytes,
+        max(memory.held_bytes, run.variables_bytes),
         run.examples,
         () if run.note is None else (run.note,),
     )

@@ -72,7 +72,7 @@ def _measured(
         sizes,
         dtype_policy=facts.dtype_policy,
         limit_bytes=facts.limit_bytes,
-        weights_bytes=facts.variables_bytes,
+        held_bytes=facts.held_bytes,
         time_budget_s=time_budget_s,
         guard_share=math.inf if may_die else WINDOW[1],
         on_probe=on_probe,

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import mlp
 
 from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
@@ -40,7 +41,7 @@ def ascend(probes, sizes, **changed):
     arguments = {
         "dtype_policy": "float32",
         "limit_bytes": LIMIT,
-        "weights_bytes": 50,
+        "held_bytes": 50,
         "time_budget_s": 100.0,
         "clock": lambda: 0.0,
     }
@@ -146,6 +147,7 @@ class Unknown(keras.layers.Layer):
 
 
 def test_a_model_that_cannot_be_sent_is_measured_here_and_the_profile_says_so():
+    others = tf.zeros(2**27, tf.uint8)  # No part of the model, so no part of each example.
     inputs = keras.Input((4,))
     model = keras.Model(inputs, Unknown()(inputs))
     found = measure_memory(
@@ -158,6 +160,7 @@ def test_a_model_that_cannot_be_sent_is_measured_here_and_the_profile_says_so():
     )
     assert [r.outcome for r in found.records] == ["fits", "fits"]
     assert "cannot be sent to a worker process" in found.notes[0]
+    assert found.records[0].peak_bytes >= others.shape[0]
 
 
 def test_a_limit_below_the_weights_is_refused():
@@ -185,7 +188,7 @@ def test_20_of_20_real_ends_of_memory_are_survived():
         weights = probes.facts.variables_bytes
         for size in (1600, 1800, 2500, 20_000, 100_000) * 4:
             records = ascend(
-                probes, (1, size), limit_bytes=96 * 2**20, weights_bytes=weights, guard_share=1e9
+                probes, (1, size), limit_bytes=96 * 2**20, held_bytes=weights, guard_share=1e9
             )
             outcomes = [r.outcome for r in records]
             survived += outcomes == ["fits", "out_of_memory"]

@@ -31,9 +31,14 @@ class ComputedProbes:
         self._fresh = fresh or (lambda size, run: 1.0)
         self._rows = rows
         self._renewable = renewable
-        known = {"limit_bytes": LIMIT, "variables_bytes": 90, "notes": ("a note",)} | facts
+        known = {"limit_bytes": LIMIT, "variables_bytes": 90, "held_bytes": 90} | facts
         self.facts = LoadFacts(
-            device="CPU:0", training=True, dtype_policy="float32", examples=examples, **known
+            device="CPU:0",
+            training=True,
+            dtype_policy="float32",
+            examples=examples,
+            notes=("a note",),
+            **known,
         )
         self.fixed, self.each = 1000, 10
 
