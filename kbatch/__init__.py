@@ -53,7 +53,6 @@ _HOME_OF = {
     "profile_training": "kbatch.profiling.training",
     "quiet_start": "kbatch.instruments.quiet_start",
     "recommend": "kbatch.tuning.recommend",
-    "recommendation_text": "kbatch.reporting.recommendation_text",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
     "write_report": "kbatch.reporting.report",
 }
@@ -102,7 +101,6 @@ __all__ = [
     "profile_training",
     "quiet_start",
     "recommend",
-    "recommendation_text",
     "scale_learning_rate",
     "write_report",
 ]
@@ -142,7 +140,6 @@ if TYPE_CHECKING:
     from kbatch.reporting.figures.time_to_target import plot_time_to_target
     from kbatch.reporting.figures.training_profile import plot_training_profile
     from kbatch.reporting.figures.trials import plot_trials
-    from kbatch.reporting.recommendation_text import recommendation_text
     from kbatch.reporting.report import write_report
     from kbatch.training.accumulation import accumulate_gradients
     from kbatch.training.budgets import ExampleBudget, TimeBudget, UpdateBudget

@@ -5,9 +5,11 @@ from input_profile_factory import make_profile
 from records_factory import make_environment
 
 from kbatch.analysis.size_costs import TimedRounds
+from kbatch.records.fit_time import FitTime
 from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.pilot import PilotRecord, PilotStretch
 from kbatch.records.recommendation import Recommendation
+from kbatch.records.size_check import SizeCheck
 
 SIZES = tuple(2**k for k in range(3, 11))
 PER_EXAMPLE_S = 1e-5
@@ -26,6 +28,22 @@ def make_timings(n_half=100.0, *, fits=SIZES[-1], sizes=SIZES):
     whole = [timed(b, b) for b in sizes if b <= fits]
     halves = [timed(b, b // 2) for b in sizes if 16 <= b <= fits and b < sizes[-1]]
     return (*whole, *parts, *halves, timed(sizes[-1], min(64, fits)))
+
+
+def make_fit_times(n_half=100.0, input_rate=1e6, *, epoch_s=0.0, sizes=(32, 256)):
+    """Epochs in which each update waits for what a pipeline of this rate has not made yet."""
+
+    def timed(size):
+        step_s = PER_EXAMPLE_S * (n_half + size)
+        fit_s = max(step_s, size / input_rate)
+        kinds = (tuple((s * SPREAD).tolist()) for s in (step_s, fit_s, epoch_s))
+        return FitTime(size, *kinds, epoch_batches=1437 // size)
+
+    return tuple(timed(size) for size in sizes)
+
+
+def make_check(batch_size, updates, ended_by="target"):
+    return SizeCheck(batch_size, batch_size, 0.002, updates, 0.2, 3.0, ended_by)
 
 
 def make_memory(max_batch_size=1437, *, limit_bytes=8 * 2**30):
@@ -82,10 +100,10 @@ def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **ch
         "timings": make_timings(n_half),
         "memory": make_memory(),
         "pilot": make_pilot(noise_scale),
-        "pipelines": tuple(
-            make_profile(batch_size=size, pipeline=input_rate, step=50_000, together=48_000)
-            for size in (32, 256)
+        "pipelines": (
+            make_profile(batch_size=256, pipeline=input_rate, step=50_000, together=48_000),
         ),
+        "fit_times": make_fit_times(n_half, input_rate),
         "unknown": {},
         "durations_s": {"memory": 12.0, "throughput": 20.0, "pilot": 21.0, "input": 5.0},
         "budget_s": 60.0,

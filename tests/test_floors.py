@@ -32,8 +32,12 @@ ADDED = [
     set(),
     {"sklearn"},
 ]
-# What a module looks up by name when it runs, upwards: a notebook asks a record how it looks.
-DOORS = {("kbatch.records.shown_record", "kbatch.reporting.notebook_html")}
+# What a module looks up by name when it runs, upwards: a notebook or `print` asks a record how it
+# looks.
+DOORS = {
+    ("kbatch.records.shown_record", "kbatch.reporting.notebook_html"),
+    ("kbatch.records.recommendation", "kbatch.reporting.recommendation_text"),
+}
 # Drawing belongs to reporting alone, whatever stands above it.
 ONLY_IN = {"jinja2": "reporting", "markupsafe": "reporting", "mpl_toolkits": "reporting"}
 

@@ -1,7 +1,7 @@
 """Which batch size comes to a target first, by step time, gradient noise and input pipeline.
 
 Updates to a target are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
-equation 2.11). A step takes t(B), and no less than the pipeline takes to make its batch, p(B):
+equation 2.11). A step takes t(B), and an update in `fit` no less than p(B), with the wait for data:
 
     T(B) = S_min max(t(B), p(B)) (1 + B_noise / B)
 
@@ -93,7 +93,7 @@ def choose_batch(
         updates: The updates to choose from, at least one; several of one batch size may differ in
             their micro-batch, and the fastest stands for the size.
         noise: The gradient noise scale, resolved or with a lower bound alone.
-        batch_time: What the pipeline takes; None for one that is never the slower.
+        batch_time: What an update takes in `fit` at the least; None for the train step alone.
 
     Returns:
         The choice.
@@ -158,7 +158,7 @@ def relative_time(
     Args:
         update: The update.
         noise_scale: B_noise, in examples; infinity where all examples count fully.
-        batch_time: What the pipeline takes, or None.
+        batch_time: What an update takes in `fit` at the least, or None.
 
     Returns:
         T over S_min (1 + B_noise): the time for as much progress as an example at batch size 1
@@ -178,11 +178,11 @@ def relative_time(
 
 
 def update_time_s(update: TimedUpdate, batch_time: BatchTime | None = None) -> float:
-    """Gives max(t, p(B)): training that makes its batches beside the train step.
+    """Gives max(t, p(B)): the train step, or what `fit` takes.
 
     Args:
         update: The update.
-        batch_time: What the pipeline takes, or None.
+        batch_time: What an update takes in `fit` at the least, or None.
     """
     made_s = batch_time.time_s(update.batch_size) if batch_time else 0.0
     return max(update.time_s, made_s)
@@ -209,7 +209,7 @@ def accumulation_gain(
     Args:
         updates: The updates to choose from.
         noise_scale: B_noise, in examples; may be infinite.
-        batch_time: What the pipeline takes, or None.
+        batch_time: What an update takes in `fit` at the least, or None.
 
     Returns:
         The least time without accumulation over the least time with or without it, less one; None

@@ -1,8 +1,8 @@
-"""The time that an input pipeline takes to make a batch, by the size of the batch.
+"""The time from update to update in `fit`, by the size of the batch.
 
-It has a fixed part and one an example. From arrays in memory the fixed one outweighs the other up
-to large batches, from files the one an example does: a rate in examples per second at one batch
-size says nothing of another.
+Beside the train step it holds what Keras does for each update, which does not grow with the batch,
+the wait for data, and a batch's share of what each epoch takes to start, which do: seconds at one
+batch size say nothing of another.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Self
 
 @dataclasses.dataclass(frozen=True)
 class BatchTime:
-    """The time to make a batch: straight lines through the times of one or two batch sizes.
+    """The time of an update: straight lines through the times of one or two batch sizes.
 
     Attributes:
         smaller_size: A batch size, in examples.

@@ -38,6 +38,7 @@ def binding_limits(
     *,
     saturation: Interval | None,
     batch_times: Sequence[BatchTime] = (),
+    own_time: BatchTime | None = None,
     without_memory_limit: Iterable[TimedUpdate] = (),
 ) -> tuple[str, ...]:
     """Tells which limit binds, for all that the measurements allow.
@@ -47,8 +48,10 @@ def binding_limits(
         noise: The gradient noise scale.
         saturation: Batch size of 90 % of the peak throughput, in examples: an interval that holds
             it; None where unknown.
-        batch_times: What the input pipeline takes at the ends of its interval; none for a pipeline
-            that is never the slower.
+        batch_times: What an update takes in `fit` at the ends of its interval; none for the train
+            step alone.
+        own_time: What it would take with the data at hand, in an epoch without end; None for the
+            train step alone.
         without_memory_limit: What could be done beside that if more examples fitted at once.
 
     Returns:
@@ -61,7 +64,7 @@ def binding_limits(
     free = fastest_of_each((*ways, *without_memory_limit))
     found: set[str] = set()
     for scale, batch_time in itertools.product(noise_bounds(noise), batch_times or (None,)):
-        found |= _binding_at(ways, free, scale, batch_time, saturation)
+        found |= _binding_at(ways, free, scale, (batch_time, own_time), saturation)
     return tuple(limit for limit in LIMITS if limit in found)
 
 
@@ -102,18 +105,19 @@ def _binding_at(
     ways: Sequence[TimedUpdate],
     free: Sequence[TimedUpdate],
     noise_scale: float,
-    batch_time: BatchTime | None,
+    times: tuple[BatchTime | None, BatchTime | None],
     saturation: Interval | None,
 ) -> set[str]:
+    batch_time, own_time = times
     least = _least(ways, noise_scale, batch_time)
     gains = {
         MEMORY: least / _least(free, noise_scale, batch_time),
-        INPUT: least / _least(ways, noise_scale, None),
+        INPUT: least / _least(ways, noise_scale, own_time),
     }
     limit = max(gains, key=lambda name: gains[name])
     if gains[limit] > CLOSEST_RATIO:
         return {limit}
-    if least / _least(free, noise_scale, None) > CLOSEST_RATIO:
+    if least / _least(free, noise_scale, own_time) > CLOSEST_RATIO:
         return {MEMORY, INPUT}  # Each hides what the removal of the other would give.
     if saturation is None:
         return {SATURATION, NOISE}

@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kbatch.analysis.intervals import Interval
+
 # Smaller gains than this share of the best cost are not looked for.
 MARGIN = 0.05
 # Sizes are worth trying down to this probability of a gain by more than the margin.
@@ -34,6 +36,7 @@ _RESOLVED, _BOUNDED, _UNKNOWN = 0.7, 1.0, 1.6
 _MISSED_FACTOR, _MISSED = 2.0, 0.5
 # Of the level of log S, about which nothing is known.
 _LEVEL = 10.0
+_NORMAL_975 = 1.96
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +123,58 @@ def next_size(costs: SizeCosts, tried: Sequence[Tried], *, pilot: int | None = N
     return NextSize(None, "tie" if may_tie else "separated", *found)
 
 
+@dataclasses.dataclass(frozen=True)
+class UpdatesForecast:
+    """What sizes need to the target, by all runs so far.
+
+    Attributes:
+        updates: S of each size, the median.
+        intervals: The 95 % interval of each.
+        critical: B_crit, the median, in examples.
+        critical_interval: Its 95 % interval.
+        tied: Sizes, ascending, that may cost no more than 5 % above the best median.
+    """
+
+    updates: Mapping[int, float]
+    intervals: Mapping[int, Interval]
+    critical: float
+    critical_interval: Interval
+    tied: tuple[int, ...]
+
+
+def forecast_updates(costs: SizeCosts, runs: Sequence[Tried]) -> UpdatesForecast | None:
+    """Forecasts the updates to the target of every size, those of the runs too.
+
+    Args:
+        costs: What updates of each size cost; these are the sizes.
+        runs: The runs so far, the pilot first.
+
+    Returns:
+        The forecast; None where no run came to the target.
+    """
+    told = [run for run in runs if run.updates]
+    if not any(run.cost is not None for run in told):
+        return None
+    sizes = sorted(costs.update_costs)
+    outlook = _outlook(costs, told, sizes)
+    guesses, _ = _critical_sizes(costs, told)
+    low, middle, high = (_quantile(guesses, outlook.weights, p) for p in (0.025, 0.5, 0.975))
+    means = outlook.weights @ outlook.means
+    spread = outlook.weights @ ((outlook.means - means) ** 2 + outlook.deviations**2)
+    half = _NORMAL_975 * np.sqrt(spread)
+    chances = outlook.chances(float(outlook.medians().min()) * (1 + MARGIN))
+    return UpdatesForecast(
+        updates=dict(zip(sizes, np.exp(means).tolist(), strict=True)),
+        intervals={
+            size: Interval(math.exp(mean - d), math.exp(mean + d))
+            for size, mean, d in zip(sizes, means, half, strict=True)
+        },
+        critical=middle,
+        critical_interval=Interval(low, high),
+        tied=tuple(s for s, p in zip(sizes, chances, strict=True) if p >= _LEAST_PROBABILITY),
+    )
+
+
 def pilot_size(costs: SizeCosts) -> int:
     """Gives the size that costs least above the best one, averaged over noise scales.
 
@@ -131,6 +186,10 @@ def pilot_size(costs: SizeCosts) -> int:
     logs = np.log(updates * (1 + noise / sizes))
     regrets = logs - logs.min(axis=1, keepdims=True)
     return int(sizes[int(np.argmin(regrets.mean(axis=0)))])
+
+
+def _quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+    return float(np.interp(share, np.cumsum(weights) - weights / 2, values))
 
 
 def _left(costs: SizeCosts, tried: Sequence[Tried]) -> list[int]:

@@ -6,9 +6,11 @@ Updates follow S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:181
 """
 
 import dataclasses
+import math
 
 from kbatch.analysis.batch_choice import noise_bounds, relative_updates
 from kbatch.analysis.batch_time import BatchTime
+from kbatch.analysis.goodput_search import UpdatesForecast
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.analysis.round_ratios import RoundEstimate, over_rounds, ratio_over_rounds
@@ -80,6 +82,7 @@ def size_cost(
     updates: float,
     updates_at: int,
     batch_time: BatchTime | None = None,
+    forecast: UpdatesForecast | None = None,
 ) -> SizeCost:
     """Computes what a batch size costs.
 
@@ -89,7 +92,9 @@ def size_cost(
         noise: The gradient noise scale.
         updates: Updates that one run needed to the target.
         updates_at: Batch size of that run, in examples.
-        batch_time: What the input pipeline takes; None for one that is never the slower.
+        batch_time: What an update takes in `fit` at the least; None for the train step alone.
+        forecast: What sizes need, where several were trained: then it tells the updates, not the
+            noise scale.
 
     Returns:
         The cost.
@@ -110,8 +115,12 @@ def size_cost(
             "Two sizes are compared by the rounds that they have in common. Received: rounds "
             f"{timed.rounds} and {reference.rounds}."
         )
-    needed = _scaled(noise, updates, size, updates_at)
-    relative = _scaled(noise, 1.0, size, reference.batch_size)
+    if forecast is None:
+        needed = _scaled(noise, updates, size, updates_at)
+        relative = _scaled(noise, 1.0, size, reference.batch_size)
+    else:
+        needed = Estimate(forecast.updates[size], forecast.intervals[size])
+        relative = _forecast_ratio(forecast, size, reference.batch_size)
     return SizeCost(
         size,
         timed.micro_batch_size,
@@ -136,6 +145,19 @@ def _scaled(noise: NoiseScale, updates: float, batch_size: int, other_size: int)
 
     ends = sorted(at(scale) for scale in noise_bounds(noise))
     return Estimate(None if noise.value is None else at(noise.value), Interval(*ends))
+
+
+def _forecast_ratio(forecast: UpdatesForecast, batch_size: int, other_size: int) -> Estimate:
+    """Gives the updates at a size over those at another; their errors are taken as independent."""
+    ratio = forecast.updates[batch_size] / forecast.updates[other_size]
+    if batch_size == other_size:
+        return Estimate(ratio, Interval(ratio, ratio))
+    halves = [
+        math.log(forecast.intervals[size].high / forecast.updates[size])
+        for size in (batch_size, other_size)
+    ]
+    factor = math.exp(math.hypot(*halves))
+    return Estimate(ratio, Interval(ratio / factor, ratio * factor))
 
 
 def _product(estimate: Estimate, factor: RoundEstimate) -> Estimate:

@@ -69,7 +69,6 @@ def _run(options: argparse.Namespace) -> None:
         from kbatch.tuning.recommend import recommend
     from kbatch.reporting.figures.limits import plot_limits
     from kbatch.reporting.figures.saving import save_figure
-    from kbatch.reporting.recommendation_text import recommendation_text
 
     build = named_build(options.build, BUILD)
     x, y = named_x_y(options.data, DATA)
@@ -86,7 +85,7 @@ def _run(options: argparse.Namespace) -> None:
         on_progress=lambda line: console.print(f"measuring {line} ...", highlight=False),
     )
     console.print()
-    print(recommendation_text(found))
+    print(found)
     if options.output is not None:
         found.save(options.output)
         console.print(f"record: {options.output}", highlight=False, soft_wrap=True)

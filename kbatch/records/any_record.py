@@ -12,11 +12,17 @@ if TYPE_CHECKING:
     from kbatch.records.inference import InferenceProfile
     from kbatch.records.input_pipeline import InputPipelineProfile
     from kbatch.records.max_batch import MaxBatchSizeResult
+    from kbatch.records.recommendation import Recommendation
     from kbatch.records.study import Study
     from kbatch.records.training_profile import TrainingProfile
 
     AnyRecord = (
-        Study | InferenceProfile | InputPipelineProfile | MaxBatchSizeResult | TrainingProfile
+        Study
+        | InferenceProfile
+        | InputPipelineProfile
+        | MaxBatchSizeResult
+        | Recommendation
+        | TrainingProfile
     )
 
 # The module of each record that is kept as a file of its own, by the kind that the file names.
@@ -24,6 +30,7 @@ _HOME_OF = {
     "InferenceProfile": "kbatch.records.inference",
     "InputPipelineProfile": "kbatch.records.input_pipeline",
     "MaxBatchSizeResult": "kbatch.records.max_batch",
+    "Recommendation": "kbatch.records.recommendation",
     "Study": "kbatch.records.study",
     "TrainingProfile": "kbatch.records.training_profile",
 }

@@ -79,6 +79,21 @@ class PilotRecord:
         return sum(stretch.updates for stretch in self.useful)
 
     @property
+    def has_held_out(self) -> bool:
+        """Whether examples were held out, whose loss counts then."""
+        return any(stretch.held_out_loss is not None for stretch in self.stretches)
+
+    @property
+    def target(self) -> float | None:
+        """The loss after 98 % of its way; None where it did not fall."""
+        return _near_least(_losses(self.stretches))
+
+    @property
+    def updates_to_target(self) -> int:
+        """Updates until the loss was there, all where it did not fall."""
+        return sum(stretch.updates for stretch in self.stretches[: useful_count(self.stretches)])
+
+    @property
     def noise_scale(self) -> NoiseScale:
         """The gradient noise scale of the late half of the useful stretches."""
         useful = self.useful
@@ -98,15 +113,23 @@ def useful_count(stretches: Sequence[PilotStretch]) -> int:
     Returns:
         The number; that of all stretches where no loss fell.
     """
+    losses = _losses(stretches)
+    near = _near_least(losses)
+    if near is None:
+        return len(stretches)
+    return next(i for i, loss in enumerate(losses, start=1) if loss <= near)
+
+
+def _losses(stretches: Sequence[PilotStretch]) -> list[float]:
     losses = [s.held_out_loss for s in stretches]
     if all(loss is None for loss in losses):
         losses = [s.loss for s in stretches]
-    known = [math.inf if loss is None else loss for loss in losses]
-    first, least = (known[0], min(known)) if known else (math.inf, math.inf)
-    if not least < first < math.inf:
-        return len(stretches)
-    near = least + _REST * (first - least)
-    return next(i for i, loss in enumerate(known, start=1) if loss <= near)
+    return [math.inf if loss is None else loss for loss in losses]
+
+
+def _near_least(losses: Sequence[float]) -> float | None:
+    first, least = (losses[0], min(losses)) if losses else (math.inf, math.inf)
+    return least + _REST * (first - least) if least < first < math.inf else None
 
 
 def _or_nan(value: float | None) -> float:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import importlib
+import math
 import statistics
 from collections.abc import Mapping
 
@@ -12,22 +14,31 @@ from kbatch.analysis.batch_choice import (
     choose_batch,
     fastest_of_each,
 )
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.binding_limit import binding_limits, with_more_memory
+from kbatch.analysis.goodput_search import SizeCosts, Tried, UpdatesForecast, forecast_updates
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.latency import Latency, fit_latency
 from kbatch.analysis.latency_batches import BatchAnswer, efficient_batch_size
-from kbatch.analysis.learning_rates import capped_learning_rate_ratio
+from kbatch.analysis.learning_rates import capped_learning_rate_ratio, learning_rate_ratio
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.analysis.round_ratios import RoundEstimate
 from kbatch.analysis.size_costs import SizeCost, TimedRounds, size_cost
+from kbatch.analysis.trained_choice import (
+    choose_by_forecast,
+    costs_of_updates,
+    critical_batch_size,
+)
 from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.fit_time import FitLines, FitTime, fit_lines
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.pilot import PilotRecord
 from kbatch.records.saved_record import SavedRecord
 from kbatch.records.shown_record import ShownRecord
+from kbatch.records.size_check import SizeCheck
 
+# Looked up when a recommendation is printed, so that it is read without what writes; as in
+# `shown_record`.
+_PAGE = "kbatch.reporting.recommendation_text"
 _UNRESOLVED = NoiseScale(None, None, None, None, None, 0)
 
 
@@ -47,12 +58,14 @@ class Recommendation(SavedRecord, ShownRecord):
         timings: The updates that were timed, all in the same shuffled rounds.
         memory: The search for the largest batch that fits, None where there was none.
         pilot: The training that measured the gradient noise scale, likewise.
-        pipelines: What the input pipeline delivers, at one or two batch sizes; none likewise.
+        pipelines: What the input pipeline delivers, at one batch size; none likewise.
         unknown: Why a limit, one of `kbatch.analysis.binding_limit.LIMITS`, was not measured.
         durations_s: Seconds that each measurement took, by the limit's name.
         budget_s: Seconds that it was given.
         notes: What a reader of the numbers must know.
         environment: The machine and the software.
+        checks: Short trainings at other sizes, to the loss that the pilot came to.
+        fit_times: What `fit` takes at one or two batch sizes.
     """
 
     model_name: str
@@ -72,6 +85,8 @@ class Recommendation(SavedRecord, ShownRecord):
     budget_s: float
     notes: tuple[str, ...] = ()
     environment: EnvironmentRecord | None = None
+    checks: tuple[SizeCheck, ...] = ()
+    fit_times: tuple[FitTime, ...] = ()
 
     def __repr__(self) -> str:
         """Sums the recommendation up in a line."""
@@ -82,6 +97,10 @@ class Recommendation(SavedRecord, ShownRecord):
             f"<Recommendation: batch size {self.batch_size}, micro-batch size "
             f"{self.micro_batch_size}{rate}; {' or '.join(self.binding)} binds>"
         )
+
+    def __str__(self) -> str:
+        """Writes the recommendation as a page: the answer, why, and how sure it is."""
+        return importlib.import_module(_PAGE).recommendation_text(self)
 
     @property
     def batch_size(self) -> int | None:
@@ -109,17 +128,33 @@ class Recommendation(SavedRecord, ShownRecord):
         return self.base_learning_rate * self.learning_rate_ratio(self.batch_size)
 
     def learning_rate_ratio(self, batch_size: int) -> float:
-        """Gives the factor of the learning rate: that of the rule, no further than the noise scale.
+        """Gives the factor of the learning rate: that of the rule.
+
+        Where no other size was trained it goes no further than the noise scale.
 
         Args:
             batch_size: In examples.
         """
+        if self.forecast is not None:
+            return self.trained_rate_ratio(batch_size)
         noise = self.noise_scale
         return capped_learning_rate_ratio(
             batch_size=batch_size,
             base_batch_size=self.base_batch_size,
             rule=self.learning_rate_rule,
             noise_scale=noise.at_least if noise.value is None else noise.value,
+        )
+
+    def trained_rate_ratio(self, batch_size: int) -> float:
+        """Gives the factor of the learning rate at which other sizes are trained.
+
+        Args:
+            batch_size: In examples.
+        """
+        return learning_rate_ratio(
+            batch_size=batch_size,
+            base_batch_size=self.base_batch_size,
+            rule=self.learning_rate_rule,
         )
 
     @property
@@ -131,9 +166,10 @@ class Recommendation(SavedRecord, ShownRecord):
         beyond = () if not self.memory_ends else self._with_more_memory
         return binding_limits(
             self.updates,
-            self.noise_scale,
+            self.critical,
             saturation=_interval(saturation) if saturation else None,
-            batch_times=self.batch_time_ends,
+            batch_times=self.in_fit.ends,
+            own_time=self.in_fit.own,
             without_memory_limit=beyond,
         )
 
@@ -141,6 +177,40 @@ class Recommendation(SavedRecord, ShownRecord):
     def noise_scale(self) -> NoiseScale:
         """The gradient noise scale; unresolved without a pilot."""
         return _UNRESOLVED if self.pilot is None else self.pilot.noise_scale
+
+    @property
+    def runs(self) -> tuple[Tried, ...]:
+        """The sizes that were trained, the pilot's first; none without timings or a pilot."""
+        if self.pilot is None or not self.updates:
+            return ()
+        costs = self.size_costs.update_costs
+        noise, needed = self.noise_scale, self.pilot.updates_to_target
+        size = min(costs, key=lambda other: abs(math.log(other / self.base_batch_size)))
+        cost = needed * costs[size]
+        pilot = Tried(self.pilot.batch_size, cost, needed, noise.value, noise.at_least)
+        return (pilot, *(check.as_tried(costs[check.batch_size]) for check in self.checks))
+
+    @property
+    def size_costs(self) -> SizeCosts:
+        """Seconds of an update of each size, with the wait for the input pipeline."""
+        return costs_of_updates(self.updates, batch_time=self.in_fit.line)
+
+    @functools.cached_property
+    def forecast(self) -> UpdatesForecast | None:
+        """What sizes need to the loss that the pilot came to; None where no other was trained."""
+        return forecast_updates(self.size_costs, self.runs) if self.checks and self.runs else None
+
+    @functools.cached_property
+    def critical(self) -> NoiseScale:
+        """B_crit of the sizes that were trained; the noise scale where it was the pilot alone."""
+        if self.forecast is None:
+            return self.noise_scale
+        return critical_batch_size(self.forecast, runs=len(self.runs))
+
+    @property
+    def fastest(self) -> tuple[TimedUpdate, ...]:
+        """The fastest way of each batch size, ascending."""
+        return fastest_of_each(self.updates) if self.updates else ()
 
     @functools.cached_property
     def updates(self) -> tuple[TimedUpdate, ...]:
@@ -155,22 +225,14 @@ class Recommendation(SavedRecord, ShownRecord):
         """The choice among the timed updates; None without any."""
         if not self.updates:
             return None
-        return choose_batch(self.updates, self.noise_scale, batch_time=self.batch_time)
+        if self.forecast is not None:
+            return choose_by_forecast(self.updates, self.forecast, batch_time=self.in_fit.line)
+        return choose_batch(self.updates, self.noise_scale, batch_time=self.in_fit.line)
 
     @functools.cached_property
-    def batch_time(self) -> BatchTime | None:
-        """What the input pipeline takes to make a batch; None if not measured."""
-        rates = self._input_rates
-        return _through({size: rate.value for size, rate in rates.items()}) if rates else None
-
-    @functools.cached_property
-    def batch_time_ends(self) -> tuple[BatchTime, ...]:
-        """The same at the ends of the rates' 95 % intervals, the slower first; empty likewise."""
-        spans = {size: _ends(rate) for size, rate in self._input_rates.items()}
-        if not spans:
-            return ()
-        slow = _through({size: span.low for size, span in spans.items()})
-        return slow, _through({size: span.high for size, span in spans.items()})
+    def in_fit(self) -> FitLines:
+        """What an update takes in `fit`, by the batch size."""
+        return fit_lines(self.fit_times)
 
     @functools.cached_property
     def step_time(self) -> Latency | None:
@@ -195,9 +257,11 @@ class Recommendation(SavedRecord, ShownRecord):
     @property
     def accumulation_gain(self) -> float | None:
         """By what share accumulation shortens the way to a target here; None if not timed."""
-        noise = self.noise_scale
+        noise = self.critical
         scale = noise.at_least if noise.value is None else noise.value
-        return accumulation_gain(self.updates, noise_scale=scale or 0.0, batch_time=self.batch_time)
+        return accumulation_gain(
+            self.updates, noise_scale=scale or 0.0, batch_time=self.in_fit.line
+        )
 
     @property
     def costs(self) -> tuple[SizeCost, ...]:
@@ -208,18 +272,18 @@ class Recommendation(SavedRecord, ShownRecord):
         if self.choice is None or self.choice.best is None or self.pilot is None:
             return ()
         rounds = {(t.batch_size, t.micro_batch_size): t for t in self.timings}
-        ways = fastest_of_each(self.updates)
         best = self.choice.best
         return tuple(
             size_cost(
                 rounds[way.batch_size, way.micro_batch_size],
                 rounds[best.batch_size, best.micro_batch_size],
                 noise=self.noise_scale,
-                updates=self.pilot.useful_updates,
+                updates=self.pilot.updates_to_target,
                 updates_at=self.pilot.batch_size,
-                batch_time=self.batch_time,
+                batch_time=self.in_fit.line,
+                forecast=self.forecast,
             )
-            for way in ways
+            for way in self.fastest
         )
 
     @property
@@ -228,22 +292,9 @@ class Recommendation(SavedRecord, ShownRecord):
         return sum(self.durations_s.values())
 
     @property
-    def _input_rates(self) -> dict[int, RoundEstimate]:
-        found = {p.batch_size: p.pipeline.samples_per_second for p in self.pipelines}
-        return {size: rate for size, rate in found.items() if rate is not None}
-
-    @property
     def _with_more_memory(self) -> tuple[TimedUpdate, ...]:
         largest = max(update.batch_size for update in self.updates)
         return with_more_memory(self.updates, largest_batch_size=largest)
-
-
-def _through(rates: Mapping[int, float]) -> BatchTime:
-    return BatchTime.through({size: size / rate for size, rate in rates.items()})
-
-
-def _ends(rate: RoundEstimate) -> Interval:
-    return rate.interval or Interval(rate.value, rate.value)
 
 
 def _interval(answer: BatchAnswer) -> Interval | None:

@@ -1,7 +1,9 @@
 """How sure a recommendation is, in words: what was assumed, what is disputed, what to check."""
 
+from kbatch.analysis.batch_choice import BatchChoice
 from kbatch.records.recommendation import Recommendation
-from kbatch.reporting.number_text import listed, percent, setting
+from kbatch.records.size_check import SizeCheck
+from kbatch.reporting.number_text import listed, percent, readable, setting
 
 _LITTLE = 0.02
 _SGD = "SGD"
@@ -16,6 +18,7 @@ _ENDS = {
 def certainty_lines(recommendation: Recommendation) -> list[str]:
     """Says how sure the answer is, a line an aspect."""
     return [
+        *_trained_lines(recommendation),
         *_interval_line(recommendation),
         *_grid_line(recommendation),
         *_accumulation_line(recommendation),
@@ -27,10 +30,38 @@ def certainty_lines(recommendation: Recommendation) -> list[str]:
     ]
 
 
+def _trained_lines(recommendation: Recommendation) -> list[str]:
+    pilot = recommendation.pilot
+    if pilot is None:
+        return []
+    why = recommendation.unknown.get("other batch sizes")
+    ended = f" No further one: {why}." if why else ""
+    if not recommendation.checks:
+        return [f"No size but the pilot's was trained.{ended}"] if ended else []
+    loss = "held-out" if pilot.has_held_out else "training"
+    runs = [
+        f"{pilot.updates_to_target:,} updates at {pilot.batch_size:,}",
+        *(_run(check) for check in recommendation.checks),
+    ]
+    return [
+        f"Trained from the start to the pilot's {loss} loss, {readable(pilot.target or 0.0)}: "
+        f"{listed(runs)}. One run a size: another seed may need a tenth more or less.{ended}"
+    ]
+
+
+def _run(check: SizeCheck) -> str:
+    size = f"{check.batch_size:,}"
+    if check.reached:
+        return f"{check.updates:,} at {size}"
+    return f"not in {check.updates:,} at {size}"
+
+
 def _interval_line(recommendation: Recommendation) -> list[str]:
     choice = recommendation.choice
-    if choice is None or choice.best is None or choice.most_lost is None:
+    if choice is None or choice.best is None:
         return []
+    if choice.most_lost is None:
+        return [_tie_line(choice)]
     if recommendation.noise_scale.value is None:
         return [
             "The noise scale is unresolved: whatever it is above its lower bound, this size takes "
@@ -42,6 +73,15 @@ def _interval_line(recommendation: Recommendation) -> list[str]:
         f"At the ends of the noise scale's interval {choice.smallest:,} and {choice.largest:,} "
         f"would be best; this size takes at most {percent(choice.most_lost)} longer there."
     ]
+
+
+def _tie_line(choice: BatchChoice) -> str:
+    if choice.smallest == choice.largest:
+        return "No other size is likely to come within 5 % of it."
+    return (
+        f"Sizes from {choice.smallest:,} to {choice.largest:,} may come within 5 % of the best. "
+        "This is the smallest of those that are forecast within 2 % of it."
+    )
 
 
 def _grid_line(recommendation: Recommendation) -> list[str]:
@@ -84,7 +124,8 @@ def _learning_rate_line(recommendation: Recommendation) -> list[str]:
     line = f"{line}; for {recommendation.optimizer} it {words} ({setting(ratio)} times)"
     noise = recommendation.noise_scale
     reach = noise.at_least if noise.value is None else noise.value
-    if size > base and size > max(base, round(reach or 0)):
+    capped = recommendation.forecast is None and size > max(base, round(reach or 0))
+    if capped:
         return [f"{line}, and no further than the noise scale."]
     return [f"{line}."]
 
@@ -117,7 +158,10 @@ def _check_line(recommendation: Recommendation) -> list[str]:
         return []
     place = sizes.index(size)
     near = [str(near) for near in sizes[max(0, place - 1) : place + 2]]
-    return [
-        f"The page is a model's, from one pilot; nothing was trained at this size. To check it, "
-        f"train at {listed(near)} with `kbatch.BatchSizeTuner`."
-    ]
+    trained = any(run.batch_size == size for run in recommendation.runs)
+    doubt = (
+        "One short run a size decided"
+        if trained
+        else "The page is a model's; nothing was trained at this size"
+    )
+    return [f"{doubt}. To check it, train at {listed(near)} with `kbatch.BatchSizeTuner`."]

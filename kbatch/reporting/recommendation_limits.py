@@ -3,6 +3,7 @@
 from kbatch.analysis.batch_choice import fastest_of_each
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.analysis.intervals import Interval
+from kbatch.records.fit_time import FitTime
 from kbatch.records.recommendation import Recommendation
 from kbatch.reporting.number_text import counted, listed, memory_text, percent, readable
 
@@ -17,6 +18,10 @@ _MEANINGS = {
         "what can."
     ),
 }
+_EPOCHS = (
+    "the data are few, and each epoch takes {epoch} to start and end, whatever the batch. A "
+    "`tf.data.Dataset` with `.repeat()`, and `steps_per_epoch` in `fit`, makes epochs longer."
+)
 
 
 def binding_line(recommendation: Recommendation) -> list[str]:
@@ -26,7 +31,7 @@ def binding_line(recommendation: Recommendation) -> list[str]:
         return []
     if len(binding) == 1:
         name = binding[0]
-        meaning = _MEANINGS[name].format(doubled=_doubled(recommendation))
+        meaning = _meaning(recommendation, name)
         subject = f"The {name}" if name == INPUT else name.capitalize()
         return [f"{subject} binds: {meaning}"]
     return [
@@ -35,9 +40,16 @@ def binding_line(recommendation: Recommendation) -> list[str]:
     ]
 
 
+def _meaning(recommendation: Recommendation, name: str) -> str:
+    for time in recommendation.fit_times[-1:] if name == INPUT else ():
+        if time.epoch_share_s > time.wait_s:
+            return _EPOCHS.format(epoch=_ms(time.epoch_s))
+    return _MEANINGS[name].format(doubled=_doubled(recommendation))
+
+
 def _doubled(recommendation: Recommendation) -> str:
     """Says what twice the batch would gain and lose, where it was timed."""
-    size, noise = recommendation.batch_size, recommendation.noise_scale.value
+    size, noise = recommendation.batch_size, recommendation.critical.value
     ways = {way.batch_size: way for way in fastest_of_each(recommendation.updates)}
     if size is None or noise is None or 2 * size not in ways:
         return "."
@@ -102,6 +114,8 @@ def noise_line(recommendation: Recommendation) -> str:
     noise, pilot = recommendation.noise_scale, recommendation.pilot
     if pilot is None:
         return _cannot_tell(recommendation, NOISE)
+    if recommendation.forecast is not None:
+        return _critical_line(recommendation)
     measured = (
         f"in a pilot of {counted(pilot.updates, 'update')} at batch size {pilot.batch_size:,}"
     )
@@ -125,27 +139,52 @@ def noise_line(recommendation: Recommendation) -> str:
     )
 
 
-def input_line(recommendation: Recommendation) -> str:
-    """Says what the input pipeline delivers at the recommended size, or where it was measured."""
-    batch_time, ends = recommendation.batch_time, recommendation.batch_time_ends
-    if batch_time is None:
-        return _cannot_tell(recommendation, INPUT)
-    choice = recommendation.choice
-    update = choice.best if choice else None
-    size = update.batch_size if update else recommendation.pipelines[-1].batch_size
-    rate = batch_time.samples_per_second(size)
-    rates = [time.samples_per_second(size) for time in (batch_time, *ends)]
-    span = Interval(min(rates), max(rates))
+def _critical_line(recommendation: Recommendation) -> str:
+    """Says it by the sizes that were trained, and what the noise scale is beside that."""
+    critical, noise = recommendation.critical, recommendation.noise_scale
     line = (
-        f"The input pipeline delivers {readable(rate)} samples/s{_within(span)} in batches of "
-        f"{size:,}"
+        f"Beyond {readable(critical.value or 0.0, 2)} examples{_within(critical.interval)} more "
+        "than half of a batch's examples are wasted, by the updates that the trained sizes needed"
     )
-    if update is None:
-        return f"{line}."
-    times = rate / update.samples_per_second
-    if times >= 1:
-        return f"{line}, {readable(times, 2)} times what training takes."
-    return f"{line}, {percent(times)} of what training could take."
+    if noise.value is None:
+        return f"{line}. The gradient noise scale of the pilot is unresolved."
+    return (
+        f"{line}. The gradient noise scale of the pilot is {readable(noise.value, 2)}"
+        f"{_within(noise.interval)}: the same where the learning rate is the best one at each size."
+    )
+
+
+def input_line(recommendation: Recommendation) -> str:
+    """Says what the input pipeline delivers, and what `fit` takes beside the train step."""
+    if not recommendation.pipelines:
+        return _cannot_tell(recommendation, INPUT)
+    found = recommendation.pipelines[-1]
+    rate = found.pipeline.samples_per_second
+    if rate is None:
+        return _cannot_tell(recommendation, INPUT)
+    line = (
+        f"The input pipeline delivers {readable(rate.value, 2)} samples/s{_within(rate.interval)} "
+        f"in batches of {found.batch_size:,}"
+    )
+    sentences = [_fit_sentence(time) for time in recommendation.fit_times[-1:]]
+    return " ".join([f"{line}.", *sentences])
+
+
+def _fit_sentence(time: FitTime) -> str:
+    parts = [
+        f"{_ms(time.step_s)} for the train step",
+        f"{_ms(time.wait_s)} for data to come and Keras's own work",
+    ]
+    if time.epoch_batches:
+        parts.append(
+            f"{_ms(time.epoch_share_s)} as its share of starting and ending an epoch "
+            f"({_ms(time.epoch_s)} for {time.epoch_batches:,} batches)"
+        )
+    return f"In `fit` an update of {time.batch_size:,} takes {listed(parts)}."
+
+
+def _ms(seconds: float) -> str:
+    return f"{readable(1000 * seconds, 2)} ms"
 
 
 def _cannot_tell(recommendation: Recommendation, limit: str) -> str:

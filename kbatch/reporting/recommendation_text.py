@@ -21,7 +21,7 @@ def recommendation_text(recommendation: Recommendation) -> str:
 
     Example:
 
-    >>> print(kbatch.recommendation_text(kbatch.recommend(build, x, y)))
+    >>> print(recommendation_text(kbatch.recommend(build, x, y)))
 
     Args:
         recommendation: What `kbatch.recommend` returned.
@@ -51,7 +51,11 @@ def answer_line(recommendation: Recommendation) -> str:
         return _unknown_size(recommendation, micro)
     parts = "the whole batch at once" if micro == size else f"{-(-size // micro):,} to an update"
     rate = learning_rate_text(recommendation, size)
-    return f"Use batch size {size:,}, micro-batch size {micro:,} ({parts}) and {rate}."
+    answer = f"Use batch size {size:,}, micro-batch size {micro:,} ({parts}) and {rate}."
+    choice = recommendation.choice
+    if recommendation.forecast is None or choice is None or choice.smallest == choice.largest:
+        return answer
+    return f"{answer} Sizes from {choice.smallest:,} to {choice.largest:,} may be as good."
 
 
 def learning_rate_text(recommendation: Recommendation, batch_size: int) -> str:
@@ -154,13 +158,11 @@ def _micro_batch_lines(recommendation: Recommendation) -> list[str]:
 
 
 def _target(recommendation: Recommendation) -> str:
-    """Names the loss that the useful part of the pilot came to."""
-    useful = recommendation.pilot.useful if recommendation.pilot else ()
-    held_out = [s.held_out_loss for s in useful if s.held_out_loss is not None]
-    if held_out:
-        return f"held-out loss {readable(min(held_out))}"
-    trained = [s.loss for s in useful if s.loss is not None]
-    return f"training loss {readable(min(trained))}" if trained else "the end of the pilot"
+    """Names the loss that the pilot came to."""
+    pilot = recommendation.pilot
+    if pilot is None or pilot.target is None:
+        return "the end of the pilot"
+    return f"{'held-out' if pilot.has_held_out else 'training'} loss {readable(pilot.target)}"
 
 
 def _spread(estimate: Estimate) -> str:
@@ -184,4 +186,5 @@ def _wrapped(line: str) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     if len(line) <= _WIDTH or "   " in line.strip():
         return [line]  # A row of the table stays whole.
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=f"{indent}  " if indent else "")
+    later = f"{indent}  " if indent else ""
+    return textwrap.wrap(line, _WIDTH, subsequent_indent=later, break_on_hyphens=False)

@@ -1,5 +1,7 @@
 """A learning-rate rule applied to a compiled optimizer."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -55,6 +57,27 @@ def scale_model(
         if name:
             setattr(optimizer, name, scaling.beta_2)
     setattr(model, _SCALING, scaling)
+
+
+@contextlib.contextmanager
+def scaled_rate(model: keras.Model, *, ratio: float, kappa: float) -> Iterator[None]:
+    """Scales the learning rate of a compiled model as `scale_optimizer` does, and puts it back.
+
+    Args:
+        model: A compiled model.
+        ratio: Factor of the learning rate.
+        kappa: Batch size over base batch size.
+    """
+    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    kept, value = optimizer._learning_rate, current_learning_rate(optimizer)
+    scale_optimizer(optimizer, ratio=ratio, kappa=kappa)
+    try:
+        yield
+    finally:
+        if isinstance(kept, keras.Variable):
+            optimizer.learning_rate = value
+        else:
+            optimizer._learning_rate = kept
 
 
 def scaling_of(model: keras.Model) -> LearningRateScaling | None:

@@ -10,12 +10,14 @@ import keras
 
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.analysis.size_costs import TimedRounds
+from kbatch.profiling.fit_times import time_fit
 from kbatch.profiling.input_pipeline import profile_input_pipeline
 from kbatch.profiling.loads import Load, Source
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.pilot import PilotPlan, run_pilot
 from kbatch.profiling.probe_places import search_in_place
 from kbatch.profiling.timed_updates import UpdateTimes, time_updates
+from kbatch.records.fit_time import FitTime
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.pilot import PilotRecord
@@ -23,8 +25,9 @@ from kbatch.training.data import FitData
 from kbatch.training.errors import InputError
 from kbatch.training.kept_state import kept_state
 
+TRAINED = "other batch sizes"
 # Parts of the budget; what one leaves over is not spent.
-_SHARES = {MEMORY: 0.2, SATURATION: 0.35, NOISE: 0.35, INPUT: 0.1}
+_SHARES = {MEMORY: 0.1, SATURATION: 0.25, NOISE: 0.25, INPUT: 0.1, TRAINED: 0.3}
 # The first runs of a worker trace and compile.
 _SHORTEST_SEARCH_S = 60.0
 _LINES = {
@@ -32,6 +35,7 @@ _LINES = {
     SATURATION: "hardware saturation: the time of an update by batch size",
     NOISE: "gradient noise: a pilot",
     INPUT: "input pipeline: what it delivers",
+    TRAINED: "other batch sizes: short trainings to the pilot's loss",
 }
 
 Result = TypeVar("Result")
@@ -117,6 +121,18 @@ class MemoryFound(NamedTuple):
     reason: str | None
 
 
+class InputFound(NamedTuple):
+    """What the data cost.
+
+    Attributes:
+        pipeline: What the input pipeline delivers at the largest of the sizes.
+        fit_times: What `fit` takes, at each of them.
+    """
+
+    pipeline: InputPipelineProfile
+    fit_times: tuple[FitTime, ...]
+
+
 def measure_memory(task: Task, largest: int) -> MemoryFound:
     """Searches for the largest batch that fits, no further than the largest of interest.
 
@@ -183,20 +199,19 @@ def measure_noise(task: Task, timings: Sequence[TimedRounds]) -> PilotRecord:
         return run_pilot(task.build, task.data, plan)
 
 
-def measure_input(
-    task: Task, model: keras.Model, batch_sizes: Sequence[int]
-) -> tuple[InputPipelineProfile, ...]:
-    """Measures what the input pipeline delivers at some batch sizes.
+def measure_input(task: Task, model: keras.Model, batch_sizes: Sequence[int]) -> InputFound:
+    """Measures what `fit` takes at some batch sizes, and what the input pipeline delivers.
 
     Raises:
         InputError: If the data cannot be read again and again.
     """
     data: Any = task.data.x if task.data.y is None else (task.data.x, task.data.y)
-    budget_s = task.part_s(INPUT) / len(batch_sizes)
-    return tuple(
-        profile_input_pipeline(model, data, batch_size=size, budget_s=budget_s, remedies=False)
-        for size in batch_sizes
+    budget_s = task.part_s(INPUT) / 2
+    profile = profile_input_pipeline(
+        model, data, batch_size=batch_sizes[-1], budget_s=budget_s, remedies=False
     )
+    times = time_fit(model, task.data, task.source, tuple(batch_sizes), budget_s=budget_s)
+    return InputFound(profile, times)
 
 
 class _TimeSpentError(Exception):

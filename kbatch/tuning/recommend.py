@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import keras
 import keras_tuner
+import numpy as np
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
@@ -26,6 +27,7 @@ from kbatch.training.sample_rows import SampleElements, SampleRows
 from kbatch.training.seeds import check_seed
 from kbatch.training.trainable_model import check_model
 from kbatch.tuning.limit_measurements import (
+    TRAINED,
     Ledger,
     Task,
     measure_input,
@@ -33,6 +35,7 @@ from kbatch.tuning.limit_measurements import (
     measure_noise,
     measure_updates,
 )
+from kbatch.tuning.trained_sizes import train_sizes
 
 _SMALLEST, _LARGEST = 8, 2048
 # The input pipeline is measured at the largest size that may be best, and at a part of it.
@@ -65,7 +68,7 @@ def recommend(
     Example:
 
     >>> recommendation = kbatch.recommend(build, x, y)
-    >>> print(kbatch.recommendation_text(recommendation))
+    >>> print(recommendation)  # a page: the answer, why, and how sure
     >>> recommendation.batch_size, recommendation.micro_batch_size, recommendation.learning_rate
     >>> kbatch.plot_limits(recommendation).figure.savefig("limits.png")
 
@@ -114,7 +117,7 @@ def recommend(
         memory_limit_bytes=check_memory_limit(memory_limit_bytes),
         memory_window=check_window(memory_window),
         budget_s=_check_budget(budget_s),
-        seed=check_seed(seed),
+        seed=_drawn(check_seed(seed)),
     )
     if learning_rate_scaling != "auto":
         check_rule(learning_rate_scaling, "learning_rate_scaling")
@@ -152,11 +155,19 @@ def _measured(
         environment=read_environment(),
     )
     apart = _two_sizes(recommendation)
-    pipelines = ledger.try_run(INPUT, lambda: measure_input(task, model, apart))
-    reasons = {MEMORY: memory.reason, SATURATION: updates.reason}
+    data = ledger.try_run(INPUT, lambda: measure_input(task, model, apart))
+    if data is not None:
+        recommendation = dataclasses.replace(
+            recommendation, pipelines=(data.pipeline,), fit_times=data.fit_times
+        )
+    checks, ended = ledger.run(
+        TRAINED,
+        lambda: train_sizes(task, recommendation, budget_s=task.part_s(TRAINED)),
+    )
+    reasons = {MEMORY: memory.reason, SATURATION: updates.reason, TRAINED: ended}
     return dataclasses.replace(
         recommendation,
-        pipelines=pipelines or (),
+        checks=checks,
         unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
         durations_s=ledger.durations_s,
     )
@@ -194,8 +205,10 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
 
 def _two_sizes(recommendation: Recommendation) -> tuple[int, ...]:
     """Gives two batch sizes for the input pipeline, the larger one near where it matters."""
-    choice = recommendation.choice
-    largest = choice.largest if choice else recommendation.base_batch_size
+    choice, base = recommendation.choice, recommendation.base_batch_size
+    sizes = [update.batch_size for update in recommendation.fastest] or [base]
+    near = min(choice.largest, _APART * base) if choice else base
+    largest = max([size for size in sizes if size <= near], default=sizes[0])
     return (largest // _APART, largest) if largest >= _APART else (largest,)
 
 
@@ -211,6 +224,11 @@ def _optimizer_facts(model: Any) -> dict[str, Any]:
         "base_learning_rate": current_learning_rate(model.optimizer),
         "scheduled": isinstance(inner._learning_rate, Schedule),
     }
+
+
+def _drawn(seed: int | None) -> int:
+    """Draws a seed where none is given: the pilot and the other sizes hold out the same part."""
+    return int(np.random.default_rng().integers(2**31)) if seed is None else seed
 
 
 def _check_budget(budget_s: float) -> float:

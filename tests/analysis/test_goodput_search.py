@@ -6,7 +6,13 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.analysis.goodput_search import SizeCosts, Tried, next_size, pilot_size
+from kbatch.analysis.goodput_search import (
+    SizeCosts,
+    Tried,
+    forecast_updates,
+    next_size,
+    pilot_size,
+)
 
 SIZES = (16, 32, 64, 128, 256, 512)
 
@@ -179,3 +185,43 @@ def test_a_missed_target_speaks_against_sizes_beyond():
     slow = dataclasses.replace(first, cost=0.9)
     one, other = (next_size(costs, [slow, run]) for run in (met, missed))
     assert (other.probability or 0.0) < (one.probability or 0.0)
+
+
+def test_a_forecast_goes_through_what_runs_needed():
+    task = Task(critical=100.0, told=0.2)
+    found = forecast_updates(task.costs, [task.run(size) for size in (16, 64, 256)])
+    assert list(found.updates) == list(SIZES)
+    for size in SIZES:
+        true = 200 * (1 + 100 / size)
+        assert found.updates[size] == pytest.approx(true, rel=0.15)
+        assert found.intervals[size].low < true < found.intervals[size].high
+    # The noise scale said 20: the runs correct it.
+    assert 50 < found.critical < 200
+    assert found.critical_interval.low < found.critical < found.critical_interval.high
+
+
+def test_a_forecast_is_wider_where_nothing_was_trained():
+    task = Task()
+
+    def width(runs, size):
+        interval = forecast_updates(task.costs, [task.run(b) for b in runs]).intervals[size]
+        return interval.high / interval.low
+
+    assert width((32,), 32) < width((32,), 64) < width((32,), 512)
+    assert width((32, 512), 512) < width((32,), 512)
+
+
+@pytest.mark.parametrize("critical", [20.0, 100.0, 1000.0])
+def test_the_best_size_ties_with_itself(critical):
+    task = Task(critical=critical)
+    found = forecast_updates(task.costs, [task.run(size) for size in SIZES])
+    costs = {size: task.run(size).cost for size in SIZES}
+    assert min(costs, key=costs.get) in found.tied
+    assert len(found.tied) < len(SIZES)
+    assert found.tied == tuple(sorted(found.tied))
+
+
+def test_without_a_run_at_the_target_there_is_no_forecast():
+    costs = Task().costs
+    assert forecast_updates(costs, []) is None
+    assert forecast_updates(costs, [Tried(32, None, 100.0), Tried(64, None, None)]) is None

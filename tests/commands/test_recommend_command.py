@@ -44,7 +44,7 @@ def test_page_record_and_figure(folder, capsys):
     found = kbatch.Recommendation.load(folder / "found.json")
     assert (found.base_batch_size, found.learning_rate_rule, found.pilot.seed) == (16, "linear", 0)
     assert found.memory.limit_bytes == 2**30
-    assert kbatch.recommendation_text(found) in printed
+    assert str(found) in printed
     assert "measuring gradient noise: a pilot ..." in printed
     assert printed.endswith("record: found.json\nfigure: limits.png\n")
     assert (folder / "limits.png").stat().st_size > 10_000

@@ -6,6 +6,7 @@ import inference_factory
 import input_profile_factory
 import pytest
 from figure_studies import max_batch_result
+from recommendation_factory import make_recommendation
 from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
@@ -18,6 +19,7 @@ RECORDS = (
     input_profile_factory.make_profile(),
     max_batch_result(),
     training_profile(),
+    make_recommendation(),
 )
 
 

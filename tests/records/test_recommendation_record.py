@@ -1,9 +1,10 @@
 import math
 
 import pytest
-from input_profile_factory import make_profile
 from recommendation_factory import (
     SIZES,
+    make_check,
+    make_fit_times,
     make_memory,
     make_pilot,
     make_recommendation,
@@ -11,11 +12,12 @@ from recommendation_factory import (
 )
 
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
+from kbatch.records.fit_time import FitTime
 from kbatch.records.json_files import RecordError
 from kbatch.records.pilot import PilotRecord, PilotStretch, useful_count
 from kbatch.records.recommendation import Recommendation
 
-NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": ()}
+NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": (), "fit_times": ()}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,7 @@ NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": ()}
     [
         {},
         {**NOTHING, "unknown": {"memory": "there is none"}, "environment": None},
+        {"checks": (make_check(128, 260), make_check(64, 400, "lost"))},
         {"pilot": make_pilot(held_out=False), "notes": ("one",), "base_learning_rate": None},
     ],
 )
@@ -107,25 +110,65 @@ def test_an_unresolved_noise_scale_leaves_the_batch_size_open():
     assert make_recommendation(pilot=None).batch_size is None
 
 
-def test_the_pipeline_is_a_line_through_its_batch_times():
-    found = make_recommendation(
-        pipelines=(
-            make_profile(batch_size=32, pipeline=32_000),
-            make_profile(batch_size=256, pipeline=64_000),
-        )
-    )
-    # 1 ms for 32 examples, 4 ms for 256.
-    assert found.batch_time.time_s(32) == pytest.approx(1e-3)
-    assert found.batch_time.time_s(256) == pytest.approx(4e-3)
-    slow, fast = found.batch_time_ends
-    assert slow.time_s(256) > found.batch_time.time_s(256) > fast.time_s(256)
+def test_an_update_in_fit_is_a_line_through_what_was_measured():
+    found = make_recommendation(input_rate=1e4, fit_times=make_fit_times(100.0, 1e4, epoch_s=0.044))
+    # 3.2 ms and 25.6 ms for the batches; 44 and 5 of them share an epoch's 44 ms.
+    line, own = found.in_fit.line, found.in_fit.own
+    assert line.time_s(32) == pytest.approx(3.2e-3 + 1e-3)
+    assert line.time_s(256) == pytest.approx(25.6e-3 + 8.8e-3)
+    # What is not the data's is the smaller wait, that of 32 examples.
+    assert own.time_s(32) == pytest.approx(3.2e-3)
+    assert own.time_s(256) == pytest.approx(3.56e-3 + 1.88e-3)
+    slow, fast = found.in_fit.ends
+    assert slow.time_s(256) > line.time_s(256) > fast.time_s(256)
+    with pytest.raises(ValueError, match="one value a round of each kind"):
+        FitTime(8, (1.0,), (1.0, 2.0), (0.0,), None)
+
+
+def test_epochs_that_cost_much_take_the_batch_down_and_bind():
+    short = make_recommendation(noise_scale=2000.0, fit_times=make_fit_times(epoch_s=0.1))
+    assert short.binding == ("input pipeline",)
+    assert short.batch_size < make_recommendation(noise_scale=2000.0).batch_size
+
+
+def needed(size):
+    """Updates that fall with the root of the batch, beyond any noise scale."""
+    return round(525 * math.sqrt(32 / size))
+
+
+def test_trained_sizes_decide_where_there_are_some():
+    device = {"n_half": 800.0, "noise_scale": 60.0}
+    plain = make_recommendation(**device)
+    checks = tuple(make_check(size, needed(size)) for size in (128, 512))
+    found = make_recommendation(**device, checks=checks)
+    assert plain.forecast is None
+    assert plain.critical == plain.noise_scale
+    assert found.batch_size > plain.batch_size
+    assert found.critical.value > found.noise_scale.value
+    assert [run.updates for run in found.runs] == [525, needed(128), needed(512)]
+    # The learning rate is that of the runs, beyond the noise scale too.
+    assert found.learning_rate == pytest.approx(0.001 * math.sqrt(found.batch_size / 32))
+    by_size = {cost.batch_size: cost for cost in found.costs}
+    assert by_size[found.batch_size].relative_time.value == 1
+    for size in (32, 128, 512):
+        assert by_size[size].updates.value == pytest.approx(needed(size), rel=0.1)
+
+
+def test_a_size_that_missed_the_loss_is_not_chosen():
+    lost = (make_check(256, 900, "lost"), make_check(64, 380))
+    found = make_recommendation(noise_scale=2000.0, checks=lost)
+    assert [run.cost is None for run in found.runs] == [False, True, False]
+    assert found.batch_size < 256
+    with pytest.raises(ValueError, match=r"`ended_by` must be one of.*'tired'"):
+        make_check(64, 1, "tired")
 
 
 def test_without_timings_nothing_is_recommended():
     empty = make_recommendation(**NOTHING)
     assert (empty.batch_size, empty.micro_batch_size, empty.choice) == (None, None, None)
     assert (empty.binding, empty.costs, empty.saturation) == ((), (), None)
-    assert (empty.batch_time, empty.batch_time_ends) == (None, ())
+    assert (empty.runs, empty.forecast) == ((), None)
+    assert empty.batch_size is None
     one = make_recommendation(timings=make_timings()[:1])
     assert one.batch_size == SIZES[0]
     assert one.saturation is None

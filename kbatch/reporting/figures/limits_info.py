@@ -3,9 +3,16 @@
 import math
 from typing import NamedTuple
 
-from kbatch.analysis.batch_choice import TimedUpdate, fastest_of_each, noise_bounds, relative_time
+from kbatch.analysis.batch_choice import (
+    TimedUpdate,
+    noise_bounds,
+    relative_time,
+    update_time_s,
+)
 from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
+from kbatch.analysis.goodput_search import UpdatesForecast
+from kbatch.analysis.input_bound import CLOSEST_RATIO
 from kbatch.analysis.intervals import Interval
 from kbatch.records.recommendation import Recommendation
 from kbatch.reporting.number_text import readable
@@ -105,11 +112,13 @@ def _title(recommendation: Recommendation) -> str:
 def _points(recommendation: Recommendation) -> tuple[SizePoint, ...]:
     if not recommendation.updates:
         return ()
-    ways = fastest_of_each(recommendation.updates)
+    ways = recommendation.fastest
+    if recommendation.forecast is not None:
+        return _forecast_points(recommendation, recommendation.forecast)
     noise = recommendation.noise_scale
     most = max(way.samples_per_second for way in ways)
     bounds = noise_bounds(noise)
-    batch_time = recommendation.batch_time
+    batch_time = recommendation.in_fit.line
     progress = {scale: _progress(ways, scale, batch_time) for scale in (*bounds, noise.value)}
     return tuple(
         SizePoint(
@@ -122,6 +131,33 @@ def _points(recommendation: Recommendation) -> tuple[SizePoint, ...]:
         )
         for i, way in enumerate(ways)
     )
+
+
+def _forecast_points(
+    recommendation: Recommendation, forecast: UpdatesForecast
+) -> tuple[SizePoint, ...]:
+    """By the updates that sizes need: worth times throughput is progress here too."""
+    ways, seconds = recommendation.fastest, recommendation.size_costs.update_costs
+    most = max(way.samples_per_second for way in ways)
+    least_s = min(forecast.updates[size] * seconds[size] for size in seconds)
+    first = ways[0].batch_size
+    unit = _worth(first, forecast.critical) * first * forecast.updates[first]
+    points = []
+    for way in ways:
+        size, updates = way.batch_size, forecast.updates[way.batch_size]
+        factor = forecast.intervals[size].high / updates
+        worth, progress = unit / (updates * size), least_s / (updates * seconds[size])
+        points.append(
+            SizePoint(
+                size,
+                way.samples_per_second / most,
+                worth,
+                Interval(worth / factor, worth * factor),
+                progress,
+                Interval(progress / factor, progress * factor),
+            )
+        )
+    return tuple(points)
 
 
 def _progress(
@@ -163,7 +199,7 @@ def _saturation_row(recommendation: Recommendation) -> LimitRow:
 
 
 def _noise_row(recommendation: Recommendation) -> LimitRow:
-    noise = recommendation.noise_scale
+    noise = recommendation.critical
     if noise.value is None:
         if not noise.at_least:
             return _unknown(recommendation, NOISE, "the noise scale is unresolved")
@@ -174,13 +210,17 @@ def _noise_row(recommendation: Recommendation) -> LimitRow:
 
 
 def _input_row(recommendation: Recommendation) -> LimitRow:
-    batch_time = recommendation.batch_time
-    if batch_time is None or not recommendation.updates:
+    line, own = recommendation.in_fit.line, recommendation.in_fit.own
+    if line is None or own is None or not recommendation.updates:
         return _unknown(recommendation, INPUT)
-    ways = fastest_of_each(recommendation.updates)
-    waits = [way.batch_size for way in ways if batch_time.time_s(way.batch_size) > way.time_s]
+    ways = recommendation.fastest
+    waits = [
+        way.batch_size
+        for way in ways
+        if update_time_s(way, line) > CLOSEST_RATIO * update_time_s(way, own)
+    ]
     if not waits:
-        return _row(recommendation, INPUT, None, None, "keeps up at every size")
+        return _row(recommendation, INPUT, None, None, "data keep up at every size")
     if len(waits) == len(ways):
         words, size = "the device waits at every size", waits[0]
     elif waits[-1] == ways[-1].batch_size:

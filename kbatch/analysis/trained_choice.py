@@ -1,0 +1,71 @@
+"""Which batch size to use, when some were trained to the same loss.
+
+What the sizes needed says more than the gradient noise scale: that is derived for a learning rate
+which is the best at each size (McCandlish et al. 2018, arXiv:1812.06162, section 2.2). Where the
+model's own is smaller, a larger batch, whose learning rate grows by rule, saves updates far beyond
+the noise scale.
+"""
+
+from collections.abc import Iterable
+
+from kbatch.analysis.batch_choice import (
+    TIE,
+    BatchChoice,
+    TimedUpdate,
+    fastest_of_each,
+    update_time_s,
+)
+from kbatch.analysis.batch_time import BatchTime
+from kbatch.analysis.goodput_search import SizeCosts, UpdatesForecast
+from kbatch.analysis.noise_scale import NoiseScale
+
+
+def choose_by_forecast(
+    updates: Iterable[TimedUpdate],
+    forecast: UpdatesForecast,
+    *,
+    batch_time: BatchTime | None = None,
+) -> BatchChoice:
+    """Chooses the smallest size whose forecast time to the target is within 2 % of the least.
+
+    Args:
+        updates: The updates to choose from, of the forecast's sizes.
+        forecast: What they need.
+        batch_time: What an update takes in `fit` at the least; None for the train step alone.
+
+    Returns:
+        The choice; `smallest` and `largest` are the ends of the sizes that tie.
+    """
+    ways = fastest_of_each(updates)
+    times_s = {
+        way.batch_size: forecast.updates[way.batch_size] * update_time_s(way, batch_time)
+        for way in ways
+    }
+    limit = (1 + TIE) * min(times_s.values())
+    best = next(way for way in ways if times_s[way.batch_size] <= limit)
+    tied = [*forecast.tied, best.batch_size]
+    return BatchChoice(best, min(tied), max(tied), None)
+
+
+def costs_of_updates(
+    updates: Iterable[TimedUpdate], *, batch_time: BatchTime | None = None
+) -> SizeCosts:
+    """Gives the seconds of an update of each size.
+
+    Args:
+        updates: The updates; the fastest of a size stands for it.
+        batch_time: What an update takes in `fit` at the least, or None.
+    """
+    ways = fastest_of_each(updates)
+    return SizeCosts({way.batch_size: update_time_s(way, batch_time) for way in ways})
+
+
+def critical_batch_size(forecast: UpdatesForecast, *, runs: int) -> NoiseScale:
+    """Gives B_crit of the sizes that were trained in the place of the noise scale.
+
+    Args:
+        forecast: What sizes need.
+        runs: How many were trained.
+    """
+    span = forecast.critical_interval
+    return NoiseScale(forecast.critical, span, span.low, None, None, runs)

@@ -1,0 +1,141 @@
+"""A short training at another batch size, to the loss that a pilot came to."""
+
+import contextlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+from kbatch.records.size_check import SizeCheck
+from kbatch.training.accumulation import accumulate_gradients
+from kbatch.training.data import FitData, in_batches
+from kbatch.training.held_out import with_held_out
+from kbatch.training.learning_rate import current_learning_rate, scaled_rate
+from kbatch.training.seeds import seeded
+
+_VALIDATION_BATCH_SIZE = 256
+
+
+class CheckPlan(NamedTuple):
+    """How a size is trained.
+
+    Attributes:
+        batch_size: In examples.
+        micro_batch_size: Examples that go through the device at once.
+        base_batch_size: Batch size that the model's learning rate suits, in examples.
+        rate_ratio: Factor of the learning rate.
+        target: Loss to come to.
+        held_out: Whether it is that of the examples held out, or that of training.
+        stretch: Updates between two looks at it.
+        most_updates: Updates after which another size has won.
+        budget_s: Seconds that it may take, its first update not counted.
+        seed: Seed of weights, order and held-out examples, as of the pilot.
+    """
+
+    batch_size: int
+    micro_batch_size: int
+    base_batch_size: int
+    rate_ratio: float
+    target: float
+    held_out: bool
+    stretch: int
+    most_updates: int
+    budget_s: float
+    seed: int | None
+
+
+def run_size_check(build: Callable[[], keras.Model], data: FitData, plan: CheckPlan) -> SizeCheck:
+    """Trains from the start until the loss is at the target, or what the plan allows is spent.
+
+    Args:
+        build: Builds the model, which is trained; keep the state of one that shall stay as it is.
+        data: Arguments of `fit`, those of the pilot.
+        plan: How to train.
+    """
+    with seeded(plan.seed):
+        model = build()
+        batches = in_batches(
+            with_held_out(data, seed=plan.seed),
+            model,
+            batch_size=plan.batch_size,
+            largest_batch_size=1,
+            validation_batch_size=_VALIDATION_BATCH_SIZE,
+            seed=plan.seed,
+        )
+        watch = _Watch(plan)
+        trained: Any = model
+        with _ready(model, plan):
+            learning_rate = current_learning_rate(model.optimizer)
+            trained.fit(
+                batches.dataset.repeat(),
+                validation_data=batches.validation_data,
+                validation_batch_size=_VALIDATION_BATCH_SIZE,
+                steps_per_epoch=plan.stretch,
+                epochs=10**9,
+                callbacks=[watch],
+                verbose=0,
+                shuffle=False,
+            )
+    return SizeCheck(
+        plan.batch_size,
+        plan.micro_batch_size,
+        learning_rate,
+        watch.made,
+        watch.loss if math.isfinite(watch.loss) else None,
+        watch.trained_s,
+        watch.ended_by,
+    )
+
+
+@contextlib.contextmanager
+def _ready(model: keras.Model, plan: CheckPlan) -> Iterator[None]:
+    """Gives the model the learning rate and the micro-batch of the size."""
+    kappa = plan.batch_size / plan.base_batch_size
+    with scaled_rate(model, ratio=plan.rate_ratio, kappa=kappa):
+        if plan.micro_batch_size < plan.batch_size:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # As in the pilot.
+                accumulate_gradients(model, plan.micro_batch_size)
+        yield
+
+
+class _Watch(keras.callbacks.Callback):
+    """Counts updates and ends training."""
+
+    def __init__(self, plan: CheckPlan):
+        super().__init__()
+        self.made = 0
+        self.loss = math.nan
+        self.ended_by = "budget"
+        self._plan = plan
+        self._began_s = math.nan
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        self.made += 1
+        if math.isnan(self._began_s):
+            self._began_s = time.perf_counter()  # What came before traced and compiled.
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        found = logs or {}
+        self.loss = float(found.get("val_loss" if self._plan.held_out else "loss", math.nan))
+        if not math.isfinite(self.loss):
+            self._end("diverged")
+        elif self.loss <= self._plan.target:
+            self._end("target")
+        elif self.made >= self._plan.most_updates:
+            self._end("lost")
+        elif self.trained_s > self._plan.budget_s:
+            self._end("budget")
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds since the first update."""
+        return time.perf_counter() - self._began_s
+
+    def _end(self, reason: str) -> None:
+        self.ended_by = reason
+        model: Any = self.model
+        model.stop_training = True

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from kbatch.analysis.batch_choice import TIE, TimedUpdate
+from kbatch.analysis.batch_time import BatchTime
+from kbatch.analysis.goodput_search import Tried, forecast_updates
+from kbatch.analysis.trained_choice import (
+    choose_by_forecast,
+    costs_of_updates,
+    critical_batch_size,
+)
+
+SIZES = tuple(2**k for k in range(3, 12))
+UPDATES = [TimedUpdate(size, size, 1e-3 + 5e-6 * size) for size in SIZES]
+PARTS = [TimedUpdate(size, 8, 1.0) for size in SIZES if size > 8]
+
+
+def run(size, needed):
+    return Tried(size, needed * costs_of_updates(UPDATES).update_costs[size], needed, 60.0, 40.0)
+
+
+def trained(law, sizes=(32, 256, 2048)):
+    runs = [run(size, law(size)) for size in sizes]
+    return forecast_updates(costs_of_updates(UPDATES), runs)
+
+
+def root(size):
+    """Updates under a learning rate that grows with the root and is small at every size."""
+    return 4000 / np.sqrt(size)
+
+
+def curve(size):
+    return 200 * (1 + 30 / size)
+
+
+def test_the_fastest_way_of_a_size_stands_for_it_and_waits_for_its_batch():
+    costs = costs_of_updates([*UPDATES, *PARTS], batch_time=BatchTime.through({1: 1e-5}))
+    assert costs.update_costs[8] == pytest.approx(1e-3 + 4e-5)
+    assert costs.update_costs[2048] == pytest.approx(2048e-5)
+
+
+@pytest.mark.parametrize("law", [root, curve])
+def test_the_size_is_the_smallest_within_a_tie_of_the_least_forecast_time(law):
+    forecast = trained(law)
+    times = {u.batch_size: forecast.updates[u.batch_size] * u.time_s for u in UPDATES}
+    choice = choose_by_forecast([*UPDATES, *PARTS], forecast)
+    assert times[choice.best.batch_size] <= (1 + TIE) * min(times.values())
+    assert all(
+        times[size] > (1 + TIE) * min(times.values())
+        for size in SIZES
+        if size < choice.best.batch_size
+    )
+    assert not choice.best.accumulated
+    assert choice.smallest <= choice.best.batch_size <= choice.largest
+
+
+def test_updates_that_keep_falling_ask_for_a_larger_batch_than_the_noise_scale():
+    best = {law: choose_by_forecast(UPDATES, trained(law)).best.batch_size for law in (root, curve)}
+    assert best[root] > best[curve]
+
+
+def test_a_slow_pipeline_asks_for_no_larger_batch():
+    forecast = trained(root)
+    slow = choose_by_forecast(UPDATES, forecast, batch_time=BatchTime.through({1: 1e-4}))
+    assert slow.best.batch_size < choose_by_forecast(UPDATES, forecast).best.batch_size
+
+
+def test_the_critical_size_is_that_of_the_runs():
+    found = critical_batch_size(trained(curve), runs=3)
+    assert found.value == pytest.approx(30, rel=0.4)
+    assert found.at_least == found.interval.low < found.value < found.interval.high
+    assert found.measurements == 3

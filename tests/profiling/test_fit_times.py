@@ -1,0 +1,59 @@
+import time
+
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbatch.profiling.fit_times import time_fit
+from kbatch.profiling.max_batch import data_source
+from kbatch.records.fit_time import fit_lines
+from kbatch.training.data import FitData
+
+EXAMPLES = 24
+SLOW_S = 0.005
+
+
+def slow(size):
+    """Batches of which each example takes five milliseconds."""
+
+    def wait(x, y):
+        time.sleep(SLOW_S)
+        return x, y
+
+    x, y = models.rows(EXAMPLES)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    types = (x.dtype, y.dtype)
+    waiting = dataset.map(lambda a, b: tf.numpy_function(wait, (a, b), types))
+    spec = dataset.element_spec
+    shaped = waiting.map(lambda a, b: (tf.ensure_shape(a, spec[0].shape), tf.ensure_shape(b, [])))
+    return shaped.batch(size)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.mlp()
+
+
+def timed(model, x, y=None, sizes=(4, 16)):
+    return time_fit(model, FitData(x, y), data_source(x, y), sizes, budget_s=0.5)
+
+
+def test_epochs_of_arrays_are_counted_and_the_model_stays(model):
+    before = [np.array(v) for v in model.variables]
+    found = timed(model, *models.rows(EXAMPLES))
+    assert [time.batch_size for time in found] == [4, 16]
+    assert [time.epoch_batches for time in found] == [6, 2]
+    for kept, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(kept, np.array(variable))
+    for one in found:
+        assert len(one.step_times_s) >= 3
+        assert min(one.update_times_s) > 0
+
+
+def test_the_wait_for_data_is_seen(model):
+    found = timed(model, slow)
+    assert [one.batch_times_s[0] > 0.5 * one.batch_size * SLOW_S for one in found] == [True] * 2
+    lines = fit_lines(found)
+    # What Keras does for an update is no larger than the smaller wait.
+    assert lines.own.time_s(16) < lines.line.time_s(16)
