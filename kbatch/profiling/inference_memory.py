@@ -79,7 +79,7 @@ def measure_memory(
             batch_sizes,
             dtype_policy=dtype_policy,
             limit_bytes=facts.limit_bytes,
-            held_bytes=facts.variables_bytes,
+            held_bytes=facts.held_bytes,
             time_budget_s=time_budget_s,
             on_probe=on_probe,
         )

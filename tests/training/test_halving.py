@@ -33,14 +33,26 @@ def assert_equal_to_stock(build, data, *, tolerance=1e-6, batch_size=32, every=2
     assert np.isfinite(found["gradient_variance"]).all()
 
 
-@pytest.mark.parametrize("every", [1, 2, 8])
-@pytest.mark.parametrize("count", [96, 94, 65], ids=["equal", "ragged tail", "tail of one"])
+EVERY, COUNTS = (1, 2, 8), {"equal": 96, "ragged tail": 94, "tail of one": 65}
+
+
+@pytest.mark.parametrize(
+    ("every", "count"),
+    [
+        # Each way to halve meets each way to end once; all of them meet among the slow tests.
+        pytest.param(n, count, id=f"{name}-{n}", marks=() if i == j else pytest.mark.slow)
+        for i, n in enumerate(EVERY)
+        for j, (name, count) in enumerate(COUNTS.items())
+    ],
+)
 def test_updates_are_those_of_the_stock_step(every, count):
     assert_equal_to_stock(models.mlp, models.rows(count), every=every)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("batch_size", [32, 31])
+@pytest.mark.parametrize(
+    ("batch_size", "jit_compile"),
+    [(31, True), (32, False), pytest.param(32, True, marks=pytest.mark.slow)],
+)
 def test_compiled(jit_compile, batch_size):
     assert_equal_to_stock(
         lambda: models.mlp(jit_compile=jit_compile), models.rows(93), batch_size=batch_size

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # Six searches over two replicas, in a process of their own.
+
 TESTS = Path(__file__).parents[1]
 ROWS, DELAY_S = 94, 0.2
 
