@@ -14,6 +14,9 @@ from kbatch.analysis.round_ratios import RoundEstimate, ratio_over_rounds
 
 # A gain below this share is not worth a smaller micro-batch.
 _NEGLIGIBLE = 0.02
+_ROUNDS_OF_ALL = 2
+# An interval that is looked at after every round is left by chance sooner than one of few rounds.
+_ROUNDS_TO_WIN = 6
 # Fewer examples at once cost more overhead than any cache gives back.
 _SMALLEST = 8
 
@@ -68,6 +71,48 @@ def choose_micro_batch(times_s: Mapping[int, Mapping[int, float]]) -> MicroBatch
     chosen, largest = next(tied, fastest), max(common_s)
     gain = None if chosen == largest else ratio_over_rounds(common_s[largest], common_s[chosen])
     return MicroBatchChoice(chosen, fastest, gain)
+
+
+def sizes_to_leave(times_s: Mapping[int, Mapping[int, float]]) -> frozenset[int]:
+    """Tells which sizes need no further round, so that the others get its time.
+
+    After two rounds of all sizes the largest one and the fastest of the others go on by
+    themselves, until it is certain that the smaller one is faster, or that it does not gain 2 %.
+    What two rounds cannot tell apart is nearly as fast; whether the largest is beaten, which needs
+    no accumulation, is worth the rounds.
+
+    Args:
+        times_s: As in `choose_micro_batch`, of the sizes that are still timed, which have had the
+            same rounds.
+
+    Returns:
+        The sizes; all of them when the choice is settled.
+
+    Raises:
+        ValueError: If there is no size.
+    """
+    if not times_s:
+        raise ValueError("`times_s` must hold at least one size. Received: none.")
+    rounds_s = {size: tuple(each.values()) for size, each in times_s.items()}
+    largest = max(rounds_s)
+    count = len(rounds_s[largest])
+    smaller = [size for size in rounds_s if size < largest]
+    if not smaller:
+        return frozenset(rounds_s)
+    if count < _ROUNDS_OF_ALL:
+        return frozenset()
+    rival = min(smaller, key=lambda size: (statistics.geometric_mean(rounds_s[size]), -size))
+    if _settled(rounds_s[rival], rounds_s[largest]):
+        return frozenset(rounds_s)
+    return frozenset(smaller) - {rival}
+
+
+def _settled(rival_s: Sequence[float], largest_s: Sequence[float]) -> bool:
+    if len(rival_s) >= _ROUNDS_TO_WIN and _slower(largest_s, rival_s):
+        return True
+    ratio = ratio_over_rounds(rival_s, largest_s)
+    # With three rounds there is an interval.
+    return bool(ratio and ratio.interval and ratio.interval.low > 1 / (1 + _NEGLIGIBLE))
 
 
 def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:

@@ -1,30 +1,34 @@
 """The timing of one batch cut into micro-batches of several sizes, against the whole batch."""
 
+import dataclasses
+import statistics
+from collections.abc import Collection
 from typing import Any
 
 import keras
 
-from kbatch.analysis.micro_batch_choice import micro_batch_candidates
+from kbatch.analysis.micro_batch_choice import micro_batch_candidates, sizes_to_leave
 from kbatch.profiling.timing_rounds import TimingPlan
 from kbatch.profiling.training_sweep import StepSetting, TrainingSweep
 from kbatch.records.training_profile import TrainingPoint
 from kbatch.training.borrowed_step import rows_of
 from kbatch.training.micro_batch_steps import micro_batch_steps
 
-# Nine rounds, from where on a disturbed one does not widen the interval of a ratio.
+# Most of the time is left over where the choice is settled sooner.
 TIMING = TimingPlan(
-    time_budget_s=8.0,
+    time_budget_s=12.0,
     needed_calls=1,
     block_s=0.03,
     precision=0.0,
-    rounds_beyond=8,
+    rounds_beyond=23,
     first_calls_count=False,
 )
 # Share of the time after which no more sizes are warmed up.
-_SHARE_TO_WARM_UP = 0.5
+_SHARE_TO_WARM_UP = 0.4
 # Sizes this many times slower than the fastest when they are warm are not timed.
-_HOPELESS = 1.5
+_HOPELESS = 1.25
 _SLOWER = "far slower than others when it was warmed up"
+LEFT = "slower than another in the first rounds"
 
 
 def time_micro_batches(
@@ -38,7 +42,8 @@ def time_micro_batches(
     """Times steps on a batch, whole and as micro-batches of half as many examples each time.
 
     It goes down from the largest size and ends when two in a row are far slower than the fastest
-    so far: under XLA, where each size is compiled, the first that is slower.
+    so far: under XLA, where each size is compiled, the first that is slower. The sizes take turns;
+    after the first rounds the largest and the fastest of the others go on by themselves.
 
     Args:
         model: A built, compiled model, which stays as it is.
@@ -48,7 +53,8 @@ def time_micro_batches(
         timing: How long to time.
 
     Returns:
-        One point a size that was run, ascending.
+        One point a size that was run, ascending. One that left the rounds to others has a reason
+        beside its times.
 
     Raises:
         InputError: If the model is spread over several replicas.
@@ -60,8 +66,33 @@ def time_micro_batches(
             StepSetting(size, batch_size) for size in micro_batch_candidates(batch_size, largest)
         ]
         run = _warmed_up(sweep, settings, compiled=bool(model.jit_compile))
-        sweep.rounds.run()
-        return tuple(sweep.point(setting, not_run=_SLOWER) for setting in sorted(run))
+        left = _duel(sweep)
+        points = [sweep.point(setting, not_run=_SLOWER) for setting in sorted(run)]
+        return tuple(
+            dataclasses.replace(point, reason=LEFT) if point.micro_batch_size in left else point
+            for point in points
+        )
+
+
+def _duel(sweep: TrainingSweep) -> set[int]:
+    """Times the sizes in rounds; returns those that left them to others."""
+    left: set[int] = set()
+
+    def leaving(live: Collection[StepSetting]) -> list[StepSetting]:
+        times_s = {
+            setting.micro_batch_size: {
+                block.round: statistics.median(block.durations_s)
+                for block in sweep.rounds.blocks[setting]
+            }
+            for setting in live
+        }
+        gone = sizes_to_leave(times_s)
+        if len(gone) < len(live):
+            left.update(gone)
+        return [setting for setting in live if setting.micro_batch_size in gone]
+
+    sweep.rounds.run(leaving=leaving)
+    return left
 
 
 def _warmed_up(
@@ -73,7 +104,9 @@ def _warmed_up(
     slower_in_a_row = 0
     for setting in settings:
         tried.append(setting)
-        warm_up = sweep.warm_up(setting)
+        # The sizes below the whole batch share one graph, unless XLA compiles it.
+        traced = not compiled and len(tried) > (2 if settings[0].whole else 1)
+        warm_up = sweep.warm_up(setting, traced=traced)
         if warm_up is None:
             continue
         times_s[setting] = warm_up.call_s

@@ -6,7 +6,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from kbatch.analysis.median_interval import FEWEST_VALUES, median_interval
@@ -122,8 +122,13 @@ class TimingRounds(Generic[Key]):
         free_s = 0.0 if self._plan.first_calls_count else self._first_calls_s
         return self._clock() - self._started_s - free_s
 
-    def admit(self, key: Key, call: Call) -> WarmUp | None:
+    def admit(self, key: Key, call: Call, *, traced: bool = False) -> WarmUp | None:
         """Warms a contender up and lets it take part.
+
+        Args:
+            key: Its name.
+            call: What is timed.
+            traced: Whether its first call neither traces nor compiles, since another has.
 
         Returns:
             Its warm-up; None where its error is a result, and it takes no part.
@@ -132,7 +137,7 @@ class TimingRounds(Generic[Key]):
             Exception: Any other error of the call.
         """
         try:
-            warm_up = warm_up_calls(call, clock=self._clock)
+            warm_up = warm_up_calls(call, clock=self._clock, least=2 if traced else 3)
         except Exception as error:
             self._keep_if_result(key, error)
             return None
@@ -145,12 +150,19 @@ class TimingRounds(Generic[Key]):
         del self._calls[key], self.blocks[key]
         return self.warm_ups.pop(key)
 
-    def run(self, on_round: Callable[[int, int], None] | None = None) -> None:
+    def run(
+        self,
+        on_round: Callable[[int, int], None] | None = None,
+        *,
+        leaving: Callable[[Collection[Key]], Collection[Key]] | None = None,
+    ) -> None:
         """Times all contenders until each has been timed enough.
 
         Args:
             on_round: Receives the number of the round that has ended, and how many contenders go
                 on.
+            leaving: Receives those that went on after a round, and tells which of them need no
+                further one.
         """
         live = list(self._calls)
         number = 0
@@ -164,6 +176,9 @@ class TimingRounds(Generic[Key]):
                 for key in live
                 if key not in self.failures and not timed_enough(self.blocks[key], self._plan)
             ]
+            if live and leaving is not None:
+                gone = frozenset(leaving(live))
+                live = [key for key in live if key not in gone]
             number += 1
             if on_round is not None:
                 on_round(number, len(live))
@@ -213,16 +228,22 @@ class TimingRounds(Generic[Key]):
         return tuple(durations_s)
 
 
-def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter) -> WarmUp:
-    """Calls a contender until two calls in a row agree."""
+def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 3) -> WarmUp:
+    """Calls a contender until two calls in a row agree, which the first is not if it traces.
+
+    Args:
+        call: What is timed.
+        clock: Tells seconds.
+        least: Fewest calls.
+    """
     durations_s: list[float] = []
-    while len(durations_s) < 3 or not _agree(*durations_s[-2:]):
+    while len(durations_s) < least or not _agree(*durations_s[-2:]):
         began_s = clock()
         call()
         durations_s.append(clock() - began_s)
         if len(durations_s) > _MOST_WARM_UP_CALLS:
             break
-        if len(durations_s) > 2 and sum(durations_s[1:]) > _LONG_WARM_UP_S:
+        if len(durations_s) >= least and sum(durations_s[1:]) > _LONG_WARM_UP_S:
             break
     return WarmUp(durations_s[0], tuple(durations_s[1:]))
 

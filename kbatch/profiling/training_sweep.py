@@ -33,6 +33,11 @@ class StepSetting(NamedTuple):
     micro_batch_size: int
     batch_size: int
 
+    @property
+    def whole(self) -> bool:
+        """Whether the batch goes through the device at once."""
+        return self.micro_batch_size == self.batch_size
+
 
 class TrainingSweep:
     """Train steps of a model, open for timing.
@@ -59,10 +64,15 @@ class TrainingSweep:
         self._batch_of = batch_of
         self._time_budget_s = timing.time_budget_s
 
-    def warm_up(self, setting: StepSetting) -> WarmUp | None:
-        """Runs the first steps and lets the setting take part; None where memory ran out."""
-        batch = self._batch_of(setting.batch_size)
-        return self.rounds.admit(setting, self._steps.step(batch, setting.micro_batch_size))
+    def warm_up(self, setting: StepSetting, *, traced: bool = False) -> WarmUp | None:
+        """Runs the first steps and lets the setting take part; None where memory ran out.
+
+        Args:
+            setting: What is timed.
+            traced: Whether another one's first step has traced and compiled for it.
+        """
+        call = self._steps.step(self._batch_of(setting.batch_size), setting.micro_batch_size)
+        return self.rounds.admit(setting, call, traced=traced)
 
     def late(self, share: float) -> bool:
         """Tells whether a share of the time budget is spent."""

@@ -38,7 +38,7 @@ class TrainingPoint:
         batch_size: Examples of a step, which makes one optimizer update: as many where the step is
             Keras's own, more where it accumulates over micro-batches.
         outcome: One of `POINT_OUTCOMES`.
-        reason: Why it was not measured, None where it was.
+        reason: Why it was not measured, or left the rounds before others; None otherwise.
         first_step_s: Seconds of the first step, with tracing and compiling.
         warm_up_steps: Steps after it that do not count.
         steps: Steps that count.

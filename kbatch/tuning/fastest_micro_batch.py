@@ -155,10 +155,12 @@ def _reason_not_to_time(model: keras.Model, batch_size: int, most: int) -> str |
 
 def _choice(profile: TrainingProfile, most: int) -> MicroBatchChoice | None:
     """Chooses among what was timed and fits; None where nothing was."""
+    fits = [point for point in profile.measured if point.micro_batch_size <= most]
+    # Those that left the rounds early are no choice, unless what beat them no longer fits.
+    stayed = [point for point in fits if point.reason is None] or fits
     times_s = {
         point.micro_batch_size: dict(zip(point.rounds, point.step_times_s, strict=True))
-        for point in profile.measured
-        if point.micro_batch_size <= most
+        for point in stayed
     }
     return choose_micro_batch(times_s) if times_s else None
 

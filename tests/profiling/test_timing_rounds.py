@@ -61,6 +61,26 @@ def test_a_warm_up_that_never_settles_ends():
     assert len(warm_up_calls(clock.worker(1.0, 0.9, 0.5, 0.2), clock=clock).later_calls_s) == 2
 
 
+def test_a_call_that_another_has_traced_for_is_warm_when_its_first_two_agree():
+    clock = Clock()
+    assert warm_up_calls(clock.worker(1.0, 1.0), clock=clock, least=2).later_calls_s == (1.0,)
+    assert len(warm_up_calls(clock.worker(9.0, 1.0), clock=clock, least=2).later_calls_s) == 2
+
+
+def test_who_leaves_after_a_round_takes_no_further_turn():
+    clock = Clock()
+    rounds = rounds_of(clock, {"a": (0.06,), "b": (0.07,), "c": (0.08,)}, needed_calls=5)
+    seen = []
+
+    def leaving(live):
+        seen.append(set(live))
+        return {2: ["b"], 4: ["a", "c"]}.get(len(seen), [])
+
+    rounds.run(leaving=leaving)
+    assert seen == [{"a", "b", "c"}] * 2 + [{"a", "c"}] * 2
+    assert {key: len(blocks) for key, blocks in rounds.blocks.items()} == {"a": 4, "b": 2, "c": 4}
+
+
 def test_each_round_has_one_block_of_every_live_contender_in_changing_order():
     clock = Clock()
     order = []

@@ -78,7 +78,12 @@ def test_the_steps_that_will_run_are_timed_once_and_kept(timed):
     assert {point.batch_size for point in profile.points} == {64}
     assert profile.points[-1].micro_batch_size == 64
     assert {p.micro_batch_size for p in profile.points} <= {8, 16, 32, 64}
-    assert len(profile.points[-1].rounds) == 9
+    left = {p.micro_batch_size for p in profile.measured if p.reason is not None}
+    stayed = [p for p in profile.measured if p.reason is None]
+    assert stayed[-1].micro_batch_size == 64
+    assert len(stayed) <= 2
+    assert len({p.rounds for p in stayed}) == 1
+    assert found.size not in left
     assert found.search_s > 0
     assert found.size in {point.micro_batch_size for point in profile.measured}
     again = find(fresh(), directory)
@@ -101,6 +106,20 @@ def test_of_those_that_fit(planted):
     file.write_text(json.dumps(content))
     assert find(fresh(), planted).size == 32
     assert find(fresh(), planted, most=20).size == 16
+
+
+def test_what_left_the_rounds_early_is_no_choice_while_what_beat_it_fits(planted):
+    (file,) = times(planted)
+    content = json.loads(file.read_text())
+    points = {point["micro_batch_size"]: point for point in content["record"]["points"]}
+    points[32] |= {"reason": "slower", "rounds": [0, 1], "step_times_s": [5e-4, 5e-4]}
+    file.write_text(json.dumps(content))
+    assert find(fresh(), planted).size == 16
+    for size in (8, 16):
+        points[size]["outcome"], points[size]["reason"] = "not_run", "slower"
+        points[size] |= {"rounds": [], "step_times_s": []}
+    file.write_text(json.dumps(content))
+    assert find(fresh(), planted, most=40).size == 32
 
 
 def test_a_batch_no_larger_than_the_choice_goes_through_whole_without_timing(planted):
