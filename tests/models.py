@@ -25,3 +25,13 @@ def mlp(*, optimizer="adam", **compile_arguments):
     arguments = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
     model.compile(optimizer, **(arguments | compile_arguments))
     return model
+
+
+def own_loss(y, probabilities):
+    """A loss of the user's own: where a batch goes through whole, it is not cut for the moments."""
+    return keras.losses.sparse_categorical_crossentropy(y, probabilities)
+
+
+def stock(*, optimizer="sgd"):
+    """The same classifier, trained by Keras's own step, which is traced in a third of the time."""
+    return mlp(optimizer=optimizer, loss=own_loss)

@@ -1,6 +1,6 @@
 """What an update of each batch size takes, timed before a search trains anything."""
 
-import functools
+import contextlib
 import inspect
 import statistics
 import time
@@ -8,19 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from kbatch.analysis.step_time import fit_step_time
-from kbatch.instruments.failures import failure_status
-from kbatch.profiling.loads import Source
-from kbatch.profiling.timing_rounds import TimingPlan, TimingRounds
+from kbatch.profiling.loads import DataEnded, Source, batch_of, build_on
+from kbatch.profiling.timing_rounds import TimingPlan
+from kbatch.profiling.training_sweep import StepSetting, TrainingSweep
 from kbatch.records.goodput import GoodputRecord
-from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.borrowed_step import borrowed_step, held_on_device
-from kbatch.training.data import FitData, called_for
+from kbatch.training.data import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.errors import InputError
-from kbatch.training.sample_rows import SampleElements, SampleRows
+from kbatch.training.micro_batch_steps import micro_batch_steps
 from kbatch.tuning.search_data import SearchData
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
@@ -33,8 +30,8 @@ def sweep_throughput(
 ) -> GoodputRecord:
     """Times an update of each batch size of a hypermodel, in interleaved rounds.
 
-    One model takes all sizes in turn, and is thrown away. Sizes that run out of memory, and those
-    above them, get the seconds of the line through the others.
+    One model takes all sizes in turn, and is thrown away. Sizes that run out of memory or data, and
+    those above them, get the seconds of the line through the others.
 
     Args:
         hypermodel: The `BatchSizeHyperModel`.
@@ -55,8 +52,12 @@ def sweep_throughput(
     hp = space.copy()
     hp.values["batch_size"] = sizes[0]
     model = hypermodel.build(hp)
+    # The step of a trial measures its moments too, which takes longer to trace.
+    vars(model).pop("train_step", None)
+    source = SearchData().source(data, model)
     with dtype_policy_scope(model.dtype_policy.name):
-        timed = _timed(_plain(model, hypermodel), data, sizes)
+        build_on(model, source)
+        timed = _timed(model, source, _settings(sizes, hypermodel.micro_batch_size))
     times_s = {size: statistics.median(seconds) for size, seconds in timed.items()}
     missing = tuple(size for size in sizes if size not in times_s)
     if missing:
@@ -80,53 +81,31 @@ def _data(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> FitData:
     return FitData(**{name: call[name] for name in FitData._fields if name in call})
 
 
-def _plain(model: Any, hypermodel: Any) -> Any:
-    """Gives a model its stock step, or the accumulating one where a micro-batch size is given."""
-    vars(model).pop("train_step", None)
-    model.train_function = None
-    size = hypermodel.micro_batch_size
-    if isinstance(size, int) and size < hypermodel.batch_sizes[-1]:
-        accumulate_gradients(model, size)
-    return model
+def _settings(sizes: Sequence[int], most: int | str | None) -> list[StepSetting]:
+    """Gives the steps of each size: accumulated where a micro-batch size is given."""
+    return [StepSetting(min(size, most) if isinstance(most, int) else size, size) for size in sizes]
 
 
-def _timed(model: Any, data: FitData, sizes: Sequence[int]) -> dict[int, list[float]]:
-    source = SearchData().source(data, model)
-    rows = source.rows(model) if isinstance(source, SampleElements) else source
-    rounds: TimingRounds[int] = TimingRounds(
-        TimingPlan(time_budget_s=_SECONDS_A_SIZE * len(sizes), **_PLAN),
-        seed=0,
-        is_result=lambda error: failure_status(error) == "out_of_memory",
-    )
-    with borrowed_step(model, _batch(rows, model, sizes[0])) as step:
-        for size in sizes:
-            if rounds.admit(size, functools.partial(step, _batch(rows, model, size))) is None:
-                break  # A larger one would run out of memory too.
-        rounds.run()
-    return {
-        size: [statistics.median(block.durations_s) for block in blocks]
-        for size, blocks in rounds.blocks.items()
-        if blocks and size not in rounds.failures
-    }
-
-
-def _batch(rows: Source, model: Any, size: int) -> Any:
-    if isinstance(rows, SampleRows):
-        dataset: tf.data.Dataset = rows.batches(size)
-    elif isinstance(rows, SampleElements):
-        dataset = rows.rows(model).batches(size)
-    else:
-        dataset = called_for(rows, model, size)
-    return held_on_device(next(iter(dataset)))
+def _timed(model: Any, source: Source, settings: Sequence[StepSetting]) -> dict[int, list[float]]:
+    timing = TimingPlan(time_budget_s=_SECONDS_A_SIZE * len(settings), **_PLAN)
+    with micro_batch_steps(model) as steps:
+        sweep = TrainingSweep(steps, lambda size: batch_of(source, model, size), timing)
+        with contextlib.suppress(DataEnded):  # A trial of that size says so.
+            for setting in settings:
+                if sweep.warm_up(setting) is None:
+                    break  # A larger one would run out of memory too.
+        sweep.rounds.run()
+        points = [sweep.point(setting) for setting in settings]
+    return {point.batch_size: list(point.step_times_s) for point in points if point.measured}
 
 
 def _extrapolated(timed: Mapping[int, list[float]], missing: Sequence[int]) -> dict[int, float]:
     pairs = [(size, seconds) for size, times in timed.items() for seconds in times]
     if len(timed) < 2:
         raise InputError(
-            'With `strategy="goodput"` at least two batch sizes must fit in memory: give a '
-            f"`micro_batch_size`. Received: {len(timed)} of {len(timed) + len(missing)} could be "
-            "timed."
+            'With `strategy="goodput"` the data must fill two batch sizes at least, and these must '
+            f"fit in memory: give a `micro_batch_size`. Received: {len(timed)} of "
+            f"{len(timed) + len(missing)} could be timed."
         )
     line = fit_step_time([size for size, _ in pairs], [seconds for _, seconds in pairs])
     return {size: max(line.step_time_s(size), max(map(min, timed.values()))) for size in missing}

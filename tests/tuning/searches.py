@@ -11,6 +11,11 @@ def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):
     return kbatch.BatchSizeHyperModel(build, batch_sizes, **(defaults | arguments))
 
 
+def stock(build=models.stock, batch_sizes=(8, 16, 32), **arguments):
+    """A hypermodel for tests to which it does not matter by which step a trial trains."""
+    return hypermodel(build, batch_sizes, **({"micro_batch_size": None} | arguments))
+
+
 def tuner(directory, hypermodel, kind=keras_tuner.GridSearch, **arguments):
     defaults = {"objective": "val_accuracy", "project_name": "search"}
     return kind(hypermodel, directory=directory, **(defaults | arguments))

@@ -8,12 +8,15 @@ import models
 import numpy as np
 import pytest
 import searches
+import tensorflow as tf
 
 import kbatch
 from kbatch.records.goodput import read_goodput
 from kbatch.records.target import Budget
 from kbatch.training.budgets import TimeBudget
+from kbatch.training.errors import InputError
 from kbatch.tuning.budget_cap import capped
+from kbatch.tuning.throughput_sweep import sweep_throughput
 
 X, _ = models.rows(256)
 DATA = (X, np.argmax(X[:, :3], axis=1))
@@ -104,8 +107,11 @@ def test_a_search_that_ended_runs_nothing_more(found, capsys):
 
 
 def test_a_target_that_is_never_met_is_tried_for_at_all_sizes(tmp_path):
-    study = kbatch.load_study(search(tmp_path, target=1.5, fit={"epochs": 1}))
-    assert len(study.trials) == len(SIZES)
+    hypermodel = searches.stock(dtype_policy="float32")
+    study = kbatch.load_study(
+        search(tmp_path, target=1.5, fit={"epochs": 1}, hypermodel=hypermodel)
+    )
+    assert [trial.batch_size for trial in study.trials] == [8, 16, 32]
     assert study.goodput.decisions[-1].kind == "all tried"
     assert study.best_trial() is None
 
@@ -136,16 +142,16 @@ def test_what_cannot_be_compared_is_refused(tmp_path, objective, callbacks):
 def test_a_metric_is_compared_within_a_time(tmp_path):
     tuner = searches.search(
         tmp_path,
-        hypermodel(),
+        searches.stock(dtype_policy="float32"),
         kbatch.BatchSizeTuner,
         data=DATA,
         objective="val_accuracy",
         strategy="goodput",
-        fit={"epochs": 100, "callbacks": [TimeBudget(1.5)]},
+        fit={"epochs": 100, "callbacks": [TimeBudget(0.8)]},
     )
     study = kbatch.load_study(tuner)
     assert study.goodput.decisions[-1].batch_size is None
-    assert {t.executions[0].budget for t in study.trials} == {Budget(train_s=1.5)}
+    assert {t.executions[0].budget for t in study.trials} == {Budget(train_s=0.8)}
 
 
 def test_a_cap_ends_training_at_the_sooner_of_two_times():
@@ -166,9 +172,9 @@ def test_several_devices_are_refused():
 def test_other_hyperparameters_are_searched_one_after_the_other(tmp_path):
     def build(hp):
         hp.Choice("rate", [1e-3, 3e-3])
-        return models.mlp(optimizer=keras.optimizers.Adam(hp.get("rate")))
+        return models.stock(optimizer=keras.optimizers.Adam(hp.get("rate")))
 
-    wrapped = searches.hypermodel(build, (32, 64, 128), micro_batch_size=None)
+    wrapped = searches.stock(build, (32, 64, 128))
     study = kbatch.load_study(search(tmp_path, hypermodel=wrapped))
     rates = [t.hyperparameters["rate"] for t in sorted(study.trials, key=lambda t: t.trial_id)]
     assert rates == sorted(rates)
@@ -180,3 +186,28 @@ def test_other_hyperparameters_are_searched_one_after_the_other(tmp_path):
 @pytest.mark.slow
 def test_in_processes_of_their_own_trials_and_sweep_give_the_same(found, tmp_path):
     assert figures(search(tmp_path, isolate=True)) == figures(found)
+
+
+def swept(hypermodel, *data):
+    space = keras_tuner.HyperParameters()
+    hypermodel.build(space)
+    return sweep_throughput(hypermodel, space, data, {})
+
+
+@pytest.mark.parametrize("most", [None, 8])
+def test_a_sweep_times_every_size_whole_or_in_the_micro_batches_that_are_given(most):
+    record = swept(searches.stock(batch_sizes=(8, 16, 32), micro_batch_size=most), *DATA)
+    assert (record.batch_sizes, record.extrapolated) == ((8, 16, 32), ())
+    assert min(record.update_times_s) > 0
+    assert record.sweep_s > sum(record.update_times_s)
+
+
+def test_sizes_beyond_what_a_data_function_gives_are_read_off_the_line():
+    def batches(size):
+        return tf.data.Dataset.from_tensor_slices(models.rows(40)).batch(size)
+
+    record = swept(searches.stock(batch_sizes=(8, 16, 32, 64, 128)), batches)
+    assert record.extrapolated == (64, 128)
+    assert record.update_times_s[-1] >= max(record.update_times_s[:3])
+    with pytest.raises(InputError, match=r"two batch sizes at least.*Received: 1 of 2"):
+        swept(searches.stock(batch_sizes=(32, 64)), batches)
