@@ -80,3 +80,22 @@ def delete_checkpoints(project: Path, trial_ids: Iterable[str]) -> None:
     for trial_id in trial_ids:
         for name in (CHECKPOINT_NAME, _DRAFT_NAME):
             (project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
+
+
+def check_kept(project: Path, trial_id: str, *, kept: int) -> None:
+    """Checks that there are weights of a trial.
+
+    Args:
+        project: The project directory.
+        trial_id: Identifier of the trial.
+        kept: How many of the best trials keep theirs.
+
+    Raises:
+        RuntimeError: If there are none.
+    """
+    if not (project / f"trial_{trial_id}" / CHECKPOINT_NAME).exists():
+        raise RuntimeError(
+            f"Trial {trial_id} has no checkpoint: those of the best `keep_checkpoints` trials are "
+            "kept, where `fit` is given its callbacks. Search with a larger number, or train a "
+            f"model of `get_best_hyperparameters()`. Received: keep_checkpoints={kept}."
+        )

@@ -4,57 +4,23 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import keras_tuner
 
 from kbatch.instruments.failures import failure_status, failure_text, failure_traceback
 from kbatch.instruments.gpu_monitor import GpuMonitor
-from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.records.execution import ExecutionRecord
 from kbatch.records.target import COST_NAMES, cost_to_target
 from kbatch.records.usage import UsageRecord
-from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
-from kbatch.training.accumulation.halving import uncut_note, uncut_part
 from kbatch.training.data import FitData
-from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
+from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.fit import TimedFit
-from kbatch.training.learning_rate import current_learning_rate, scaling_of
-from kbatch.training.replica_meter import replica_count
+from kbatch.tuning.execution_plan import ExecutionPlan, begun_record, plan_notes
 from kbatch.tuning.fresh_callbacks import FreshCallbacks
 from kbatch.tuning.trial_files import TrialFiles
 from kbatch.tuning.trial_micro_batch import TrialMicroBatch
-
-
-class ExecutionPlan(NamedTuple):
-    """What an execution is asked to do.
-
-    Attributes:
-        number: Number of the execution in its trial, from 0.
-        seed: Seed of weights and shuffling, or None.
-        batch_size: Examples of one optimizer update.
-        micro_batch_size: Examples that go through the device at once; None where they are found.
-        largest_batch_size: Largest batch size of the search.
-        validation_batch_size: Examples in a validation batch.
-        validation_is_chosen: Whether a person chose that size.
-        learning_rate_scaling: Rule that was applied, or None.
-        scaling_note: What a reader must know of the noise scale that the rule used, or None.
-        metrics: Metrics that each epoch must have.
-        to_target: Whether the cost of a target is the objective.
-    """
-
-    number: int
-    seed: int | None
-    batch_size: int
-    micro_batch_size: int | None
-    largest_batch_size: int
-    validation_batch_size: int
-    validation_is_chosen: bool
-    learning_rate_scaling: str | None
-    scaling_note: str | None
-    metrics: tuple[str, ...]
-    to_target: bool
 
 
 class Execution:
@@ -82,7 +48,7 @@ class Execution:
         self._fit = self._timed_fit()
         self._monitor: GpuMonitor | None = None
         self._watched = contextlib.ExitStack()
-        self._started = _started(model, plan)
+        self._started = begun_record(model, plan)
 
     def run(self, fit: Callable[[], Any]) -> Any:
         """Runs the training with the timed `model.fit` in place and writes its record.
@@ -252,7 +218,7 @@ class Execution:
             self._started,
             micro_batch_size=found.size,
             micro_batch_search_s=found.search_s,
-            notes=(*_notes(self._model, self._plan, found.size), *found.notes),
+            notes=(*plan_notes(self._model, self._plan, found.size), *found.notes),
         )
 
     def _learning_rate_note(self) -> tuple[str, ...]:
@@ -263,40 +229,3 @@ class Execution:
             f"The first update used the learning rate {seen:.3g}, not the {ruled:.3g} that the "
             "model was built with: a callback or the tuner's `optimizer` set it.",
         )
-
-
-def _started(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
-    optimizer: Any = model.optimizer
-    return ExecutionRecord(
-        status="running",
-        seed=plan.seed,
-        batch_size=plan.batch_size,
-        micro_batch_size=plan.micro_batch_size,
-        dtype_policy=model.dtype_policy.name,
-        optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
-        loss_scaled=loss_scaled(model),
-        learning_rate=current_learning_rate(optimizer),
-        learning_rate_scaling=plan.learning_rate_scaling,
-        jit_compile=bool(model.jit_compile),
-        notes=_notes(model, plan, plan.micro_batch_size),
-        workers_on_device=workers_on_device(),
-        replicas=replica_count(model),
-        scaling=scaling_of(model),
-    )
-
-
-def _notes(
-    model: keras.Model, plan: ExecutionPlan, micro_batch_size: int | None
-) -> tuple[str, ...]:
-    cut = _cut_note(model, -(-plan.batch_size // replica_count(model)), micro_batch_size)
-    return tuple(note for note in (plan.scaling_note, cut) if note is not None)
-
-
-def _cut_note(model: keras.Model, rows: int, micro_batch_size: int | None) -> str | None:
-    if micro_batch_size is None:
-        return None
-    if micro_batch_size < rows:
-        parts = coupled_parts(model)
-        return coupling_note(parts) if parts else None
-    uncut = uncut_part(model)
-    return uncut_note(uncut) if uncut else None

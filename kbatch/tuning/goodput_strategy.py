@@ -132,6 +132,16 @@ class GoodputStrategy:
             write_goodput(self._sweep, self._project)
 
 
+def goodput_strategy(hypermodel: Any) -> GoodputStrategy:
+    """Makes the strategy of a search.
+
+    Args:
+        hypermodel: The `BatchSizeHyperModel`: with the rule "noise" its base size comes first.
+    """
+    ruled = hypermodel.learning_rate_scaling == "noise"
+    return GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)
+
+
 def check_comparable(objective: Any, callbacks: Any) -> None:
     """Checks that batch sizes can be compared by what they need.
 

@@ -20,14 +20,13 @@ from kbatch.training.dtype_policy import (
     dtype_policy_scope,
 )
 from kbatch.training.errors import InputError
-from kbatch.training.learning_rate import scale_model, scaling_of
 from kbatch.training.replica_meter import replica_count
 from kbatch.training.seeds import check_seed, seeded
 from kbatch.training.trainable_model import check_model
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
-from kbatch.tuning.base_noise_scale import base_noise_scale
-from kbatch.tuning.execution import Execution, ExecutionPlan
+from kbatch.tuning.execution import Execution
 from kbatch.tuning.execution_number import ExecutionNumber
+from kbatch.tuning.execution_plan import ExecutionPlan
 from kbatch.tuning.live_plot import live_plots
 from kbatch.tuning.search_errors import ending_the_search, failing_the_trial
 from kbatch.tuning.size_checks import (
@@ -39,6 +38,7 @@ from kbatch.tuning.size_checks import (
     size_or_none,
 )
 from kbatch.tuning.trial_files import TrialFiles, trial_files
+from kbatch.tuning.trial_learning_rate import TrialLearningRate
 from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
 _MOMENTS_EVERY = 8
@@ -127,6 +127,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         self.seed = check_seed(seed)
         self._number = ExecutionNumber()
+        self._learning_rate = TrialLearningRate(self.learning_rate_scaling, self.base_batch_size)
         self._auto = AutoMicroBatch(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
@@ -161,8 +162,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         with ending_the_search(TypeError, ValueError):
             check_model(model)
             check_active_policy(model, policy)
-        if self.learning_rate_scaling != "noise" or batch_size == self.base_batch_size:
-            self._scale(model, batch_size)
+        self._learning_rate.at_build(model, batch_size)
         with ending_the_search(InputError):
             rows = replica_rows(batch_size, replica_count(model))
         micro_batch_size = self._micro(rows)
@@ -196,9 +196,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """
         with ending_the_search(InputError, RecordError), failing_the_trial():
             files = trial_files(kwargs.get("callbacks"))
-            plan = self._plan(
-                hp, files, replica_count(model), self._scaled_by_noise(hp, model, files)
-            )
+            note = self._learning_rate.at_fit(model, hp.values, files and files.project)
+            plan = self._plan(hp, files, replica_count(model), note)
             execution = Execution(model, plan, files, self._micro_batch(hp, model, files))
             if files is not None:
                 files.check_settings(self.settings)
@@ -244,26 +243,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             metrics=files.objective_names if files is not None and stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
         )
-
-    def _scale(self, model: keras.Model, batch_size: int, noise_scale: float | None = None) -> None:
-        scale_model(
-            model,
-            batch_size=batch_size,
-            base_batch_size=self.base_batch_size,
-            rule=self.learning_rate_scaling,
-            noise_scale=noise_scale,
-        )
-
-    def _scaled_by_noise(
-        self, hp: keras_tuner.HyperParameters, model: keras.Model, files: TrialFiles | None
-    ) -> str | None:
-        """Applies the rule that waits for the trial of the base size; says what it used."""
-        if scaling_of(model) is not None:
-            return None
-        found = base_noise_scale(files and files.project, self.base_batch_size, hp.values)
-        batch_size: Any = hp.get("batch_size")
-        self._scale(model, batch_size, found.value)
-        return found.note
 
     def _micro(self, rows: int) -> int | None:
         """Gives the micro-batch size of so many rows a device, None where it is to be found."""

@@ -12,10 +12,10 @@ import keras_tuner
 from keras_tuner.src.engine.trial import TrialStatus
 
 from kbatch.reporting.number_text import counted
-from kbatch.tuning.checkpoints import CHECKPOINT_NAME
+from kbatch.tuning.checkpoints import check_kept
 from kbatch.tuning.executions import run_executions
 from kbatch.tuning.failed_execution import record_failure
-from kbatch.tuning.goodput_strategy import GoodputStrategy
+from kbatch.tuning.goodput_strategy import goodput_strategy
 from kbatch.tuning.grid import untried_in_grid
 from kbatch.tuning.hypermodel import BatchSizeHyperModel
 from kbatch.tuning.isolation import IsolatedTrials, explored_space
@@ -101,7 +101,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.keep_checkpoints = check_count(keep_checkpoints, "keep_checkpoints", least=0)
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
-        self._goodput = _goodput(hypermodel) if strategy == "goodput" else None
+        self._goodput = goodput_strategy(hypermodel) if strategy == "goodput" else None
         # Seconds after which the present trial has lost, None where it may go on.
         self.time_cap_s: float | None = None
         self._live: list[LivePlot] = []
@@ -164,13 +164,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def load_model(self, trial: Any) -> Any:
         """Builds the model of a trial with the weights of its best epoch; for keras-tuner."""
-        if not (Path(self.get_trial_dir(trial.trial_id)) / CHECKPOINT_NAME).exists():
-            raise RuntimeError(
-                f"Trial {trial.trial_id} has no checkpoint: those of the best "
-                "`keep_checkpoints` trials are kept, where `fit` is given its callbacks. Search "
-                "with a larger number, or train a model of `get_best_hyperparameters()`. "
-                f"Received: keep_checkpoints={self.keep_checkpoints}."
-            )
+        check_kept(Path(self.project_dir), trial.trial_id, kept=self.keep_checkpoints)
         with warnings.catch_warnings():
             # The weights are what is wanted; the optimizer begins anew.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
@@ -193,8 +187,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Shows that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
         unknown = self._is_worker() or self._goodput is not None
-        ended, left = (None, None) if unknown else self._counts()
-        self._progress.trial_begins(trial.hyperparameters.values, ended=ended, left=left)
+        # The running one is left.
+        self._progress.trial_begins(
+            trial.hyperparameters.values,
+            ended=None if unknown else len(self.oracle.ended_trials),
+            left=None if unknown else self.oracle.remaining_trials(),
+        )
 
     def on_trial_end(self, trial: Any) -> None:
         """Keeps the result of a trial and shows it; keras-tuner calls it."""
@@ -299,10 +297,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 "`overwrite=True` starts over."
             )
 
-    def _counts(self) -> tuple[int, int]:
-        """Counts the trials that ended and those that are left, the running one included."""
-        return len(self.oracle.ended_trials), self.oracle.remaining_trials()
-
     @contextlib.contextmanager
     def _isolation(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
         if not self.isolate:
@@ -313,8 +307,3 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 yield
             finally:
                 self._isolated = None
-
-
-def _goodput(hypermodel: BatchSizeHyperModel) -> GoodputStrategy:
-    ruled = hypermodel.learning_rate_scaling == "noise"
-    return GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)

@@ -1,5 +1,6 @@
 import copy
 import math
+import time
 
 import keras
 import models
@@ -53,11 +54,11 @@ def timed(*callbacks, batch_size=32, epochs=5, model=None, **arguments):
 
 @pytest.mark.parametrize("seconds", [0.5, 1, 3, 4, 7.5])
 def test_a_time_budget_counts_steps_and_leaves_out_what_lies_between(seconds):
-    time = FakeTime()
+    clock = FakeTime()
     budget = kbatch.TimeBudget(seconds)
-    budget._now = time
+    budget._now = clock
     model = models.mlp()
-    model.fit(X, Y, batch_size=32, epochs=9, callbacks=[budget, Ticks(time)], verbose=0)
+    model.fit(X, Y, batch_size=32, epochs=9, callbacks=[budget, Ticks(clock)], verbose=0)
     assert int(model.optimizer.iterations) == math.ceil(seconds)
 
 
@@ -70,6 +71,18 @@ def test_in_a_search_the_seconds_are_those_of_the_record():
     assert sum(seconds[:-1]) < 0.05
     assert {"val_accuracy"} <= fit.clock.epochs[-1].metrics.keys()
     assert fit.budget == Budget(train_s=0.05)
+
+
+def test_a_search_for_the_micro_batch_is_not_charged_to_the_budget():
+    model = models.mlp()
+    model.fit(X, Y, batch_size=32, verbose=0)  # Traced: a step takes milliseconds.
+
+    def prepare(data, verbose):
+        time.sleep(0.4)
+
+    fit = timed(kbatch.TimeBudget(0.3), model=model, epochs=10**6, prepare=prepare)
+    assert fit.clock.updates > 1
+    assert fit.clock.train_s >= 0.3
 
 
 @pytest.mark.parametrize("updates", [1, 3, 4, 8])

@@ -1,0 +1,63 @@
+"""The learning rate of a trial, which follows its batch size by a rule."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kbatch.training.learning_rate import scale_model, scaling_of
+from kbatch.tuning.base_noise_scale import base_noise_scale
+
+
+class TrialLearningRate:
+    """Scales the learning rate of a model when it is built, or, by the noise scale, when it trains.
+
+    The rule "noise" waits for the trial of the base batch size, whose records lie in the project.
+
+    Args:
+        rule: `"linear"`, `"sqrt"`, `"noise"` or None.
+        base_batch_size: Batch size that the model's learning rate suits, in examples.
+    """
+
+    def __init__(self, rule: str | None, base_batch_size: int):
+        self._rule = rule
+        self._base_batch_size = base_batch_size
+
+    def at_build(self, model: keras.Model, batch_size: int) -> None:
+        """Applies a rule that needs nothing but the sizes.
+
+        Args:
+            model: A compiled model, which is changed.
+            batch_size: Batch size of the trial, in examples.
+        """
+        if self._rule != "noise" or batch_size == self._base_batch_size:
+            self._scale(model, batch_size)
+
+    def at_fit(
+        self, model: keras.Model, values: Mapping[str, Any], project: Path | None
+    ) -> str | None:
+        """Applies the rule that waits for the trial of the base size; says what it used.
+
+        Args:
+            model: The model, which is changed unless its learning rate was scaled before.
+            values: Hyperparameters of the trial.
+            project: The project directory, None outside of a search.
+
+        Raises:
+            FailedTrialError: If that trial does not tell the noise scale.
+        """
+        if scaling_of(model) is not None:
+            return None
+        found = base_noise_scale(project, self._base_batch_size, values)
+        self._scale(model, values["batch_size"], found.value)
+        return found.note
+
+    def _scale(self, model: keras.Model, batch_size: int, noise_scale: float | None = None) -> None:
+        scale_model(
+            model,
+            batch_size=batch_size,
+            base_batch_size=self._base_batch_size,
+            rule=self._rule,
+            noise_scale=noise_scale,
+        )
