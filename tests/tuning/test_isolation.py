@@ -16,7 +16,7 @@ from kbatch.tuning.isolation import IsolatedTrials
 
 
 def search(directory, hypermodel=None, **arguments):
-    hypermodel = hypermodel or searches.hypermodel(batch_sizes=(8, 32))
+    hypermodel = hypermodel or searches.stock(batch_sizes=(8, 32))
     return searches.search(directory, hypermodel, kbatch.BatchSizeTuner, isolate=True, **arguments)
 
 
@@ -37,7 +37,7 @@ def test_an_isolated_search_is_the_same_search(tmp_path, capfd):
     tuner = search(tmp_path, fit=fit, executions_per_trial=2)
     here = searches.search(
         tmp_path,
-        searches.hypermodel(batch_sizes=(8, 32)),
+        searches.stock(batch_sizes=(8, 32)),
         kbatch.BatchSizeTuner,
         executions_per_trial=2,
         project_name="here",
@@ -60,26 +60,26 @@ def test_what_kills_its_process_is_a_result_and_the_search_goes_on(tmp_path):
     def build(hp):
         if hp.get("batch_size") == 16:
             os.kill(os.getpid(), signal.SIGKILL)
-        return models.mlp()
+        return models.stock()
 
     class Kills(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if self.params["steps"] == 3:
                 os._exit(3)
 
-    hypermodel = searches.hypermodel(build)
+    hypermodel = searches.stock(build)
     tuner = search(tmp_path, hypermodel, fit={"callbacks": [Kills()]})
     completed, killed, left = kbatch.load_study(tuner).trials
     assert completed.status == "completed"
     assert (killed.status, killed.executions[0].optimizer) == ("out_of_memory", None)
     assert "status -9" in killed.failure
-    assert (left.status, left.executions[0].optimizer) == ("failed", "Adam")
+    assert (left.status, left.executions[0].optimizer) == ("failed", "SGD")
     assert "status 3" in left.failure
 
 
 def test_events_arrive_while_the_trial_runs(tmp_path):
     tuner = searches.tuner(
-        tmp_path, searches.hypermodel(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
+        tmp_path, searches.stock(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
     )
     trial = tuner.oracle.create_trial("one")
     fit = {"validation_data": models.rows(40, seed=1), "epochs": 2, "verbose": 0}
@@ -107,7 +107,7 @@ def a_function(size):
 
 def test_what_cannot_travel_is_refused_and_functions_travel(tmp_path):
     tuner = searches.tuner(
-        tmp_path, searches.hypermodel(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
+        tmp_path, searches.stock(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
     )
     message = r"cannot travel .* give a function `batch_size -> tf.data.Dataset`"
     with pytest.raises(ValueError, match=message):
@@ -155,7 +155,7 @@ def test_thirty_trials_end_within_100_mb_of_where_the_third_stood(tmp_path):
             super().on_trial_end(trial)
             resident.append(psutil.Process().memory_info().rss)
 
-    hypermodel = searches.hypermodel(batch_sizes=sizes, micro_batch_size=None)
+    hypermodel = searches.stock(batch_sizes=sizes)
     tuner = searches.search(tmp_path, hypermodel, Measures, isolate=True, fit={"epochs": 1})
     study = kbatch.load_study(tuner)
     assert [trial.status for trial in study.trials] == ["completed"] * 30

@@ -15,7 +15,7 @@ from kbatch.tuning.checkpoints import CHECKPOINT_NAME, BestWeights
 
 
 def search(directory, hypermodel=None, **arguments):
-    hypermodel = hypermodel or searches.hypermodel()
+    hypermodel = hypermodel or searches.stock()
     return searches.search(directory, hypermodel, kbatch.BatchSizeTuner, **arguments)
 
 
@@ -27,7 +27,7 @@ def found(tmp_path_factory):
 
 
 def test_it_finds_what_keras_tuners_grid_search_finds(found, tmp_path):
-    stock = searches.search(tmp_path, searches.hypermodel(), executions_per_trial=2)
+    stock = searches.search(tmp_path, searches.stock(), executions_per_trial=2)
     tuner, study = found
     for mine, theirs in zip(study.trials, kbatch.load_study(stock).trials, strict=True):
         assert (mine.trial_id, mine.metrics) == (theirs.trial_id, theirs.metrics)
@@ -58,7 +58,7 @@ def test_only_the_best_trials_keep_a_checkpoint(found):
 
 def test_a_search_that_ended_runs_nothing_again(found, capsys):
     tuner, study = found
-    hypermodel = searches.hypermodel(only_explored())
+    hypermodel = searches.stock(only_explored())
     again = search(tuner.directory, hypermodel, executions_per_trial=2, keep_checkpoints=2)
     assert again.remaining_trials == 0
     assert kbatch.load_study(again) == study
@@ -68,7 +68,7 @@ def test_a_search_that_ended_runs_nothing_again(found, capsys):
 def test_going_on_says_what_is_kept(found, capsys):
     tuner, _ = found
     arguments = {"executions_per_trial": 2, "keep_checkpoints": 2, "fit": {"verbose": 1}}
-    search(tuner.directory, searches.hypermodel(only_explored()), **arguments)
+    search(tuner.directory, searches.stock(only_explored()), **arguments)
     assert "3 trials of an earlier run kept in " in capsys.readouterr().out
 
 
@@ -82,11 +82,11 @@ def test_another_objective_in_the_same_directory_is_refused(found):
 @pytest.mark.slow
 def test_more_executions_than_before_run_those_that_are_missing(tmp_path):
     sizes = {"batch_sizes": (8, 16)}
-    search(tmp_path, searches.hypermodel(**sizes))
-    again = search(tmp_path, searches.hypermodel(**sizes), executions_per_trial=2)
+    search(tmp_path, searches.stock(**sizes))
+    again = search(tmp_path, searches.stock(**sizes), executions_per_trial=2)
     study = kbatch.load_study(again)
     assert [[run.seed for run in trial.executions] for trial in study.trials] == [[0, 1], [0, 1]]
-    direct = search(tmp_path / "direct", searches.hypermodel(**sizes), executions_per_trial=2)
+    direct = search(tmp_path / "direct", searches.stock(**sizes), executions_per_trial=2)
     for mine, theirs in zip(study.trials, kbatch.load_study(direct).trials, strict=True):
         assert mine.metrics["val_loss"] == pytest.approx(theirs.metrics["val_loss"], rel=1e-5)
 
@@ -106,7 +106,7 @@ def only_explored():
     def build():
         calls.append(1)
         assert len(calls) == 1
-        return models.mlp()
+        return models.stock()
 
     return build
 
@@ -137,7 +137,7 @@ def failed(tmp_path_factory):
     """A search in which five trials in a row run out of memory."""
     directory = tmp_path_factory.mktemp("failed")
     fit = {"callbacks": [Fails(MemoryError("18 GiB wanted"))]}
-    return search(directory, searches.hypermodel(batch_sizes=SIZES), fit=fit)
+    return search(directory, searches.stock(batch_sizes=SIZES), fit=fit)
 
 
 def test_however_many_fail_in_a_row_the_search_goes_on(failed):
@@ -157,12 +157,12 @@ def test_where_nothing_completed_asking_for_the_best_raises_with_the_causes(fail
 
 
 def test_a_project_of_failures_is_not_poisoned(failed):
-    hypermodel = searches.hypermodel(only_explored(), SIZES)
+    hypermodel = searches.stock(only_explored(), SIZES)
     assert search(failed.directory, hypermodel).remaining_trials == 0
 
 
 def test_before_a_search_there_is_no_best_trial(tmp_path):
-    tuner = searches.tuner(tmp_path, searches.hypermodel(), kbatch.BatchSizeTuner)
+    tuner = searches.tuner(tmp_path, searches.stock(), kbatch.BatchSizeTuner)
     with pytest.raises(RuntimeError, match="call `search` first"):
         tuner.get_best_hyperparameters()
 
@@ -171,15 +171,15 @@ def test_a_build_that_fails_is_a_trial_that_failed(tmp_path):
     def build(hp):
         if hp.get("batch_size") == 16:
             raise RuntimeError("no such layer")
-        return models.mlp()
+        return models.stock()
 
-    tuner = search(tmp_path, searches.hypermodel(build), executions_per_trial=2)
+    tuner = search(tmp_path, searches.stock(build), executions_per_trial=2)
     study = kbatch.load_study(tuner)
     assert [trial.status for trial in study.trials] == ["completed", "failed", "completed"]
     (run,) = study.trials[1].executions
     assert run.failure == "RuntimeError: no such layer"
     assert "in build\n" in run.traceback
-    assert (run.seed, run.batch_size, run.micro_batch_size) == (0, 16, 8)
+    assert (run.seed, run.batch_size, run.micro_batch_size) == (0, 16, 16)
     assert (run.dtype_policy, run.optimizer, run.jit_compile) == ("mixed_float16", None, None)
     assert study.problems == ()
     assert "no such layer" in tuner.oracle.get_trial("0001").message
@@ -190,11 +190,9 @@ def test_a_build_that_fails_is_a_trial_that_failed(tmp_path):
 def test_a_trial_that_diverges_has_failed_for_keras_tuner_too(tmp_path):
     def build(hp):
         rate = 1e30 if hp.get("batch_size") == 8 else 0.01
-        return models.mlp(optimizer=keras.optimizers.SGD(rate))
+        return models.stock(optimizer=keras.optimizers.SGD(rate))
 
-    hypermodel = searches.hypermodel(
-        build, dtype_policy="float32", learning_rate_scaling=None, micro_batch_size=None
-    )
+    hypermodel = searches.stock(build, dtype_policy="float32", learning_rate_scaling=None)
     tuner = search(tmp_path, hypermodel, objective="val_loss", executions_per_trial=2)
     statuses = [trial.status for trial in tuner.oracle.ended_trials]
     assert statuses == [TrialStatus.FAILED, TrialStatus.COMPLETED, TrialStatus.COMPLETED]
@@ -229,7 +227,7 @@ def test_a_damaged_state_is_named_and_only_its_trial_runs_again(tmp_path):
     (tmp_path / "search" / "trial_0001" / "kbatch.json").write_text("{")
     file = tmp_path / "begun"
     with pytest.warns(UserWarning, match=r"trial_0001.*run again"):
-        tuner = searches.tuner(tmp_path, searches.hypermodel(), kbatch.BatchSizeTuner)
+        tuner = searches.tuner(tmp_path, searches.stock(), kbatch.BatchSizeTuner)
     fit = {"callbacks": [Fails(None, file=file, at=-1)], "validation_data": models.rows(40, seed=1)}
     tuner.search(*models.rows(94), epochs=2, verbose=0, **fit)
     assert file.read_text() == "begun\n"
@@ -247,7 +245,7 @@ def test_a_mistake_in_what_was_given_ends_the_search_and_is_no_result(tmp_path):
 
 def test_other_settings_in_the_directory_are_refused_at_once(found):
     with pytest.raises(ValueError, match=r"other settings.*seed: 0 there, 1 here"):
-        searches.tuner(found[0].directory, searches.hypermodel(seed=1), kbatch.BatchSizeTuner)
+        searches.tuner(found[0].directory, searches.stock(seed=1), kbatch.BatchSizeTuner)
 
 
 class Watches(keras.callbacks.Callback):
@@ -265,17 +263,17 @@ class OwnObjective(keras_tuner.HyperModel):
     """Computes the objective after training."""
 
     def build(self, hp):
-        return models.mlp()
+        return models.stock()
 
     def fit(self, hp, model, *args, **kwargs):
         model.fit(*args, **kwargs)
         return {"mine": float(hp.get("batch_size"))}
 
 
-@pytest.mark.parametrize("inner", [models.mlp, OwnObjective()], ids=["logs", "after"])
+@pytest.mark.parametrize("inner", [models.stock, OwnObjective()], ids=["logs", "after"])
 def test_training_writes_no_checkpoint_an_epoch(tmp_path, inner):
-    objective = "val_accuracy" if inner is models.mlp else keras_tuner.Objective("mine", "max")
-    hypermodel = searches.hypermodel(inner, (8,))
+    objective = "val_accuracy" if inner is models.stock else keras_tuner.Objective("mine", "max")
+    hypermodel = searches.stock(inner, (8,))
     tuner = search(
         tmp_path, hypermodel, objective=objective, fit={"callbacks": [Watches(tmp_path)]}
     )
@@ -293,7 +291,7 @@ def test_a_checkpoint_leaves_the_model_with_its_last_weights(tmp_path):
             ended.append(model.evaluate(*models.rows(40, seed=1), verbose=0, return_dict=True))
             return history
 
-    hypermodel = searches.hypermodel(Own(), (8,))
+    hypermodel = searches.stock(Own(), (8,))
     study = kbatch.load_study(search(tmp_path, hypermodel, fit={"epochs": 4}))
     last = study.trials[0].executions[0].epochs[-1]
     assert ended[0]["loss"] == pytest.approx(last.metrics["val_loss"], rel=1e-5)
@@ -316,7 +314,7 @@ def test_training_that_starts_again_writes_its_checkpoint(tmp_path):
 
 
 def test_no_checkpoint_is_kept_where_none_is_asked_for(tmp_path):
-    tuner = search(tmp_path, searches.hypermodel(batch_sizes=(8,)), keep_checkpoints=0)
+    tuner = search(tmp_path, searches.stock(batch_sizes=(8,)), keep_checkpoints=0)
     assert not list(tmp_path.glob("**/*.h5"))
     with pytest.raises(RuntimeError, match="keep_checkpoints=0"):
         tuner.get_best_models()
@@ -326,7 +324,7 @@ def test_throughput_several_and_own_objectives_are_known(tmp_path):
     speed = keras_tuner.Objective("samples_per_second", "max")
     several = ["val_accuracy", keras_tuner.Objective("val_loss", "min")]
     for name, objective in (("speed", speed), ("several", several)):
-        hypermodel = searches.hypermodel(batch_sizes=(8, 32))
+        hypermodel = searches.stock(batch_sizes=(8, 32))
         tuner = search(tmp_path, hypermodel, objective=objective, project_name=name)
         best = kbatch.load_study(tuner).best_trial()
         assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size
@@ -338,7 +336,7 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
             hp.Choice("patience", [1, 2])
             return model.fit(*args, **kwargs)
 
-    study = kbatch.load_study(search(tmp_path, searches.hypermodel(Late(), (8, 16))))
+    study = kbatch.load_study(search(tmp_path, searches.stock(Late(), (8, 16))))
     found = sorted((t.batch_size, t.hyperparameters["patience"]) for t in study.trials)
     assert found == [(8, 1), (8, 2), (16, 1), (16, 2)]
 
@@ -354,7 +352,7 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
     ],
 )
 def test_arguments_are_checked_at_once(tmp_path, arguments, error, message):
-    arguments = {"hypermodel": searches.hypermodel(), **arguments}
+    arguments = {"hypermodel": searches.stock(), **arguments}
     with pytest.raises(error, match=message):
         kbatch.BatchSizeTuner(objective="val_accuracy", directory=tmp_path, **arguments)
 
