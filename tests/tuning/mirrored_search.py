@@ -34,7 +34,7 @@ def slow(batch_size):
 
 def searched(directory, name, strategy, data, micro_batch_size=4, batch_sizes=(8, 32)):
     hypermodel = kbatch.BatchSizeHyperModel(
-        models.mlp,
+        lambda: models.mlp(optimizer="sgd"),
         batch_sizes,
         micro_batch_size=micro_batch_size,
         dtype_policy="float32",

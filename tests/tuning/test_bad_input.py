@@ -108,15 +108,15 @@ def test_so_does_one_larger_than_a_dataset(tmp_path, batched):
 
 
 def test_another_search_space_in_the_directory_is_refused(tmp_path):
-    searches.search(tmp_path, searches.hypermodel(), keras_tuner.RandomSearch, max_trials=1)
-    other = searches.hypermodel(batch_sizes=(8, 64))
+    searches.search(tmp_path, searches.stock(), keras_tuner.RandomSearch, max_trials=1)
+    other = searches.stock(batch_sizes=(8, 64))
     with pytest.raises(ValueError, match="another `project_name`"):
         searches.search(tmp_path, other, keras_tuner.RandomSearch, max_trials=3)
 
 
 def test_other_settings_in_the_directory_are_refused_and_named(tmp_path):
-    searches.search(tmp_path, searches.hypermodel(), keras_tuner.RandomSearch, max_trials=1)
-    other = searches.hypermodel(learning_rate_scaling="linear")
+    searches.search(tmp_path, searches.stock(), keras_tuner.RandomSearch, max_trials=1)
+    other = searches.stock(learning_rate_scaling="linear")
     with pytest.raises(ValueError, match="learning_rate_scaling: sqrt there, linear here"):
         searches.search(tmp_path, other, keras_tuner.RandomSearch, max_trials=3)
 
@@ -136,14 +136,14 @@ def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
     ],
 )
 def test_batches_that_arrive_in_another_size_end_the_search(tmp_path, data, seen):
-    hypermodel = searches.hypermodel(batch_sizes=(32,))
+    hypermodel = searches.stock(batch_sizes=(32,))
     with pytest.raises(ValueError, match=f"{seen} examples: .*batch_size=32"):
         searches.search(tmp_path, hypermodel, data=(data,))
 
 
 def test_a_finished_search_with_other_settings_is_not_taken_for_the_new_one(tmp_path):
-    searches.search(tmp_path, searches.hypermodel())
-    again = searches.search(tmp_path, searches.hypermodel(seed=1))
+    searches.search(tmp_path, searches.stock())
+    again = searches.search(tmp_path, searches.stock(seed=1))
     with pytest.raises(ValueError, match=r"overwrite=True.*seed: 0 there, 1 here"):
         kbatch.load_study(again)
     assert len(kbatch.load_study(tmp_path / "search").trials) == 3
@@ -157,10 +157,10 @@ def test_no_training_data_ends_the_search(tmp_path):
 def test_data_without_end_needs_steps_per_epoch(tmp_path):
     endless = tf.data.Dataset.from_tensor_slices(models.rows(94)).repeat()
     with pytest.raises(ValueError, match="steps_per_epoch"):
-        searches.search(tmp_path, searches.hypermodel(), data=(endless,))
+        searches.search(tmp_path, searches.stock(), data=(endless,))
     tuner = searches.search(
         tmp_path,
-        searches.hypermodel(batch_sizes=(8,)),
+        searches.stock(batch_sizes=(8,)),
         data=(endless,),
         fit={"steps_per_epoch": 4},
         project_name="steps",
@@ -174,7 +174,7 @@ def test_data_without_end_needs_steps_per_epoch(tmp_path):
 def test_an_objective_that_is_no_metric_ends_the_search_after_an_epoch(tmp_path, fit, objective):
     objective = keras_tuner.Objective(objective, "max")
     with pytest.raises(ValueError, match=rf"{objective.name}.*metrics \['accuracy'.*'loss'"):
-        searches.search(tmp_path, searches.hypermodel(), fit=fit, objective=objective)
+        searches.search(tmp_path, searches.stock(), fit=fit, objective=objective)
     assert not list(tmp_path.glob("search/trial_0001"))
 
 
@@ -188,7 +188,7 @@ def test_a_class_instead_of_an_instance_is_refused():
 
 def test_throughput_as_objective_needs_steps_to_measure(tmp_path):
     objective = keras_tuner.Objective("samples_per_second", "max")
-    hypermodel = searches.hypermodel(batch_sizes=(94,))
+    hypermodel = searches.stock(batch_sizes=(94,))
     tuner = searches.search(tmp_path, hypermodel, objective=objective, fit={"epochs": 1})
     (trial,) = kbatch.load_study(tuner).trials
     assert trial.status == "failed"

@@ -15,7 +15,7 @@ CELL = """
 import sys
 sys.path[:0] = {path}
 import searches, keras_tuner, kbatch
-hypermodel = searches.hypermodel(batch_sizes=(8, 16))
+hypermodel = searches.stock(batch_sizes=(8, 16))
 live = kbatch.LivePlot(interval_s=0)
 searches.search({folder!r}, hypermodel, {kind}, fit=dict(callbacks=[live], verbose=1))
 """
@@ -65,7 +65,7 @@ def searched(tmp_path_factory):
     live = kbatch.LivePlot(folder / "live.svg", interval_s=0, display=screen, now=lambda: 0.0)
     searches.search(
         folder,
-        searches.hypermodel(batch_sizes=(8, 16)),
+        searches.stock(batch_sizes=(8, 16)),
         kbatch.BatchSizeTuner,
         fit={"callbacks": [live]},
     )
@@ -102,7 +102,7 @@ def test_trials_in_processes_of_their_own_are_shown_when_they_end(tmp_path):
     live = kbatch.LivePlot(file, interval_s=0)
     searches.search(
         tmp_path,
-        searches.hypermodel(batch_sizes=(8,)),
+        searches.stock(batch_sizes=(8,)),
         kbatch.BatchSizeTuner,
         isolate=True,
         fit={"callbacks": [live]},

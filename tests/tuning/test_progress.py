@@ -254,15 +254,18 @@ sys.path[:0] = [{root!r}, {root!r} + "/tests", {root!r} + "/tests/tuning"]
 from kbatch.instruments.quiet_start import quiet_start
 with quiet_start():
     import kbatch, models, searches
-hypermodel = searches.hypermodel(batch_sizes=(8, 32))
-fit = {{"verbose": {verbose}}}
-searches.search(sys.argv[1], hypermodel, kbatch.BatchSizeTuner, fit=fit)
+hypermodel = searches.stock(batch_sizes=(8, 32))
+for number, verbose in enumerate({verbosities}):
+    fit = {{"verbose": verbose}}
+    folder = sys.argv[1] + "/" + str(number)
+    searches.search(folder, hypermodel, kbatch.BatchSizeTuner, fit=fit)
+    print("ended", number)
 """
 
 
-def run(directory, verbose, stdout):
+def run(directory, verbosities, stdout):
     root = str(Path(__file__).parents[2])
-    code = SEARCH.format(root=root, verbose=verbose)
+    code = SEARCH.format(root=root, verbosities=verbosities)
     command = [sys.executable, "-c", code, str(directory)]
     environment = {**os.environ, "TERM": "xterm", "TF_CPP_MIN_LOG_LEVEL": "3"}
     return subprocess.run(
@@ -271,17 +274,16 @@ def run(directory, verbose, stdout):
 
 
 def test_a_search_in_a_log_file_is_a_line_a_trial_or_silent(tmp_path):
-    done = run(tmp_path / "one", 1, subprocess.PIPE)
-    lines = done.stdout.splitlines()
-    assert [line.split(",")[0] for line in lines] == ["trial 1/2", "trial 2/2"], done.stderr
+    done = run(tmp_path, (1, 0), subprocess.PIPE)
+    lines = [line.split(",")[0] for line in done.stdout.splitlines()]
+    assert lines == ["trial 1/2", "trial 2/2", "ended 0", "ended 1"], done.stderr
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.stdout)
-    done = run(tmp_path / "silent", 0, subprocess.PIPE)
-    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert (done.stderr, done.returncode) == ("", 0)
 
 
 def test_a_search_in_a_terminal_shows_a_bar_and_leaves_a_line_a_trial(tmp_path):
     ours, theirs = pty.openpty()
-    done = run(tmp_path, 1, theirs)
+    done = run(tmp_path, (1,), theirs)
     os.close(theirs)
     text = b""
     with contextlib.suppress(OSError):  # Linux ends a terminal that nobody holds with an error.

@@ -47,7 +47,7 @@ def metrics_of(tuner, study):
 
 
 def test_a_trial_holds_what_it_took_of_the_gpu(library, tmp_path):
-    tuner = searches.search(tmp_path, searches.hypermodel(batch_sizes=(16,)))
+    tuner = searches.search(tmp_path, searches.stock(batch_sizes=(16,)))
     study = kbatch.load_study(tuner)
     run = run_of(study)
     (gpu,) = run.usage.gpus
@@ -67,7 +67,7 @@ def test_a_trial_holds_what_it_took_of_the_gpu(library, tmp_path):
 
 def test_without_a_driver_the_metrics_are_absent_and_the_record_says_why(monkeypatch, tmp_path):
     fake_nvml.install(monkeypatch, None)
-    tuner = searches.search(tmp_path, searches.hypermodel(batch_sizes=(16,)))
+    tuner = searches.search(tmp_path, searches.stock(batch_sizes=(16,)))
     study = kbatch.load_study(tuner)
     usage = run_of(study).usage
     assert usage.gpus is None
@@ -81,7 +81,7 @@ class OwnFit(keras_tuner.HyperModel):
     """Trains twice and gives metrics of its own."""
 
     def build(self, hp):
-        return models.mlp()
+        return models.stock()
 
     def fit(self, hp, model, *args, **kwargs):
         model.fit(*args, **kwargs)
@@ -90,7 +90,7 @@ class OwnFit(keras_tuner.HyperModel):
 
 
 def test_a_fit_of_the_users_is_measured_whole_and_its_own_metrics_stay(library, tmp_path):
-    tuner = searches.search(tmp_path, searches.hypermodel(OwnFit(), batch_sizes=(16,)))
+    tuner = searches.search(tmp_path, searches.stock(OwnFit(), batch_sizes=(16,)))
     study = kbatch.load_study(tuner)
     run = run_of(study)
     assert run.examples_seen == 4 * 94
@@ -107,7 +107,7 @@ class Breaking(keras.callbacks.Callback):
 
 def test_a_trial_that_fails_is_measured_up_to_there(library, tmp_path):
     tuner = searches.search(
-        tmp_path, searches.hypermodel(batch_sizes=(16,)), fit={"callbacks": [Breaking()]}
+        tmp_path, searches.stock(batch_sizes=(16,)), fit={"callbacks": [Breaking()]}
     )
     run = run_of(kbatch.load_study(tuner))
     assert run.status == "out_of_memory"
@@ -117,7 +117,7 @@ def test_a_trial_that_fails_is_measured_up_to_there(library, tmp_path):
 
 def test_a_driver_that_cannot_be_used_ends_no_trial(monkeypatch, tmp_path):
     fake_nvml.install(monkeypatch, FakeNvml(init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH))
-    tuner = searches.search(tmp_path, searches.hypermodel(batch_sizes=(16,)))
+    tuner = searches.search(tmp_path, searches.stock(batch_sizes=(16,)))
     run = run_of(kbatch.load_study(tuner))
     assert run.status == "completed"
     assert "differ in version" in run.usage.unavailable
