@@ -1,12 +1,14 @@
 """How fast is micro_batch_size="auto" against the stock full-batch step?
 
 python benchmarks/auto_micro_batch.py [--rounds 25] [--block 0.3] [--policy float32]
+    [--nets mlp,resnet] [--times 8]
 
-Each row is one net with one batch size: its own and eight times that. "auto" is asked as in a
-trial: memory by probes in a worker process, then train steps on the whole batch against
-micro-batches. The ratio is samples/s of the step that it chose over samples/s of Keras's own step
-on the whole batch, the median over the rounds with its 95 % interval; where it chose the whole
-batch the two are alike, and the ratio shows the noise. The search is what "auto" took, in seconds.
+Each row is one net with one batch size: its own and eight times that, or the times given. "auto" is
+asked as in a trial: memory by probes in a worker process, then train steps on the whole batch
+against micro-batches. The ratio is samples/s of the step that it chose over samples/s of Keras's
+own step on the whole batch, the median over the rounds with its 95 % interval; where it chose the
+whole batch the two are alike, and the ratio shows the noise. The search is what "auto" took, in
+seconds.
 """
 
 import argparse
@@ -62,14 +64,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--block", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--policy", default="float32")
+    parser.add_argument("--nets", default=",".join(nets()))
+    parser.add_argument("--times", type=int, nargs="*", default=TIMES)
     options = parser.parse_args()
     keras.config.set_dtype_policy(options.policy)
     print(f"policy {options.policy}, {options.rounds} rounds")
     print(f"{'net':<15}{'batch':>7}{'auto':>7}{'search (s)':>12}{'ratio':>8}{'95 % interval':>17}")
-    ratios: dict[int, list[float]] = {times: [] for times in TIMES}
-    for name, small in nets().items():
-        for times in TIMES:
-            net = enlarged(small, times)
+    ratios: dict[int, list[float]] = {times: [] for times in options.times}
+    for name in options.nets.split(","):
+        for times in options.times:
+            net = enlarged(nets()[name], times)
             size, search_s = found(net)
             runs = {
                 "stock": updates_of(compiled(net), net, len(net.x)),

@@ -97,6 +97,7 @@ def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty
     assert len(screen.pictures) == 1
 
 
+@pytest.mark.slow
 def test_trials_in_processes_of_their_own_are_shown_when_they_end(tmp_path):
     file = tmp_path / "live.png"
     live = kbatch.LivePlot(file, interval_s=0)
