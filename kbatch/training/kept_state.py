@@ -25,10 +25,14 @@ class KeptState:
         self._model: Any = model
         found = [*model.variables, *self._model.metrics_variables]
         optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None:
-            if not optimizer.built:  # Built again, a loss scale would start anew.
-                optimizer.build(model.trainable_variables)
-            found += optimizer.variables
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)  # Again, a loss scale would start anew.
+        # A model with a train step of its own may have several, such as one for each network. That
+        # step builds them, so some of their variables are not there yet.
+        self._optimizers = [(one, len(one.variables)) for one in _optimizers(model)]
+        self._firsts: dict[int, list[np.ndarray]] = {}
+        for one, _ in self._optimizers:
+            found += one.variables
         self._variables = list({id(variable): variable for variable in found}.values())
         self._values = [
             np.array(tf.convert_to_tensor(variable.value)) for variable in self._variables
@@ -40,11 +44,43 @@ class KeptState:
         self._model.reset_metrics()  # Those that came since then were not kept.
         for variable, value in zip(self._variables, self._values, strict=True):
             variable.assign(value)
+        for optimizer, kept in self._optimizers:
+            later = optimizer.variables[kept:]
+            for variable, value in zip(later, self._first(optimizer, kept), strict=True):
+                variable.assign(value)
         for name in _ATTRIBUTES:
             vars(self._model).pop(name, None)
         for name, value in self._attributes.items():
             setattr(self._model, name, value)
         self._model.train_function = None
+
+    def _first(self, optimizer: Any, kept: int) -> list[np.ndarray]:
+        """Gives what the variables begin with that an optimizer has got since then."""
+        if len(optimizer.variables) == kept:
+            return []
+        if id(optimizer) not in self._firsts:
+            twin = type(optimizer).from_config(optimizer.get_config())
+            twin.build(optimizer._trainable_variables)
+            self._firsts[id(optimizer)] = [
+                np.array(tf.convert_to_tensor(one.value)) for one in twin.variables[kept:]
+            ]
+        return self._firsts[id(optimizer)]
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """Lists the optimizers that a model or a part of it has as attributes."""
+    parts = [model, *model._flatten_layers(include_self=False)]
+    leaves = [leaf for part in parts for leaf in _held(list(vars(part).values()))]
+    leaves.append(getattr(model, "optimizer", None))
+    found = [leaf for leaf in leaves if isinstance(leaf, keras.optimizers.Optimizer)]
+    return list({id(one): one for one in found}.values())
+
+
+def _held(values: list[Any]) -> list[Any]:
+    """Adds what lists, tuples and dicts hold."""
+    held = [one for v in values if isinstance(v, (list, tuple)) for one in v]
+    held += [one for v in values if isinstance(v, dict) for one in v.values()]
+    return [*values, *held]
 
 
 @contextlib.contextmanager

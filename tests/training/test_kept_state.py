@@ -4,6 +4,7 @@ import keras
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.dtype_policy import dtype_policy_scope
@@ -111,3 +112,38 @@ def test_a_model_that_only_predicts_needs_no_optimizer():
     with kept_state(model):
         model.set_weights([np.ones_like(w) for w in model.get_weights()])
     assert not np.all(model.get_weights()[0] == 1)
+
+
+class TwoOptimizers(keras.Model):
+    """Two networks, each with an optimizer of its own that is not the model's."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = layers.Dense(3), layers.Dense(3)
+        self.of_parts = [keras.optimizers.Adam(0.1), keras.optimizers.Ftrl(0.1)]
+
+    def call(self, x):
+        return self.one(x) + self.other(x)
+
+    def train_step(self, data):
+        x, _ = data
+        for part, optimizer in zip((self.one, self.other), self.of_parts, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(part(x) ** 2)
+            optimizer.apply(tape.gradient(loss, part.trainable_variables), part.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_optimizers_of_a_train_step_of_ones_own_are_put_back(trained):
+    model = TwoOptimizers()
+    model(models.rows(4)[0])
+    model.compile()
+    if trained:
+        train(model)
+    weights = [np.array(v.value) for v in model.variables]
+    state = KeptState(model)
+    first = train(model).history["loss"]
+    state.restore()
+    assert all(map(np.array_equal, [np.array(v.value) for v in model.variables], weights))
+    assert train(model).history["loss"] == first

@@ -1,10 +1,12 @@
 import random
 
+import keras
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from kbatch.training.seeds import check_seed, seed_of, seeded
+from kbatch.training.seeds import check_seed, kept_seeds, seed_of, seeded
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -42,3 +44,23 @@ def test_derived_seeds_differ_by_every_part_and_repeat():
 
 def test_a_seed_of_numpy_is_a_seed():
     assert check_seed(np.int64(3)) == 3
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_all_random_numbers_go_on_as_if_nothing_was_drawn(seed):
+    def drawn():
+        return (
+            random.random(),
+            np.random.random(),
+            float(keras.random.uniform(())),
+            float(tf.random.uniform(())) if seed is not None else 0.0,
+        )
+
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
+        drawn()
+    with kept_seeds():
+        first = drawn()
+        keras.utils.set_random_seed(9)
+        drawn()
+    assert drawn() == first
