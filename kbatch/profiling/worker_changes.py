@@ -1,10 +1,7 @@
 """Changes to the workers of a Keras `PyDataset`."""
 
 import os
-import threading
 from typing import Any
-
-from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from kbatch.profiling.pipeline_changes import Change, Changes
 from kbatch.records.input_rates import UntriedRecord
@@ -23,7 +20,7 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> Changes:
 
     Args:
         dataset: The PyDataset.
-        timeout_s: Seconds that processes may take to their first batch, None not to start any.
+        timeout_s: Seconds that processes may take to a batch, None not to start any.
     """
     found = [_more_workers(dataset), _processes(dataset, timeout_s), _longer_queue(dataset)]
     return Changes(
@@ -45,8 +42,9 @@ def _processes(dataset: Any, timeout_s: float | None) -> Change | UntriedRecord:
     name, code = "processes", f"workers={workers}, use_multiprocessing=True"
     if dataset.use_multiprocessing:
         return UntriedRecord(name, code, "the workers are processes already")
-    source = _source(dataset, workers=workers, use_multiprocessing=True)
-    problem = None if timeout_s is None else _problem(source, timeout_s)
+    limit = {} if timeout_s is None else {"timeout_s": timeout_s}
+    source = _source(dataset, workers=workers, use_multiprocessing=True, **limit)
+    problem = None if timeout_s is None else _problem(source)
     if problem:
         return UntriedRecord(name, code, problem)
     return Change(name, code, _PROCESSES, source)
@@ -70,21 +68,10 @@ def _source(dataset: Any, **changed: Any):
     return source_of_py_dataset(dataset, **{n: getattr(dataset, n) for n in names} | changed)
 
 
-def _problem(source: Any, timeout_s: float) -> str | None:
-    """Tries processes in a thread: forked beside TensorFlow's threads, they may never answer."""
-    before, problems = set(py_dataset_adapter._DATA_POOLS), []
-
-    def read() -> None:
-        try:
-            first_batch(source)
-        except InputError as error:
-            problems.append(f"processes raised an error: {error}")
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    reader.join(timeout_s)
-    if not reader.is_alive():
-        return problems[0] if problems else None
-    for pool in set(py_dataset_adapter._DATA_POOLS) - before:
-        pool.terminate()
-    return f"tried, but processes gave no batch within {timeout_s:.0f} s"
+def _problem(source: Any) -> str | None:
+    """Tries processes once: forked beside TensorFlow's threads, they may never answer."""
+    try:
+        first_batch(source)
+    except InputError as error:
+        return f"processes failed: {error}"
+    return None

@@ -17,12 +17,14 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from kbatch.training.batched import is_batched
 from kbatch.training.data import called_for, rebatched
 from kbatch.training.errors import InputError
+from kbatch.training.py_dataset_workers import Workers
 
 _FORMS = (
     "Give a `tf.data.Dataset`, a `keras.utils.PyDataset`, arrays as `x`, `(x, y)` or "
     "`(x, y, sample_weight)`, or a function `batch_size -> tf.data.Dataset`."
 )
 _KERAS_BATCH_SIZE = 32
+_PROCESSES_S = 60.0
 
 
 class BatchSource(NamedTuple):
@@ -88,6 +90,7 @@ def source_of_py_dataset(
     workers: int,
     use_multiprocessing: bool,
     max_queue_size: int,
+    timeout_s: float = _PROCESSES_S,
 ) -> BatchSource:
     """Makes a source of batches from a PyDataset, with workers of its own choice.
 
@@ -96,6 +99,8 @@ def source_of_py_dataset(
         workers: Threads or processes that make batches.
         use_multiprocessing: Whether they are processes.
         max_queue_size: Batches that may wait in the queue.
+        timeout_s: Seconds that processes may take to a batch: forked beside TensorFlow's threads,
+            they may never answer.
     """
     settings = {
         "workers": workers,
@@ -107,6 +112,8 @@ def source_of_py_dataset(
     def open_epoch():
         nonlocal signature
         adapter = _py_adapter(dataset, settings)
+        if adapter.enqueuer is not None:
+            adapter.enqueuer = Workers(dataset, **settings, timeout_s=timeout_s)
         adapter._output_signature = signature
         batches = adapter.get_tf_dataset()
         signature = adapter._output_signature

@@ -51,11 +51,7 @@ class BatchStream:
             except StopIteration:
                 self._end_epoch()
             except Exception as error:
-                raise InputError(
-                    f"The data raised an error at batch {self._of_epoch} (the first is 0): mend "
-                    "them so that they can be read from start to end. Received: "
-                    f"{type(error).__name__}: {_first_line(error)}"
-                ) from error
+                raise self._broken(error) from error
             else:
                 self.batches += 1
                 self._of_epoch += 1
@@ -70,7 +66,19 @@ class BatchStream:
 
     def _start(self) -> None:
         self._of_epoch = 0
-        self._iterator = self._exits.enter_context(self._source.open())
+        try:
+            self._iterator = self._exits.enter_context(self._source.open())
+        except InputError:
+            raise
+        except Exception as error:  # A PyDataset makes its first batches here.
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> InputError:
+        return InputError(
+            f"The data raised an error at batch {self._of_epoch} (the first is 0): mend them so "
+            "that they can be read from start to end. Received: "
+            f"{type(error).__name__}: {_first_line(error)}"
+        )
 
     def _stop(self) -> None:
         # The iterator's threads end with its last reference.

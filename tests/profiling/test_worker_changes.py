@@ -1,4 +1,5 @@
 import os
+import threading
 import time
 
 import keras
@@ -6,7 +7,9 @@ import numpy as np
 import pytest
 
 from kbatch.profiling.worker_changes import worker_changes
+from kbatch.training.batch_source import source_of_py_dataset
 from kbatch.training.batch_stream import BatchStream
+from kbatch.training.errors import InputError
 
 
 class Batches(keras.utils.PyDataset):
@@ -86,3 +89,58 @@ def test_processes_that_do_not_work_are_told_and_not_waited_for(dataset, timeout
     tried, untried = changes(dataset(), timeout_s)
     assert "processes" not in tried
     assert reason in untried["processes"]
+
+
+class Slow(Batches):
+    """Many batches, a while each."""
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep(0.2)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("use_multiprocessing", [False, True])
+def test_workers_end_without_making_what_waits_in_the_queue(use_multiprocessing):
+    def ours():
+        # TensorFlow's own threads are named so once they have run Python.
+        return {one for one in threading.enumerate() if not one.name.startswith("Dummy")}
+
+    before = ours()
+    source = source_of_py_dataset(
+        Slow(), workers=2, use_multiprocessing=use_multiprocessing, max_queue_size=100
+    )
+    with BatchStream(source) as stream:
+        stream.next()
+        began_s = time.perf_counter()
+    # A queue of 100 such batches takes ten seconds to make.
+    assert time.perf_counter() - began_s < 5
+    waiting_s = time.perf_counter() + 5
+    while left := ours() - before:
+        assert time.perf_counter() < waiting_s, left
+        time.sleep(0.05)
+
+
+class Broken(Batches):
+    """Raises an error at one of its batches."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise OSError("no file here")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_error_in_a_batch_is_ours_and_ends_the_workers(workers, at):
+    source = source_of_py_dataset(
+        Broken(at), workers=workers, use_multiprocessing=False, max_queue_size=10
+    )
+    with pytest.raises(InputError, match=rf"error at batch {at} .*no file here"):
+        first_epoch(source)
