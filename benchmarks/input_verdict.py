@@ -1,10 +1,12 @@
 """How often is the verdict on an input pipeline right?
 
-python benchmarks/input_verdict.py [--budget 8] [--keep DIR]
+python benchmarks/input_verdict.py [--budget 6] [--keep DIR] [--part 1/2]
 
-Pipelines of a known delay an example feed models of a known step time: five kinds of pipeline at
-eight ratios of the two rates around 1, 40 cases. Prints each case, the confusion matrix, and how
-many verdicts are right where the rates differ by 20 % or more, and wrong at a factor of two.
+Pipelines of a known delay an example feed models of a known step time: eight kinds of pipeline at
+eight ratios of the two rates around 1, 64 cases. Prints each case, the confusion matrix, and how
+many verdicts are right where the rates differ by 20 % or more, and wrong at a factor of two. A part
+is some of the kinds; `--keep` collects the records of all of them, and the matrix is that of all
+records kept there.
 """
 
 import argparse
@@ -68,12 +70,52 @@ def generator(delay_s):
     return tf.data.Dataset.from_generator(make, output_signature=specs)
 
 
+def chunks(delay_s):
+    """Batches in chunks of ten: the delay of all of them comes before the first."""
+
+    def make():
+        while True:
+            time.sleep(10 * delay_s)
+            for _ in range(10):
+                yield BATCH
+
+    specs = tuple(tf.TensorSpec(part.shape, part.dtype) for part in BATCH)
+    return tf.data.Dataset.from_generator(make, output_signature=specs)
+
+
+def varying_lengths(delay_s):
+    """Batches of 8, 16 and 24 examples in turn, with the same delay an example."""
+    rows = tf.constant([8, 16, 24])
+
+    def make(i):
+        n = rows[i % 3]
+        return tf.ones((n, FEATURES)), tf.ones((n, 1))
+
+    def slow(x, y):
+        def waited(v):
+            wait(delay_s * len(v) / ROWS)
+            return v
+
+        return tf.ensure_shape(tf.py_function(waited, [x], tf.float32), (None, FEATURES)), y
+
+    return tf.data.Dataset.range(240, output_type=tf.int32).map(make).map(slow)
+
+
+def shuffle_of_all(delay_s):
+    """An epoch of ten batches is made before the first of them comes."""
+    rows = tf.data.Dataset.from_tensors(BATCH).repeat(10)
+    return rows.apply(native_sleep(round(1e6 * delay_s))).shuffle(10)
+
+
 PIPELINES = {
     "native delay": lambda d: batches().apply(native_sleep(round(1e6 * d))),
     "with prefetch": lambda d: batches().apply(native_sleep(round(1e6 * d))).prefetch(2),
     "Python map": waiting_map,
     "two calls at once": lambda d: waiting_map(2 * d, parallel=2),
     "busy generator": generator,
+    "chunks": chunks,
+    "varying lengths": varying_lengths,
+    "shuffle of all": shuffle_of_all,
 }
 
 
@@ -108,16 +150,18 @@ def own_step_s(net):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--budget", type=float, default=8.0, metavar="SECONDS")
+    parser.add_argument("--budget", type=float, default=6.0, metavar="SECONDS")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where to keep the records")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="i-th of n groups of kinds")
     options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
     rest_s = own_step_s(model(STEPS_S[0])) - STEPS_S[0]
     print(f"step without its delay: {1e3 * rest_s:.2f} ms")
     print(f"{'pipeline':<20}{'step (ms)':>10}{'true':>7}{'found':>7}  interval         verdict")
-    rows = []
+    rows = {}
     for index, (name, make) in enumerate(PIPELINES.items()):
-        for ratio in RATIOS:
-            step_s = STEPS_S[index % 2]
+        for ratio in RATIOS if index * parts // len(PIPELINES) == part - 1 else ():
+            step_s = STEPS_S[index // 2 % 2]
             profile = kbatch.profile_input_pipeline(
                 model(step_s - rest_s),
                 make(step_s / ratio),
@@ -125,17 +169,30 @@ def main() -> None:
                 remedies=False,
             )
             keras.backend.clear_session()
-            rows.append((ratio, profile.verdict))
+            rows[name, ratio] = profile.verdict
             if options.keep:
                 profile.save(options.keep / f"{name} {ratio}.json")
-            found = profile.ratio
-            interval = f"{found.interval.low:.2f} to {found.interval.high:.2f}"
-            print(
-                f"{name:<20}{1e3 * step_s:10.0f}{ratio:7.2f}{found.value:7.2f}  {interval:<17}"
-                f"{profile.verdict}",
-                flush=True,
-            )
-    tell(rows)
+            tell_case(name, ratio, profile, step_s)
+    if options.keep:
+        kept = ((name, r, options.keep / f"{name} {r}.json") for name in PIPELINES for r in RATIOS)
+        rows = {
+            (name, r): kbatch.InputPipelineProfile.load(path).verdict
+            for name, r, path in kept
+            if path.exists()
+        }
+    tell([(ratio, verdict) for (_, ratio), verdict in rows.items()])
+
+
+def tell_case(name, ratio, profile, step_s):
+    found = profile.ratio
+    interval = f"{found.interval.low:.2f} to {found.interval.high:.2f}"
+    long_run = profile.long_run_ratio
+    uneven = "" if profile.is_even else f"  (long: {long_run.low:.2f} to {long_run.high:.2f})"
+    print(
+        f"{name:<20}{1e3 * step_s:10.0f}{ratio:7.2f}{found.value:7.2f}  {interval:<17}"
+        f"{profile.verdict}{uneven}",
+        flush=True,
+    )
 
 
 def truth(ratio):

@@ -2,8 +2,10 @@
 
 from records_factory import make_study
 
+from kbatch.analysis.long_run import LongRun
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.input_rates import (
+    LongRunRecord,
     RateRecord,
     RemedyRecord,
     SmallerStepRecord,
@@ -32,6 +34,17 @@ def make_remedy(name="parallel map", gain=1.9, *, condition=None):
         original=make_rate(780, wait_share=0.6),
         changed=make_rate(780 * gain, wait_share=0.2),
     )
+
+
+def make_long_run(low, high=None, *, waiting=None):
+    """A reading of three seconds with these bounds, in examples/s."""
+    counted = (
+        LongRun("whole chunks", round(3 * low), 3.0, 0, 0.0)
+        if high is None
+        else LongRun("part of the data", round(3 * low), 3.0, round(2 * high), 2.0)
+    )
+    trained = {} if waiting is None else {"training_s": 4.0, "training_wait_s": 4.0 * waiting}
+    return LongRunRecord(counted, 1.0, **trained)
 
 
 def make_smaller_steps(step=2400, *, batch_size=64, overhead_examples=16, rounds=5):

@@ -89,6 +89,7 @@ def test_text_record_and_figure(folder, tmp_path, capsys, data, more, batch_size
         ("build", "sized", (), "give `batch_size`"),
         ("build", "number", (), "Give a `tf.data.Dataset`.*builtins.int"),
         ("build", "data", ("--budget", "-1"), "budget_s=-1"),
+        ("build", "data", ("--cache-bytes", "-1"), "cache_bytes=-1"),
         ("build", "data", ("--batch-size", "0"), "batch_size.*0"),
     ],
 )

@@ -24,23 +24,40 @@ from kbatch.analysis.step_time import StepTime, fit_step_time
 VERDICTS = ("input-bound", "compute-bound", "undetermined")
 # Measuring costs each side a few percent of its own: rates that are closer are taken as equal.
 CLOSEST_RATIO = 1.05
+# The same for a long reading, which is one and has no rounds.
+_CLOSEST_ONCE = 1.1
+# Short blocks and a long reading that differ by more than this saw different things.
+AGREEING_RATIO = 1.3
 
 
-def input_verdict(ratio: RoundEstimate | None) -> str:
+def input_verdict(ratio: RoundEstimate | None, *, long_run: Interval | None = None) -> str:
     """Tells which side limits training.
 
     Args:
         ratio: Rate of the pipeline over that of the train step, paired by round.
+        long_run: The least and the most that this ratio is over a long reading of the pipeline.
 
     Returns:
         `"input-bound"` where the whole interval lies below 1, `"compute-bound"` where it lies
-        above, by more than 5 % each; else, and without an interval, `"undetermined"`.
+        above, by more than 5 % each; else, and without an interval, `"undetermined"`. Where the
+        long reading differs from the rounds, its bounds decide, by more than 10 %.
     """
     if ratio is None or ratio.interval is None:
         return "undetermined"
-    if ratio.interval.high < 1 / CLOSEST_RATIO:
+    if long_run is not None and not agrees(ratio, long_run):
+        return _side(long_run, closest=_CLOSEST_ONCE)
+    return _side(ratio.interval, closest=CLOSEST_RATIO)
+
+
+def agrees(ratio: RoundEstimate, long_run: Interval) -> bool:
+    """Tells whether short rounds and a long reading gave about the same ratio."""
+    return long_run.high <= AGREEING_RATIO * ratio.value <= AGREEING_RATIO**2 * long_run.low
+
+
+def _side(interval: Interval, *, closest: float) -> str:
+    if interval.high < 1 / closest:
         return "input-bound"
-    if ratio.interval.low > CLOSEST_RATIO:
+    if interval.low > closest:
         return "compute-bound"
     return "undetermined"
 

@@ -24,6 +24,9 @@ def add_input(commands: Any) -> None:
         "--no-remedies", action="store_true", help="leave out the changes to the pipeline"
     )
     parser.add_argument(
+        "--cache-bytes", type=int, metavar="BYTES", help="memory that a cache may take when tried"
+    )
+    parser.add_argument(
         "-o",
         "--output",
         type=Path,
@@ -45,9 +48,10 @@ def _run(options: argparse.Namespace) -> None:
     from kbatch.reporting.input_text import input_lines
 
     build, data = named_build(options.build, BUILD), named_data(options.data, DATA)
-    budget = {} if options.budget is None else {"budget_s": options.budget}
+    given = {"budget_s": options.budget, "cache_bytes": options.cache_bytes}
+    budgets = {name: value for name, value in given.items() if value is not None}
     profile = profile_input_pipeline(
-        build, data, batch_size=options.batch_size, remedies=not options.no_remedies, **budget
+        build, data, batch_size=options.batch_size, remedies=not options.no_remedies, **budgets
     )
     record, figure = options.output / _RECORD, options.output / _FIGURE
     profile.save(record)

@@ -58,6 +58,8 @@ def _gathered(leaves: list[np.ndarray], random: np.random.Generator, rows: int) 
 def _copied(leaves: list[np.ndarray], rows: int) -> None:
     for leaf in leaves:
         held_on_device(tf.constant(leaf[:rows]))
+    if tf.config.list_logical_devices("GPU"):  # A copy to it has only begun.
+        tf.test.experimental.sync_devices()
 
 
 def _timed(part: Callable[[], None]) -> Callable[[], float]:

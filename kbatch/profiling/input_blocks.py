@@ -2,13 +2,15 @@
 
 Each block starts the pipeline anew, so that nothing runs behind the other blocks and none begins
 with batches made before. What the start costs is left out, the first batch and what follows until
-tf.data has tuned itself, unless the data end within the block: then whole epochs count.
+tf.data has tuned itself, unless whole epochs count or all that comes from the start: which of them
+is decided once for a pipeline, so that its rounds count the same.
 """
 
+import functools
 import itertools
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from kbatch.records.input_rates import RateRecord, StepSpan
 from kbatch.training.batch_source import BatchSource
@@ -20,6 +22,10 @@ _FEWEST = 4
 _FEWEST_ROUNDS = 3
 _SHORTEST_S = 0.05
 _SETTLE_SHARE = 0.25
+# Steps that are launched before the device is waited for: `fit` waits for none of them.
+_LAUNCHED = 8
+
+Counting = Literal["settled", "epochs", "start"]
 
 
 class BlockLength(NamedTuple):
@@ -29,11 +35,14 @@ class BlockLength(NamedTuple):
         settle_s: Seconds after the first batch that are left out; at least one batch is.
         measure_s: Seconds that are measured; at least four batches are.
         longest_s: Seconds after which a block ends with a single batch too.
+        counting: What counts of a pipeline: `"settled"` for what comes after `settle_s`,
+            `"epochs"` for whole epochs with their starts, `"start"` for all from the start.
     """
 
     settle_s: float
     measure_s: float
     longest_s: float
+    counting: Counting = "settled"
 
 
 class Block(NamedTuple):
@@ -78,14 +87,17 @@ def pipeline_block(source: BatchSource, length: BlockLength) -> Block:
     return Block(
         sum(one.rows for one in taken.counted),
         taken.counted[-1].end.time_s - taken.begin.time_s,
-        taken.counted[-1].end.cpu_s - taken.begin.cpu_s,
+        sum(one.cpu_s for one in taken.counted),
         taken.first_batch_s,
         (),
     )
 
 
 def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) -> Block:
-    """Measures the train step alone, on batches that take turns: they may differ in shape."""
+    """Measures the train step alone, on batches that take turns: they may differ in shape.
+
+    Several steps are launched before the device is waited for, as in `fit`.
+    """
     step.restore()
     began_s = time.perf_counter()
     step(batches[0])
@@ -93,11 +105,14 @@ def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) 
         step(batches[0])
     begin, steps, rows = _now(), 0, 0
     for batch in itertools.cycle(batches):
-        step(batch)
-        steps, rows, end = steps + 1, rows + rows_of(batch), _now()
+        step.launch(batch)
+        steps, rows = steps + 1, rows + rows_of(batch)
         whole = steps % len(batches) == 0
-        if whole and _is_over(end.time_s - begin.time_s, steps, length):
-            break
+        if whole and (steps % _LAUNCHED == 0 or _passed(begin) >= length.measure_s):
+            step.wait()
+            if _is_over(_passed(begin), steps, length):
+                break
+    end = _now()
     return Block(rows, end.time_s - begin.time_s, end.cpu_s - begin.cpu_s, None, ())
 
 
@@ -116,7 +131,7 @@ def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength)
     return Block(
         sum(one.rows for one in known),
         sum(span.wait_s + span.compute_s for span in spans),
-        taken.counted[-1].end.cpu_s - taken.begin.cpu_s,
+        sum(one.cpu_s for one in known),
         taken.first_batch_s,
         tuple(span_from(span, spans[0].begin_s) for span in spans),
     )
@@ -127,20 +142,14 @@ def span_from(span: StepSpan, zero_s: float) -> StepSpan:
     return StepSpan(span.begin_s - zero_s, span.wait_s, span.compute_s)
 
 
-def rate_of(blocks: list[Block], *, gpu_busy_share: float | None = None) -> RateRecord:
-    """Joins the blocks of one contender, one a round.
-
-    Args:
-        blocks: The blocks.
-        gpu_busy_share: What was read of the GPU besides.
-    """
+def rate_of(blocks: list[Block]) -> RateRecord:
+    """Joins the blocks of one contender, one a round."""
     waited = [sum(span.wait_s for span in block.spans) for block in blocks]
     return RateRecord(
         examples=tuple(block.examples for block in blocks),
         durations_s=tuple(block.duration_s for block in blocks),
         wait_s=tuple(waited) if any(block.spans for block in blocks) else (),
         cpu_s=tuple(block.cpu_s for block in blocks),
-        gpu_busy_share=gpu_busy_share,
     )
 
 
@@ -157,6 +166,7 @@ class _Batch(NamedTuple):
     asked_s: float
     arrived_s: float
     end: _Moment
+    cpu_s: float
     new: bool
 
 
@@ -167,11 +177,7 @@ class _Taken(NamedTuple):
 
 
 class _Tally:
-    """Takes batches, and decides which of them count.
-
-    Where the data end within the block, whole epochs count from their start: a shuffle buffer is
-    filled at the start of an epoch and drained at its end, and only both together are its rate.
-    """
+    """Takes batches, and picks those that count."""
 
     def __init__(self, source: BatchSource):
         self._opened = _now()
@@ -185,38 +191,65 @@ class _Tally:
         self._stream.__exit__(*error)
 
     def read(self, use: Any, length: BlockLength) -> _Taken:
-        has_seen = getattr(use, "has_seen", lambda _: True)
         batches: list[_Batch] = []
-
-        def take() -> _Batch:
-            asked_s = time.perf_counter()
-            batch = self._stream.next()
-            arrived_s, new = time.perf_counter(), not has_seen(batch)
-            use(batch)
-            epoch, rows = self._stream.epochs, rows_of(batch)
-            batches.append(_Batch(epoch, rows, asked_s, arrived_s, _now(), new))
-            return batches[-1]
-
+        take = functools.partial(self._take, use, batches, has_seen=_has_seen(use))
         first = take()
-        settled = take()
-        while settled.end.time_s - first.end.time_s < length.settle_s:
-            settled = take()
-        left_out = len(batches)
-        while True:
-            last = take()
-            measured = len(batches) - left_out
-            if _is_over(last.end.time_s - settled.end.time_s, measured, length):
-                break
-        whole = [one for one in batches if one.epoch < self._stream.epochs]
         first_batch_s = first.arrived_s - self._opened.time_s
-        if whole:
-            return _Taken(self._opened, whole, first_batch_s)
-        return _Taken(settled.end, batches[left_out:], first_batch_s)
+        if length.counting == "epochs":
+            return self._whole_epochs(take, batches, length)._replace(first_batch_s=first_batch_s)
+        begin, left_out = self._opened, 0
+        if length.counting == "settled":
+            begin = take().end
+            while begin.time_s - first.end.time_s < length.settle_s:
+                begin = take().end
+            left_out = len(batches)
+        last_s = first.end.time_s
+        while not _is_over(last_s - begin.time_s, len(batches) - left_out, length):
+            last_s = take().end.time_s
+        return _Taken(begin, batches[left_out:], first_batch_s)
+
+    def _whole_epochs(
+        self, take: Callable[[], _Batch], batches: list[_Batch], length: BlockLength
+    ) -> _Taken:
+        """Takes batches until an epoch has ended, and then until the time is over."""
+        wanted_s = length.settle_s + length.measure_s
+        while self._stream.epochs == 0 or _passed(self._opened) < wanted_s:
+            take()
+        whole = [one for one in batches if one.epoch < self._stream.epochs]
+        return _Taken(self._opened, whole, 0.0)
+
+    def _take(self, use: Any, batches: list[_Batch], *, has_seen: Any) -> _Batch:
+        before = batches[-1].end if batches else self._opened
+        asked_s = time.perf_counter()
+        batch = self._stream.next()
+        arrived_s, new = time.perf_counter(), not has_seen(batch)
+        use(batch)
+        end = _now()
+        batches.append(
+            _Batch(
+                self._stream.epochs,
+                rows_of(batch),
+                asked_s if batches else self._opened.time_s,
+                arrived_s,
+                end,
+                end.cpu_s - before.cpu_s,
+                new,
+            )
+        )
+        return batches[-1]
+
+
+def _has_seen(use: Any) -> Callable[[Any], bool]:
+    return getattr(use, "has_seen", lambda _: True)
 
 
 def _is_over(duration_s: float, batches: int, length: BlockLength) -> bool:
     enough = duration_s >= length.measure_s and batches >= _FEWEST
-    return enough or duration_s >= length.longest_s
+    return batches > 0 and (enough or duration_s >= length.longest_s)
+
+
+def _passed(since: _Moment) -> float:
+    return time.perf_counter() - since.time_s
 
 
 def _now() -> _Moment:

@@ -1,15 +1,18 @@
 """The experiment that tells whether the input pipeline or the train step limits training."""
 
+import dataclasses
 import math
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import keras
 import keras_tuner
 
 from kbatch.instruments.environment import read_environment
 from kbatch.profiling.array_costs import array_costs
+from kbatch.profiling.input_pass import InputPass, read_pass
 from kbatch.profiling.input_remedies import Remedies, not_tried, try_changes, with_change
-from kbatch.profiling.input_rounds import measure_rounds
+from kbatch.profiling.input_rounds import WarmStep, measure_rounds, warm_step
 from kbatch.profiling.pipeline_cache import cached_pipeline, fill_cache
 from kbatch.profiling.pipeline_changes import pipeline_changes
 from kbatch.profiling.user_model import BuildFunction, model_builder
@@ -17,16 +20,18 @@ from kbatch.profiling.worker_changes import worker_changes
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.reporting.number_text import percent
 from kbatch.training.batch_source import BatchSource, batch_source
-from kbatch.training.batch_stream import first_batches
-from kbatch.training.borrowed_step import BorrowedStep, borrowed_step, held_on_device, rows_of
+from kbatch.training.borrowed_step import borrowed_step, held_on_device, rows_of
+from kbatch.training.seeds import kept_seeds
 from kbatch.training.trainable_model import check_compiled
 
 _REMEDIES_SHARE = 0.5
 # Below this share of waiting no change to the pipeline is worth a measurement.
 _LITTLE_WAITING = 0.05
-# Batches that the train step alone takes turns with.
-_HELD = 4
+# Shares of the time for the pipeline as it is: to fill its cache, for one long reading, which lasts
+# longer where it is uneven, and what is left to the rounds in any case.
+_FILL_SHARE, _LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.3, 0.1, 0.3, 0.4
 _PROCESSES_START_S = 10.0
+_TIMELINE_S, _GPU_S = 1.0, 5.0
 
 
 def profile_input_pipeline(
@@ -73,45 +78,74 @@ def profile_input_pipeline(
             model; it says what to give.
     """
     _check_budgets(budget_s, cache_bytes)
-    trained = model_builder(model)()
-    check_compiled(trained)
-    source = batch_source(dataset, trained, batch_size)
-    base_s = budget_s * (1 - _REMEDIES_SHARE if remedies else 1)
-    taken, first_batch_s = first_batches(source, most=_HELD, most_s=base_s / 10)
-    batches = [held_on_device(batch) for batch in taken]
-    batch = batches[0]
-    with borrowed_step(trained, batch) as step:
-        cache_note = fill_cache(source, base_s / 2)
-        rounds = measure_rounds(source, step, batches, budget_s=base_s, first_batch_s=first_batch_s)
-        tried = Remedies((), ())
-        if remedies and source.kind != "arrays":
-            waiting = rounds.together.wait_share or 0.0
-            tried = _remedies(waiting, source, step, budget_s - base_s, cache_bytes)
-    measured = rounds._replace(notes=(*cache_note, *rounds.notes))
-    return InputPipelineProfile(
-        **measured._asdict(),
-        source=source.kind,
-        batch_size=rows_of(batch),
-        remedies=tried.tried,
-        untried=tried.untried,
-        costs=array_costs(source.given, rows_of(batch)) if source.kind == "arrays" else (),
-        dtype_policy=trained.dtype_policy.name,
-        budget_s=budget_s,
-        environment=read_environment(),
-    )
+    with kept_seeds():
+        trained = model_builder(model)()
+        check_compiled(trained)
+        source = batch_source(dataset, trained, batch_size)
+        limits = _Limits(budget_s, cache_bytes, remedies and source.kind != "arrays")
+        return _measured(trained, source, limits)
+
+
+class _Limits(NamedTuple):
+    budget_s: float
+    cache_bytes: int
+    remedies: bool
+
+    @property
+    def base_s(self) -> float:
+        """Seconds for the pipeline as it is."""
+        return self.budget_s * (1 - _REMEDIES_SHARE if self.remedies else 1)
+
+
+def _measured(model: keras.Model, source: BatchSource, limits: _Limits) -> InputPipelineProfile:
+    began_s, base_s = time.perf_counter(), limits.base_s
+    cache_notes = fill_cache(source, base_s * _FILL_SHARE)
+    reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
+    batches = [held_on_device(batch) for batch in reading.batches]
+    spent_s = time.perf_counter() - began_s
+    tried = Remedies((), ())
+    with borrowed_step(model, batches[0]) as step:
+        warm = warm_step(step, batches)
+        began_s = time.perf_counter()
+        rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
+        rounds = measure_rounds(source, warm, reading, budget_s=rounds_s)
+        profile = InputPipelineProfile(
+            **rounds._replace(notes=(*cache_notes, *rounds.notes))._asdict(),
+            source=source.kind,
+            batch_size=rows_of(batches[0]),
+            remedies=(),
+            untried=(),
+            costs=array_costs(source.given, rows_of(batches[0])) if source.kind == "arrays" else (),
+            dtype_policy=model.dtype_policy.name,
+            budget_s=limits.budget_s,
+            environment=read_environment(),
+        )
+        if limits.remedies:
+            spent_s += time.perf_counter() - began_s - _uncounted_s(profile)
+            left_s = limits.budget_s - max(base_s, spent_s)
+            tried = _remedies(profile, source, warm, reading=reading, limits=limits, left_s=left_s)
+    return dataclasses.replace(profile, remedies=tried.tried, untried=tried.untried)
+
+
+def _uncounted_s(profile: InputPipelineProfile) -> float:
+    """Seconds that the rounds took beside what they were given."""
+    return _TIMELINE_S + (0.0 if profile.together.gpu_busy_share is None else _GPU_S)
 
 
 def _remedies(
-    waiting: float,
+    profile: InputPipelineProfile,
     source: BatchSource,
-    step: BorrowedStep,
-    budget_s: float,
-    cache_bytes: int,
+    warm: WarmStep,
+    *,
+    reading: InputPass,
+    limits: _Limits,
+    left_s: float,
 ) -> Remedies:
     """Tries the changes where training waits for data, and says why not where it does not."""
+    waiting, end_s = profile.wait_share or 0.0, time.perf_counter() + left_s
     in_vain = waiting < _LITTLE_WAITING
     if source.kind == "PyDataset":
-        timeout_s = None if in_vain else max(_PROCESSES_START_S, budget_s)
+        timeout_s = None if in_vain else max(_PROCESSES_START_S, left_s)
         changes = worker_changes(source.given, timeout_s=timeout_s)
     else:
         changes = pipeline_changes(source.given)
@@ -119,9 +153,18 @@ def _remedies(
         reason = f"training waits for data {percent(waiting)} of its time: there is little to gain"
         return Remedies((), not_tried(changes, reason))
     if source.kind == "tf.data.Dataset":
-        cached = cached_pipeline(source.given, budget_bytes=cache_bytes, budget_s=budget_s / 4)
+        cached = cached_pipeline(
+            source.given, budget_bytes=limits.cache_bytes, budget_s=left_s * _FILL_SHARE
+        )
         changes = with_change(changes, cached)
-    return try_changes(changes, source, step, budget_s)
+    return try_changes(
+        changes,
+        source,
+        warm,
+        reading=reading,
+        even=profile.is_even,
+        budget_s=max(0.0, end_s - time.perf_counter()),
+    )
 
 
 def _check_budgets(budget_s: float, cache_bytes: int) -> None:

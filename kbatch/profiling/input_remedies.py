@@ -2,18 +2,31 @@
 
 import functools
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
-from kbatch.profiling.input_blocks import MOST_ROUNDS, block_length, rate_of, training_block
-from kbatch.profiling.interleaved import interleaved
+from kbatch.profiling.input_blocks import (
+    MOST_ROUNDS,
+    Block,
+    BlockLength,
+    block_length,
+    rate_of,
+    training_block,
+)
+from kbatch.profiling.input_pass import InputPass
+from kbatch.profiling.input_rounds import WarmStep, counted
+from kbatch.profiling.interleaved import FEWEST_ROUNDS, interleaved
 from kbatch.profiling.pipeline_changes import Change, Changes
 from kbatch.records.input_rates import RemedyRecord, UntriedRecord
+from kbatch.reporting.caveat import one_line
 from kbatch.training.batch_source import BatchSource
-from kbatch.training.batch_stream import first_batch
-from kbatch.training.borrowed_step import BorrowedStep
-from kbatch.training.errors import InputError
+from kbatch.training.borrowed_step import rows_of
 
 _ORIGINAL = ""
+# Batches that a block takes at least after the first: one to settle and one that counts.
+_LATER_BATCHES = 2
+# Changes are tried that might take so much longer than there is time.
+_LONGER = 1.5
 
 
 class Remedies(NamedTuple):
@@ -29,39 +42,92 @@ class Remedies(NamedTuple):
 
 
 def try_changes(
-    changes: Changes, source: BatchSource, step: BorrowedStep, budget_s: float
+    changes: Changes,
+    source: BatchSource,
+    warm: WarmStep,
+    *,
+    reading: InputPass,
+    even: bool,
+    budget_s: float,
 ) -> Remedies:
     """Trains on each changed pipeline and on the original, in turn.
+
+    Three rounds are made in any case: changes for which there is no time are not tried, and one
+    that raises an error is left out from then on.
 
     Args:
         changes: What to try.
         source: The pipeline as it is.
-        step: The train step.
-        budget_s: Seconds for all of it; three rounds are made in any case.
+        warm: The train step.
+        reading: The long reading of the pipeline as it is.
+        even: Whether short blocks show the pipeline's rate; else blocks as long as the reading
+            count all from the start.
+        budget_s: Seconds for all of it.
     """
     began_s = time.perf_counter()
-    works, untried = [], list(changes.untried)
-    for change in changes.tried:
-        try:
-            first_batch(change.source)
-            works.append(change)
-        except InputError as error:
-            reason = f"tried, and it raised an error: {error}"
-            untried.append(UntriedRecord(change.name, change.code, reason))
-    if not works:
+    block_s = _least_block_s(reading, warm, even=even)
+    most = max(0, int(_LONGER * budget_s / (FEWEST_ROUNDS * block_s)) - 1)
+    given, left = changes.tried[:most], changes.tried[most:]
+    needed_s = FEWEST_ROUNDS * block_s * (len(changes.tried) + 1)
+    short = f"there was no time: all changes need about {needed_s:.0f} s, half of `budget_s`"
+    untried = [*changes.untried, *(UntriedRecord(c.name, c.code, short) for c in left)]
+    if not given:
         return Remedies((), tuple(untried))
-    start_s = first_batch(source)[1]
-    sources = {_ORIGINAL: source} | {change.name: change.source for change in works}
-    length = block_length(budget_s, contenders=len(sources), starts_s=len(sources) * start_s)
-    blocks = {
-        name: functools.partial(training_block, one, step, length) for name, one in sources.items()
-    }
-    found = interleaved(blocks, until_s=began_s + budget_s, most_rounds=MOST_ROUNDS)
-    original = rate_of(found[_ORIGINAL])
+    length = block_length(
+        budget_s,
+        contenders=len(given) + 1,
+        starts_s=(len(given) + 1) * reading.record.first_batch_s,
+    )
+    length = (
+        counted(length, reading.epoch, reading.record.first_batch_s, step_s=warm.step_s)
+        if even
+        else BlockLength(0.0, reading.duration_s, reading.duration_s, "start")
+    )
+    train = functools.partial(training_block, step=warm.step, length=length)
+    failures: dict[str, str] = {}
+    blocks = {c.name: _until_it_fails(c, train, failures) for c in given}
+    found = interleaved(
+        {_ORIGINAL: lambda: train(source)} | blocks,
+        until_s=began_s + budget_s,
+        most_rounds=MOST_ROUNDS,
+    )
+    original = rate_of([block for block in found[_ORIGINAL] if block])
     tried = [
-        RemedyRecord(c.name, c.code, c.condition, original, rate_of(found[c.name])) for c in works
+        RemedyRecord(
+            c.name, c.code, c.condition, original, rate_of([b for b in found[c.name] if b])
+        )
+        for c in given
+        if c.name not in failures
+    ]
+    untried += [
+        UntriedRecord(c.name, c.code, failures[c.name]) for c in given if c.name in failures
     ]
     return Remedies(tuple(tried), tuple(untried))
+
+
+def _least_block_s(reading: InputPass, warm: WarmStep, *, even: bool) -> float:
+    if not even:
+        return reading.duration_s
+    counted = reading.record.counted
+    batch_s = rows_of(warm.batches[0]) * counted.duration_s / counted.examples
+    return reading.record.first_batch_s + _LATER_BATCHES * (batch_s + warm.step_s)
+
+
+def _until_it_fails(
+    change: Change, train: Callable[[BatchSource], Block], failures: dict[str, str]
+) -> Callable[[], Block | None]:
+    """Makes a block of a changed pipeline that keeps an error as the reason and ends there."""
+
+    def block() -> Block | None:
+        if change.name in failures:
+            return None
+        try:
+            return train(change.source)
+        except Exception as error:  # Whatever the changed pipeline raises: the others go on.
+            failures[change.name] = f"failed: {one_line(str(error)) or type(error).__name__}"
+            return None
+
+    return block
 
 
 def not_tried(changes: Changes, reason: str) -> tuple[UntriedRecord, ...]:

@@ -1,5 +1,6 @@
 """Rounds in which pipeline, train step and both together take turns."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -7,6 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from kbatch.analysis.input_bound import agrees
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.round_ratios import ratio_over_rounds
 from kbatch.profiling.gpu_busy import GpuBusy, gpu_busy
 from kbatch.profiling.input_blocks import (
     MOST_ROUNDS,
@@ -18,10 +22,12 @@ from kbatch.profiling.input_blocks import (
     step_block,
     training_block,
 )
+from kbatch.profiling.input_pass import Epoch, InputPass
 from kbatch.profiling.interleaved import interleaved
-from kbatch.records.input_rates import RateRecord, SmallerStepRecord, StepSpan
+from kbatch.records.input_rates import LongRunRecord, RateRecord, SmallerStepRecord, StepSpan
 from kbatch.training.batch_source import BatchSource
-from kbatch.training.borrowed_step import BorrowedStep, first_rows, rows_of
+from kbatch.training.borrowed_step import BorrowedStep, first_rows, fitting_data, rows_of
+from kbatch.training.errors import InputError
 
 _TIMELINE_S = 1.0
 # Smaller batches of the train step: with the batch itself three sizes, so that a line can be
@@ -30,6 +36,8 @@ _PARTS = (4, 16)
 # A block of a smaller step lasts this share of the others: only the crossing rests on it.
 _SMALLER_SHARE = 0.5
 _STARTED = 2
+# Epochs of so few batches, or whose start takes this share of them, count as a whole.
+_FEW_BATCHES, _START_SHARE = 8, 0.05
 
 
 class InputRounds(NamedTuple):
@@ -43,6 +51,7 @@ class InputRounds(NamedTuple):
         first_batch_s: Seconds from the start of the pipeline to its first batch, each time.
         timeline: Consecutive steps of training, a second of them, fewer on a smaller budget.
         notes: What a reader of the numbers must know.
+        long_run: The long reading, with training as long where the rounds differ from it.
     """
 
     pipeline: RateRecord
@@ -52,64 +61,173 @@ class InputRounds(NamedTuple):
     first_batch_s: tuple[float, ...]
     timeline: tuple[StepSpan, ...]
     notes: tuple[str, ...]
+    long_run: LongRunRecord
+
+
+class WarmStep(NamedTuple):
+    """A train step that has seen the shapes it will be timed on.
+
+    Attributes:
+        step: The train step.
+        batches: Batches to train on in turn, held on the device.
+        smaller: Smaller batches by their size, the largest first.
+        step_s: Seconds of a step.
+        notes: What a reader of the numbers must know.
+    """
+
+    step: BorrowedStep
+    batches: tuple[Any, ...]
+    smaller: dict[int, Any]
+    step_s: float
+    notes: tuple[str, ...]
+
+
+def warm_step(step: BorrowedStep, batches: Sequence[Any]) -> WarmStep:
+    """Trains on each shape twice; smaller batches that the model does not take are left out.
+
+    Args:
+        step: The train step.
+        batches: Batches of the data, on the device.
+
+    Raises:
+        InputError: If the model cannot be trained on the batches.
+    """
+    with fitting_data():
+        for batch in batches:
+            step(batch)
+        began_s = time.perf_counter()
+        for batch in batches:
+            step(batch)
+        step_s = (time.perf_counter() - began_s) / len(batches)
+    smaller, notes = {}, []
+    for rows, part in _smaller(batches[0]).items():
+        try:
+            with fitting_data():
+                step(part)
+                step(part)
+        except InputError as error:
+            cause = f"{type(error.__cause__).__name__}"
+            notes.append(f"The train step was not measured on {rows:,} examples: {cause}.")
+        else:
+            smaller[rows] = part
+    return WarmStep(step, tuple(batches), smaller, step_s, tuple(notes))
 
 
 def measure_rounds(
-    source: BatchSource,
-    step: BorrowedStep,
-    batches: Sequence[Any],
-    *,
-    budget_s: float,
-    first_batch_s: float,
+    source: BatchSource, warm: WarmStep, reading: InputPass, *, budget_s: float
 ) -> InputRounds:
     """Makes the rounds, then a block of training for the timeline, and reads a GPU.
 
     Args:
         source: Where the batches come from.
-        step: The train step.
-        batches: Batches for the train step alone; smaller ones are cut from the first.
+        warm: The train step and its batches.
+        reading: The long reading of the pipeline.
         budget_s: Seconds for the rounds; three are made in any case.
-        first_batch_s: Seconds that the pipeline takes to its first batch.
     """
-    smaller = _smaller(batches[0])
-    for warm in (*batches, *smaller.values()):
-        step(warm)
-        step(warm)
     blocks: dict[str, Callable[[BlockLength], Block]] = {
         "pipeline": functools.partial(pipeline_block, source),
-        "step": functools.partial(step_block, step, batches),
-        "together": functools.partial(training_block, source, step),
+        "step": functools.partial(step_block, warm.step, warm.batches),
+        "together": functools.partial(training_block, source, warm.step),
     }
-    length = block_length(
-        budget_s,
-        contenders=len(blocks) + _SMALLER_SHARE * len(smaller),
-        starts_s=_STARTED * first_batch_s,
-    )
-    contenders = {name: functools.partial(block, length) for name, block in blocks.items()}
-    for rows, part in smaller.items():
-        contenders[str(rows)] = functools.partial(step_block, step, (part,), _shorter(length))
+    contenders = _contenders(blocks, warm, reading, budget_s=budget_s)
     end_s = time.perf_counter() + budget_s
     found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
-    shown_s = min(_TIMELINE_S, budget_s)
-    timeline = training_block(source, step, BlockLength(0.0, shown_s, shown_s))
+    rates = {name: rate_of(results) for name, results in found.items()}
+    even = _is_even(rates["pipeline"], rates["step"], reading.record)
+    timeline, long_run = _timeline(source, warm.step, reading, budget_s=budget_s, even=even)
     busy = gpu_busy(blocks)
     pipeline, alone, together = (
-        rate_of(found[name], gpu_busy_share=busy.shares.get(name)) for name in blocks
+        dataclasses.replace(rates[name], gpu_busy_share=busy.shares.get(name)) for name in blocks
     )
     starts_s = [block.first_batch_s for block in found["pipeline"]]
     return InputRounds(
         pipeline,
         alone,
         together,
-        smaller_steps=tuple(SmallerStepRecord(n, rate_of(found[str(n)])) for n in smaller),
+        smaller_steps=tuple(SmallerStepRecord(n, rates[str(n)]) for n in warm.smaller),
         first_batch_s=tuple(s for s in starts_s if s is not None),
-        timeline=timeline.spans,
+        timeline=timeline,
         notes=(
             *_rounds_note(len(starts_s)),
-            *_start_note(first_batch_s, length),
+            *warm.notes,
+            *reading.notes,
             *_gpu_note(busy),
         ),
+        long_run=long_run,
     )
+
+
+def counted(
+    length: BlockLength, epoch: Epoch | None, first_batch_s: float, *, step_s: float = 0.0
+) -> BlockLength:
+    """Decides for all blocks of a pipeline whether whole epochs count.
+
+    They do where an epoch fits in a block at its longest, and either several of them do, or its
+    start is a part of it that must not be left out, such as a shuffle buffer that is filled.
+
+    Args:
+        length: How long blocks last.
+        epoch: How long the data are, None if that is not known.
+        first_batch_s: Seconds to the first batch.
+        step_s: Seconds of a train step, 0 for the pipeline alone.
+    """
+    if epoch is None:
+        return length
+    epoch_s = epoch.duration_s + epoch.batches * step_s
+    several = epoch_s <= length.settle_s + length.measure_s or epoch.batches <= _FEW_BATCHES
+    if epoch_s <= length.longest_s and (several or first_batch_s > _START_SHARE * epoch_s):
+        return length._replace(counting="epochs")
+    return length
+
+
+def _contenders(
+    blocks: dict[str, Callable[[BlockLength], Block]],
+    warm: WarmStep,
+    reading: InputPass,
+    *,
+    budget_s: float,
+) -> dict[str, Callable[[], Block]]:
+    """Gives every block its length, and adds those of smaller steps."""
+    first_batch_s = reading.record.first_batch_s
+    length = block_length(
+        budget_s,
+        contenders=len(blocks) + _SMALLER_SHARE * len(warm.smaller),
+        starts_s=_STARTED * first_batch_s,
+    )
+    lengths = {
+        "pipeline": counted(length, reading.epoch, first_batch_s),
+        "step": length,
+        "together": counted(length, reading.epoch, first_batch_s, step_s=warm.step_s),
+    }
+    smaller = {
+        str(rows): functools.partial(step_block, warm.step, (part,), _shorter(length))
+        for rows, part in warm.smaller.items()
+    }
+    whole = {name: functools.partial(block, lengths[name]) for name, block in blocks.items()}
+    return whole | smaller
+
+
+def _timeline(
+    source: BatchSource, step: BorrowedStep, reading: InputPass, *, budget_s: float, even: bool
+) -> tuple[tuple[StepSpan, ...], LongRunRecord]:
+    """Trains for a second, or as long as the reading took where the rounds saw another rate."""
+    shown_s, record = min(_TIMELINE_S, budget_s), reading.record
+    if even:
+        return training_block(source, step, BlockLength(0.0, shown_s, shown_s)).spans, record
+    whole_s = max(shown_s, reading.duration_s)
+    block = training_block(source, step, BlockLength(0.0, whole_s, whole_s, "start"))
+    waited_s = sum(span.wait_s for span in block.spans)
+    shown = tuple(span for span in block.spans if span.begin_s < shown_s)
+    return shown, dataclasses.replace(record, training_s=block.duration_s, training_wait_s=waited_s)
+
+
+def _is_even(pipeline: RateRecord, step: RateRecord, record: LongRunRecord) -> bool:
+    """Tells whether the rounds of the pipeline gave about the rate of the long reading."""
+    ratio, alone = ratio_over_rounds(pipeline.rates, step.rates), step.samples_per_second
+    if ratio is None or alone is None:
+        return True
+    low, high = record.counted.bounds
+    return agrees(ratio, Interval(low / alone.value, high / alone.value))
 
 
 def _smaller(batch: Any) -> dict[int, Any]:
@@ -120,18 +238,8 @@ def _smaller(batch: Any) -> dict[int, Any]:
 
 
 def _shorter(length: BlockLength) -> BlockLength:
-    return BlockLength(*(_SMALLER_SHARE * seconds for seconds in length))
-
-
-def _start_note(first_batch_s: float, length: BlockLength) -> tuple[str, ...]:
-    """Says what is not seen of a pipeline that works ahead of its first batch."""
-    if first_batch_s <= length.measure_s:
-        return ()
-    return (
-        f"The first batch took {first_batch_s:.2g} s, and each round then read "
-        f"{length.measure_s:.2g} s of batches: where data come in chunks, such as files, the time "
-        "to load the next chunk is not in the rates.",
-    )
+    settle_s, measure_s, longest_s = (_SMALLER_SHARE * seconds for seconds in length[:3])
+    return BlockLength(settle_s, measure_s, longest_s)
 
 
 def _rounds_note(rounds: int) -> tuple[str, ...]:

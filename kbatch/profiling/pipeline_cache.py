@@ -7,9 +7,16 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.profiling.pipeline_changes import Change
-from kbatch.profiling.pipeline_stages import draws_random_numbers, kind_of, rebuilt, stages_of
+from kbatch.profiling.pipeline_stages import (
+    all_stages,
+    draws_random_numbers,
+    has_cache_within,
+    kind_of,
+    rebuilt,
+    stages_of,
+)
 from kbatch.records.input_rates import UntriedRecord
-from kbatch.reporting.caveats import one_line
+from kbatch.reporting.caveat import one_line
 from kbatch.reporting.number_text import gibibytes
 from kbatch.training.batch_source import BatchSource, source_of_dataset
 from kbatch.training.batch_stream import BatchStream
@@ -20,6 +27,10 @@ _COMPARED = 8
 # Nothing from these on gives the same elements in every pass, or ends.
 _OPEN_ENDED = ("Shuffle", "Repeat")
 _IN_MEMORY = ("TensorSlice", "Tensor", "Range", "Options")
+_INSIDE = (
+    "The pipeline has a cache in a function of `interleave` or `flat_map`, which could not be "
+    "filled beforehand: the rates may be those of an epoch that fills it."
+)
 
 
 def cached_pipeline(
@@ -40,7 +51,8 @@ def cached_pipeline(
     """
     stages = stages_of(dataset)
     kinds = [kind_of(stage) for stage in stages]
-    if "Cache" in kinds:
+    everything = all_stages(dataset)
+    if any(kind_of(stage) == "Cache" or has_cache_within(stage) for stage in everything):
         return _untried("the pipeline has a cache already")
     at = max((i + 1 for i, kind in enumerate(kinds) if kind in _OPEN_ENDED), default=0)
     if all(kind in _IN_MEMORY for kind in kinds[at:]):
@@ -70,22 +82,35 @@ def fill_cache(source: BatchSource, budget_s: float) -> tuple[str, ...]:
     """
     if source.kind != "tf.data.Dataset":
         return ()
-    caches = [stage for stage in stages_of(source.given) if kind_of(stage) == "Cache"]
+    stages = all_stages(source.given)
+    within = any(has_cache_within(stage) for stage in stages)
+    inside = (_INSIDE,) if within else ()
+    # Those below another cache are filled with it.
+    caches = [stage for stage in stages if kind_of(stage) == "Cache"]
     if not caches:
-        return ()
-    began_s = time.perf_counter()
-    with BatchStream(source_of_dataset(caches[0]), read_before=True) as stream:
-        while stream.epochs == 0:
-            if time.perf_counter() - began_s > budget_s:
-                return (
-                    f"The pipeline's cache was not full after {budget_s:.0f} s: the rates are "
-                    "those of the first epoch, which fills it. Later epochs may be faster.",
-                )
-            stream.next()
+        return inside
+    end_s = time.perf_counter() + budget_s
+    if not all(_filled(cache, end_s=end_s) for cache in caches):
+        return (
+            *inside,
+            f"The pipeline's cache was not full after {budget_s:.2g} s: the rates are those of the "
+            "first epoch, which fills it. Later epochs may be faster.",
+        )
     return (
+        *inside,
         "The pipeline has a cache, and a pass over the data filled it first: the rates are those "
         "of the epochs after the first one.",
     )
+
+
+def _filled(cache: tf.data.Dataset, *, end_s: float) -> bool:
+    """Reads a cache to its end, unless the time is over before."""
+    with BatchStream(source_of_dataset(cache), read_before=True) as stream:
+        while stream.epochs == 0:
+            if time.perf_counter() > end_s:
+                return False
+            stream.next()
+    return True
 
 
 def _cached(
@@ -112,8 +137,10 @@ def _cached(
     changed = rebuilt(stages, at, cached)
     if changed is None:
         return _untried("a stage above it cannot be put together again from outside")
-    for _ in cached:
-        pass
+    if not _filled(cached, end_s=time.perf_counter() + budget_s):
+        return _untried(
+            f"it was not full after {budget_s:.2g} s: give a larger `budget_s` to try it"
+        )
     place = f"before .{kind_of(stages[at - 1]).lower()}(...)" if at else "as the last stage"
     return Change(
         _NAME,

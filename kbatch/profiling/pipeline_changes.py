@@ -14,6 +14,7 @@ from kbatch.profiling.pipeline_stages import (
     stages_of,
 )
 from kbatch.records.input_rates import UntriedRecord
+from kbatch.reporting.caveat import one_line
 from kbatch.training.batch_source import BatchSource, source_of_dataset
 
 _PARALLEL_KINDS = ("ParallelMap", "ParallelInterleave", "ParallelBatch")
@@ -58,11 +59,20 @@ def pipeline_changes(dataset: tf.data.Dataset) -> Changes:
     Caching is apart, in `cached_pipeline`: it takes a pass over the data.
     """
     rules = (_prefetch, _parallel_map, _thread_pool, _any_order, _vectorised_map)
-    found = [rule(dataset, stages_of(dataset)) for rule in rules]
+    found = [_made(rule, dataset) for rule in rules]
     return Changes(
         tuple(change for change in found if isinstance(change, Change)),
         tuple(change for change in found if isinstance(change, UntriedRecord)),
     )
+
+
+def _made(rule: Any, dataset: tf.data.Dataset) -> Change | UntriedRecord | None:
+    """Follows a rule; an error in putting a pipeline together is a reason not to try it."""
+    try:
+        return rule(dataset, stages_of(dataset))
+    except Exception as error:  # A function of the user's is traced anew, and may raise anything.
+        name = rule.__name__.strip("_").replace("_", " ")
+        return UntriedRecord(name, "", f"failed: {one_line(str(error)) or type(error).__name__}")
 
 
 def _prefetch(dataset: tf.data.Dataset, stages: list[Any]) -> Change | UntriedRecord:

@@ -25,6 +25,24 @@ def stages_of(dataset: tf.data.Dataset) -> list[Any]:
     return stages
 
 
+def all_stages(dataset: tf.data.Dataset) -> list[Any]:
+    """Lists the stages of a pipeline, those of all branches too, each above those below it."""
+    found: list[Any] = []
+    waiting: list[Any] = [dataset]
+    while waiting:
+        stage = waiting.pop(0)
+        if all(stage is not one for one in found):
+            found.append(stage)
+            waiting += stage._inputs()
+    return found
+
+
+def has_cache_within(stage: Any) -> bool:
+    """Tells whether the function of a stage, such as an interleave, makes a cache."""
+    function = getattr(getattr(stage, "_map_func", None), "function", None)
+    return function is not None and any("CacheDataset" in k for k in _operations(function.graph))
+
+
 def kind_of(stage: Any) -> str:
     """Names the kind of a stage, such as `"Map"`."""
     return type(stage).__name__.removeprefix("_").removesuffix("Dataset")

@@ -5,15 +5,18 @@ from typing import TYPE_CHECKING
 
 from kbatch.analysis.input_bound import (
     Crossing,
+    agrees,
     crossing_batch_size,
     input_verdict,
     overlapped_rate,
     serial_rate,
 )
+from kbatch.analysis.intervals import Interval
 from kbatch.analysis.round_ratios import RoundEstimate, ratio_over_rounds
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.input_rates import (
     CostRecord,
+    LongRunRecord,
     RateRecord,
     RemedyRecord,
     SmallerStepRecord,
@@ -37,7 +40,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         source: One of `SOURCES`.
         batch_size: Examples in the batch of the train step.
         pipeline: The pipeline alone.
-        step: The train step alone, on one batch held on the device.
+        step: The train step alone, on some of the first batches, held on the device.
         together: Training: both together.
         smaller_steps: The train step alone on smaller batches, the largest first; none for a
             batch of one example.
@@ -50,6 +53,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         dtype_policy: Dtype policy of the model.
         budget_s: Seconds that the measurement was given.
         environment: The machine and the software.
+        long_run: One long reading of the pipeline alone, None in records that have none.
     """
 
     source: str
@@ -67,6 +71,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     dtype_policy: str
     budget_s: float
     environment: EnvironmentRecord
+    long_run: LongRunRecord | None = None
 
     def __post_init__(self):
         if self.source not in SOURCES:
@@ -85,7 +90,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     @property
     def verdict(self) -> str:
         """What limits training: `"input-bound"`, `"compute-bound"` or `"undetermined"`."""
-        return input_verdict(self.ratio)
+        return input_verdict(self.ratio, long_run=self.long_run_ratio)
 
     @property
     def ratio(self) -> RoundEstimate | None:
@@ -93,14 +98,33 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         return ratio_over_rounds(self.pipeline.rates, self.step.rates)
 
     @property
+    def long_run_ratio(self) -> Interval | None:
+        """The least and the most that the ratio of both rates is over a long reading."""
+        step = self.step.samples_per_second
+        if self.long_run is None or step is None:
+            return None
+        low, high = self.long_run.counted.bounds
+        return Interval(low / step.value, high / step.value)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether short rounds of the pipeline gave about the rate of a long reading."""
+        ratio, long_run = self.ratio, self.long_run_ratio
+        return ratio is None or long_run is None or agrees(ratio, long_run)
+
+    @property
     def wait_share(self) -> float | None:
-        """Share of a step of training spent waiting for data, from 0 to 1."""
-        return self.together.wait_share
+        """Share of training spent waiting for data, from 0 to 1."""
+        over_long = self.long_run and self.long_run.wait_share
+        return self.together.wait_share if over_long is None else over_long
 
     @property
     def crossing(self) -> Crossing | None:
-        """The batch size from which on the pipeline is slower, None if too little was measured."""
-        if not self.smaller_steps:
+        """The batch size from which on the pipeline is slower, None if too little was measured.
+
+        None too where the rounds are not `is_even`: their rate of the pipeline is not its own.
+        """
+        if not self.smaller_steps or not self.is_even:
             return None
         steps = [
             (self.batch_size, self.step),
@@ -142,7 +166,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
 
     def _rates(self) -> tuple[float, float] | None:
         pipeline, step = self.pipeline.samples_per_second, self.step.samples_per_second
-        return (pipeline.value, step.value) if pipeline and step else None
+        return (pipeline.value, step.value) if pipeline and step and self.is_even else None
 
     def _contenders(self) -> list[tuple[str, RateRecord]]:
         found = [("pipeline", self.pipeline), ("step", self.step), ("together", self.together)]

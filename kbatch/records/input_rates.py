@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from kbatch.analysis.long_run import LongRun
 from kbatch.analysis.round_ratios import RoundEstimate, over_rounds, ratio_over_rounds
 
 
@@ -73,6 +74,31 @@ class SmallerStepRecord:
 
     batch_size: int
     rate: RateRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRunRecord:
+    """One long reading of the pipeline alone, before the rounds.
+
+    Attributes:
+        counted: What it counted.
+        first_batch_s: Seconds from the start of the pipeline to its first batch.
+        training_s: Seconds of training as long, where rounds saw another rate; None if not
+            measured.
+        training_wait_s: Seconds of them spent waiting for a batch.
+    """
+
+    counted: LongRun
+    first_batch_s: float
+    training_s: float | None = None
+    training_wait_s: float | None = None
+
+    @property
+    def wait_share(self) -> float | None:
+        """Share of that training spent waiting for data, from 0 to 1; None if not measured."""
+        if not self.training_s or self.training_wait_s is None:
+            return None
+        return self.training_wait_s / self.training_s
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from kbatch.analysis.input_bound import CLOSEST_RATIO, Crossing
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.round_ratios import RoundEstimate
 from kbatch.records.input_pipeline import InputPipelineProfile
-from kbatch.records.input_rates import RateRecord, RemedyRecord
+from kbatch.records.input_rates import LongRunRecord, RateRecord, RemedyRecord
 from kbatch.reporting.number_text import counted, listed, percent, readable
 
 _MUCH_WAITING = 0.2
@@ -51,6 +51,11 @@ def headline(profile: InputPipelineProfile) -> str:
         tail = ", though it is not done beside the step: see the waiting below" if waits else ""
         return f"the pipeline keeps up with the train step{tail}."
     ratio = profile.ratio
+    if not profile.is_even:
+        return (
+            "the batches come unevenly, and what was read does not tell their rate in the long "
+            "run: give a larger `budget_s`."
+        )
     if ratio is None or ratio.interval is None:
         return "too few rounds for an interval: give a larger `budget_s`."
     if ratio.interval.low >= 1 / CLOSEST_RATIO and ratio.interval.high <= CLOSEST_RATIO:
@@ -92,6 +97,8 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
             else "."
         ),
     ]
+    if profile.long_run and not profile.is_even:
+        lines.append(_long_run(profile, profile.long_run))
     together = profile.together.samples_per_second
     most = together and together.interval and together.interval.high
     if most and profile.serial and most < _CONTENDED * profile.serial:
@@ -105,6 +112,33 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
             f"other {readable(profile.serial)} samples/s."
         )
     return lines
+
+
+def _long_run(profile: InputPipelineProfile, record: LongRunRecord) -> str:
+    counted = record.counted
+    low, high = counted.bounds
+    rate = readable(low) if low == high else f"{readable(low)} to {readable(high)}"
+    what = {
+        "whole epochs": "whole epochs with their starts",
+        "whole chunks": "whole chunks with the pauses between them",
+        "part of the data": (
+            f"a first batch after {readable(record.first_batch_s)} s, and whether such a pause "
+            "comes again was not seen"
+        ),
+    }[counted.basis]
+    ratio = profile.long_run_ratio
+    over = "" if ratio is None else f", {_bounds(ratio)} times the rate of the train step"
+    return (
+        f"Mind: one reading of {readable(counted.duration_s)} s gave {rate} samples/s{over} "
+        f"({what}). The rounds are shorter and saw another rate, so the verdict and the waiting "
+        "are those of the long reading."
+    )
+
+
+def _bounds(interval: Interval) -> str:
+    if interval.low == interval.high:
+        return readable(interval.low)
+    return f"{readable(interval.low)} to {readable(interval.high)}"
 
 
 def _crossing(profile: InputPipelineProfile) -> list[str]:
@@ -188,7 +222,7 @@ def _remedies(profile: InputPipelineProfile) -> list[str]:
 def _untried(profile: InputPipelineProfile) -> list[str]:
     if not profile.untried:
         return []
-    return ["Not measured:", *(f"  {u.code}  ({u.reason})" for u in profile.untried)]
+    return ["Not measured:", *(f"  {u.code or u.name}  ({u.reason})" for u in profile.untried)]
 
 
 def _times(gain: RoundEstimate | None) -> str:

@@ -13,7 +13,7 @@ from kbatch.training.kept_state import KeptState
 
 
 class BorrowedStep:
-    """The train step of a model, one batch a call; each call waits for the device.
+    """The train step of a model, one batch a call.
 
     It is what `fit` runs for a batch, through the model's own train function.
 
@@ -25,19 +25,29 @@ class BorrowedStep:
         self._model: Any = model
         self._shapes: set[tuple[Any, ...]] = set()
         self._state = KeptState(model)
+        self._outputs: Any = ()
         self._function = self._model.train_function
         self._model.make_train_function()
 
     def __call__(self, batch: Any) -> None:
-        """Trains on a batch."""
-        self._shapes.add(_shapes(batch))
+        """Trains on a batch, and waits for the device."""
+        self.launch(batch)
+        self.wait()
+
+    def launch(self, batch: Any) -> None:
+        """Begins to train on a batch: a GPU may still be at work when this returns."""
+        self._shapes.add(shapes_of(batch))
         # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
-        outputs = self._model.train_function(iter((batch,)))
-        np.asarray(keras.tree.flatten(outputs)[0])
+        self._outputs = self._model.train_function(iter((batch,)))
+
+    def wait(self) -> None:
+        """Waits until the last step is done."""
+        for output in keras.tree.flatten(self._outputs)[:1]:
+            np.asarray(output)
 
     def has_seen(self, batch: Any) -> bool:
         """Tells whether a batch of these shapes has been trained on: a new one may compile."""
-        return _shapes(batch) in self._shapes
+        return shapes_of(batch) in self._shapes
 
     def restore(self) -> None:
         """Puts weights, optimizer state, random seeds and metrics back."""
@@ -66,12 +76,31 @@ def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
     """
     check_one_device(model)
     if not model.built:
-        model(keras.utils.unpack_x_y_sample_weight(batch)[0])
+        with fitting_data():
+            model(keras.utils.unpack_x_y_sample_weight(batch)[0])
     step = BorrowedStep(model)
     try:
         yield step
     finally:
         step.give_back()
+
+
+@contextlib.contextmanager
+def fitting_data() -> Iterator[None]:
+    """Turns what a model says of data that do not fit it into an error that names both.
+
+    Raises:
+        InputError: If a `ValueError`, `TypeError` or TensorFlow's `InvalidArgumentError` is raised.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise InputError(
+            "The model cannot be trained on these data: give inputs and targets of the shapes and "
+            "dtypes that the model and its loss take. Received: "
+            f"{type(error).__name__}: {(lines or ['no message'])[-1][:300]}"
+        ) from error
 
 
 def check_one_device(model: keras.Model) -> None:
@@ -119,9 +148,10 @@ def first_rows(batch: Any, rows: int) -> Any:
     return keras.tree.map_structure(cut, batch)
 
 
+def shapes_of(batch: Any) -> tuple[Any, ...]:
+    """Lists the shapes of the parts of a batch."""
+    return tuple(tuple(leaf.shape) for leaf in _leaves(batch))
+
+
 def _leaves(batch: Any) -> list[Any]:
     return [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-
-
-def _shapes(batch: Any) -> tuple[Any, ...]:
-    return tuple(tuple(leaf.shape) for leaf in _leaves(batch))

@@ -61,6 +61,27 @@ def test_a_narrower_interval_never_takes_a_verdict_back():
         assert seen == ["undetermined"] * (4 - len(decided)) + decided
 
 
+@pytest.mark.parametrize(
+    ("middle", "low", "high", "verdict"),
+    [
+        (2.0, 1.9, 2.1, "compute-bound"),  # They agree: the rounds decide.
+        (1.15, 0.95, 1.3, "compute-bound"),
+        (2.0, 0.5, 0.7, "input-bound"),  # Chunks: a short round saw the batches of one.
+        (2.0, 0.5, 2.0, "undetermined"),
+        (2.0, 0.7, 0.95, "undetermined"),
+        (0.5, 1.2, 1.4, "compute-bound"),  # Short rounds of a pipeline that starts slowly.
+        (3.0, 1.2, 3.0, "compute-bound"),
+        (0.93, 0.1, 0.93, "undetermined"),
+        (0.8, 0.1, 0.8, "input-bound"),
+    ],
+)
+def test_where_a_long_reading_differs_its_bounds_decide(middle, low, high, verdict):
+    ratio = estimate(middle / 1.02, middle * 1.02)
+    assert input_verdict(ratio, long_run=Interval(low, high)) == verdict
+    turned = estimate(1 / middle / 1.02, 1.02 / middle)
+    assert input_verdict(turned, long_run=Interval(1 / high, 1 / low)) == OPPOSITE[verdict]
+
+
 def test_without_an_interval_nothing_is_determined():
     assert input_verdict(None) == "undetermined"
     assert input_verdict(RoundEstimate(0.1, None, 2)) == "undetermined"

@@ -21,10 +21,16 @@ class Step:
     """A train step that does nothing and remembers what it was called with."""
 
     def __init__(self, *, forgetful=False):
-        self.rows, self.restored, self.forgetful = [], 0, forgetful
+        self.rows, self.restored, self.waited, self.forgetful = [], 0, 0, forgetful
 
     def __call__(self, batch):
         self.rows.append(len(batch))
+
+    def launch(self, batch):
+        self.rows.append(len(batch))
+
+    def wait(self):
+        self.waited += 1
 
     def has_seen(self, batch):
         return not self.forgetful and len(batch) in self.rows
@@ -121,8 +127,8 @@ class Shuffled(Source):
         yield epoch()
 
 
-def test_where_the_data_end_whole_epochs_count_with_their_start():
-    length = BlockLength(settle_s=0.0, measure_s=0.0, longest_s=10.0)
+def test_whole_epochs_count_with_their_start():
+    length = BlockLength(settle_s=0.0, measure_s=0.0, longest_s=10.0, counting="epochs")
     source, warm = Shuffled(8, 8, 8, 8, 5), Step()
     warm.rows = [8, 5]
     for block in (
@@ -132,3 +138,45 @@ def test_where_the_data_end_whole_epochs_count_with_their_start():
         assert block.examples == 37
         # The sleep alone takes so long; a burst of ready batches would be far quicker.
         assert block.duration_s >= 0.1
+
+
+@pytest.mark.parametrize("measure_s", [0.0, 0.15, 0.3])
+def test_every_block_of_epochs_counts_whole_ones(measure_s):
+    length = BlockLength(settle_s=0.0, measure_s=measure_s, longest_s=0.0, counting="epochs")
+    for _ in range(3):
+        assert pipeline_block(Shuffled(8, 8, 8, 8, 5).given(), length).examples % 37 == 0
+
+
+def test_all_from_the_start_counts_the_first_batch_and_its_wait():
+    length = BlockLength(settle_s=0.0, measure_s=0.02, longest_s=10.0, counting="start")
+    warm = Step()
+    warm.rows = [8]
+    for block in (
+        pipeline_block(Shuffled(*[8] * 5).given(), length),
+        training_block(Shuffled(*[8] * 5).given(), warm, length),
+    ):
+        assert block.examples == 32
+        assert block.duration_s >= 0.1
+    assert block.spans[0].wait_s >= 0.1
+
+
+def test_steps_are_launched_together_and_waited_for_before_time_is_read():
+    step = Step()
+    step_block(step, (np.zeros(8),), BlockLength(0.0, 0.05, 10.0))
+    assert 0 < step.waited < len(step.rows)
+
+
+def test_the_work_of_a_step_on_new_shapes_is_not_counted_as_that_of_the_others():
+    def busy(seconds):
+        end_s = time.process_time() + seconds
+        while time.process_time() < end_s:
+            pass
+
+    class Compiling(Step):
+        def __call__(self, batch):
+            busy(0.1 if len(batch) == 1000 else 0.0)
+            super().__call__(batch)
+
+    source = Source(8, 8, 8, 1000, 8, 8, 8, 8, 8)
+    block = training_block(source.given(), Compiling(), BlockLength(0.0, 0.0, 10.0))
+    assert block.cpu_s < 0.05

@@ -1,5 +1,7 @@
 """The experiment from end to end. Delays are so far apart that no timing of the host matters."""
 
+import time
+
 import fake_nvml
 import keras
 import models
@@ -20,8 +22,6 @@ BUDGET_S = 0.3
 
 
 def pause(value, seconds):
-    import time
-
     time.sleep(seconds)
     return value
 
@@ -165,6 +165,82 @@ def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said():
     slow_fill = examples(400).batch(8).map(slow(0.01)).cache()
     found = profile(models.mlp(), slow_fill, remedies=False)
     assert any("was not full" in note for note in found.notes)
+
+
+def chunked(burst, pause_s, batch_s):
+    """Batches that come in chunks, with a pause before each."""
+
+    def make():
+        batch = models.rows(8)
+        while True:
+            time.sleep(pause_s)
+            for _ in range(burst):
+                time.sleep(batch_s)
+                yield batch
+
+    specs = (tf.TensorSpec((8, 8), tf.float32), tf.TensorSpec((8,), tf.int64))
+    return tf.data.Dataset.from_generator(make, output_signature=specs)
+
+
+def test_chunks_longer_than_a_round_are_not_taken_for_a_fast_pipeline():
+    # 60 steps take 240 ms, 60 batches 120 ms within a chunk and 420 ms with the pause before it.
+    dataset = chunked(60, 0.3, 0.002)
+    found = profile(slow_model(0.004), dataset, budget_s=4.0, remedies=False)
+    assert not found.is_even
+    assert found.ratio.value > 1.3
+    assert found.verdict == "input-bound"
+    assert found.wait_share > 0.2
+    assert found.crossing is None
+    assert "whole chunks with the pauses between them" in "\n".join(input_lines(found))
+
+
+def test_a_shuffle_of_all_the_data_is_measured_with_its_filling():
+    dataset = examples(40).map(slow(0.005)).shuffle(40).batch(8)
+    found = profile(slow_model(0.005), dataset, budget_s=2.0, remedies=False)
+    assert found.verdict == "input-bound"
+    assert found.ratio.value < 0.5
+
+
+class Fixed(keras.layers.Layer):
+    """Takes batches of eight only."""
+
+    def call(self, x):
+        return keras.ops.reshape(x, (8, 8))
+
+
+def fixed_model():
+    model = keras.Sequential([Fixed(), keras.layers.Dense(3, activation="softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def test_smaller_steps_that_the_model_does_not_take_are_left_out():
+    found = profile(fixed_model(), examples(40).batch(8), remedies=False)
+    assert found.smaller_steps == ()
+    assert found.crossing is None
+    assert sum("was not measured on" in note for note in found.notes) == 2
+
+
+def test_data_that_do_not_fit_the_model_are_told_so():
+    wrong = tf.data.Dataset.from_tensor_slices((np.zeros((40, 8), "float32"), np.zeros((40, 5))))
+    with pytest.raises(InputError, match=r"cannot be trained on these data.*Received"):
+        profile(models.mlp(), wrong.batch(8), remedies=False)
+
+
+def test_a_change_that_fails_is_a_row_and_the_others_go_on():
+    def picky(x, y):
+        if fails:
+            raise RuntimeError("traced twice")
+        return slow(0.01)(x, y)
+
+    fails = []
+    dataset = examples(40).batch(8).map(picky)
+    fails.append(True)
+    found = profile(models.mlp(), dataset, budget_s=3.0)
+    reasons = {one.name: one.reason for one in found.untried}
+    assert "failed: " in reasons["parallel map"]
+    assert "traced twice" in reasons["parallel map"]
+    assert "prefetch" in {one.name for one in found.remedies}
 
 
 def test_a_py_dataset_is_measured_with_its_workers():

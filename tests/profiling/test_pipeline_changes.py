@@ -1,11 +1,13 @@
 """Pipelines walked, put together anew, and changed without changing their examples."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.profiling.pipeline_cache import cached_pipeline
+from kbatch.profiling.pipeline_cache import cached_pipeline, fill_cache
 from kbatch.profiling.pipeline_changes import Change, pipeline_changes
 from kbatch.profiling.pipeline_stages import (
     in_parallel,
@@ -15,6 +17,7 @@ from kbatch.profiling.pipeline_stages import (
     stages_of,
 )
 from kbatch.records.input_rates import UntriedRecord
+from kbatch.training.batch_source import source_of_dataset
 from kbatch.training.batch_stream import first_batch
 
 GIB = 2**30
@@ -209,6 +212,16 @@ def test_a_filled_cache_gives_the_same_examples_without_the_work(above, place):
         (lambda: numbers().map(seldom_noisy).batch(4), {}, "draws random numbers"),
         (lambda: numbers().map(noisy_in_python).batch(4), {}, "two passes gave different elements"),
         (lambda: numbers().map(double).cache().batch(4), {}, "a cache already"),
+        (
+            lambda: tf.data.Dataset.zip(numbers().map(double).cache(), numbers()).batch(4),
+            {},
+            "a cache already",
+        ),
+        (
+            lambda: numbers().interleave(lambda x: numbers(2).map(double).cache()).batch(4),
+            {},
+            "a cache already",
+        ),
         (lambda: numbers().shuffle(20).map(double).batch(4), {}, "shuffle or repeat stands below"),
         (lambda: numbers(), {}, "does nothing that a cache would save"),
         (
@@ -233,6 +246,51 @@ def test_no_cache_where_it_would_change_the_data_or_exceed_a_budget(make, settin
     found = cached(make(), **settings)
     assert isinstance(found, UntriedRecord)
     assert reason in found.reason
+
+
+def two_branches(*caches):
+    zipped = tf.data.Dataset.zip(*(numbers().map(one).cache() for one in caches))
+    return zipped.batch(4)
+
+
+BRANCHES = {
+    "zip": two_branches,
+    "concatenate": lambda one, other: (
+        numbers().map(one).cache().concatenate(numbers().map(other).cache()).batch(4)
+    ),
+    "sample": lambda one, other: tf.data.Dataset.sample_from_datasets(
+        [numbers().map(one).cache(), numbers().map(other).cache()]
+    ).batch(4),
+    "above each other": lambda one, other: numbers().map(one).cache().map(other).cache().batch(4),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_caches_in_every_branch_are_filled_first(name):
+    counted = Counted(), Counted()
+    dataset = BRANCHES[name](*counted)
+    (note,) = fill_cache(source_of_dataset(dataset), 30.0)
+    assert "filled it first" in note
+    assert [one.calls for one in counted] == [20, 20]
+    values(dataset.map(lambda *elements: elements[0]))
+    assert [one.calls for one in counted] == [20, 20]
+
+
+def test_a_cache_that_cannot_be_filled_beforehand_is_told():
+    inner = numbers().interleave(lambda x: numbers(2).map(double).cache()).batch(4)
+    assert "in a function of `interleave`" in fill_cache(source_of_dataset(inner), 30.0)[0]
+    assert fill_cache(source_of_dataset(numbers().interleave(lambda x: numbers(2))), 30.0) == ()
+    endless = numbers().repeat().cache().batch(4)
+    assert "not full after 0.05 s" in fill_cache(source_of_dataset(endless), 0.05)[0]
+
+
+def test_a_cache_that_takes_longer_than_its_first_elements_foretold_is_given_up():
+    def slower(x):
+        return tf.numpy_function(lambda v: (time.sleep(0.02 * (v > 40)), v)[1], [x], tf.int64)
+
+    found = cached(numbers(400).map(slower).batch(4), budget_s=0.5)
+    assert isinstance(found, UntriedRecord)
+    assert "not full after 0.5 s" in found.reason
 
 
 def test_data_that_raise_while_the_cache_is_filled_are_told():

@@ -1,7 +1,13 @@
 import dataclasses
 
 import pytest
-from input_profile_factory import make_profile, make_rate, make_remedy, make_smaller_steps
+from input_profile_factory import (
+    make_long_run,
+    make_profile,
+    make_rate,
+    make_remedy,
+    make_smaller_steps,
+)
 
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.input_rates import CostRecord, RateRecord
@@ -17,6 +23,8 @@ from kbatch.records.json_files import RecordError
         make_profile(step=2400, smaller_steps=make_smaller_steps()),
         make_profile(costs=(CostRecord("slicing", (1e-4, 2e-4)),), source="arrays"),
         make_profile(pipeline=800, step=2400, together=780, wait_share=None),
+        make_profile(long_run=make_long_run(700, 900)),
+        make_profile(long_run=make_long_run(300, waiting=0.5)),
     ],
 )
 def test_a_profile_is_the_same_after_a_round_trip(profile, tmp_path):
@@ -44,6 +52,24 @@ def test_the_verdict_follows_from_the_rates(pipeline, step, verdict):
     assert profile.verdict == verdict
     assert profile.ratio.value == pytest.approx(pipeline / step)
     assert profile.serial < profile.overlapped == pytest.approx(min(pipeline, step))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "verdict", "even"),
+    [
+        ((2300,), "compute-bound", True),
+        ((1900, 2400), "compute-bound", True),
+        ((400,), "input-bound", False),
+        ((400, 2400), "undetermined", False),
+    ],
+)
+def test_a_long_reading_that_differs_from_the_rounds_decides(bounds, verdict, even):
+    long_run = make_long_run(*bounds, waiting=None if even else 0.6)
+    profile = make_profile(pipeline=2400, step=800, wait_share=0.02, long_run=long_run)
+    assert (profile.verdict, profile.is_even) == (verdict, even)
+    assert profile.wait_share == pytest.approx(0.02 if even else 0.6)
+    assert (profile.crossing is None) is not even
+    assert (profile.serial is None) is not even
 
 
 def test_rates_shares_and_the_crossing_are_derived():

@@ -1,7 +1,13 @@
 import dataclasses
 
 import pytest
-from input_profile_factory import make_profile, make_rate, make_remedy, make_smaller_steps
+from input_profile_factory import (
+    make_long_run,
+    make_profile,
+    make_rate,
+    make_remedy,
+    make_smaller_steps,
+)
 
 from kbatch.records.input_rates import CostRecord, RateRecord, SmallerStepRecord
 from kbatch.reporting.input_text import input_lines
@@ -32,6 +38,23 @@ def test_the_verdict_comes_first_with_its_evidence():
 )
 def test_what_the_rates_mean_is_said(changed, words):
     assert words in text(make_profile(**changed))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ((400,), "(whole chunks with the pauses between them)"),
+        ((400, 2400), "Mind: one reading of 3.00 s gave 400 to 2,400 samples/s, 0.5"),
+        ((400, 2400), "undetermined: the batches come unevenly"),
+        ((400, 2400), "whether such a pause comes again was not seen"),
+    ],
+)
+def test_a_long_reading_that_differs_is_told(bounds, words):
+    long_run = make_long_run(*bounds, waiting=0.6)
+    found = text(make_profile(pipeline=2400, step=800, long_run=long_run))
+    assert words in found
+    assert "60 % of each step" in found
+    assert "Mind: one reading" not in text(make_profile(long_run=make_long_run(800)))
 
 
 def test_an_interval_around_one_and_too_few_rounds_ask_for_more():

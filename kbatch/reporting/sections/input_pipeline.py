@@ -50,7 +50,13 @@ def input_section(profile: InputPipelineProfile) -> Section:
 
 
 def _certainty(profile: InputPipelineProfile) -> str:
-    ratio = profile.ratio
+    ratio, long_run = profile.ratio, profile.long_run_ratio
+    if long_run and not profile.is_even:
+        return (
+            f"Over one long reading the pipeline alone is {readable(long_run.low)} to "
+            f"{readable(long_run.high)} times as fast as the train step alone; the shorter rounds "
+            "saw another rate."
+        )
     if ratio is None or ratio.interval is None:
         return "The ratio of the rates has no interval, so the verdict is not sure."
     return (

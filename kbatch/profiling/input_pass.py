@@ -1,0 +1,144 @@
+"""One long reading of a pipeline before the rounds: what short blocks of it would not show."""
+
+import time
+from typing import Any, NamedTuple
+
+from kbatch.analysis.long_run import long_run
+from kbatch.records.input_rates import LongRunRecord
+from kbatch.training.batch_source import BatchSource
+from kbatch.training.batch_stream import BatchStream
+from kbatch.training.borrowed_step import rows_of, shapes_of
+
+# A pause as long as the longest so far would change the rate by less than this share.
+_PAUSE_SHARE = 0.2
+# So long it goes on after a late first batch: a shuffle buffer is drained much faster than filled.
+_BEYOND_FIRST = 1.5
+# Batches that the train step alone takes turns with: more where their shapes vary.
+_HELD, _HELD_OF_ONE_SHAPE = 8, 4
+_GROWN = 1.3
+
+
+class Epoch(NamedTuple):
+    """How long the data are.
+
+    Attributes:
+        batches: Batches in an epoch.
+        duration_s: Seconds that the pipeline alone takes for them, with its start.
+    """
+
+    batches: int
+    duration_s: float
+
+
+class InputPass(NamedTuple):
+    """What a long reading gave.
+
+    Attributes:
+        record: What was counted.
+        batches: Some of the batches of the first epoch, spread over what was read.
+        epoch: How long the data are, None where no end was reached.
+        duration_s: Seconds that it took.
+        notes: What a reader of the numbers must know.
+    """
+
+    record: LongRunRecord
+    batches: tuple[Any, ...]
+    epoch: Epoch | None
+    duration_s: float
+    notes: tuple[str, ...]
+
+
+def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPass:
+    """Reads a pipeline from its start, until pauses as long as the longest matter little.
+
+    Args:
+        source: Where the batches come from.
+        least_s: Seconds that it lasts at least; two batches are read in any case.
+        most_s: Seconds after which it ends, half as long again as the first batch took at least.
+
+    Raises:
+        InputError: If the data are empty or raise an error.
+    """
+    rows: list[int] = []
+    arrivals_s: list[float] = []
+    epochs: list[int] = []
+    kept = _Spread()
+    longest_s, began_s = 0.0, time.perf_counter()
+    with BatchStream(source) as stream:
+        while True:
+            batch = stream.next()
+            arrived_s = time.perf_counter() - began_s
+            longest_s = max(longest_s, arrived_s - (arrivals_s[-1] if arrivals_s else 0.0))
+            rows.append(rows_of(batch))
+            arrivals_s.append(arrived_s)
+            epochs.append(stream.epochs)
+            if stream.epochs == 0:
+                kept.add(batch)
+            even = stream.epochs > 0 or longest_s <= _PAUSE_SHARE * arrived_s
+            over = arrived_s >= max(most_s, _BEYOND_FIRST * arrivals_s[0])
+            if len(rows) > 1 and (over or (even and arrived_s >= least_s)):
+                break
+    counted = long_run(rows, arrivals_s, epochs=epochs)
+    first = epochs.count(0)
+    return InputPass(
+        LongRunRecord(counted, arrivals_s[0]),
+        kept.batches(whole=first < len(rows)),
+        Epoch(first, arrivals_s[first] - arrivals_s[0]) if first < len(rows) else None,
+        arrivals_s[-1],
+        _growth_note(kept.elements),
+    )
+
+
+class _Spread:
+    """Keeps a few batches of many, evenly spread, and the sizes of them all."""
+
+    def __init__(self):
+        self.elements: list[int] = []
+        self._kept: list[tuple[int, Any]] = []
+        self._every = 1
+
+    def add(self, batch: Any) -> None:
+        number = len(self.elements)
+        self.elements.append(sum(_length(shape) for shape in shapes_of(batch)))
+        if number % self._every:
+            return
+        self._kept.append((number, batch))
+        if len(self._kept) >= 2 * _HELD:
+            self._kept = self._kept[::2]
+            self._every *= 2
+
+    def batches(self, *, whole: bool) -> tuple[Any, ...]:
+        """Gives batches for the train step; the ragged one at the end of many is left out."""
+        kept = list(self._kept)
+        last = len(self.elements) - 1
+        if whole and last >= _HELD and kept[-1][0] == last:
+            del kept[-1]
+        found = [batch for _, batch in kept]
+        if len({shapes_of(batch) for batch in found}) == 1:
+            return tuple(found[:_HELD_OF_ONE_SHAPE])
+        if len(found) <= _HELD:
+            return tuple(found)
+        return tuple(found[i * (len(found) - 1) // (_HELD - 1)] for i in range(_HELD))
+
+
+def _growth_note(elements: list[int]) -> tuple[str, ...]:
+    """Says where batches grow or shrink on the way: what follows may go on so."""
+    if len(elements) < 2 * _HELD:
+        return ()
+    half = len(elements) // 2
+    ratio = sum(elements[-half:]) / max(1, sum(elements[:half]))
+    if 1 / _GROWN < ratio < _GROWN:
+        return ()
+    word = "larger" if ratio > 1 else "smaller"
+    return (
+        f"Batches become {word}: of {len(elements)} that were read, the second half holds "
+        f"{ratio:.2g} times as much as the first. The verdict is that of these batches, not of "
+        "what comes later in the data.",
+    )
+
+
+def _length(shape: tuple[int | None, ...]) -> int:
+    length = 1
+    for axis in shape:
+        length *= axis or 1
+    return length

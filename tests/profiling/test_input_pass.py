@@ -1,0 +1,93 @@
+import contextlib
+import time
+
+import numpy as np
+import pytest
+
+from kbatch.profiling.input_blocks import BlockLength
+from kbatch.profiling.input_pass import Epoch, read_pass
+from kbatch.profiling.input_rounds import counted
+from kbatch.training.batch_source import BatchSource
+
+
+def source(make):
+    """A source of the batches that a generator function gives in an epoch."""
+    return BatchSource("tf.data.Dataset", lambda: contextlib.nullcontext(make()), None, None)
+
+
+def chunks():
+    while True:
+        time.sleep(0.05)
+        yield from (np.zeros((8, 2)) for _ in range(10))
+
+
+def test_chunks_are_read_until_one_pause_more_matters_little():
+    reading = read_pass(source(chunks), least_s=0.01, most_s=5.0)
+    assert reading.record.counted.basis == "whole chunks"
+    assert reading.record.counted.examples % 80 == 0
+    assert 0.2 < reading.duration_s < 2.0
+    low, high = reading.record.counted.bounds
+    assert low == high <= 80 / 0.05
+    assert reading.epoch is None
+
+
+def test_a_pause_that_was_seen_once_leaves_two_bounds_and_the_time_ends():
+    reading = read_pass(source(chunks), least_s=0.01, most_s=0.0)
+    low, high = reading.record.counted.bounds
+    assert reading.record.counted.basis == "part of the data"
+    assert low < high
+
+
+def test_an_epoch_and_its_start_are_known():
+    def shuffled():
+        time.sleep(0.02)
+        yield from (np.zeros((rows, 2)) for rows in (8, 8, 4))
+
+    reading = read_pass(source(shuffled), least_s=0.0, most_s=5.0)
+    assert reading.epoch.batches == 3
+    assert reading.epoch.duration_s >= 0.02
+    assert reading.record.counted.basis == "whole epochs"
+    assert [len(batch) for batch in reading.batches] == [8, 8, 4]
+
+
+def lengths(*columns):
+    return lambda: iter([np.zeros((8, n)) for n in columns])
+
+
+def test_batches_for_the_step_are_spread_over_what_was_read():
+    growing = read_pass(source(lengths(*range(1, 101))), least_s=0.0, most_s=5.0)
+    found = [batch.shape[1] for batch in growing.batches]
+    assert len(found) == 8
+    assert found == sorted(found)
+    assert np.mean(found) == pytest.approx(50, abs=8)
+    assert "become larger" in growing.notes[0]
+    even = read_pass(source(lengths(*[5] * 100)), least_s=0.0, most_s=5.0)
+    assert (len(even.batches), even.notes) == (4, ())
+
+
+def test_a_ragged_end_of_many_batches_does_not_weigh_as_much_as_they_do():
+    def ragged():
+        yield from (np.zeros((n, 2)) for n in [8] * 15 + [1])
+
+    reading = read_pass(source(ragged), least_s=0.0, most_s=5.0)
+    assert {len(batch) for batch in reading.batches} == {8}
+
+
+LENGTH = BlockLength(0.1, 0.2, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "first_s", "step_s", "counting"),
+    [
+        (None, 0.0, 0.0, "settled"),
+        (Epoch(100, 0.2), 0.0, 0.0, "epochs"),  # Several in a block.
+        (Epoch(100, 0.5), 0.01, 0.0, "settled"),
+        (Epoch(100, 0.5), 0.4, 0.0, "epochs"),  # Its start must not be left out.
+        (Epoch(5, 0.5), 0.01, 0.0, "epochs"),  # A few batches.
+        (Epoch(5, 2.0), 1.9, 0.0, "settled"),  # Too long for a block.
+        (Epoch(100, 0.2), 0.0, 0.1, "settled"),
+        (Epoch(5, 0.2), 0.0, 0.1, "epochs"),
+    ],
+)
+def test_whole_epochs_count_where_one_fits_and_its_start_matters(epoch, first_s, step_s, counting):
+    assert counted(LENGTH, epoch, first_s, step_s=step_s).counting == counting
