@@ -1,49 +1,138 @@
 """Times that nothing disturbed.
 
 A neighbour on the same machine makes calls slower and never faster (Chen and Revels 2016,
-arXiv:1608.04295). One that comes and goes leaves two groups of rounds, with a gap between them that
-the scatter of the fast ones does not explain. Without such a gap slow rounds are noise of the calls
-themselves: a fit without them would find the model faster than it is.
+arXiv:1608.04295). One that comes and goes leaves two groups of rounds at every batch size. So the
+logarithms of all times, each less a centre of its size, are fitted by two normal distributions: a
+share of the rounds lies higher, and scatters as much or more (expectation and maximization,
+Dempster, Laird and Rubin 1977). Rounds that more likely belong there are left out, but only where
+two groups are far likelier than one and lie apart: elsewhere slow rounds are noise of the calls
+themselves, and a fit without them would find the model faster than it is.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 # Rounds that are slower by less are noise of the calls themselves.
-_TOLERANCE = 0.10
-# The fast group has so many rounds, and so much of them, or else it is a fluke.
-_FEWEST = 3
-_LEAST_SHARE = 1 / 3
-# Width of the gap, in standard deviations of many fast rounds; a few show less than they have.
-_GAP = 2.0
-_GAP_OF_FEW = 4.0
+_TOLERANCE = math.log1p(0.10)
+# Twice the logarithm of the ratio of likelihoods: three parameters more give 12 once in 100.
+_LIKELIER = 12.0
+# Distance of the groups in units of their scatter, above which they have two peaks
+# (Ashman, Bird and Zepf 1994, AJ 108, 2348).
+_APART = 2.0
+# Less scatter than this cannot be told from few rounds.
+_LEAST_SPREAD = 0.01
+# With fewer rounds in the fast group the slow ones are the model's own times.
+_LEAST_CALM = 1 / 3
+_STEPS = 200
+_SAME = 1e-6
 
 
-def calm_values(values: Sequence[float]) -> tuple[float, ...]:
-    """Keeps the times below a gap that sets slow ones apart; all where there is none.
+@dataclasses.dataclass(frozen=True)
+class _TwoGroups:
+    """Normal distributions of the logarithms of fast and slow rounds.
 
-    The gap is over 10 % wide and over 2 + 4 / n standard deviations of the n times below it, which
-    are a third of all or more.
+    Attributes:
+        centres: Of the fast rounds of each size.
+        slower: How much higher the slow rounds lie, at every size.
+        spread: Standard deviation of the fast rounds.
+        slow_spread: That of the slow rounds.
+        share: Share of the slow rounds.
+    """
+
+    centres: np.ndarray
+    slower: float
+    spread: float
+    slow_spread: float
+    share: float
+
+    def log_densities(self, logs: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Gives the logarithm of the density of each value, in the fast and in the slow group."""
+        off = logs - self.centres[sizes]
+        return (
+            _log_normal(off, self.spread) + math.log(1 - self.share),
+            _log_normal(off - self.slower, self.slow_spread) + math.log(self.share),
+        )
+
+    def apart(self) -> bool:
+        """Whether the groups have two peaks, further apart than noise of the calls."""
+        scatter = math.sqrt((self.spread**2 + self.slow_spread**2) / 2)
+        return self.slower > max(_TOLERANCE, _APART * scatter)
+
+
+def calm_values(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """Leaves out the times of slow rounds where two groups of rounds can be told apart.
 
     Example:
 
-    >>> calm_values([1.0, 1.9, 0.97, 1.05, 2.1])
-    (1.0, 0.97, 1.05)
-    >>> calm_values([1.0, 1.15, 0.9, 1.05, 1.2])
-    (1.0, 1.15, 0.9, 1.05, 1.2)
+    >>> calm_values([[1.0, 1.9, 0.97, 1.05, 2.1], [2.0, 2.02, 3.9, 1.98, 4.1]])
+    [(1.0, 0.97, 1.05), (2.0, 2.02, 1.98)]
 
     Args:
-        values: Times of the same work, one a round, positive.
+        groups: Times of the same work in each group, one a round, positive.
 
     Returns:
-        Those that are kept, in order.
+        Those of each group that are kept, in order; all of them where there are no two groups.
     """
-    logs = np.sort(np.log(np.asarray(values, float)))
-    for count in range(max(_FEWEST, math.ceil(_LEAST_SHARE * len(logs))), len(logs)):
-        spread = (_GAP + _GAP_OF_FEW / count) * float(np.std(logs[:count], ddof=1))
-        if logs[count] - logs[count - 1] > max(math.log1p(_TOLERANCE), spread):
-            limit = sorted(values)[count]
-            return tuple(value for value in values if value < limit)
-    return tuple(values)
+    everything = [tuple(group) for group in groups]
+    if sum(map(len, groups)) - len(groups) < 3:
+        return everything
+    logs = np.log(np.concatenate([np.asarray(group, float) for group in groups]))
+    sizes = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    found = _two_groups(logs, sizes)
+    fast, slow = found.log_densities(logs, sizes)
+    gain = 2 * float(np.sum(np.logaddexp(fast, slow)) - _one_group(logs, sizes))
+    if gain < _LIKELIER or not found.apart():
+        return everything
+    calm = (fast > slow) | (logs <= found.centres[sizes])
+    if np.mean(calm) < _LEAST_CALM:
+        return everything
+    return [
+        tuple(value for value, kept in zip(group, calm[sizes == i], strict=True) if kept)
+        for i, group in enumerate(everything)
+    ]
+
+
+def _one_group(logs: np.ndarray, sizes: np.ndarray) -> float:
+    """Gives the logarithm of the likelihood of one normal distribution a size."""
+    off = logs - _means(logs, np.ones_like(logs), sizes)[sizes]
+    return float(np.sum(_log_normal(off, max(_LEAST_SPREAD, float(np.std(off))))))
+
+
+def _two_groups(logs: np.ndarray, sizes: np.ndarray) -> _TwoGroups:
+    off = logs - _means(logs, np.ones_like(logs), sizes)[sizes]
+    spread = max(_LEAST_SPREAD, float(np.std(off)))
+    low = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(sizes[-1] + 1)])
+    found = _TwoGroups(low, 2 * spread, spread / 2, spread / 2, 0.4)
+    for _ in range(_STEPS):
+        before, found = found, _likelier(found, logs, sizes)
+        if np.max(np.abs(found.centres - before.centres)) < _SAME:
+            break
+    return found
+
+
+def _likelier(found: _TwoGroups, logs: np.ndarray, sizes: np.ndarray) -> _TwoGroups:
+    """One step of expectation and maximization."""
+    fast, slow = found.log_densities(logs, sizes)
+    slowness = np.exp(slow - np.logaddexp(fast, slow))
+    calmness = 1 - slowness
+    precision = calmness / found.spread**2 + slowness / found.slow_spread**2
+    pulled = calmness * logs / found.spread**2
+    pulled += slowness * (logs - found.slower) / found.slow_spread**2
+    centres = _means(pulled / precision, precision, sizes)
+    off = logs - centres[sizes]
+    slower = float(np.average(off, weights=slowness))
+    spread = max(_LEAST_SPREAD, math.sqrt(np.average(off**2, weights=calmness)))
+    slow_spread = max(spread, math.sqrt(np.average((off - slower) ** 2, weights=slowness)))
+    share = float(np.clip(np.mean(slowness), 0.001, 0.999))
+    return _TwoGroups(centres, slower, spread, slow_spread, share)
+
+
+def _means(values: np.ndarray, weights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return np.bincount(sizes, weights * values) / np.bincount(sizes, weights)
+
+
+def _log_normal(off: np.ndarray, spread: float) -> np.ndarray:
+    return -0.5 * (off / spread) ** 2 - math.log(spread)

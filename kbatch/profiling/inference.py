@@ -11,9 +11,10 @@ import keras
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.quantile_bounds import calls_for_quantile
 from kbatch.instruments.environment import read_environment
-from kbatch.profiling.inference_inputs import InferenceInputs, check_inputs, inference_inputs
-from kbatch.profiling.inference_memory import MemoryPass, measure_memory
+from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
+from kbatch.profiling.inference_memory import MemoryPass, measure_memory, probing_place
 from kbatch.profiling.inference_paths import CallPath, call_paths_of, check_functions
+from kbatch.profiling.inference_shapes import check_inputs
 from kbatch.profiling.inference_sweep import InferenceSweep, Setting, SweepPlan
 from kbatch.profiling.inference_target import check_reachable, verify_target
 from kbatch.profiling.inference_variants import (
@@ -35,10 +36,9 @@ from kbatch.training.kept_state import kept_variables
 _LARGEST_DEFAULT = 4096
 # Share of the time budget for the rounds where an answer is verified afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
-# Default sizes with a target: every third power of two, each timed for a few short rounds, since
-# fresh calls verify the answer.
+# Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
+# calls verify the answer.
 _STEP_WITH_TARGET = 3
-_BLOCK_WITH_TARGET_S = 0.02
 
 Progress = Callable[[str], None]
 
@@ -65,7 +65,8 @@ def profile_inference(
     drifts slows all alike, and the first call of each is kept apart. A setting has been timed
     enough when its 95 % interval is within 5 % of the median and the calls that the quantile needs
     were made, or 30 rounds later. Memory is measured before, in a worker process that may die of
-    it, and a batch that is expected to need over 80 % of it is not run.
+    it, and a batch that is expected to need over 80 % of it is not run. A GPU that holds the model
+    leaves no room to a worker: its memory is measured in this process, and a note says so.
 
     Example:
 
@@ -103,8 +104,11 @@ def profile_inference(
         The profile.
 
     Raises:
-        InputError: If the data, sizes, paths or policies cannot be used, not even the weights fit,
-            or no policy can be had; it says what to give.
+        InputError: If the model takes batches of one size only, `x` does not suit its inputs or
+            is missing where their shapes do not tell it, a call path is unknown or has the name of
+            one of kbatch's own, functions are to run under other policies, a target is asked of
+            "predict", or no policy can be had; it says what to give.
+        OutOfMemoryError: If not even the weights fit.
         TargetTooLow: If the target is below the latency of one example; it says what can be
             reached.
         TypeError: If `model` is no Keras model or a size no integer.
@@ -187,7 +191,7 @@ def _checked(
         time_budget_s=share * time_budget_s, needed_calls=calls_for_quantile(quantile)
     )
     if quick:
-        timing = dataclasses.replace(timing, rounds_beyond=0, block_s=_BLOCK_WITH_TARGET_S)
+        timing = dataclasses.replace(timing, rounds_beyond=0)
     end_above_s = None if target_ms is None else target_ms / 1000
     plan = SweepPlan(sizes, chosen, end_above_s, bulk, timing)
     return _Request(paths, plan, target_ms, quantile, time_budget_s)
@@ -242,7 +246,7 @@ def _memory(
     memory_limit_bytes: int | None,
     say: Progress,
 ) -> MemoryPass:
-    say("measuring memory in a worker process")
+    say(f"measuring memory in {probing_place()}")
     passes = [
         measure_memory(
             model,

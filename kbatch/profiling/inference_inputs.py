@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from kbatch.training.data import FitData
+from kbatch.training.data import FitData, is_dataset
 from kbatch.training.errors import InputError
 from kbatch.training.sample_rows import SampleElements, SampleRows, sample_of
 
@@ -51,47 +52,55 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
     """
     if x is None:
         return InferenceInputs(_made_rows(model), _MADE_NOTE)
+    _check_form(x)
+    if is_dataset(x) and isinstance(x.element_spec, tuple):
+        x = x.map(lambda inputs, *targets: (inputs,))  # A prediction needs no targets.
     source = sample_of(FitData(x))
     found = source.rows(model) if isinstance(source, SampleElements) else source
-    # A dataset's element may have targets, which a prediction does not need.
     rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
     return InferenceInputs(rows, found.note)
 
 
-def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
-    """Checks that a model takes batches of any size, and rows of the shapes that there are.
-
-    Args:
-        model: A model; one that does not declare its inputs is not looked at.
-        inputs: Its inputs.
+def _check_form(x: Any) -> None:
+    """Checks that data are arrays or a dataset of dense tensors.
 
     Raises:
         InputError: If not.
     """
-    tensors: Any = getattr(model, "inputs", None) or ()
-    declared = [tuple(tensor.shape) for tensor in tensors]
-    fixed = sorted({shape[0] for shape in declared if shape and shape[0] is not None})
-    if fixed:
-        raise InputError(
-            "The model must take batches of any size: build it without a batch size "
-            "(`keras.Input(shape)` and no `batch_shape` or `batch_size`). "
-            f"Received: model={model.name!r} for batches of {fixed[0]} only."
-        )
-    found = [leaf.shape for leaf in keras.tree.flatten(inputs.rows)]
-    if len(found) != len(declared):
-        return
-    for shape, expected in zip(found, declared, strict=True):
-        # Of other ranks Keras makes one of size 1 itself, or says what it misses.
-        alike = len(shape) != len(expected) or all(
-            size is None or size == there
-            for size, there in zip(expected[1:], shape[1:], strict=True)
-        )
-        if not alike:
+    if is_dataset(x):
+        spec: Any = x.element_spec
+        # The targets, which a prediction does not need, may be whatever they are.
+        parts = keras.tree.flatten(spec[0] if isinstance(spec, tuple) else spec)
+        ragged = [type(part).__name__ for part in parts if not isinstance(part, tf.TensorSpec)]
+        if ragged:
             raise InputError(
-                "`x` must have the shapes of the model's inputs: give rows as the model takes "
-                f"them. Received: x with rows of shape {shape[1:]}, an input of shape "
-                f"{expected[1:]}."
+                "The elements of `x` must be dense tensors: bring rows of different lengths to "
+                f"one length (`dataset.padded_batch`). Received: x with {', '.join(ragged)}."
             )
+        return
+    for leaf in keras.tree.flatten(x):
+        if not _is_array(leaf):
+            raise InputError(
+                "`x` must be arrays of shape (examples, ...), nested as the model takes them, or a "
+                "`tf.data.Dataset`: bring rows of different lengths to one length "
+                "(`keras.utils.pad_sequences`), and make an array of a list (`np.asarray`). "
+                f"Received: x with {_named_type(leaf)}."
+            )
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) or not hasattr(leaf, "__array__"):
+        return False
+    array = np.asarray(leaf)
+    if array.dtype == object:  # Text, or else rows of different lengths.
+        return array.ndim > 0 and all(isinstance(one, (str, bytes)) for one in array.flat)
+    return array.ndim > 0
+
+
+def _named_type(leaf: Any) -> str:
+    if isinstance(leaf, np.ndarray):
+        return f"an array of shape {leaf.shape} and dtype {leaf.dtype}"
+    return f"a value of type {type(leaf).__name__}"
 
 
 def _made_rows(model: keras.Model) -> Any:

@@ -1,22 +1,29 @@
 """The memory of predictions, batch size by batch size in ascending order, in a worker process."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import keras
+import tensorflow as tf
 
 from kbatch.analysis.memory_fit import fit_memory
-from kbatch.instruments.device_memory import gpu_in_use
+from kbatch.instruments.device_memory import gpu_in_use, gpu_visible
 from kbatch.instruments.mapped_pickles import UnsendableError
 from kbatch.profiling.inference_inputs import InferenceInputs
 from kbatch.profiling.loads import Load
-from kbatch.profiling.memory_probes import LoadFacts, Probes, ProcessProbes, worker_probes
-from kbatch.profiling.memory_refusals import limit_below_weights
+from kbatch.profiling.memory_probes import (
+    LoadFacts,
+    Probes,
+    ProcessProbes,
+    WorkerProbes,
+    worker_probes,
+)
+from kbatch.profiling.memory_refusals import weights_alone_do_not_fit
 from kbatch.records.inference_measurements import MemoryRecord
 from kbatch.reporting.number_text import memory_text
-from kbatch.training.errors import InputError
 
 # A size that is expected to take more than this share of the limit is not run.
 GUARD_SHARE = 0.80
@@ -45,6 +52,11 @@ class MemoryPass(NamedTuple):
     notes: tuple[str, ...]
 
 
+def probing_place() -> str:
+    """Says where memory will be probed."""
+    return "this process, which holds the GPU" if gpu_in_use() else "a worker process"
+
+
 def measure_memory(
     model: keras.Model,
     inputs: InferenceInputs,
@@ -57,6 +69,10 @@ def measure_memory(
 ) -> MemoryPass:
     """Measures the memory of predictions in a worker process that may die of it.
 
+    Where this process holds the GPU, as it does once a model lies there, TensorFlow has reserved
+    most of its memory, and nothing is left to a worker: the probes run here then, and a note says
+    so. The same where the model cannot be sent to a worker.
+
     Args:
         model: A built model, which stays as it is.
         inputs: Its inputs.
@@ -68,12 +84,10 @@ def measure_memory(
         on_probe: Receives each record.
 
     Raises:
-        InputError: If not even the weights fit.
+        OutOfMemoryError: If not even the weights fit.
     """
     with _probes(model, inputs, memory_limit_bytes) as probes:
-        facts = _facts(probes)
-        if facts.variables_bytes > facts.limit_bytes:
-            raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+        facts = _facts(probes, model, memory_limit_bytes)
         records = ascend_memory(
             probes,
             batch_sizes,
@@ -194,14 +208,23 @@ def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: floa
     return max(fit.predict(batch_size), measured[largest])
 
 
-def _facts(probes: Probes) -> LoadFacts:
+def _facts(probes: Probes, model: keras.Model, memory_limit_bytes: int | None) -> LoadFacts:
+    """Reads the model where the probes run, and checks that its weights fit.
+
+    Raises:
+        OutOfMemoryError: If they do not.
+    """
+    limit_bytes = memory_limit_bytes
+    if isinstance(probes, WorkerProbes) and not gpu_visible():
+        limit_bytes = probes.limit_bytes
+    weights_bytes = sum(tf.as_dtype(v.dtype).size * math.prod(v.shape) for v in model.variables)
     try:
-        return probes.facts
+        facts = probes.facts
     except MemoryError as error:
-        raise InputError(
-            "Not even the weights of the model fit in memory: give a larger `memory_limit_bytes` "
-            f"or a smaller model. Received: {str(error).splitlines()[0]}"
-        ) from error
+        raise weights_alone_do_not_fit(limit_bytes, weights_bytes) from error
+    if facts.variables_bytes > facts.limit_bytes:
+        raise weights_alone_do_not_fit(facts.limit_bytes, facts.variables_bytes)
+    return facts
 
 
 @contextlib.contextmanager
@@ -213,9 +236,7 @@ def _probes(
     if note is None:
         with worker_probes(load, memory_limit_bytes) as probes:
             try:
-                _facts(probes)
-            except InputError:
-                raise
+                _facts(probes, model, memory_limit_bytes)
             # What a class that the worker does not know leads to when the model is read there.
             except (UnsendableError, TypeError, ValueError, AttributeError, ImportError):
                 note = _NOT_SENDABLE

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.profiling.inference_inputs import InferenceInputs
+from kbatch.profiling.inference_shapes import declared_inputs, of_rank, ordered_rows
 from kbatch.records.inference_measurements import BULK_PATH
 from kbatch.training.errors import InputError
 
@@ -56,8 +57,9 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
         InputError: If one is neither, none is given, two have one name, or a function has that of
             kbatch's own paths.
     """
-    listed = (given,) if isinstance(given, str) or callable(given) else tuple(given)
-    paths = tuple(_path_of(one) for one in listed)
+    if isinstance(given, str) or callable(given) or not isinstance(given, Iterable):
+        given = (given,)
+    paths = tuple(_path_of(one) for one in given)
     names = [path.name for path in paths]
     if not names or len(set(names)) < len(names):
         raise InputError(
@@ -96,20 +98,24 @@ def fetched(outputs: Any) -> Any:
 
 def _path_of(given: Any) -> CallPath:
     if callable(given):
-        name = getattr(given, "__name__", type(given).__name__)
+        name = _name_of(given)
         if name in _PATHS:
             raise InputError(
                 f"`call_paths` may hold no function of the name {name!r}, which is that of one of "
                 f"kbatch's own paths: give {name!r} itself, or a function of another name. "
-                f"Received: call_paths with {given!r}."
+                f"Received: call_paths with the function {name!r}."
             )
         return CallPath(name, _user_path(given), is_function=True)
     if not isinstance(given, str) or given not in _PATHS:
         raise InputError(
             f"`call_paths` may hold {', '.join(_PATHS)} and functions of a batch. "
-            f"Received: call_paths with {given!r}."
+            f"Received: call_paths with {given if isinstance(given, str) else type(given)!r}."
         )
     return CallPath(given, _PATHS[given])
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _user_path(function: Callable[..., Any]) -> Any:
@@ -189,13 +195,18 @@ def _function(model: Any, inputs: InferenceInputs, *, jit_compile: bool) -> Call
 
 
 def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
-    """Casts rows to the dtypes of the model's inputs: an exported model takes no others."""
-    leaves = keras.tree.flatten(inputs.rows)
-    tensors: Any = getattr(model, "inputs", None) or ()
-    if len(leaves) != len(tensors):
+    """Gives rows the dtypes and ranks of the model's inputs: an exported model takes no others."""
+    tensors = declared_inputs(model)
+    if not tensors:
         return inputs
-    cast = [leaf.astype(t.dtype) for leaf, t in zip(leaves, tensors, strict=True)]
-    return inputs._replace(rows=keras.tree.pack_sequence_as(inputs.rows, cast))
+    leaves = ordered_rows(model, inputs.rows)
+    cast = [
+        of_rank(leaf, len(t.shape)).astype(t.dtype) for leaf, t in zip(leaves, tensors, strict=True)
+    ]
+    structure: Any = getattr(model, "_inputs_struct", None)
+    if not isinstance(inputs.rows, dict) or structure is None:
+        structure = inputs.rows
+    return inputs._replace(rows=keras.tree.pack_sequence_as(structure, cast))
 
 
 def _on_tensors(function: Callable[[Any], Any], inputs: InferenceInputs) -> Callable[[int], Call]:

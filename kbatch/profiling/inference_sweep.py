@@ -1,6 +1,7 @@
 """The sweep over batch sizes: all call paths and policies timed in the same rounds."""
 
 import contextlib
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -147,11 +148,7 @@ class InferenceSweep:
 
     def admit(self, setting: Setting) -> WarmUp | None:
         """Warms one setting up and lets it take part; None where memory ran out."""
-        prepare = self._prepare[setting.call_path, setting.dtype_policy]
-        size = setting.batch_size
-        if size not in self._copies_s:
-            self._copies_s[size] = measure_copy_s(self._inputs.batch(size))
-        return self.rounds.admit(setting, prepare(size))
+        return self.rounds.admit_prepared(setting, functools.partial(self._call, setting))
 
     def largest_run(self, call_path: str, dtype_policy: str) -> int:
         """Gives the largest size that was warmed up, whether it was timed or not."""
@@ -185,6 +182,12 @@ class InferenceSweep:
             for path, policy in self._prepare
             for size in self._plan.batch_sizes
         )
+
+    def _call(self, setting: Setting) -> Callable[[], Any]:
+        size = setting.batch_size
+        if size not in self._copies_s:
+            self._copies_s[size] = measure_copy_s(self._inputs.batch(size))
+        return self._prepare[setting.call_path, setting.dtype_policy](size)
 
     def _in_order(self) -> list[Setting]:
         first, *others = self._prepare

@@ -1,6 +1,7 @@
 """A model under other dtype policies, or quantised, with the same weights."""
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -25,11 +26,12 @@ def check_variants(dtype_policies: Any) -> tuple[str, ...]:
     Raises:
         InputError: If one is unknown or repeated.
     """
-    names = (dtype_policies,) if isinstance(dtype_policies, str) else tuple(dtype_policies)
+    single = isinstance(dtype_policies, str) or not isinstance(dtype_policies, Iterable)
+    names: tuple[Any, ...] = (dtype_policies,) if single else tuple(dtype_policies)
     if not names or len(set(names)) < len(names):
         raise InputError(
             "`dtype_policies` must be at least one policy, each once. "
-            f"Received: dtype_policies={dtype_policies!r}."
+            f"Received: dtype_policies={names!r}."
         )
     policies = [name for name in names if name != INT8]
     if policies:
@@ -115,7 +117,8 @@ def _cloned(model: keras.Model, policy: str) -> keras.Model:
         with dtype_policy_scope(policy):
             clone = keras.models.clone_model(model, clone_function=under_policy, recursive=True)
         clone.set_weights(model.get_weights())
-    # The last where a layer's first weights cannot be drawn in the dtype.
+    # What a layer raises that has no config or refuses the dtype in it, that makes other weights
+    # than it had (`set_weights`), or whose first weights cannot be drawn in the dtype (the last).
     except (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError) as error:
         raise NoVariant(
             f"A copy under {policy} cannot be made of model {model.name!r}: "

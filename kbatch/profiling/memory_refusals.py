@@ -34,6 +34,22 @@ def limit_below_weights(limit_bytes: int, variables_bytes: int) -> OutOfMemoryEr
     )
 
 
+def weights_alone_do_not_fit(limit_bytes: int | None, weights_bytes: int) -> OutOfMemoryError:
+    """Says that a model that is to predict does not fit.
+
+    Args:
+        limit_bytes: The limit, None for all of the device.
+        weights_bytes: What its variables take.
+    """
+    limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
+    return OutOfMemoryError(
+        "Not even the weights of the model fit in memory: give a larger `memory_limit_bytes`, or a "
+        f"smaller model. Received: a limit of {limit}, weights of {memory_text(weights_bytes)}.",
+        weights_bytes,
+        limit_bytes or 0,
+    )
+
+
 def weights_do_not_fit(limit_bytes: int | None, died: WorkerDied | None = None) -> OutOfMemoryError:
     """Says that the model could not even be built with all the memory that there is.
 

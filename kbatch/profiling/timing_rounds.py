@@ -145,6 +145,22 @@ class TimingRounds(Generic[Key]):
         self._first_calls_s += warm_up.first_call_s
         return warm_up
 
+    def admit_prepared(self, key: Key, prepare: Callable[[], Call]) -> WarmUp | None:
+        """Makes a contender ready, as by copying its inputs to the device, and admits it.
+
+        Returns:
+            Its warm-up; None where an error, of the preparation or of a call, is a result.
+
+        Raises:
+            Exception: Any other error.
+        """
+        try:
+            call = prepare()
+        except Exception as error:
+            self._keep_if_result(key, error)
+            return None
+        return self.admit(key, call)
+
     def withdraw(self, key: Key) -> WarmUp:
         """Takes a contender out that was warmed up and is not to be timed."""
         del self._calls[key], self.blocks[key]
@@ -183,8 +199,10 @@ class TimingRounds(Generic[Key]):
             if on_round is not None:
                 on_round(number, len(live))
 
-    def fresh_calls(self, key: Key, calls: int) -> tuple[float, ...] | None:
-        """Times as many calls of one contender in a row, in seconds each.
+    def fresh_calls(
+        self, key: Key, calls: int, *, least_s: float = 0.0
+    ) -> tuple[float, ...] | None:
+        """Times as many calls of one contender in a row, or more for as long, in seconds each.
 
         Returns:
             The seconds; None where the error of a call is a result.
@@ -194,7 +212,7 @@ class TimingRounds(Generic[Key]):
         """
         try:
             with collection_off():
-                return self._timed(self._calls[key], least_calls=calls, least_s=0.0)
+                return self._timed(self._calls[key], least_calls=calls, least_s=least_s)
         except Exception as error:
             if not self._is_result(error):
                 raise

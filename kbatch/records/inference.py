@@ -4,20 +4,16 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.analysis.intervals import Interval
 from kbatch.analysis.latency import Latency
 from kbatch.analysis.latency_batches import (
-    BatchAnswer,
-    batch_size_within,
     efficient_batch_size,
     fastest_batch_size,
     knee_batch_size,
 )
 from kbatch.analysis.memory_fit import MemoryFit, fit_memory
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.inference_answers import InferenceAnswer, TargetTooLow, check_target
+from kbatch.records.inference_answers import InferenceAnswer, answer_of, check_target
 from kbatch.records.inference_fits import disturbed_share, fit_quantile, fit_timings
-from kbatch.records.inference_limits import least_by_checks, most_by_checks
 from kbatch.records.inference_measurements import (
     MemoryRecord,
     OutputChange,
@@ -25,6 +21,7 @@ from kbatch.records.inference_measurements import (
     TimingRecord,
     TwinRecord,
 )
+from kbatch.records.inference_within import answer_within
 from kbatch.records.saved_record import SavedRecord
 from kbatch.records.shown_record import ShownRecord
 
@@ -81,6 +78,14 @@ class InferenceProfile(SavedRecord, ShownRecord):
         return tuple(dict.fromkeys((t.call_path, t.dtype_policy) for t in self.timings))
 
     @property
+    def answering(self) -> tuple[TimingRecord, ...]:
+        """The timings that answer questions: those measured of the first path and policy."""
+        first = self.series[:1]
+        return tuple(
+            t for t in self.timings if t.measured and (t.call_path, t.dtype_policy) in first
+        )
+
+    @property
     def noise_floor(self) -> float | None:
         """The share by which equal settings may differ here; None if it is not known."""
         return None if self.twin is None else self.twin.noise_floor
@@ -89,18 +94,18 @@ class InferenceProfile(SavedRecord, ShownRecord):
     def latency(self) -> Latency:
         """The fit of the time of a batch, for the first call path and policy.
 
-        Blocks that a gap sets apart from the faster ones of their size, wider than 10 % and than
-        their scatter explains, are taken for disturbed and left out.
+        Blocks that a neighbour on the machine slowed are left out, where two groups of blocks can
+        be told apart.
 
         Raises:
             ValueError: If too little was measured.
         """
-        return fit_timings(self._measured())
+        return fit_timings(self.answering)
 
     @property
     def disturbed_share(self) -> float:
         """Share of the blocks that the fit leaves out, for the first call path and policy."""
-        return disturbed_share(self._measured())
+        return disturbed_share(self.answering)
 
     @property
     def knee(self) -> InferenceAnswer:
@@ -109,7 +114,8 @@ class InferenceProfile(SavedRecord, ShownRecord):
         Raises:
             ValueError: If too little was measured.
         """
-        return self._answer(knee_batch_size(self.latency), "largest throughput over latency")
+        found = knee_batch_size(self.latency)
+        return answer_of(found, "largest throughput over latency", self.answering)
 
     @property
     def efficient(self) -> InferenceAnswer:
@@ -118,7 +124,8 @@ class InferenceProfile(SavedRecord, ShownRecord):
         Raises:
             ValueError: If too little was measured.
         """
-        return self._answer(efficient_batch_size(self.latency), "90 % of the peak throughput")
+        found = efficient_batch_size(self.latency)
+        return answer_of(found, "90 % of the peak throughput", self.answering)
 
     @property
     def fastest(self) -> InferenceAnswer:
@@ -127,7 +134,8 @@ class InferenceProfile(SavedRecord, ShownRecord):
         Raises:
             ValueError: If too little was measured.
         """
-        return self._answer(fastest_batch_size(self.latency), "largest measured throughput")
+        found = fastest_batch_size(self.latency)
+        return answer_of(found, "largest measured throughput", self.answering)
 
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
         """Finds the largest batch size of which a share of the calls keeps to a latency.
@@ -147,12 +155,9 @@ class InferenceProfile(SavedRecord, ShownRecord):
                 were made for the quantile; it says what can be reached, or how many are missing.
         """
         check_target(latency_ms, quantile)
-        path, policy = self.series[0]
-        for check in self.checks:
-            asked = (check.call_path, check.dtype_policy, check.latency_ms, check.quantile)
-            if check.best and asked == (path, policy, latency_ms, quantile):
-                return self._checked(check)
-        return self._fitted(latency_ms, quantile)
+        first = self.series[:1]
+        checks = [c for c in self.checks if (c.call_path, c.dtype_policy) in first]
+        return answer_within(self.answering, checks, latency_ms=latency_ms, quantile=quantile)
 
     def latency_quantile(self, quantile: float) -> Latency:
         """Fits a quantile of the latency, for the first call path and policy.
@@ -167,12 +172,14 @@ class InferenceProfile(SavedRecord, ShownRecord):
             ValueError: If fewer than two sizes have the calls that it needs, with how many are
                 missing; or the path is bulk prediction, where no batch is timed by itself.
         """
-        return fit_quantile(self._measured(), quantile)
+        return fit_quantile(self.answering, quantile)
 
     def select(
         self, *, call_path: str | None = None, dtype_policy: str | None = None
     ) -> "InferenceProfile":
         """Gives the part of the profile with one call path, one policy, or both.
+
+        The A/A test goes with the path and policy that it was made with.
 
         Raises:
             ValueError: If it holds none such.
@@ -188,12 +195,16 @@ class InferenceProfile(SavedRecord, ShownRecord):
                 f"one of them. Received: call_path={call_path!r}, dtype_policy={dtype_policy!r}."
             )
         policies = {policy for _, policy in wanted}
+        twin = self.twin
+        if twin is not None and (twin.call_path, twin.dtype_policy) not in wanted:
+            twin = None
         return dataclasses.replace(
             self,
             timings=tuple(t for t in self.timings if (t.call_path, t.dtype_policy) in wanted),
             memory=tuple(m for m in self.memory if m.dtype_policy in policies),
             checks=tuple(c for c in self.checks if (c.call_path, c.dtype_policy) in wanted),
             output_changes=tuple(c for c in self.output_changes if c.dtype_policy in policies),
+            twin=twin,
         )
 
     @property
@@ -227,78 +238,3 @@ class InferenceProfile(SavedRecord, ShownRecord):
         from kbatch.records.inference_table import inference_table
 
         return inference_table(self)
-
-    def _measured(self) -> list[TimingRecord]:
-        first = self.series[:1]
-        return [t for t in self.timings if t.measured and (t.call_path, t.dtype_policy) in first]
-
-    def _fitted(self, latency_ms: float, quantile: float) -> InferenceAnswer:
-        latency = self.latency_quantile(quantile)
-        answer = batch_size_within(latency, latency_s=latency_ms / 1000)
-        sizes = latency.curve.batch_sizes
-        smallest, largest = int(sizes[0]), int(sizes[-1])
-        size, reason = answer.batch_size, f"fit of the {quantile:g} quantile"
-        if size is None or size < smallest:
-            if min(t.batch_size for t in self._measured()) < smallest:
-                raise ValueError(
-                    f"Sizes below {smallest} have too few calls for the {quantile:g} quantile to "
-                    f"tell whether they keep to the target: measure with `quantile={quantile:g}` "
-                    f"and more time. Received: latency_ms={latency_ms:g}."
-                )
-            reachable_ms = 1000 * float(latency.curve.latencies_s[0])
-            raise TargetTooLow(latency_ms, quantile, smallest, reachable_ms)
-        if size >= largest:
-            size = largest
-            reason = "the largest measured size; larger ones may keep to the target too"
-        return self._answer(*self._within_checks(answer, size, reason, latency_ms, quantile))
-
-    def _within_checks(
-        self, answer: BatchAnswer, size: int, reason: str, latency_ms: float, quantile: float
-    ) -> tuple[BatchAnswer, str]:
-        """Keeps the size of a fit to what fresh calls showed, and the interval around it."""
-        checks = [c for c in self.checks if (c.call_path, c.dtype_policy) == self.series[0]]
-        least = least_by_checks(checks, latency_ms, quantile)
-        most = most_by_checks(checks, latency_ms, quantile)
-        if size < least:
-            size, reason = least, "fresh calls of it kept to a target as strict"
-        if most is not None and size > most:
-            if most < 1:
-                raise ValueError(
-                    "Fresh calls of batch size 1 did not keep to this target or to a looser one: "
-                    "give a higher target, or a faster call path or model. "
-                    f"Received: latency_ms={latency_ms:g}."
-                )
-            size, reason = most, "fresh calls for this target or a looser one leave no larger size"
-        interval = answer.interval
-        if interval is not None and size != answer.batch_size:
-            interval = Interval(min(interval.low, size), max(interval.high, size))
-        return BatchAnswer(size, interval, False), reason
-
-    def _checked(self, check: TargetCheck) -> InferenceAnswer:
-        try:
-            interval = self._fitted(check.latency_ms, check.quantile).interval
-        except ValueError:  # The fit may say less than the calls that were made.
-            interval = None
-        reason = f"{len(check.latencies_s)} fresh calls, {check.exceeded} above the target"
-        if check.drift:
-            reason += f", their bound {100 * check.drift:.0f} % below it for slower times"
-        return InferenceAnswer(
-            check.batch_size, interval, check.verified, reason, check.call_path, check.dtype_policy
-        )
-
-    def _answer(self, found: BatchAnswer, reason: str) -> InferenceAnswer:
-        path, policy = self.series[0]
-        if found.batch_size is None:
-            raise ValueError(
-                "The measurements do not tell this batch size: their noise hides how the time "
-                "grows. Measure larger batch sizes, or longer. Received: interval="
-                f"{found.interval}."
-            )
-        if found.extrapolated:
-            sizes = [t.batch_size for t in self._measured()]
-            beyond = found.batch_size > max(sizes)
-            end = f"beyond the largest measured size, {max(sizes)}"
-            reason += f"; {end if beyond else f'below the smallest measured size, {min(sizes)}'}"
-        return InferenceAnswer(
-            found.batch_size, found.interval, False, reason, path, policy, found.extrapolated
-        )

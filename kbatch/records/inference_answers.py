@@ -2,9 +2,12 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.latency_batches import BatchAnswer
 from kbatch.analysis.quantile_bounds import calls_for_quantile
+from kbatch.records.inference_measurements import TimingRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +42,45 @@ class TargetTooLow(ValueError):
     """
 
     def __init__(self, latency_ms: float, quantile: float, batch_size: int, reachable_ms: float):
+        smaller = "" if batch_size == 1 else "measure smaller batch sizes, "
         super().__init__(
             f"`latency_ms` must be at least what batch size {batch_size} takes, "
-            f"{reachable_ms:.3g} ms at the {quantile:g} quantile: give a higher target, or a "
-            f"faster call path or model. Received: latency_ms={latency_ms:g}."
+            f"{reachable_ms:.3g} ms at the {quantile:g} quantile: {smaller}give a higher target, "
+            f"or a faster call path or model. Received: latency_ms={latency_ms:g}."
         )
         self.reachable_ms = reachable_ms
+
+
+def answer_of(found: BatchAnswer, reason: str, timings: Sequence[TimingRecord]) -> InferenceAnswer:
+    """Makes an answer of what a fit found.
+
+    Args:
+        found: The size.
+        reason: Where it comes from.
+        timings: What was measured of the call path and policy, which the fit saw.
+
+    Raises:
+        ValueError: If no size was found.
+    """
+    if found.batch_size is None:
+        raise ValueError(
+            "The measurements do not tell this batch size: their noise hides how the time "
+            f"grows. Measure larger batch sizes, or longer. Received: interval={found.interval}."
+        )
+    if found.extrapolated:
+        sizes = [t.batch_size for t in timings]
+        beyond = found.batch_size > max(sizes)
+        end = f"beyond the largest measured size, {max(sizes)}"
+        reason += f"; {end if beyond else f'below the smallest measured size, {min(sizes)}'}"
+    return InferenceAnswer(
+        batch_size=found.batch_size,
+        interval=found.interval,
+        verified=False,
+        reason=reason,
+        call_path=timings[0].call_path,
+        dtype_policy=timings[0].dtype_policy,
+        extrapolated=found.extrapolated,
+    )
 
 
 def check_target(latency_ms: float, quantile: float) -> None:

@@ -18,8 +18,8 @@ _MOST_GROUPS = 8
 def fit_timings(timings: Sequence[TimingRecord]) -> Latency:
     """Fits the time of a batch to the blocks of one call path and policy.
 
-    Blocks that a gap sets apart as slowed by a neighbour are left out, so that the fit, and the
-    batch sizes that follow from it, are those of the model and not of the neighbour.
+    Blocks that a neighbour on the machine slowed are left out where they can be told apart, so
+    that the fit, and the batch sizes that follow from it, are those of the model.
 
     Args:
         timings: What was measured of it, by batch size.
@@ -27,20 +27,21 @@ def fit_timings(timings: Sequence[TimingRecord]) -> Latency:
     Raises:
         ValueError: If too little was measured.
     """
-    calm = [(t.batch_size, value) for t in timings for value in calm_values(t.batch_times_s)]
+    kept = calm_values([t.batch_times_s for t in timings])
+    calm = [(t.batch_size, time_s) for t, one in zip(timings, kept, strict=True) for time_s in one]
     if len(calm) < 3 or len(timings) < 2:
         raise ValueError(
             "A fit needs two measured batch sizes with three blocks in all: measure longer, or "
             f"fewer call paths and policies at once. Received: {len(timings)} sizes with "
             f"{len(calm)} blocks."
         )
-    return fit_latency([size for size, _ in calm], [value for _, value in calm])
+    return fit_latency([size for size, _ in calm], [time_s for _, time_s in calm])
 
 
 def disturbed_share(timings: Sequence[TimingRecord]) -> float:
     """Gives the share of the blocks that `fit_timings` leaves out."""
     blocks = sum(len(t.batch_times_s) for t in timings)
-    calm = sum(len(calm_values(t.batch_times_s)) for t in timings)
+    calm = sum(map(len, calm_values([t.batch_times_s for t in timings])))
     return 1 - calm / blocks if blocks else 0.0
 
 

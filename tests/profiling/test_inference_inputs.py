@@ -74,6 +74,34 @@ def test_a_model_without_inputs_needs_data():
         inference_inputs(model)
 
 
-def test_what_is_no_data_is_refused():
-    with pytest.raises(InputError, match="Received"):
-        inference_inputs(mlp(), 3)
+@pytest.mark.parametrize(
+    ("x", "received"),
+    [
+        (3, "a value of type int"),
+        ([[1.0, 2.0], [3.0]], "a value of type float"),
+        (len, "a value of type builtin_function_or_method"),
+        (np.array([[1, 2], [3]], dtype=object), r"an array of shape \(2,\) and dtype object"),
+        (tf.ragged.constant([[1, 2], [3]]), "a value of type RaggedTensor"),
+        (np.float32(3.0), "a value of type float32"),
+    ],
+)
+def test_what_are_no_arrays_is_refused_with_what_to_give(x, received):
+    with pytest.raises(InputError, match=f"pad_sequences.*Received: x with {received}") as caught:
+        inference_inputs(mlp(), x)
+    assert " at 0x" not in str(caught.value)
+
+
+def test_a_dataset_of_ragged_rows_is_refused_and_one_of_ragged_targets_is_not():
+    ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1.0], [1.0, 2.0]]))
+    with pytest.raises(InputError, match=r"padded_batch.*Received: x with RaggedTensorSpec"):
+        inference_inputs(mlp(), ragged)
+    x, _ = rows(2)
+    both = tf.data.Dataset.zip(tf.data.Dataset.from_tensors(x), ragged)
+    np.testing.assert_array_equal(inference_inputs(mlp(), both).batch(2), x)
+
+
+def test_text_is_data():
+    inputs = keras.Input((), dtype="string")
+    model = keras.Model(inputs, keras.layers.Hashing(5)(inputs))
+    found = inference_inputs(model, np.array(["a", "b"], dtype=object))
+    assert list(found.batch(3)) in ([b"a", b"b", b"a"], ["a", "b", "a"])

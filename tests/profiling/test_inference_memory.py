@@ -10,7 +10,7 @@ from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
 from kbatch.profiling.inference_memory import ascend_memory, expected_bytes, measure_memory
 from kbatch.profiling.loads import Load
 from kbatch.profiling.memory_probes import Reading, worker_probes
-from kbatch.training.errors import InputError
+from kbatch.training.errors import OutOfMemoryError
 
 LIMIT = 1000
 
@@ -166,7 +166,8 @@ def test_a_model_that_cannot_be_sent_is_measured_here_and_the_profile_says_so():
 def test_a_limit_below_the_weights_is_refused():
     layers = keras.layers
     model = keras.Sequential([layers.Input((1000,)), layers.Dense(4000)])
-    with pytest.raises(InputError, match="memory_limit_bytes"):
+    message = r"`memory_limit_bytes`.*Received: a limit of 4.*weights of 1\d.* MiB"
+    with pytest.raises(OutOfMemoryError, match=message) as caught:
         measure_memory(
             model,
             inference_inputs(model),
@@ -175,6 +176,8 @@ def test_a_limit_below_the_weights_is_refused():
             memory_limit_bytes=2**22,
             time_budget_s=100.0,
         )
+    assert (caught.value.needed_bytes, caught.value.limit_bytes) == (4 * 1001 * 4000, 2**22)
+    assert "optimizer" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -1,15 +1,18 @@
+import math
+
 import pytest
 from inference_factory import make_profile, make_timing, time_s
 
 from kbatch.profiling.inference_sweep import Setting
 from kbatch.profiling.inference_target import check_reachable, expected_drift, verify_target
 from kbatch.profiling.timing_rounds import TimingPlan, TimingRounds
+from kbatch.records.inference_answers import TargetTooLow
 
 
 class Sweep:
     """A sweep whose calls move its clock, and run out of memory above a size while asked to."""
 
-    def __init__(self, room):
+    def __init__(self, room=math.inf, *, sizes=(1, 8, 64)):
         self.now_s = 0.0
         self.room = room
         self.short = False
@@ -19,7 +22,8 @@ class Sweep:
             clock=lambda: self.now_s,
             is_result=lambda error: isinstance(error, MemoryError),
         )
-        for size in (1, 8, 64):
+        self.sizes = sizes
+        for size in sizes:
             self.admit(Setting("compiled", "float32", size))
         self.short = True
 
@@ -32,7 +36,7 @@ class Sweep:
         self.now_s += time_s(size)
 
     def largest_run(self, call_path, dtype_policy):
-        return 64
+        return self.sizes[-1]
 
 
 @pytest.mark.parametrize("room", [3, 20, 50])
@@ -52,6 +56,35 @@ def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room)
 def test_memory_that_runs_out_at_the_smallest_size_says_nothing_of_the_target():
     sweep = Sweep(room=0)
     check_reachable(sweep, Setting("compiled", "float32", 1), 1.0, 0.95)
+
+
+def test_the_smallest_size_may_lie_above_the_answer():
+    """Of 64 and 128 examples both miss the target: 16 would keep to it without room."""
+    sizes, target_ms = (64, 128), 1000 * time_s(16)
+    sweep = Sweep(sizes=sizes)
+    check_reachable(sweep, Setting("compiled", "float32", 64), target_ms, 0.95)
+    assert {setting.batch_size for setting in sweep.rounds.warm_ups} == set(sizes)
+    profile = make_profile(*(make_timing(size) for size in sizes))
+    found = verify_target(profile, sweep, target_ms, 0.95, 1e6, lambda line: None)
+    answer = found.batch_for(latency_ms=target_ms)
+    assert answer.verified
+    assert 9 <= answer.batch_size <= 13
+    assert "below the smallest size of the sweep, 64" in answer.reason
+
+
+def test_a_target_below_one_example_is_told_by_one_example():
+    sweep = Sweep(sizes=(64, 128))
+    with pytest.raises(TargetTooLow, match="at least what batch size 1 takes") as caught:
+        check_reachable(sweep, Setting("compiled", "float32", 64), 1.0, 0.95)
+    assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
+
+
+def test_a_check_lasts_as_long_as_a_size_of_the_sweep():
+    profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
+    found = verify_target(profile, Sweep(), 5.0, 0.95, 1e6, lambda line: None)
+    for check in found.checks:
+        assert len(check.latencies_s) >= 59
+        assert sum(check.latencies_s) >= 0.3
 
 
 def test_room_grows_with_the_noise_of_the_rounds_and_is_never_small():

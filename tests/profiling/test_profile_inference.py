@@ -197,6 +197,14 @@ def test_want_of_memory_in_a_call_is_a_result():
     assert "no memory for that" in found.timings[-1].reason
 
 
+def test_want_of_memory_for_a_batch_is_a_result():
+    """The 32 TiB of its indices are more than any host has."""
+    found = profile(batch_sizes=(1, 8, 2**42), call_paths=("compiled", "call"))
+    outcomes = [t.outcome for t in found.timings]
+    assert outcomes == ["measured", "measured", "out_of_memory"] * 2
+    assert "allocate" in found.timings[-1].reason
+
+
 def test_a_batch_above_a_bulk_call_is_not_run_there():
     found = profile(call_paths=("compiled", "predict"), bulk_examples=8)
     bulk = {t.batch_size: t for t in found.timings if t.call_path == "predict"}
@@ -224,6 +232,8 @@ def test_any_other_error_of_a_call_comes_as_it_is():
         ({"latency_slo_ms": 5, "quantile": 1.0}, ValueError, "between 0 and 1"),
         ({"quantile": 0.0}, ValueError, "between 0 and 1"),
         ({"call_paths": "onnx"}, InputError, "call_paths"),
+        ({"call_paths": 3}, InputError, "functions of a batch. Received: call_paths with .*int"),
+        ({"dtype_policies": 3}, ValueError, "dtype_polic"),
         ({"call_paths": len, "dtype_policies": "bfloat16"}, InputError, "without `dtype_policies`"),
         ({"call_paths": ("predict",), "latency_slo_ms": 5}, InputError, "name another call path"),
         ({"dtype_policies": "float8"}, ValueError, "dtype_polic"),

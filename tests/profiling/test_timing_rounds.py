@@ -219,6 +219,22 @@ def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
     assert len(called) == 7
 
 
+def test_what_a_contender_is_made_of_may_end_in_a_result_too():
+    rounds = TimingRounds(
+        TimingPlan(), seed=0, clock=Clock(), is_result=lambda error: isinstance(error, MemoryError)
+    )
+
+    def no_room():
+        raise MemoryError("no room for the batch")
+
+    assert rounds.admit_prepared("fits", lambda: lambda: None) is not None
+    assert rounds.admit_prepared("large", no_room) is None
+    assert set(rounds.blocks) == {"fits"}
+    assert str(rounds.failures["large"]) == "no room for the batch"
+    with pytest.raises(ZeroDivisionError):
+        rounds.admit_prepared("broken", lambda: 1 / 0)
+
+
 def test_fresh_calls_that_end_in_a_result_give_none_and_other_errors_come_as_they_are():
     rounds = TimingRounds(
         TimingPlan(), seed=0, clock=Clock(), is_result=lambda error: isinstance(error, MemoryError)

@@ -117,6 +117,17 @@ def test_a_verified_target_is_answered_by_its_check_and_another_by_the_fit():
     assert not profile.batch_for(latency_ms=5.1).verified
 
 
+def test_a_check_below_the_measured_sizes_answers_looser_targets_too():
+    profile = make_profile(
+        make_timing(64), make_timing(128), checks=(check(12, [0.004] * 59, best=True),)
+    )
+    assert "smallest size of the sweep, 64" in profile.batch_for(latency_ms=5).reason
+    later = profile.batch_for(latency_ms=6)
+    assert (later.batch_size, later.verified) == (12, False)
+    with pytest.raises(TargetTooLow, match=r"batch size 64 takes.*measure smaller batch sizes"):
+        profile.batch_for(latency_ms=4)
+
+
 def test_room_for_slower_times_is_part_of_what_is_verified():
     fresh = check(33, [0.0045] * 59, best=True)
     assert dataclasses.replace(fresh, drift=0.1).verified
@@ -168,6 +179,8 @@ def test_a_part_is_selected_by_path_and_policy():
     part = profile.select(call_path="xla")
     assert part.series == (("xla", "float32"), ("xla", "int8"))
     assert part.checks == ()
+    assert (part.twin, part.noise_floor) == (None, None)  # It was made with another path.
+    assert profile.select(call_path="compiled").twin == profile.twin
     assert part.select(dtype_policy="int8").memory == ()
     with pytest.raises(ValueError, match=r"compiled under float32.*select one of them"):
         profile.select(call_path="eager")

@@ -42,11 +42,8 @@ def noise_points(profile: "InferenceProfile") -> tuple[NoisePoint, ...]:
     Raises:
         ValueError: If nothing was timed there.
     """
-    first = profile.series[:1]
     points = []
-    for timing in profile.timings:
-        if not timing.measured or (timing.call_path, timing.dtype_policy) not in first:
-            continue
+    for timing in profile.answering:
         median = statistics.median(timing.block_medians_s)
         last = max(1, len(timing.block_medians_s) - 1)
         points += [

@@ -42,12 +42,7 @@ def tail_points(profile: "InferenceProfile") -> tuple[TailPoint, ...]:
     Raises:
         ValueError: If nothing was timed there, or it is bulk prediction.
     """
-    first = profile.series[:1]
-    timings = [
-        t
-        for t in profile.timings
-        if t.measured and not t.bulk and (t.call_path, t.dtype_policy) in first
-    ]
+    timings = [timing for timing in profile.answering if not timing.bulk]
     if not timings:
         raise ValueError(
             "Tails need single calls of batches, and the first call path has none: select another "

@@ -1,0 +1,98 @@
+"""Whether rows suit the inputs that a model declares."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from kbatch.profiling.inference_inputs import InferenceInputs
+from kbatch.training.errors import InputError
+
+
+def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
+    """Checks that a model takes batches of any size, and rows as there are.
+
+    Args:
+        model: A model; one that does not declare its inputs is not looked at.
+        inputs: Its inputs.
+
+    Raises:
+        InputError: If not.
+    """
+    tensors = declared_inputs(model)
+    fixed = sorted({t.shape[0] for t in tensors if t.shape and t.shape[0] is not None})
+    if fixed:
+        raise InputError(
+            "The model must take batches of any size: build it without a batch size "
+            "(`keras.Input(shape)` and no `batch_shape` or `batch_size`). "
+            f"Received: model={model.name!r} for batches of {fixed[0]} only."
+        )
+    if not tensors:
+        return
+    for leaf, tensor in zip(ordered_rows(model, inputs.rows), tensors, strict=True):
+        if not _alike(leaf.shape, tuple(tensor.shape)):
+            raise InputError(
+                "`x` must have the shapes of the model's inputs, with the examples on the first "
+                "axis: give rows as the model takes them (`x[None]` for a single example). "
+                f"Received: x with rows of shape {leaf.shape[1:]}, input {tensor.name!r} of shape "
+                f"{tuple(tensor.shape[1:])}."
+            )
+
+
+def declared_inputs(model: Any) -> Sequence[Any]:
+    """Gives the symbolic inputs of a model, none of one that does not declare them."""
+    return getattr(model, "inputs", None) or ()
+
+
+def ordered_rows(model: Any, rows: Any) -> list[Any]:
+    """Gives the arrays of rows in the order of the inputs that the model declares.
+
+    Args:
+        model: A model that declares its inputs.
+        rows: Nested arrays; in a dict they go by the names of the inputs.
+
+    Raises:
+        InputError: If there are more or fewer than inputs, or other names.
+    """
+    tensors = declared_inputs(model)
+    structure: Any = getattr(model, "_inputs_struct", None)
+    leaves = keras.tree.flatten(rows)
+    if isinstance(rows, dict):
+        named = structure if isinstance(structure, dict) else {t.name: t for t in tensors}
+        if set(rows) >= set(named):
+            leaves = keras.tree.flatten({name: rows[name] for name in named})
+            if named is not structure:  # A dict is flattened by its keys in order.
+                leaves = [rows[tensor.name] for tensor in tensors]
+        else:
+            raise _other_inputs(sorted(named), f"x with {sorted(rows)}")
+    if len(leaves) != len(tensors):
+        names = [tensor.name for tensor in tensors]
+        raise _other_inputs(names, f"x with {len(leaves)} arrays")
+    return leaves
+
+
+def of_rank(leaf: np.ndarray, rank: int) -> np.ndarray:
+    """Adds a last axis of 1 to an array, or takes it away, where its rank is off by one."""
+    if leaf.ndim == rank - 1:
+        return leaf[..., None]
+    return leaf[..., 0] if leaf.ndim == rank + 1 else leaf
+
+
+def _other_inputs(names: Sequence[str], received: str) -> InputError:
+    return InputError(
+        "`x` must hold an array for each of the model's inputs, nested as the model takes them: "
+        f"{', '.join(names)}. Received: {received}."
+    )
+
+
+def _alike(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Tells whether Keras takes a shape for an expected one: a last axis of 1 comes and goes."""
+    missing = len(expected) - len(shape)
+    if missing == 1 and expected[-1] == 1:
+        shape = (*shape, 1)
+    elif missing == -1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return len(shape) == len(expected) and all(
+        size is None or size == there for size, there in zip(expected[1:], shape[1:], strict=True)
+    )
