@@ -108,7 +108,8 @@ def _made_rows(model: keras.Model) -> Any:
     if not tensors:
         raise InputError(
             "Without data the shapes of the inputs must be known, and this model has none yet: "
-            "give `x`, some rows of its inputs, or build it with `keras.Input`. "
+            "give `x`, some rows of its inputs (`kbatch.profile_inference(model, x)`), or build it "
+            "with `keras.Input`. "
             f"Received: model={model.name!r}, x=None."
         )
     structure: Any = getattr(model, "_inputs_struct", None)
@@ -126,8 +127,8 @@ def _made_leaf(tensor: Any, indices: dict[int, int], rng: np.random.Generator) -
     if None in features or tensor.dtype == "string":
         raise InputError(
             "Without data all inputs need numbers of a fixed shape: give `x`, some rows of the "
-            f"model's inputs. Received: input {tensor.name!r} of shape {tuple(tensor.shape)} and "
-            f"dtype {tensor.dtype}, x=None."
+            "model's inputs (`kbatch.profile_inference(model, x)`). Received: input "
+            f"{tensor.name!r} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}, x=None."
         )
     shape = (_MADE_ROWS, *features)
     known = indices.get(id(tensor))

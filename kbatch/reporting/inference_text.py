@@ -63,7 +63,7 @@ def _fit_lines(profile: InferenceProfile) -> list[str]:
     lines = [f"fit: {_fit_words(latency)}"]
     if profile.disturbed_share:
         share = percent(profile.disturbed_share)
-        lines.append(f"left out of the fit: {share} of the rounds, apart from the faster")
+        lines.append(f"left out of the fit: {share} of the rounds, taken for disturbed")
     return lines
 
 

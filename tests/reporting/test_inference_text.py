@@ -55,7 +55,7 @@ def test_rounds_that_the_fit_leaves_out_are_counted():
     profile = make_profile(
         *(make_timing(size, block_medians_s=tuple(size * s for s in blocks)) for size in (1, 2, 4))
     )
-    assert "left out of the fit: 25 % of the rounds, apart from the faster" in (
+    assert "left out of the fit: 25 % of the rounds, taken for disturbed" in (
         inference_lines(profile)
     )
     assert not any("left out" in line for line in inference_lines(make_profile()))
