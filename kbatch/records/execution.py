@@ -88,6 +88,8 @@ class ExecutionRecord:
         replicas: Devices that shared each batch.
         scaling: What the rule was given and what it made of it, None where the model was not
             built or not scaled yet.
+        most_in_memory: Most examples that fit in memory at once, where probes or training met
+            the end of it; None where they did not, or were not made.
     """
 
     status: str
@@ -122,6 +124,7 @@ class ExecutionRecord:
     replicas: int = 1
     traceback: str | None = None
     scaling: LearningRateScaling | None = None
+    most_in_memory: int | None = None
 
     def __post_init__(self):
         if self.status not in STATUSES:

@@ -93,6 +93,11 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         return self.memory_bytes[self.max_batch_size]
 
     @property
+    def memory_bound(self) -> bool:
+        """Whether memory set the size, and not the end of the data or of the search."""
+        return self.in_window or any(probe.outcome != "fits" for probe in self.probes)
+
+    @property
     def spread(self) -> float | None:
         """Range of the peaks of `max_batch_size` as a share of the largest; None from one run."""
         peaks = [p.peak_memory_bytes for p in self.probes if p.batch_size == self.max_batch_size]

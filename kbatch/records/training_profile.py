@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import check_size
@@ -20,7 +19,7 @@ from kbatch.analysis.micro_batch_choice import MicroBatchChoice, choose_micro_ba
 from kbatch.analysis.ratios import Ratio
 from kbatch.analysis.step_time import StepTime
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.json_files import read_record, write_record
+from kbatch.records.saved_record import SavedRecord
 from kbatch.records.shown_record import ShownRecord
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class TrainingPoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingProfile(ShownRecord):
+class TrainingProfile(SavedRecord, ShownRecord):
     """Step time, throughput and memory of a model's training by micro-batch size.
 
     Example:
@@ -268,23 +267,6 @@ class TrainingProfile(ShownRecord):
         from kbatch.records.training_table import training_table
 
         return training_table(self)
-
-    def save(self, path: Path | str) -> None:
-        """Writes the profile as JSON.
-
-        Raises:
-            OSError: If the folder cannot be written.
-        """
-        write_record(self, Path(path))
-
-    @classmethod
-    def load(cls, path: Path | str) -> "TrainingProfile":
-        """Reads what `save` wrote.
-
-        Raises:
-            RecordError: If the file is damaged or holds something else.
-        """
-        return read_record(cls, Path(path))
 
     @property
     def _latency(self) -> Latency:

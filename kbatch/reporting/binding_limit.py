@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.records.study import Study
 from kbatch.records.trial import TrialRecord
 from kbatch.reporting.conditions import conditions_of
@@ -55,7 +56,7 @@ def binding_limits(study: Study) -> tuple[BindingLimit, ...]:
     ]
     # Where the device gains nothing, no gain is given up for the number of updates.
     device = _saturation(best, larger) or _updates(study, best, larger)
-    limits = (_gradient_noise(best), _memory(larger), device)
+    limits = (_gradient_noise(best), _memory(larger) or _cut_by_memory(best), device)
     return tuple(limit for limit in limits if limit is not None)
 
 
@@ -94,6 +95,19 @@ def _memory(larger: Sequence[TrialRecord]) -> BindingLimit | None:
         "memory",
         f"Memory binds: the next larger batch size, {smallest:,}, ran out of it. A smaller "
         "`micro_batch_size` needs less.",
+    )
+
+
+def _cut_by_memory(best: TrialRecord) -> BindingLimit | None:
+    """Memory binds where a batch was cut since no more of it fitted, not since less is faster."""
+    execution = best.executions[-1]
+    rows, most, size = execution.replica_batch_size, execution.most_in_memory, best.micro_batch_size
+    if most is None or size is None or not size < rows or size != equal_parts(rows, most):
+        return None
+    return BindingLimit(
+        "memory",
+        f"Memory binds: at most {most:,} examples fit in it at once, so the batch was cut into "
+        f"micro-batches of {size:,}.",
     )
 
 

@@ -15,17 +15,20 @@ from kbatch.reporting.timing_caveats import timing_caveats
 from kbatch.reporting.trial_names import trial_names
 
 _MOST_NAMED = 5
+_CUT = "Not equal to the whole batch"
 # How a trial's own notes begin, with what they are about and the column they stand in.
 _NOTES = (
-    ("Not equal to the whole batch", "batch cut in micro-batches", "quality"),
+    (_CUT, "batch cut in micro-batches", "quality"),
     ("Up to ", "micro-batch size", "micro_batch_size"),
-    ("Micro-batches have ", "micro-batch size", "micro_batch_size"),
+    ("Micro-batches ", "micro-batch size", "micro_batch_size"),
+    ("The batch goes through whole", "micro-batch size", "micro_batch_size"),
     ("Memory ran out in training", "micro-batch size", "micro_batch_size"),
     ("The first update used the learning rate", "learning rate", "learning_rate"),
     ("It went on from epoch", "rest of a training", "updates"),
     ("The noise scale was not measured", "noise scale", "noise_scale"),
     ("The learning rate follows the noise scale", "learning rate", "learning_rate"),
     ("The noise scale of trial", "learning rate", "learning_rate"),
+    ("Training did not go through `model.fit`", "nothing timed", "samples_per_second"),
 )
 
 
@@ -132,7 +135,8 @@ def _notes(study: Study) -> Iterator[Caveat]:
 
 def _place(note: str) -> tuple[str, str]:
     """Tells what a trial's note is about, and the column it concerns."""
-    if "(BatchNormalization)" in note:
+    if note.startswith(_CUT) and "(BatchNormalization)" in note:
         return "BatchNormalization in micro-batches", "quality"
     places = ((label, column) for begin, label, column in _NOTES if note.startswith(begin))
+    # It may be one of another version of kbatch.
     return next(places, ("note of the trial", "batch_size"))

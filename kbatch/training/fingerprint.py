@@ -60,7 +60,9 @@ def _described(value: Any, names: dict[str, str]) -> Any:
 def _config(part: Any) -> Any:
     try:
         return part.get_config()
-    except (NotImplementedError, TypeError, ValueError):  # A subclass does not describe itself.
+    # Keras refuses with the first to describe a subclass without a `get_config` of its own, and
+    # with the others parts that it cannot serialize. Its weights and its code still tell it.
+    except (NotImplementedError, TypeError, ValueError):
         return list(getattr(part, "layers", []))
 
 

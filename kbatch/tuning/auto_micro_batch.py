@@ -31,6 +31,7 @@ class FoundMicroBatch(NamedTuple):
     Attributes:
         size: Examples that go through the device at once.
         most: Most examples that fit.
+        memory_bound: Whether more of them were found not to fit.
         search_s: Seconds that probes and timing took now, 0 where an earlier search told it.
         notes: The same in words.
         key: What tells the model, its data and the limits from others.
@@ -38,6 +39,7 @@ class FoundMicroBatch(NamedTuple):
 
     size: int
     most: int
+    memory_bound: bool
     search_s: float
     notes: tuple[str, ...]
     key: str
@@ -110,7 +112,8 @@ class AutoMicroBatch:
             model, source, batch_size=rows, most=most, key=key, directory=directory
         )
         notes = (fastest.note, _note(result, most, search_s))
-        return FoundMicroBatch(fastest.size, most, search_s + fastest.search_s, notes, key)
+        bound = most < result.max_batch_size or result.memory_bound
+        return FoundMicroBatch(fastest.size, most, bound, search_s + fastest.search_s, notes, key)
 
     def halve(self, key: str, size: int, directory: Path | None) -> int | None:
         """Takes half of a size that ran out of memory after all, and remembers it.

@@ -218,6 +218,7 @@ class Execution:
             self._started,
             micro_batch_size=found.size,
             micro_batch_search_s=found.search_s,
+            most_in_memory=found.most_in_memory,
             notes=(*plan_notes(self._model, self._plan, found.size), *found.notes),
         )
 

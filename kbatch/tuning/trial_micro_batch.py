@@ -27,6 +27,7 @@ class TrialMicroBatch:
 
     Attributes:
         size: Examples that go through a device at once; None before it is known.
+        most_in_memory: Most examples that fit, None where more were not found not to.
         search_s: Seconds that the search took, or None.
         notes: What a reader of the figures must know.
     """
@@ -42,6 +43,7 @@ class TrialMicroBatch:
         directory: Path | None,
     ):
         self.size: int | None = None
+        self.most_in_memory: int | None = None
         self.search_s: float | None = None
         self.notes: list[str] = []
         self._auto = auto
@@ -79,6 +81,7 @@ class TrialMicroBatch:
             if verbose and found.search_s:
                 print(f"micro-batch size: {' '.join(found.notes)}", flush=True)
             self._key, self._most, self.size = found.key, found.most, found.size
+            self.most_in_memory = found.most if found.memory_bound else None
             self.search_s = found.search_s
             self.notes.extend(found.notes)
             self._accumulate(self.size)
@@ -97,7 +100,7 @@ class TrialMicroBatch:
         if smaller is None:
             return False
         self._state.restore()
-        self.size = self._most = smaller
+        self.size = self._most = self.most_in_memory = smaller
         self._accumulate(smaller)
         self.notes.append(
             f"Memory ran out in training with micro-batches of {before}: the trial started again, "

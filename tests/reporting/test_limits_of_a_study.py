@@ -43,6 +43,20 @@ def test_memory_binds_where_every_larger_size_ran_out():
     assert names(repeated(64, 0.98, 1000), out, make_trial(256, status="failed")) == []
 
 
+def test_memory_binds_where_it_cut_the_batch():
+    cut = {"micro_batch_size": 43, "most_in_memory": 60}
+    (limit,) = binding_limits(make_study(make_trial(128, **cut)))
+    assert limit.name == "memory"
+    assert "at most 60 examples fit in it at once" in limit.text
+    assert "micro-batches of 43" in limit.text
+    # Chosen since it is faster, given, or the whole batch: memory has no say.
+    for other in ({"micro_batch_size": 32}, {"most_in_memory": None}, {"micro_batch_size": 128}):
+        assert names(make_trial(128, **(cut | other))) == []
+    # Two replicas have half of the batch each.
+    assert names(make_trial(128, **cut, replicas=2)) == []
+    assert names(make_trial(240, **cut | {"micro_batch_size": 60}, replicas=2)) == ["memory"]
+
+
 def test_a_trial_of_other_settings_that_ran_out_tells_nothing():
     best = make_trial(64, accuracies=(0.98,), hyperparameters={"units": 8})
     out = make_trial(128, status="out_of_memory", hyperparameters={"units": 800})

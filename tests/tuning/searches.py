@@ -4,6 +4,17 @@ import keras_tuner
 import models
 
 import kbatch
+from kbatch.reporting.caveats import caveats
+
+
+def noted_columns(study):
+    """Columns of the report's table that notes of trials stand beside, by what they are about."""
+    notes = {" ".join(note.split())[:60] for trial in study.trials for note in trial.notes}
+    return {
+        caveat.label: caveat.columns[0]
+        for caveat in caveats(study)
+        if any(note in caveat.text for note in notes)
+    }
 
 
 def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):

@@ -52,12 +52,12 @@ def files(directory):
     return sorted(f for f in found if not f.name.endswith(("-limit.json", "-times.json")))
 
 
-def plant(source, directory, size):
+def plant(source, directory, size, **changed):
     """Makes a search in `directory` find that another one found `size`."""
     for file in files(source):
         content = json.loads(file.read_text())
         probe = content["record"]["probes"][0] | {"batch_size": size}
-        content["record"] |= {"max_batch_size": size, "probes": [probe]}
+        content["record"] |= {"max_batch_size": size, "probes": [probe], **changed}
         target = directory / "search" / FOLDER / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(content))
@@ -109,6 +109,9 @@ def test_what_fits_goes_through_whole_and_the_record_says_how_it_was_found(study
         assert "32 examples" in note
     assert "found in" in runs(study)[0].notes[-1]
     assert "from an earlier search" in runs(study)[1].notes[-1]
+    assert searches.noted_columns(study) == {"micro-batch size": "micro_batch_size"}
+    # The end of memory was not met.
+    assert {run.most_in_memory for run in runs(study)} == {None}
 
 
 def test_probing_changes_no_result(study, tmp_path):
@@ -150,14 +153,15 @@ def test_the_fastest_size_is_trained_with(study, directory, tmp_path):
     assert [run.micro_batch_size for run in runs(later)] == [8, 16]
     assert [run.micro_batch_search_s for run in runs(later)] == [0.0, 0.0]
     assert any("train 1.96" in note for note in runs(later)[1].notes)
+    assert searches.noted_columns(later) == {"micro-batch size": "micro_batch_size"}
     given = search(tmp_path / "given", sizes=(8, 32), settings={"micro_batch_size": 16})
     same_results(later, given)
 
 
 def test_micro_batches_are_equal_parts(study, directory, tmp_path):
-    plant(directory, tmp_path, 12)
+    plant(directory, tmp_path, 12, in_window=True)
     (run,) = runs(search(tmp_path, sizes=(32,)))
-    assert run.micro_batch_size == 11
+    assert (run.micro_batch_size, run.most_in_memory) == (11, 12)
 
 
 @pytest.mark.slow
@@ -211,7 +215,8 @@ def test_late_want_of_memory_starts_the_trial_again_with_half(tmp_path, build):
     study = search(tmp_path / "auto", Locked(build), (16,), fit=fit)
     (run,) = runs(study)
     assert (run.status, run.batch_size, run.batch_size_seen) == ("completed", 16, 16)
-    assert run.micro_batch_size == 4
+    assert (run.micro_batch_size, run.most_in_memory) == (4, 4)
+    assert searches.noted_columns(study)["micro-batch size"] == "micro_batch_size"
     notes = [note for note in run.notes if "ran out in training" in note]
     assert ["of 16:" in notes[0], "of 8." in notes[0]] == [True, True]
     assert ["of 8:" in notes[1], "of 4." in notes[1]] == [True, True]

@@ -57,6 +57,7 @@ def test_the_learning_rate_follows_it(study):
     assert (found.rule, found.kappa) == ("noise", 4)
     assert found.beta_2 == pytest.approx(0.999**4)
     assert any("trial 0000, batch size 8" in note for note in large.notes)
+    assert searches.noted_columns(study) == {"learning rate": "learning_rate"}
 
 
 def test_the_base_size_keeps_what_it_was_built_with(study):

@@ -226,7 +226,12 @@ def test_what_cannot_be_cut_stands_in_the_record_where_it_was_cut(tmp_path):
 
     with pytest.warns(UserWarning, match="last_norm"):
         tuner = searches.search(tmp_path, searches.hypermodel(build, (8, 16)))
-    whole, cut = kbatch.load_study(tuner).trials
+    study = kbatch.load_study(tuner)
+    whole, cut = study.trials
+    assert searches.noted_columns(study) == {
+        "noise scale": "noise_scale",
+        "BatchNormalization in micro-batches": "quality",
+    }
     assert "noise scale was not measured: last_norm (BatchNormalization)" in whole.notes[0]
     assert "Not equal to the whole batch" in cut.notes[0]
     assert "last_norm (BatchNormalization)" in cut.notes[0]
@@ -456,8 +461,9 @@ def test_a_loop_of_the_users_is_recorded_as_not_measured(tmp_path):
             return {"val_accuracy": float(loss)}
 
     hypermodel = searches.stock(Loop(None), (8,))
-    (trial,) = kbatch.load_study(searches.search(tmp_path, hypermodel)).trials
-    (run,) = trial.executions
+    study = kbatch.load_study(searches.search(tmp_path, hypermodel))
+    assert searches.noted_columns(study)["nothing timed"] == "samples_per_second"
+    ((run,),) = (trial.executions for trial in study.trials)
     assert (run.examples_seen, run.updates, run.train_s, run.total_s) == (None,) * 4
     assert "nothing was timed" in run.notes[-1]
 
@@ -465,9 +471,9 @@ def test_a_loop_of_the_users_is_recorded_as_not_measured(tmp_path):
 def test_a_learning_rate_set_by_a_callback_is_noted(tmp_path):
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)
     hypermodel = searches.hypermodel(batch_sizes=(8,))
-    (trial,) = kbatch.load_study(
-        searches.search(tmp_path, hypermodel, fit={"callbacks": [schedule]})
-    ).trials
+    study = kbatch.load_study(searches.search(tmp_path, hypermodel, fit={"callbacks": [schedule]}))
+    assert searches.noted_columns(study) == {"learning rate": "learning_rate"}
+    (trial,) = study.trials
     assert trial.learning_rate == pytest.approx(0.01)
     assert "0.01, not the 0.001" in trial.notes[0]
 
