@@ -49,6 +49,12 @@ def test_the_reference_has_every_public_name():
     assert set(kbatch.__all__) <= listed, "add them to docs/reference"
 
 
+def test_every_public_name_stands_in_a_guide():
+    text = "\n".join(page.read_text() for page in GUIDES)
+    absent = [one for one in kbatch.__all__ if not re.search(rf"\b{one}\b", text)]
+    assert absent == [], "say in a guide what it is for"
+
+
 def test_the_commands_are_seen():
     assert ["demo", "--quick"] in kbatch_commands(DOCS / "reference" / "command-line.md")
 
