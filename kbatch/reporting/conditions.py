@@ -7,6 +7,7 @@ from kbatch.records.execution import ExecutionRecord
 from kbatch.records.study import Study
 from kbatch.records.target import Budget
 from kbatch.reporting.number_text import counted, setting
+from kbatch.reporting.where_measured import UNKNOWN_DEVICE, versions_text
 
 
 class Conditions(NamedTuple):
@@ -37,14 +38,12 @@ class Conditions(NamedTuple):
 def conditions_of(study: Study) -> Conditions:
     """Gathers the conditions of a study with at least one trial."""
     environment = study.search.environment if study.search else None
-    versions = environment.versions if environment else {}
-    named = {"tensorflow": "TensorFlow", "keras": "Keras"}
     completed = [e for t in study.trials for e in t.executions if e.status == "completed"]
     timed = [e for e in completed if e.epochs]
     examples = [e.epochs[0].examples for e in timed]
     return Conditions(
         device=environment.device if environment else None,
-        versions=tuple(f"{named[key]} {versions[key]}" for key in named if key in versions),
+        versions=tuple(versions_text(environment)),
         policies=tuple(dict.fromkeys(t.dtype_policy for t in study.trials)),
         trials=len(study.trials),
         executions=_bounds(len(t.executions) for t in study.trials),
@@ -57,7 +56,7 @@ def conditions_of(study: Study) -> Conditions:
 def caption(conditions: Conditions) -> str:
     """Writes the conditions as one line, parts separated by a middle dot."""
     parts = [
-        conditions.device or "n/a (device not recorded)",
+        conditions.device or UNKNOWN_DEVICE,
         *conditions.versions,
         ", ".join(conditions.policies),
         f"{counted(conditions.trials, 'trial')}, {executions_text(conditions)}",

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from kbatch.records.study import Study
 from kbatch.reporting.report_content import section_of
-from kbatch.reporting.templating import templates
+from kbatch.reporting.templating import prose, templates
 
 _MOST_ROWS = 40
 
@@ -27,5 +27,5 @@ def notebook_html(record: Any) -> str | None:
         section = section_of(record)
     except ValueError as error:
         # An object that is looked at must not raise: what is missing is said in its place.
-        return Markup("<p>{}</p>").format(error) if isinstance(record, Study) else None
+        return Markup("<p>{}</p>").format(prose(str(error))) if isinstance(record, Study) else None
     return templates().get_template("notebook.html").render(section=section, most=_MOST_ROWS)

@@ -62,6 +62,8 @@ def trial_table(study: Study) -> Table:
         best_means="best objective",
         columns=(
             Column("Batch size", True, "batch_size"),
+            # Not last, where a narrow page or terminal cuts it.
+            Column("Status", False, "status"),
             Column("Micro-batch", True, "micro_batch_size"),
             Column("Policy", False),
             Column("Learning rate", True, "learning_rate"),
@@ -74,7 +76,6 @@ def trial_table(study: Study) -> Table:
             Column("First step (s)", True),
             Column("Waiting for data", True),
             *(Column(figure.title, True, "gpu") for figure in used),
-            Column("Status", False, "status"),
         ),
         rows=tuple(
             Row(
@@ -107,6 +108,7 @@ def _cells(
 ) -> tuple[Cell, ...]:
     return (
         Cell(f"{trial.batch_size:,}", trial.batch_size),
+        Cell(outcome(trial)),
         _cell(trial, trial.micro_batch_size, lambda n: f"{n:,.0f}"),
         Cell(trial.dtype_policy),
         _cell(trial, trial.learning_rate, setting),
@@ -119,7 +121,6 @@ def _cells(
         _cell(trial, trial.mean(lambda e: e.first_step_s)),
         _cell(trial, trial.mean(lambda e: e.data_wait_share), percent),
         *(_cell(trial, trial.mean(figure.of), figure.write) for figure in used),
-        Cell(outcome(trial)),
     )
 
 

@@ -26,7 +26,7 @@ def test_goodput_is_that_of_the_analysis_in_samples_of_the_smallest_size():
 
 
 @pytest.mark.parametrize("noise_scale", [1, 100, 10_000])
-def test_the_chosen_size_is_that_of_the_largest_goodput(noise_scale):
+def test_the_marked_size_is_that_of_the_largest_goodput(noise_scale):
     study = learned_study()
     info = goodput_info(study, noise_scale=noise_scale)
     times = [p.batch_size / p.throughput.value for p in info.points]
@@ -70,9 +70,19 @@ def test_both_curves_and_the_choice_are_drawn():
     lines = {line.get_label(): line for line in panel.lines}
     assert list(lines["goodput"].get_ydata()) == [p.goodput.value for p in info.points]
     assert list(lines["throughput"].get_ydata()) == [p.throughput.value for p in info.points]
-    assert f"chosen: {info.best:,}" in texts(panel)
+    assert f"largest: {info.best:,}" in texts(panel)
     assert "out of memory" in texts(panel)
     assert panel.get_ylim()[0] == 0
+
+
+def test_a_best_trial_of_another_size_is_explained():
+    study = learned_study()
+    best = study.best_trial().batch_size
+    assert goodput_info(study).best != best
+    said = f"Batch size {best} had the best validation accuracy: goodput tells how fast"
+    assert said in texts(plot_goodput(study))
+    agreed = learned_study(sizes=(goodput_info(study).best,))
+    assert not any("had the best" in note for note in goodput_info(agreed).notes)
 
 
 def test_without_a_noise_scale_it_says_what_to_do():

@@ -11,8 +11,8 @@ from kbatch.reporting.html_page import render_html
 from kbatch.reporting.markdown_page import markdown_files
 from kbatch.reporting.report import write_report
 
-VOID = {"meta", "link", "br", "img", "hr", "input"}
-HOSTILE = "<script>alert('x')</script> a|b\nsecond `line` *here* [x](y)"
+VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
+HOSTILE = "<script>alert('x')</script> a|b\nsecond `<i>line</i>` *here* [x](y) ` *there*"
 
 
 class Page(HTMLParser):
@@ -112,8 +112,9 @@ def test_the_page_follows_light_and_dark():
 def test_hostile_texts_stay_texts():
     page = Page(render_html(hostile_study()))
     assert len(page.found("script")) == 1
-    assert page.found("b") == []
-    assert "<script>alert('x')</script> a|b second `line`" in " ".join(page.words)
+    assert page.found("b") == page.found("i") == []
+    words = " ".join(" ".join(page.words).split())
+    assert "<script>alert('x')</script> a|b second <i>line</i> *here* [x](y) ` *there*" in words
 
 
 def test_markdown_has_its_figure_beside_it(tmp_path):
@@ -144,7 +145,18 @@ def test_markdown_tables_have_a_cell_a_column():
 def test_hostile_texts_are_no_markup_in_markdown():
     text = render_markdown(hostile_study())
     assert "<script>" not in text
-    assert r"\<script\>alert('x')\</script\> a\|b second \`line\` \*here\* \[x\](y)" in text
+    before, after = (
+        r"\<script\>alert('x')\</script\> a\|b second",
+        r"\*here\* \[x\](y) \` \*there\*",
+    )
+    assert f"{before} `<i>line</i>` {after}" in text
+
+
+def test_what_stands_between_back_ticks_is_code():
+    unread = make_study(make_trial(64), problems=("trial 3 of `results`",))
+    assert "Left out: trial 3 of <code>results</code>" in render_html(unread)
+    assert "`" not in " ".join(Page(render_html(unread)).words)
+    assert "Left out: trial 3 of `results`" in render_markdown(unread)
 
 
 def test_both_forms_say_the_same(tmp_path):

@@ -1,5 +1,6 @@
 """What holds for every figure of a study, and of the result of a search for the largest batch."""
 
+import itertools
 import re
 
 import matplotlib
@@ -20,6 +21,7 @@ from records_factory import make_environment, make_study
 
 import kbatch
 from kbatch.records.study import Study
+from kbatch.reporting.figures.canvas import detached_axes
 from kbatch.reporting.figures.catalogue import FIGURES, STUDY_FIGURES, draw_figure
 from kbatch.reporting.figures.saving import figure_bytes, save_figure
 
@@ -51,6 +53,21 @@ def cut_texts(figure):
         text.get_text()
         for text, box in boxes.items()
         if box.x0 < left or box.x1 > right or box.y0 < bottom or box.y1 > top
+    ]
+
+
+def touching(figure):
+    """Pairs of neighbouring tick labels that cover each other."""
+    labels = []
+    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = (tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high)
+        labels.append([label for label in ticks if label.get_visible() and label.get_text()])
+    return [
+        (first.get_text(), second.get_text())
+        for one in labels
+        for first, second in itertools.pairwise(one)
+        if first.get_window_extent().overlaps(second.get_window_extent())
     ]
 
 
@@ -117,6 +134,27 @@ def test_given_axes_are_used_beside_others_and_without_a_grid(name):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_text_is_cut_off(name):
     assert cut_texts(plot(name, SAMPLES[name]()).figure) == []
+
+
+SMALL = {
+    "trials": (lambda: tuned_study(14), lambda: learned_study(3)),
+    "pareto": (lambda: tuned_study(14), lambda: learned_study(3), make_study),
+    "learning-curves": (lambda: learned_study(sizes=(16, 64)), make_study),
+    "time-to-target": (lambda: target_study(3), lambda: target_study(sizes=(256, 512))),
+    "noise-scale": (lambda: learned_study(3),),
+    "goodput": (lambda: learned_study(3),),
+    "gpu-timeline": (gpu_study,),
+    "memory": (max_batch_result,),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_figures_can_be_read(name):
+    """A report has them as wide as a telephone: nothing is cut, no tick label covers another."""
+    for data in SMALL[name]:
+        figure = plot(name, data(), ax=detached_axes(6, width_in=3.6)).figure
+        assert cut_texts(figure) == []
+        assert touching(figure) == []
 
 
 @pytest.mark.parametrize("name", ["ranking", "pareto", "learning-curves", "noise-scale", "goodput"])

@@ -40,6 +40,20 @@ def several_policies():
     )
 
 
+@pytest.mark.filterwarnings("error")
+def test_series_are_named_where_the_throughput_is_unknown():
+    untimed = {"window_examples": (), "window_durations_s": ()}
+    trials = [
+        make_trial(64, dtype_policy=policy, trial_id=policy, **untimed)
+        for policy in ("float32", "mixed_float16")
+    ]
+    upper, _ = panels(make_study(*trials))
+    names = [text.get_text() for text in upper.get_legend().get_texts()]
+    assert names == ["float32", "mixed_float16"]
+    unknown = [make_trial(8, trial_id=p, dtype_policy=p, **untimed, epochs=()) for p in names]
+    assert panels(make_study(*unknown))[0].get_legend() is None
+
+
 def test_the_info_holds_every_trial_with_its_numbers():
     info = trials_info(make_study())
     assert info.batch_sizes == (16, 32, 64, 128, 256, 512, 4096)

@@ -2,6 +2,7 @@
 
 import sys
 import textwrap
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,8 +16,12 @@ SMALL_PT = 7.5
 TEXT_PT = 9
 # Mean width of a character, in font sizes.
 _CHARACTER_EM = 0.5
+# The same of figures, which tick labels consist of.
+_DIGIT_EM = 0.62
 # What the labels of the y axis take of the width.
 _LABELS_IN = 0.7
+# The same, with its title in two lines.
+_BESIDE_CAPTION_IN = 1.2
 _LINE_SPACING = 1.35
 
 
@@ -52,6 +57,18 @@ def width_share(ax: Axes) -> float:
     figure = ax.get_figure(root=True)
     width_in = WIDTH_IN if figure is None else figure.get_figwidth()
     return min(1.0, (width_in - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
+
+
+def label_room(ax: Axes) -> float:
+    """Tells how many characters of tick labels fit beside each other, about: before the layout."""
+    figure = ax.get_figure(root=True)
+    # It asks for a renderer, which sizes that are shares of each other do without.
+    locate: Any = ax.get_axes_locator()
+    place = ax.get_position() if locate is None else locate(ax, None)
+    width_in = WIDTH_IN if figure is None else figure.get_figwidth()
+    # What stands beside narrow Axes takes a larger part of the figure.
+    shrunk = min(1.0, (width_in - _LABELS_IN) / width_in)
+    return 72 * width_in * place.width * shrunk / (TEXT_PT * _DIGIT_EM)
 
 
 def plain_axes(ax: Axes | None, height_in: float) -> Axes:
@@ -186,7 +203,9 @@ def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) 
         below_pt: Where the first line stands, in points below the Axes.
     """
     root = ax.get_figure(root=True)
-    width_pt = 72 * (root.get_figwidth() * ax.get_position().width if root else WIDTH_IN)
+    width_in = root.get_figwidth() if root else WIDTH_IN
+    # Before the layout a place is about right, and too wide in a narrow figure.
+    width_pt = 72 * min(width_in * ax.get_position().width, width_in - _BESIDE_CAPTION_IN)
     characters = max(30, int(width_pt / (SMALL_PT * _CHARACTER_EM)))
     top_pt = below_pt
     for color, texts in ((ALARM_TEXT, [alarm] if alarm else []), (MUTED, lines)):
@@ -209,6 +228,9 @@ def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) 
 def _wrapped(line: str, characters: int) -> list[str]:
     """Breaks a line between its parts where it has parts, else between words."""
     space = "\N{NO-BREAK SPACE}"
-    parts = line.replace(" ", space).replace(f"{space}·{space}", f"{space}· ")
-    wrapped = textwrap.wrap(parts if "·" in line else line, characters)
+    parts = (
+        part.replace(" ", space) if len(part) < characters - 1 else part
+        for part in line.split(" · ")
+    )
+    wrapped = textwrap.wrap(f"{space}· ".join(parts), characters)
     return [one.removesuffix(f"{space}·") for one in wrapped]

@@ -11,6 +11,7 @@ from kbatch.reporting.figures.series_marks import (
     mark_missing,
     name_missing,
     name_panel,
+    ring,
 )
 from kbatch.reporting.number_text import readable
 
@@ -92,20 +93,11 @@ def _draw_band(panel: "Axes", info: GoodputInfo) -> None:
 def _mark_best(panel: "Axes", info: GoodputInfo) -> None:
     point = next(p for p in info.points if p.batch_size == info.best)
     panel.axvline(info.best, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
-    panel.plot(
-        [info.best],
-        [point.goodput.value],
-        marker="o",
-        markersize=13,
-        markerfacecolor="none",
-        markeredgecolor=INK,
-        markeredgewidth=1.2,
-        linestyle="none",
-    )
+    ring(panel, info.best, point.goodput.value)
     sizes = [p.batch_size for p in info.points]
     side = "left" if info.best == sizes[0] else "right" if info.best == sizes[-1] else "center"
     panel.annotate(
-        f"chosen: {info.best:,}\n{readable(point.goodput.value)}",
+        f"largest: {info.best:,}\n{readable(point.goodput.value)}",
         (info.best, point.goodput.value),
         xytext=(0, -14),
         textcoords="offset points",

@@ -6,12 +6,14 @@ from typing import NamedTuple
 from kbatch.analysis.efficiency import goodput
 from kbatch.analysis.intervals import Interval
 from kbatch.records.study import Study
+from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import TrialRecord
 from kbatch.reporting.conditions import caption, conditions_of
 from kbatch.reporting.empty_study import refuse_empty
 from kbatch.reporting.figures.best_of_size import best_of_size, best_of_size_note
 from kbatch.reporting.figures.estimates import Estimate, bars_text, throughput_estimate
 from kbatch.reporting.figures.incomplete import none_completed
+from kbatch.reporting.metric_names import metric_words
 from kbatch.reporting.number_text import counted, listed, readable
 from kbatch.reporting.outcomes import outcome
 
@@ -43,7 +45,7 @@ class GoodputInfo(NamedTuple):
         best: The batch size of the largest goodput.
         best_range: Smallest and largest of those it has at the ends of the interval.
         source: Where the noise scale comes from.
-        notes: Which trials are shown.
+        notes: Which trials are shown, and where the best trial has another batch size.
         conditions: Device, versions and budget.
     """
 
@@ -98,7 +100,11 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         best=bests[0],
         best_range=(min(bests), max(bests)),
         source=source,
-        notes=(*filter(None, (bars_text(study),)), *best_of_size_note(study)),
+        notes=(
+            *_other_best(study, bests[0]),
+            *filter(None, (bars_text(study),)),
+            *best_of_size_note(study),
+        ),
         conditions=caption(conditions_of(study)),
     )
 
@@ -109,10 +115,11 @@ def noise_text(info: GoodputInfo) -> str:
     if info.interval is None:
         return f"{begun}, {info.source}."
     low, high = info.best_range
-    chosen = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
+    largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
     return (
         f"{begun} ({readable(info.interval.low)} to {readable(info.interval.high)}), "
-        f"{info.source}; bands: its 95 % interval, over which {chosen} would be chosen."
+        f"{info.source}; bands: its 95 % interval, over which {largest} would have the largest "
+        "goodput."
     )
 
 
@@ -126,8 +133,23 @@ def alt_text(info: GoodputInfo) -> str:
     return (
         f"A chart of throughput and goodput over {counted(len(info.points), 'batch size')}, in "
         f"examples per second. Goodput is {values}. It is largest at {info.best:,}. "
-        f"{noise_text(info)}"
+        + " ".join((noise_text(info), *info.notes))
     )
+
+
+def _other_best(study: Study, size: int) -> tuple[str, ...]:
+    """Says why the best trial has another batch size than the one of the largest goodput."""
+    best = study.best_trial()
+    if best is None or best.batch_size == size:
+        return ()
+    if best.objective.name == "samples_per_second":
+        differ = "goodput also counts what an example is worth"
+    elif best.objective.name in COST_NAMES:
+        differ = "goodput foretells that from throughput and noise scale"
+    else:
+        differ = "goodput tells how fast training advances, not what it came to"
+    words = metric_words(best.objective.name)
+    return (f"Batch size {best.batch_size:,} had the best {words}: {differ}.",)
 
 
 def _goodputs(rates: dict[int, Estimate], noise_scale: float) -> dict[int, float]:
@@ -155,10 +177,10 @@ def _noise_scale(study: Study, given: float | None) -> tuple[float, Interval | N
     scale = trial.noise_scale if trial else None
     if trial is None or scale is None or scale.value is None:
         raise ValueError(
-            "Goodput needs the noise scale, which is measured where gradients are accumulated: "
-            "search with `kbatch.BatchSizeHyperModel(..., micro_batch_size=n)`, n a part of the "
-            "batch sizes, or give `noise_scale=200`, say. Received: noise_scale=None, and a "
-            f"study of {counted(len(study.trials), 'trial')} without a resolved one."
+            "Goodput needs a noise scale: trials measure it as they train, more closely over more "
+            "epochs and in smaller micro-batches (`kbatch.BatchSizeHyperModel(..., "
+            "micro_batch_size=n)`), or give `noise_scale=200`, say. Received: noise_scale=None, "
+            f"and a study of {counted(len(study.trials), 'trial')} without a resolved one."
         )
     source = f"of the late half of training at batch size {trial.batch_size:,}"
     return scale.value, scale.interval, source

@@ -8,6 +8,7 @@ from kbatch.records.inference import InferenceProfile
 from kbatch.records.inference_answers import InferenceAnswer
 from kbatch.records.inference_measurements import TimingRecord
 from kbatch.reporting.number_text import counted, listed, percent, readable
+from kbatch.reporting.where_measured import where_measured
 
 BATCH_LABEL = "Batch size (examples per call)"
 # A line looks curved on logarithmic axes.
@@ -136,13 +137,7 @@ def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
         profile: What was measured.
         bars: Whether the figure has bars to explain.
     """
-    environment = profile.environment
-    named = {"tensorflow": "TensorFlow", "keras": "Keras"}
-    parts = ["n/a (device not recorded)"]
-    if environment is not None:
-        versions = environment.versions
-        parts = [environment.device]
-        parts += [f"{named[key]} {versions[key]}" for key in named if key in versions]
+    parts = where_measured(profile.environment)
     rounds = [len(t.block_medians_s) for t in profile.timings if t.measured]
     if rounds:
         low, high = min(rounds), max(rounds)

@@ -8,10 +8,10 @@ from mpl_toolkits.axes_grid1 import make_axes_locatable
 from kbatch.reporting.figures.canvas import (
     SMALL_PT,
     TEXT_PT,
-    WIDTH_IN,
     halo,
     new_axes,
     tidy,
+    width_share,
     write_caption,
 )
 from kbatch.reporting.figures.input_pipeline_info import (
@@ -33,6 +33,8 @@ __all__ = ["InputPipelineInfo", "alt_text", "input_pipeline_info", "plot_input_p
 
 HEIGHT_IN = 4.2
 _TITLE_CHARACTERS = 72
+# Names of bars take a larger part of a narrow figure than the numbers of other axes.
+_NARROWER = 1.3
 _COMPUTING = series_style(0).color
 _PIPELINE = series_style(1).color
 _CHANGED = series_style(2).color
@@ -79,10 +81,10 @@ def _draw_timeline(panel: "Axes", info: InputPipelineInfo) -> None:
     panel.broken_barh(_spans(info.computing), (0, 1), color=_COMPUTING, linewidth=0)
     panel.broken_barh(_spans(info.waiting), (0, 1), color=ALARM, linewidth=0)
     share = "" if info.wait_share is None else f" ({percent(info.wait_share)})"
-    root = panel.get_figure(root=True)
-    width_in = root.get_figwidth() if root else WIDTH_IN
+    room = width_share(panel)
+    waiting = "waiting for data" if room == 1 else "waiting"
     panel.set_title(
-        textwrap.fill(info.title, int(_TITLE_CHARACTERS * width_in / WIDTH_IN)),
+        textwrap.fill(info.title, int(_TITLE_CHARACTERS * room**_NARROWER)),
         loc="left",
         fontsize=TEXT_PT + 0.5,
         color=INK,
@@ -90,7 +92,7 @@ def _draw_timeline(panel: "Axes", info: InputPipelineInfo) -> None:
         pad=18,
     )
     for x, side, color, words in (
-        (0, "left", ALARM, f"■ waiting for data{share}"),
+        (0, "left", ALARM, f"■ {waiting}{share}"),
         (1, "right", _COMPUTING, "■ computing"),
     ):
         panel.annotate(

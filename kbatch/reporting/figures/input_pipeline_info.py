@@ -6,6 +6,7 @@ from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.input_rates import RateRecord
 from kbatch.reporting.input_text import headline, is_clear_gain
 from kbatch.reporting.number_text import counted, percent, readable
+from kbatch.reporting.where_measured import where_measured
 
 _SECOND = 1.0
 _MOST_REMEDIES = 3
@@ -109,13 +110,9 @@ def _bar(label: str, rate: RateRecord, *, is_change: bool = False) -> RateBar | 
 
 
 def _conditions(profile: InputPipelineProfile) -> str:
-    environment = profile.environment
-    named = {"tensorflow": "TensorFlow", "keras": "Keras"}
-    versions = [f"{named[k]} {environment.versions[k]}" for k in named if k in environment.versions]
     rounds = counted(len(profile.step.durations_s), "round")
     parts = [
-        environment.device,
-        *versions,
+        *where_measured(profile.environment),
         profile.dtype_policy,
         f"batch size {profile.batch_size:,}",
         f"{rounds}, bars: 95 % interval",

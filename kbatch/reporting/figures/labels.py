@@ -1,5 +1,6 @@
 """Labels of points, as many as can stand beside each other."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ class Label(NamedTuple):
         sides: Sides of the point, in order of preference, each -1, 0 or 1 to the right and up.
         color: Its colour.
         bold: Whether it is bold.
+        short: What it says where that finds no place, an empty text for nothing.
     """
 
     place: tuple[float, float]
@@ -30,10 +32,15 @@ class Label(NamedTuple):
     sides: tuple[tuple[int, int], ...]
     color: str
     bold: bool = False
+    short: str = ""
 
 
 def place_labels(
-    panel: Axes, labels: Sequence[Label], marks: Sequence[tuple[float, float]]
+    panel: Axes,
+    labels: Sequence[Label],
+    marks: Sequence[tuple[float, float]],
+    *,
+    inside: bool = False,
 ) -> list[str]:
     """Writes labels where they cover neither each other nor a mark, the first ones first.
 
@@ -41,6 +48,7 @@ def place_labels(
         panel: The Axes, whose limits are set.
         labels: The labels, the most important first.
         marks: Points that must stay free, in the units of the data.
+        inside: Whether a label that would leave the Axes finds no place.
 
     Returns:
         The texts that found no place.
@@ -48,12 +56,14 @@ def place_labels(
     taken = [_box(panel, mark, (0, 0), 0.0, 2 * _MARK_PT, 2 * _MARK_PT) for mark in marks]
     left: list[str] = []
     for label in labels:
-        width = len(label.text) * SMALL_PT * _CHARACTER_EM
-        for side in label.sides:
+        for text, side in itertools.product(filter(None, (label.text, label.short)), label.sides):
+            width = len(text) * SMALL_PT * _CHARACTER_EM
             box = _box(panel, label.place, side, _GAP_PT, width, SMALL_PT * _LINE_EM)
+            if inside and not _inside(panel, box):
+                continue
             if not any(_overlap(box, other) for other in taken):
                 taken.append(box)
-                _write(panel, label, side)
+                _write(panel, label._replace(text=text), side)
                 break
         else:
             left.append(label.text)
@@ -69,13 +79,24 @@ def _box(
     height: float,
 ) -> tuple[float, float, float, float]:
     """Gives left, bottom, right and top, in points; before the layout they are about right."""
+    shares = panel.transAxes.inverted().transform(panel.transData.transform(place))
+    width_pt, height_pt = _size_pt(panel)
+    x = shares[0] * width_pt + side[0] * (gap + width / 2)
+    y = shares[1] * height_pt + side[1] * (gap + height / 2)
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _size_pt(panel: Axes) -> tuple[float, float]:
+    """Gives width and height of Axes, in points."""
     figure = panel.get_figure(root=True)
     size = (1.0, 1.0) if figure is None else (figure.get_figwidth(), figure.get_figheight())
     box = panel.get_position()
-    shares = panel.transAxes.inverted().transform(panel.transData.transform(place))
-    x = shares[0] * box.width * size[0] * 72 + side[0] * (gap + width / 2)
-    y = shares[1] * box.height * size[1] * 72 + side[1] * (gap + height / 2)
-    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+    return 72 * size[0] * box.width, 72 * size[1] * box.height
+
+
+def _inside(panel: Axes, box: tuple[float, float, float, float]) -> bool:
+    width_pt, height_pt = _size_pt(panel)
+    return box[0] >= 0 and box[1] >= 0 and box[2] <= width_pt and box[3] <= height_pt
 
 
 def _overlap(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from kbatch.reporting.figures.canvas import (
     TEXT_PT,
     beside,
+    label_room,
     new_axes,
     say,
     tidy,
@@ -36,6 +37,8 @@ _LABELS = {
     "examples": "Training examples",
     "seconds": "Training time (s)",
 }
+# The same beside each other in a narrow figure.
+_SHORT_LABELS = {"updates": "Updates", "examples": "Examples", "seconds": "Seconds"}
 # What fits in a row above the panels.
 _MOST_NAMES = 8
 _TITLE_CHARACTERS = 40
@@ -82,12 +85,13 @@ def plot_learning_curves(
     first.set_label(alt_text(info))
     for panel, budget in zip(panels, budgets, strict=True):
         tidy(panel)
-        panel.set_xlabel(_LABELS[budget], fontsize=TEXT_PT)
+        fits = label_room(panel) > len(_LABELS["examples"])
+        panel.set_xlabel((_LABELS if fits else _SHORT_LABELS)[budget], fontsize=TEXT_PT)
         for curve in info.curves:
             _draw_curve(panel, info, curve, budget)
         if info.curves:
             panel.set_xscale("log")
-            plain_log_labels(panel.xaxis, few=len(budgets) > 1)
+            plain_log_labels(panel.xaxis, short=len(budgets) > 1)
     _finish(first, info)
     write_caption(
         below,

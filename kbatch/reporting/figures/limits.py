@@ -12,6 +12,7 @@ from kbatch.reporting.figures.canvas import (
     halo,
     new_axes,
     tidy,
+    width_share,
     write_caption,
 )
 from kbatch.reporting.figures.limits_info import (
@@ -30,6 +31,7 @@ from kbatch.reporting.figures.palette import (
     SeriesStyle,
     series_style,
 )
+from kbatch.reporting.short_text import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +42,8 @@ __all__ = ["LimitsInfo", "alt_text", "limits_info", "plot_limits"]
 
 HEIGHT_IN = 5.2
 _TITLE_CHARACTERS = 64
+_ROW_CHARACTERS = 90
+_SERIES_IN_ROW = 3
 _BATCH_LABEL = "Batch size (examples)"
 _SHORTEST_OCTAVES = 2
 
@@ -116,11 +120,13 @@ def _draw_shares(panel: "Axes", info: LimitsInfo) -> None:
     panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     panel.set_ylabel("Share of the largest")
     handles, _ = panel.get_legend_handles_labels()
+    share = width_share(panel)
+    columns = max(1, int(share * _SERIES_IN_ROW))
     if handles:
         panel.legend(
             loc="lower left",
             bbox_to_anchor=(0, 1),
-            ncols=3,
+            ncols=columns,
             borderaxespad=0,
             frameon=False,
             fontsize=SMALL_PT + 0.5,
@@ -129,9 +135,9 @@ def _draw_shares(panel: "Axes", info: LimitsInfo) -> None:
             handletextpad=0.5,
         )
     panel.set_title(
-        textwrap.fill(info.title, _TITLE_CHARACTERS),
+        textwrap.fill(info.title, int(share * _TITLE_CHARACTERS)),
         loc="left",
-        pad=6 + (1.8 * TEXT_PT if handles else 0),
+        pad=6 + 1.8 * TEXT_PT * -(-len(handles) // columns),
         fontsize=TEXT_PT + 1.5,
         color=INK,
         fontweight="bold",
@@ -199,13 +205,14 @@ def _draw_row(panel: "Axes", place: int, row: LimitRow, low: float, high: float)
         ends = max(row.interval.low, low), min(row.interval.high, high)
         if ends[0] < ends[1]:
             panel.hlines(place, *ends, color=color, linewidth=1.6)
+    width = round(width_share(panel) * _ROW_CHARACTERS)
     panel.annotate(
-        textwrap.shorten(row.words, 90, placeholder=" ..."),
+        textwrap.fill(shortened(row.words, _ROW_CHARACTERS), width),
         (0.01, place),
         xycoords=panel.get_yaxis_transform(),
-        xytext=(0, -11),
+        xytext=(0, -7),
         textcoords="offset points",
-        va="center",
+        va="top",
         fontsize=SMALL_PT,
         color=INK,
         path_effects=halo(),

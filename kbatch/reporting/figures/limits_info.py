@@ -16,6 +16,7 @@ from kbatch.analysis.input_bound import CLOSEST_RATIO
 from kbatch.analysis.intervals import Interval
 from kbatch.records.recommendation import Recommendation
 from kbatch.reporting.number_text import readable
+from kbatch.reporting.where_measured import where_measured
 
 
 class LimitRow(NamedTuple):
@@ -251,9 +252,7 @@ def _conditions(recommendation: Recommendation) -> str:
     environment = recommendation.environment
     parts = [recommendation.model_name, recommendation.optimizer, recommendation.dtype_policy]
     if environment is not None:
-        named = {"tensorflow": "TensorFlow", "keras": "Keras"}
-        known = environment.versions
-        parts += [environment.device, *(f"{named[k]} {known[k]}" for k in named if k in known)]
+        parts += where_measured(environment)
     pilot = recommendation.pilot
     if pilot is not None:
         parts.append(f"pilot of {pilot.updates:,} updates at batch size {pilot.batch_size:,}")

@@ -21,7 +21,7 @@ from kbatch.reporting.figures.palette import (
     PAPER,
     series_style,
 )
-from kbatch.reporting.figures.series_marks import legend_columns, name_panel
+from kbatch.reporting.figures.series_marks import legend_columns, name_panel, ring
 from kbatch.reporting.number_text import memory_text, percent
 
 if TYPE_CHECKING:
@@ -161,16 +161,7 @@ def _draw_failed(panel: "Axes", info: MemoryInfo, unit: float) -> str:
 def _mark_answer(panel: "Axes", info: MemoryInfo, unit: float) -> None:
     panel.axvline(info.answer, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
     share = percent(info.answer_bytes / info.limit_bytes)
-    panel.plot(
-        [info.answer],
-        [info.answer_bytes / unit],
-        marker="o",
-        markersize=13,
-        markerfacecolor="none",
-        markeredgecolor=INK,
-        markeredgewidth=1.2,
-        linestyle="none",
-    )
+    ring(panel, info.answer, info.answer_bytes / unit)
     left = info.answer > info.batch_sizes[0]
     above = info.answer_bytes < 0.15 * info.limit_bytes
     panel.annotate(

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.reporting.number_text import counted, memory_text, percent
+from kbatch.reporting.where_measured import where_measured
 
 
 class MemoryProbe(NamedTuple):
@@ -110,9 +111,6 @@ def alt_text(info: MemoryInfo) -> str:
 
 def _conditions(result: MaxBatchSizeResult) -> str:
     environment = result.environment
-    parts = [environment.device if environment else result.device]
-    versions = environment.versions if environment else {}
-    named = {"tensorflow": "TensorFlow", "keras": "Keras"}
-    parts += [f"{named[key]} {versions[key]}" for key in named if key in versions]
+    parts = where_measured(environment) if environment else [result.device]
     parts += [result.dtype_policy, counted(len(result.probes), "run")]
     return " · ".join(parts)

@@ -3,14 +3,20 @@
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from kbatch.records.trial import Objective
-from kbatch.reporting.figures.canvas import TEXT_PT
+from kbatch.reporting.figures.canvas import TEXT_PT, label_room
 from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.metric_names import is_fraction, metric_axis_label
 
 # From this ratio on, small values would lie in one heap on a linear axis.
 _LOG_FROM = 12
+# Steps between labels, as matplotlib picks them.
+_STEPS = (1, 2, 2.5, 5, 10)
+_MOST_STEPS = 9
+# Between two labels, in characters.
+_GAP = 1.5
 
 
 def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
@@ -44,4 +50,8 @@ def throughput_x_axis(panel: Axes, rates: Sequence[float]) -> None:
     else:
         # A ratio scale: from zero, twice as far is twice as fast.
         panel.set_xlim(0, 1.12 * max(rates))
+        steps = label_room(panel) / (len(f"{max(rates):,.0f}") + _GAP)
+        panel.xaxis.set_major_locator(
+            MaxNLocator(nbins=max(1, min(_MOST_STEPS, int(steps))), steps=_STEPS)
+        )
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kbatch.reporting.figures.canvas import plain_axes, write_caption
+from kbatch.reporting.figures.canvas import label_room, plain_axes, width_share, write_caption
 from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.noise_scale_info import (
     NoiseCurve,
@@ -28,6 +28,9 @@ _MOST_LINES = 6
 # Of the width of the curves, what stands beside them.
 _MARGIN = 0.05
 _LATE = 0.18
+_MOST_EPOCHS = 10
+# From the middle of the last number to that of the words beside it.
+_LATE_CHARACTERS = 8
 
 
 def plot_noise_scale(study: "Study", ax: "Axes | None" = None) -> "Axes":
@@ -67,10 +70,15 @@ def plot_noise_scale(study: "Study", ax: "Axes | None" = None) -> "Axes":
         zorder=0.2,
     )
     panel.set_xlim(1 - _MARGIN * width, info.epochs + (2 * _MARGIN + _LATE) * width)
-    steps = max(1, round(info.epochs / 10))
+    steps = max(1, round(info.epochs / (_MOST_EPOCHS * width_share(panel))))
     epochs = sorted({1, *range(steps, info.epochs + 1, steps)})
     middle = info.epochs + (1.5 * _MARGIN + _LATE / 2) * width
-    kept = [epoch for epoch in epochs if epoch == 1 or epoch > 1 + steps / 2]
+    room = label_room(panel) / (middle - 1)
+    kept = [
+        epoch
+        for epoch in epochs
+        if epoch == 1 or (epoch > 1 + steps / 2 and (middle - epoch) * room > _LATE_CHARACTERS)
+    ]
     panel.set_xticks([*kept, middle], [*map(str, kept), "late half"])
     panel.set_xlabel("Epoch")
     panel.set_ylabel("Gradient noise scale\n(examples)")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kbatch.reporting.figures.canvas import plain_axes, say, write_caption
+from kbatch.reporting.figures.canvas import plain_axes, say, width_share, write_caption
 from kbatch.reporting.figures.labels import Label, place_labels
 from kbatch.reporting.figures.metric_axis import quality_axis, throughput_x_axis
 from kbatch.reporting.figures.palette import GRID, INK, MUTED, PAPER, series_style
@@ -111,17 +111,21 @@ def _label(panel: "Axes", info: ParetoInfo) -> None:
     outside = ((1, up), (0, up), (-1, up), (1, 0))
     inside = ((-1, -up), (0, -up), (1, -up), (-1, 0), (1, 0), (1, up), (-1, up), (0, up))
     few = len(info.points) <= _MOST_NAMED
+    # A narrow figure has no room for settings.
+    named = few and width_share(panel) == 1
     labels = [
         Label(
             (p.throughput.value, p.quality.value),
-            shortened(p.name, _NAME_CHARACTERS) if few else f"{p.batch_size:,}",
+            shortened(p.name, _NAME_CHARACTERS) if named else f"{p.batch_size:,}",
             outside if p.on_front else inside,
             INK if p.on_front else MUTED,
             bold=p.on_front,
+            short=f"{p.batch_size:,}",
         )
         for p in sorted(info.points if few else info.front, key=lambda p: not p.on_front)
     ]
-    place_labels(panel, labels, [(p.throughput.value, p.quality.value) for p in info.points])
+    marks = [(p.throughput.value, p.quality.value) for p in info.points]
+    place_labels(panel, labels, marks, inside=True)
 
 
 def _legend_text(info: ParetoInfo) -> str:

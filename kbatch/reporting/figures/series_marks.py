@@ -54,6 +54,20 @@ def draw_series(
     )
 
 
+def ring(panel: Axes, place: float, value: float) -> None:
+    """Draws a ring around the point that is named."""
+    panel.plot(
+        [place],
+        [value],
+        marker="o",
+        markersize=13,
+        markerfacecolor="none",
+        markeredgecolor=INK,
+        markeredgewidth=1.2,
+        linestyle="none",
+    )
+
+
 def mark_missing(panel: Axes, place: float) -> None:
     """Marks a run without a result at the bottom edge."""
     panel.plot(
@@ -86,7 +100,14 @@ def name_missing(panel: Axes, place: float, words: str) -> None:
     )
 
 
-def name_panel(panel: Axes, title: str, *, columns: int = 0, lines_below: int = 0) -> None:
+def name_panel(
+    panel: Axes,
+    title: str,
+    *,
+    columns: int = 0,
+    lines_below: int = 0,
+    series_of: Axes | None = None,
+) -> None:
     """Titles the upper panel; the names of its series stand below the title.
 
     Args:
@@ -94,8 +115,9 @@ def name_panel(panel: Axes, title: str, *, columns: int = 0, lines_below: int = 
         title: The title; a long one is cut.
         columns: Names of series in a row; 0 where they need no names.
         lines_below: Other lines that stand between the title and the panel.
+        series_of: Axes that hold the series; the panel itself if None.
     """
-    rows = _name_series(panel, columns) if columns else 0
+    rows = _name_series(panel, panel if series_of is None else series_of, columns) if columns else 0
     share = width_share(panel)
     title = shortened(title, _TITLE_CHARACTERS)
     panel.set_title(
@@ -124,14 +146,18 @@ def legend_columns(labels: Iterable[str], *, most: int = 4) -> int:
     return max(1, min(most, _ROW_CHARACTERS // max(widths)))
 
 
-def _name_series(panel: Axes, columns: int) -> int:
+def _name_series(panel: Axes, series_of: Axes, columns: int) -> int:
     """Names the series above the panel, where they cover no point, in so many rows."""
-    labels = panel.get_legend_handles_labels()[1]
-    longest = max((len(label) for label in labels), default=1) + _HANDLE_CHARACTERS
+    handles, labels = series_of.get_legend_handles_labels()
+    if not labels:
+        return 0
+    longest = max(len(label) for label in labels) + _HANDLE_CHARACTERS
     share = width_share(panel)
     if share < 1:
         columns = max(1, min(columns, int(share * _ROW_CHARACTERS) // longest))
     legend = panel.legend(
+        handles,
+        labels,
         loc="lower left",
         bbox_to_anchor=(0, 1),
         ncols=columns,

@@ -1,6 +1,7 @@
 """The figure of the cost of a target: seconds and updates by batch size."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from kbatch.reporting.figures.canvas import (
     write_caption,
 )
 from kbatch.reporting.figures.estimates import Estimate
+from kbatch.reporting.figures.labels import Label, place_labels
 from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.palette import GRID, INK, MUTED, PAPER, series_style
 from kbatch.reporting.figures.series_marks import (
@@ -40,6 +42,9 @@ __all__ = ["TimeToTargetInfo", "alt_text", "plot_time_to_target", "time_to_targe
 
 HEIGHT_IN = 5.6
 _CURVE_POINTS = 100
+# Where on its line the name of perfect scaling is tried, from the start to where the line leaves.
+_BETWEEN = 12
+_NAME_SHARES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 
 
 def plot_time_to_target(
@@ -117,19 +122,35 @@ def _draw_perfect_scaling(panel: "Axes", info: TimeToTargetInfo, first: float) -
     begin = info.met[0].batch_size
     places = np.array([begin, max(sizes[-1], begin)])
     panel.plot(places, first * begin / places, color=MUTED, linewidth=1.0, linestyle="--", zorder=1)
-    if len(info.points) > 1:
-        # In the left third, where it has not left the panel.
-        middle = float(places[0] ** 0.7 * places[1] ** 0.3)
-        panel.annotate(
-            "perfect scaling",
-            (middle, first * begin / middle),
-            xytext=(-4, -4),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=SMALL_PT,
-            color=MUTED,
-            path_effects=halo(),
+
+
+def _name_perfect_scaling(panel: "Axes", info: TimeToTargetInfo, estimates: list[Estimate]) -> None:
+    """Names the line where its name stays in the panel and covers neither mark, bar nor curve."""
+    costs = [estimate.value for estimate in estimates]
+    bars = [(p.batch_size, e.bar) for p, e in zip(info.points, estimates, strict=True) if e.bar]
+    begin, first = info.met[0].batch_size, costs[info.points.index(info.met[0])]
+    # There the line leaves the panel, or ends.
+    end = min(info.points[-1].batch_size, begin * first / panel.get_ylim()[0])
+    marks = list(
+        _along([(float(p.batch_size), c) for p, c in zip(info.points, costs, strict=True)])
+    )
+    marks += [(float(size), value) for size, ends in bars for value in np.geomspace(*ends, 6)]
+    for share in _NAME_SHARES:
+        size = begin * (end / begin) ** share
+        place = (size, first * begin / size)
+        label = Label(place, "perfect scaling", ((-1, -1), (1, 1)), MUTED)
+        if not place_labels(panel, [label], marks, inside=True):
+            return
+
+
+def _along(points: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Gives points along the lines that join points on logarithmic axes."""
+    yield points[-1]
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        yield from zip(
+            np.geomspace(x0, x1, _BETWEEN, endpoint=False),
+            np.geomspace(y0, y1, _BETWEEN, endpoint=False),
+            strict=True,
         )
 
 
@@ -212,3 +233,5 @@ def _finish(panel: "Axes", info: TimeToTargetInfo, cost: Callable[[TargetPoint],
     below = stretch**3 if info.incomplete_sizes else stretch**1.5
     panel.set_ylim(low / below, high * (stretch**3 if missed else stretch))
     plain_log_labels(panel.yaxis)
+    if info.met and len(info.points) > 1:
+        _name_perfect_scaling(panel, info, estimates)

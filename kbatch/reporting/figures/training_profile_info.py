@@ -6,6 +6,7 @@ import numpy as np
 
 from kbatch.records.training_profile import TrainingPoint, TrainingProfile
 from kbatch.reporting.number_text import counted, memory_text, readable
+from kbatch.reporting.where_measured import where_measured
 
 # A line looks curved on a logarithmic axis.
 _LINE_POINTS = 60
@@ -105,13 +106,7 @@ def _answers(profile: TrainingProfile) -> tuple[tuple[str, int], ...]:
 
 
 def _conditions(profile: TrainingProfile) -> str:
-    environment = profile.environment
-    named = {"tensorflow": "TensorFlow", "keras": "Keras"}
-    parts = ["n/a (device not recorded)"]
-    if environment is not None:
-        versions = environment.versions
-        parts = [environment.device]
-        parts += [f"{named[key]} {versions[key]}" for key in named if key in versions]
+    parts = where_measured(profile.environment)
     batches = {p.batch_size for p in profile.measured if p.accumulated}
     parts += [f"steps accumulate {_listed(batches)} examples"] if batches else []
     rounds = [len(point.rounds) for point in profile.measured]

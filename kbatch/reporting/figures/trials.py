@@ -10,11 +10,14 @@ from kbatch.reporting.figures.canvas import (
     SMALL_PT,
     TEXT_PT,
     halo,
+    label_room,
     new_axes,
     stacked,
     tidy,
+    width_share,
     write_caption,
 )
+from kbatch.reporting.figures.incomplete import incomplete_text
 from kbatch.reporting.figures.palette import INK, MUTED
 from kbatch.reporting.figures.series_marks import (
     draw_series,
@@ -22,6 +25,7 @@ from kbatch.reporting.figures.series_marks import (
     mark_missing,
     name_missing,
     name_panel,
+    ring,
 )
 from kbatch.reporting.figures.trials_info import (
     Estimate,
@@ -34,6 +38,7 @@ from kbatch.reporting.figures.trials_info import (
     trials_info,
 )
 from kbatch.reporting.metric_names import is_fraction, metric_axis_label
+from kbatch.reporting.short_text import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +49,7 @@ __all__ = ["HEIGHT_IN", "TrialsInfo", "alt_text", "plot_trials", "trials_info"]
 
 HEIGHT_IN = 5.4
 _LABEL_CHARACTERS = 44
+_MISSING_CHARACTERS = 8
 
 
 def plot_trials(study: "Study", ax: "Axes | None" = None) -> "Axes":
@@ -76,11 +82,16 @@ def plot_trials(study: "Study", ax: "Axes | None" = None) -> "Axes":
     batch_axis(lower, info.batch_sizes, "Batch size (examples per update)")
     _draw_panel(upper, info, [p.samples_per_second for p in info.points])
     _draw_panel(lower, info, [p.quality for p in info.points])
+    # Words beside each other that have no room stand below.
+    failed = {point.batch_size for point in info.incomplete}
+    crowded = _MISSING_CHARACTERS * len(failed) > label_room(lower)
     _mark_incomplete(upper, info, labelled=False)
-    _mark_incomplete(lower, info, labelled=True)
+    _mark_incomplete(lower, info, labelled=not crowded)
     _label_panels(upper, lower, info)
     _label_best(upper, lower, info)
-    write_caption(lower, caption(info.conditions), *spread_notes(info), *series_notes(info))
+    alarm = incomplete_text(study) if crowded else ""
+    lines = (caption(info.conditions), *spread_notes(info), *series_notes(info))
+    write_caption(lower, *lines, alarm=alarm)
     return upper
 
 
@@ -129,7 +140,9 @@ def _mark_incomplete(panel: "Axes", info: TrialsInfo, *, labelled: bool) -> None
 
 def _label_panels(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
     columns = legend_columns((one.label for one in info.series), most=3) if info.completed else 0
-    name_panel(upper, info.name, columns=columns)
+    # Throughput may be unknown where quality is not, and the other way round.
+    fuller = max(upper, lower, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
+    name_panel(upper, info.name, columns=columns, series_of=fuller)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel(metric_axis_label(info.quality) if info.quality else "Quality metric")
     if info.completed:
@@ -158,16 +171,7 @@ def _label_best(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
     for panel, estimate in ((upper, info.best.samples_per_second), (lower, info.best.quality)):
         panel.axvline(place, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
         if estimate:
-            panel.plot(
-                [place],
-                [estimate.value],
-                marker="o",
-                markersize=13,
-                markerfacecolor="none",
-                markeredgecolor=INK,
-                markeredgewidth=1.2,
-                linestyle="none",
-            )
+            ring(panel, place, estimate.value)
     by_throughput = info.objective.name == "samples_per_second"
     panel, estimate = (
         (upper, info.best.samples_per_second) if by_throughput else (lower, info.best.quality)
@@ -183,7 +187,7 @@ def _label_point(panel: "Axes", text: str, place: float, value: float, *, above:
     share = math.log(place / x_low) / math.log(x_high / x_low)
     side = "left" if share < 0.25 else "right" if share > 0.75 else "center"
     panel.annotate(
-        _label_lines(text),
+        _label_lines(text, round(width_share(panel) * _LABEL_CHARACTERS)),
         (place, value),
         xytext=({"left": -6, "right": 6, "center": 0}[side], 11 if above else -11),
         textcoords="offset points",
@@ -196,12 +200,13 @@ def _label_point(panel: "Axes", text: str, place: float, value: float, *, above:
     )
 
 
-def _label_lines(text: str) -> str:
-    """Breaks a long label before its number."""
-    if len(text) <= _LABEL_CHARACTERS:
+def _label_lines(text: str, characters: int) -> str:
+    """Breaks a long label before its number, and shortens what would be wider than the rest."""
+    if len(text) <= characters:
         return text
     words, _, number = text.rpartition(": ")
-    return "\n".join((*textwrap.wrap(f"{words}:", _LABEL_CHARACTERS), number))
+    lines = textwrap.wrap(f"{words}:", characters, break_long_words=False)
+    return "\n".join((*(shortened(line, characters) for line in lines), number))
 
 
 def _say(panel: "Axes", text: str) -> None:
