@@ -1,5 +1,6 @@
 """The fastest micro-batch size of those that fit, timed for a model and a batch size."""
 
+import dataclasses
 import hashlib
 import time
 from pathlib import Path
@@ -11,7 +12,6 @@ from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.micro_batch_choice import (
     MicroBatchChoice,
     choice_for_smaller,
-    choose_micro_batch,
     micro_batch_candidates,
 )
 from kbatch.instruments.environment import read_environment
@@ -155,14 +155,9 @@ def _reason_not_to_time(model: keras.Model, batch_size: int, most: int) -> str |
 
 def _choice(profile: TrainingProfile, most: int) -> MicroBatchChoice | None:
     """Chooses among what was timed and fits; None where nothing was."""
-    fits = [point for point in profile.measured if point.micro_batch_size <= most]
-    # Those that left the rounds early are no choice, unless what beat them no longer fits.
-    stayed = [point for point in fits if point.reason is None] or fits
-    times_s = {
-        point.micro_batch_size: dict(zip(point.rounds, point.step_times_s, strict=True))
-        for point in stayed
-    }
-    return choose_micro_batch(times_s) if times_s else None
+    points = tuple(point for point in profile.points if point.micro_batch_size <= most)
+    fits = dataclasses.replace(profile, points=points)
+    return fits.choice if fits.measured else None
 
 
 def _note(choice: MicroBatchChoice, timed_size: int, batch_size: int) -> str:

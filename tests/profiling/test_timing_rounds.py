@@ -65,6 +65,9 @@ def test_a_call_that_another_has_traced_for_is_warm_when_its_first_two_agree():
     clock = Clock()
     assert warm_up_calls(clock.worker(1.0, 1.0), clock=clock, least=2).later_calls_s == (1.0,)
     assert len(warm_up_calls(clock.worker(9.0, 1.0), clock=clock, least=2).later_calls_s) == 2
+    rounds = TimingRounds(TimingPlan(), seed=0, clock=clock)
+    assert len(rounds.admit("traced", clock.worker(1.0), traced=True).later_calls_s) == 1
+    assert len(rounds.admit("first", clock.worker(1.0)).later_calls_s) == 2
 
 
 def test_who_leaves_after_a_round_takes_no_further_turn():
