@@ -29,7 +29,7 @@ _REMEDIES_SHARE = 0.5
 _LITTLE_WAITING = 0.05
 # Shares of the time for the pipeline as it is: to fill its cache, for one long reading, which lasts
 # longer where it is uneven, and what is left to the rounds in any case.
-_FILL_SHARE, _LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.3, 0.1, 0.3, 0.4
+_FILL_SHARE, _LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.3, 0.12, 0.3, 0.4
 _PROCESSES_START_S = 10.0
 _TIMELINE_S, _GPU_S = 1.0, 5.0
 

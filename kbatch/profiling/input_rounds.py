@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from kbatch.analysis.input_bound import agrees
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.round_ratios import ratio_over_rounds
 from kbatch.profiling.gpu_busy import GpuBusy, gpu_busy
 from kbatch.profiling.input_blocks import (
     MOST_ROUNDS,
@@ -22,7 +21,7 @@ from kbatch.profiling.input_blocks import (
     step_block,
     training_block,
 )
-from kbatch.profiling.input_pass import Epoch, InputPass
+from kbatch.profiling.input_pass import Epoch, InputPass, read_pass
 from kbatch.profiling.interleaved import interleaved
 from kbatch.records.input_rates import LongRunRecord, RateRecord, SmallerStepRecord, StepSpan
 from kbatch.training.batch_source import BatchSource
@@ -35,7 +34,7 @@ _TIMELINE_S = 1.0
 _PARTS = (4, 16)
 # A block of a smaller step lasts this share of the others: only the crossing rests on it.
 _SMALLER_SHARE = 0.5
-_STARTED = 2
+_CONTENDERS, _STARTED = 3, 2
 # Epochs of so few batches, or whose start takes this share of them, count as a whole.
 _FEW_BATCHES, _START_SHARE = 8, 0.05
 
@@ -51,7 +50,8 @@ class InputRounds(NamedTuple):
         first_batch_s: Seconds from the start of the pipeline to its first batch, each time.
         timeline: Consecutive steps of training, a second of them, fewer on a smaller budget.
         notes: What a reader of the numbers must know.
-        long_run: The long reading, with training as long where the rounds differ from it.
+        long_run: The long reading, with training as long where the rounds differ from it; None
+            where they count whole epochs.
     """
 
     pipeline: RateRecord
@@ -61,7 +61,7 @@ class InputRounds(NamedTuple):
     first_batch_s: tuple[float, ...]
     timeline: tuple[StepSpan, ...]
     notes: tuple[str, ...]
-    long_run: LongRunRecord
+    long_run: LongRunRecord | None
 
 
 class WarmStep(NamedTuple):
@@ -129,12 +129,19 @@ def measure_rounds(
         "step": functools.partial(step_block, warm.step, warm.batches),
         "together": functools.partial(training_block, source, warm.step),
     }
-    contenders = _contenders(blocks, warm, reading, budget_s=budget_s)
+    lengths = _lengths(warm, reading, budget_s=budget_s)
+    contenders = {name: functools.partial(block, lengths[name]) for name, block in blocks.items()}
+    contenders |= {
+        str(rows): functools.partial(step_block, warm.step, (part,), _shorter(lengths["step"]))
+        for rows, part in warm.smaller.items()
+    }
     end_s = time.perf_counter() + budget_s
     found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of(results) for name, results in found.items()}
-    even = _is_even(rates["pipeline"], rates["step"], reading.record)
-    timeline, long_run = _timeline(source, warm.step, reading, budget_s=budget_s, even=even)
+    # Where the rounds count whole epochs too, there is nothing that they could not see.
+    whole = lengths["pipeline"].counting == "epochs"
+    record = None if whole else _checked(source, rates["pipeline"], reading)
+    timeline, long_run = _timeline(source, warm.step, rates["pipeline"], record, budget_s=budget_s)
     busy = gpu_busy(blocks)
     pipeline, alone, together = (
         dataclasses.replace(rates[name], gpu_busy_share=busy.shares.get(name)) for name in blocks
@@ -180,54 +187,51 @@ def counted(
     return length
 
 
-def _contenders(
-    blocks: dict[str, Callable[[BlockLength], Block]],
-    warm: WarmStep,
-    reading: InputPass,
-    *,
-    budget_s: float,
-) -> dict[str, Callable[[], Block]]:
-    """Gives every block its length, and adds those of smaller steps."""
+def _lengths(warm: WarmStep, reading: InputPass, *, budget_s: float) -> dict[str, BlockLength]:
+    """Gives every contender the length of its blocks."""
     first_batch_s = reading.record.first_batch_s
     length = block_length(
         budget_s,
-        contenders=len(blocks) + _SMALLER_SHARE * len(warm.smaller),
+        contenders=_CONTENDERS + _SMALLER_SHARE * len(warm.smaller),
         starts_s=_STARTED * first_batch_s,
     )
-    lengths = {
+    return {
         "pipeline": counted(length, reading.epoch, first_batch_s),
         "step": length,
         "together": counted(length, reading.epoch, first_batch_s, step_s=warm.step_s),
     }
-    smaller = {
-        str(rows): functools.partial(step_block, warm.step, (part,), _shorter(length))
-        for rows, part in warm.smaller.items()
-    }
-    whole = {name: functools.partial(block, lengths[name]) for name, block in blocks.items()}
-    return whole | smaller
+
+
+def _checked(source: BatchSource, pipeline: RateRecord, reading: InputPass) -> LongRunRecord:
+    """Reads again what differs from the rounds: the first reading may have met cold files."""
+    if _is_even(pipeline, reading.record):
+        return reading.record
+    return read_pass(source, least_s=reading.duration_s, most_s=reading.duration_s).record
 
 
 def _timeline(
-    source: BatchSource, step: BorrowedStep, reading: InputPass, *, budget_s: float, even: bool
-) -> tuple[tuple[StepSpan, ...], LongRunRecord]:
-    """Trains for a second, or as long as the reading took where the rounds saw another rate."""
-    shown_s, record = min(_TIMELINE_S, budget_s), reading.record
-    if even:
+    source: BatchSource,
+    step: BorrowedStep,
+    pipeline: RateRecord,
+    record: LongRunRecord | None,
+    *,
+    budget_s: float,
+) -> tuple[tuple[StepSpan, ...], LongRunRecord | None]:
+    """Trains for a second, or as long as was read where the rounds saw another rate."""
+    shown_s = min(_TIMELINE_S, budget_s)
+    if record is None or _is_even(pipeline, record):
         return training_block(source, step, BlockLength(0.0, shown_s, shown_s)).spans, record
-    whole_s = max(shown_s, reading.duration_s)
+    whole_s = max(shown_s, record.counted.duration_s)
     block = training_block(source, step, BlockLength(0.0, whole_s, whole_s, "start"))
     waited_s = sum(span.wait_s for span in block.spans)
     shown = tuple(span for span in block.spans if span.begin_s < shown_s)
     return shown, dataclasses.replace(record, training_s=block.duration_s, training_wait_s=waited_s)
 
 
-def _is_even(pipeline: RateRecord, step: RateRecord, record: LongRunRecord) -> bool:
+def _is_even(pipeline: RateRecord, record: LongRunRecord) -> bool:
     """Tells whether the rounds of the pipeline gave about the rate of the long reading."""
-    ratio, alone = ratio_over_rounds(pipeline.rates, step.rates), step.samples_per_second
-    if ratio is None or alone is None:
-        return True
-    low, high = record.counted.bounds
-    return agrees(ratio, Interval(low / alone.value, high / alone.value))
+    rate = pipeline.samples_per_second
+    return rate is None or agrees(rate, Interval(*record.counted.bounds))
 
 
 def _smaller(batch: Any) -> dict[int, Any]:

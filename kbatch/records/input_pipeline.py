@@ -53,7 +53,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         dtype_policy: Dtype policy of the model.
         budget_s: Seconds that the measurement was given.
         environment: The machine and the software.
-        long_run: One long reading of the pipeline alone, None in records that have none.
+        long_run: One long reading of the pipeline alone; None where the rounds count whole epochs.
     """
 
     source: str
@@ -100,11 +100,12 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     @property
     def long_run_ratio(self) -> Interval | None:
         """The least and the most that the ratio of both rates is over a long reading."""
-        step = self.step.samples_per_second
-        if self.long_run is None or step is None:
+        ratio, pipeline = self.ratio, self.pipeline.samples_per_second
+        if self.long_run is None or ratio is None or pipeline is None:
             return None
-        low, high = self.long_run.counted.bounds
-        return Interval(low / step.value, high / step.value)
+        # By way of the rounds' own ratio: its pairs hold where the machine drifts.
+        low, high = (ratio.value * bound / pipeline.value for bound in self.long_run.counted.bounds)
+        return Interval(low, high)
 
     @property
     def is_even(self) -> bool:
