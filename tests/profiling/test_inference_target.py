@@ -87,6 +87,26 @@ def test_a_check_lasts_as_long_as_a_size_of_the_sweep():
         assert sum(check.latencies_s) >= 0.3
 
 
+def test_what_keeps_to_the_target_without_the_room_is_not_the_answer():
+    profile = make_profile(*(make_timing(size, scale=0.85) for size in (1, 8, 64)))
+    found = verify_target(profile, Sweep(), 5.0, 0.95, 1e6, lambda line: None)
+    assert max(found.checks[0].latencies_s) < 0.005
+    assert not found.checks[0].verified
+    assert [check.verified for check in found.checks if check.best] == [True]
+
+
+@pytest.mark.parametrize(("time_budget_s", "most"), [(0.0, 1), (1e6, 6)])
+def test_checks_go_on_while_there_is_time_and_record_the_room(time_budget_s, most):
+    """The sweep found half the times that the checks find: the first guess fails."""
+    profile = make_profile(*(make_timing(size, scale=0.5) for size in (1, 8, 64)))
+    found = verify_target(profile, Sweep(), 5.0, 0.95, time_budget_s, lambda line: None)
+    assert not found.checks[0].verified
+    assert (len(found.checks) > 1) == (most > 1)
+    assert len(found.checks) <= most
+    assert {check.drift for check in found.checks} == {0.12}
+    assert any("No batch size was verified" in note for note in found.notes) == (most == 1)
+
+
 def test_room_grows_with_the_noise_of_the_rounds_and_is_never_small():
     assert expected_drift(None) == expected_drift(0.0) == pytest.approx(0.12)
     assert expected_drift(0.2) == pytest.approx(0.329)
