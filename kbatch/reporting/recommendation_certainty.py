@@ -39,21 +39,20 @@ def _trained_lines(recommendation: Recommendation) -> list[str]:
     if not recommendation.checks:
         return [f"No size but the pilot's was trained.{ended}"] if ended else []
     loss = "held-out" if pilot.has_held_out else "training"
-    runs = [
-        f"{pilot.updates_to_target:,} updates at {pilot.batch_size:,}",
-        *(_run(check) for check in recommendation.checks),
-    ]
+    runs = {pilot.batch_size: f"{pilot.updates_to_target:,} updates at {pilot.batch_size:,}"}
+    runs |= {check.batch_size: _run(check) for check in recommendation.checks}
     return [
         f"Trained from the start to the pilot's {loss} loss, {readable(pilot.target or 0.0)}: "
-        f"{listed(runs)}. One run a size: another seed may need a tenth more or less.{ended}"
+        f"{listed(runs[size] for size in sorted(runs))}. One run a size: another seed may need a "
+        f"tenth more or less.{ended}"
     ]
 
 
 def _run(check: SizeCheck) -> str:
     size = f"{check.batch_size:,}"
     if check.reached:
-        return f"{check.updates:,} at {size}"
-    return f"not in {check.updates:,} at {size}"
+        return f"{check.updates:,} updates at {size}"
+    return f"not in {check.updates:,} updates at {size}"
 
 
 def _interval_line(recommendation: Recommendation) -> list[str]:

@@ -100,7 +100,7 @@ def saturation_line(recommendation: Recommendation) -> str:
     if found.extrapolated and found.batch_size > rates[-1].batch_size:
         return (
             f"The device is not saturated by {rates[-1].batch_size:,} examples at once, the most "
-            f"that were timed: 90 % of its peak would need about {found.batch_size:,}"
+            f"that were timed: 90 % of its peak would need about {readable(found.batch_size, 2)}"
             f"{_within(found.interval)}. Fastest were {peak}."
         )
     return (
@@ -150,7 +150,8 @@ def _critical_line(recommendation: Recommendation) -> str:
         return f"{line}. The gradient noise scale of the pilot is unresolved."
     return (
         f"{line}. The gradient noise scale of the pilot is {readable(noise.value, 2)}"
-        f"{_within(noise.interval)}: the same where the learning rate is the best one at each size."
+        f"{_within(noise.interval)}; the two agree where the learning rate is the best one at each "
+        "size."
     )
 
 

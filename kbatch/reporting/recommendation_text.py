@@ -2,6 +2,7 @@
 
 import textwrap
 
+from kbatch.analysis.intervals import Interval
 from kbatch.analysis.size_costs import Estimate, SizeCost
 from kbatch.records.recommendation import Recommendation
 from kbatch.reporting.number_text import counted, listed, readable, setting
@@ -9,6 +10,7 @@ from kbatch.reporting.recommendation_certainty import certainty_lines
 from kbatch.reporting.recommendation_limits import binding_line, limit_lines
 
 _WIDTH = 88
+_WIDE = 1.1
 COST_TITLES = ("batch", "micro-batch", "samples/s", "updates", "seconds", "relative")
 _LEARNING_RATE_COST = (
     "Learning rate: not measured. Were it the best one, half of it would need 1.33 times the "
@@ -167,10 +169,18 @@ def _target(recommendation: Recommendation) -> str:
 
 def _spread(estimate: Estimate) -> str:
     interval = estimate.interval
-    span = f"{readable(interval.low)} to {readable(interval.high)}" if interval else ""
+    if interval is not None and interval.low == interval.high == estimate.value == 1:
+        return "1"  # The size that the others are compared with.
+    span = _ends(interval) if interval else ""
     if estimate.value is None:
         return span or "n/a"
     return f"{readable(estimate.value)} ({span})" if span else readable(estimate.value)
+
+
+def _ends(interval: Interval) -> str:
+    # Wide ones need no third digit.
+    digits = 2 if interval.high > _WIDE * interval.low else 3
+    return f"{readable(interval.low, digits)} to {readable(interval.high, digits)}"
 
 
 def _took(recommendation: Recommendation) -> str:

@@ -46,6 +46,8 @@ _ROW_CHARACTERS = 90
 _SERIES_IN_ROW = 3
 _BATCH_LABEL = "Batch size (examples)"
 _SHORTEST_OCTAVES = 2
+# Limits further out than this many times the largest size that was timed are told in words alone.
+_WIDEST = 4
 
 
 def plot_limits(recommendation: "Recommendation", ax: "Axes | None" = None) -> "Axes":
@@ -93,10 +95,11 @@ def _panels(ax: "Axes") -> "tuple[Axes, Axes]":
 def _axis_sizes(info: LimitsInfo) -> list[int]:
     """Gives the sizes that the axis holds: those timed, and powers of two around the limits."""
     sizes = {point.batch_size for point in info.points} or {1}
+    most = _WIDEST * max(sizes)
     for row in info.rows:
         ends = [row.size, *([row.interval.low, row.interval.high] if row.interval else [])]
         for end in ends:
-            if end is not None and 1 <= end <= 8 * max(sizes):
+            if end is not None and 1 <= end <= most:
                 sizes.add(2 ** round_up_octave(end))
     if len(sizes) == 1:
         sizes.add(min(sizes) * 2**_SHORTEST_OCTAVES)

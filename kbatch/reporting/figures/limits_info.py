@@ -117,14 +117,14 @@ def _points(recommendation: Recommendation) -> tuple[SizePoint, ...]:
     if recommendation.forecast is not None:
         return _forecast_points(recommendation, recommendation.forecast)
     noise = recommendation.noise_scale
-    most = max(way.samples_per_second for way in ways)
+    rates = _rates(recommendation)
     bounds = noise_bounds(noise)
     batch_time = recommendation.in_fit.line
     progress = {scale: _progress(ways, scale, batch_time) for scale in (*bounds, noise.value)}
     return tuple(
         SizePoint(
             way.batch_size,
-            way.samples_per_second / most,
+            rates[way.batch_size],
             None if noise.value is None else _worth(way.batch_size, noise.value),
             _span(_worth(way.batch_size, scale) for scale in bounds),
             None if noise.value is None else progress[noise.value][i],
@@ -134,12 +134,19 @@ def _points(recommendation: Recommendation) -> tuple[SizePoint, ...]:
     )
 
 
+def _rates(recommendation: Recommendation) -> dict[int, float]:
+    """Samples/s in `fit` over the largest, by batch size."""
+    seconds = recommendation.size_costs.update_costs
+    most = max(size / update_s for size, update_s in seconds.items())
+    return {size: size / update_s / most for size, update_s in seconds.items()}
+
+
 def _forecast_points(
     recommendation: Recommendation, forecast: UpdatesForecast
 ) -> tuple[SizePoint, ...]:
     """By the updates that sizes need: worth times throughput is progress here too."""
     ways, seconds = recommendation.fastest, recommendation.size_costs.update_costs
-    most = max(way.samples_per_second for way in ways)
+    rates = _rates(recommendation)
     least_s = min(forecast.updates[size] * seconds[size] for size in seconds)
     first = ways[0].batch_size
     unit = _worth(first, forecast.critical) * first * forecast.updates[first]
@@ -151,7 +158,7 @@ def _forecast_points(
         points.append(
             SizePoint(
                 size,
-                way.samples_per_second / most,
+                rates[size],
                 worth,
                 Interval(worth / factor, worth * factor),
                 progress,
@@ -195,7 +202,9 @@ def _saturation_row(recommendation: Recommendation) -> LimitRow:
         return _unknown(recommendation, SATURATION)
     if found.batch_size is None:
         return LimitRow(SATURATION, None, None, "cannot tell: steps take as long", False, False)
-    words = f"90 % of the peak at {found.batch_size:,}"
+    words = f"90 % of the peak at {readable(found.batch_size, 2)}"
+    if found.extrapolated:
+        words += ", by the line beyond what was timed"
     return _row(recommendation, SATURATION, float(found.batch_size), found.interval, words)
 
 
