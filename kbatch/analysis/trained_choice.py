@@ -6,6 +6,7 @@ model's own is smaller, a larger batch, whose learning rate grows by rule, saves
 the noise scale.
 """
 
+import math
 from collections.abc import Iterable
 
 from kbatch.analysis.batch_choice import (
@@ -24,6 +25,7 @@ def choose_by_forecast(
     updates: Iterable[TimedUpdate],
     forecast: UpdatesForecast,
     *,
+    largest: int,
     batch_time: BatchTime | None = None,
 ) -> BatchChoice:
     """Chooses the smallest size whose forecast time to the target is within 2 % of the least.
@@ -31,6 +33,8 @@ def choose_by_forecast(
     Args:
         updates: The updates to choose from, of the forecast's sizes.
         forecast: What they need.
+        largest: The largest size that came to the target: beyond it the learning rate that the
+            rule gives is not tried, and may be too large for the model.
         batch_time: What an update takes in `fit` at the least; None for the train step alone.
 
     Returns:
@@ -40,9 +44,10 @@ def choose_by_forecast(
     times_s = {
         way.batch_size: forecast.updates[way.batch_size] * update_time_s(way, batch_time)
         for way in ways
+        if way.batch_size <= largest
     }
     limit = (1 + TIE) * min(times_s.values())
-    best = next(way for way in ways if times_s[way.batch_size] <= limit)
+    best = next(way for way in ways if times_s.get(way.batch_size, math.inf) <= limit)
     tied = [*forecast.tied, best.batch_size]
     return BatchChoice(best, min(tied), max(tied), None)
 

@@ -3,6 +3,7 @@
 import functools
 import statistics
 import time
+import warnings
 from typing import Any
 
 import keras
@@ -67,7 +68,10 @@ def _turn(
     watch = _Watch(longest_s)
     # Two epochs: the first one also sets the iterator up. Not an instance's own `fit`.
     arguments = _fit_arguments(model, data, size)
-    type(model).fit(model, **arguments, epochs=2, verbose=0, callbacks=[watch])
+    with warnings.catch_warnings():
+        # Of data that do not tell their length, at the end of the first epoch.
+        warnings.filterwarnings("ignore", message="Your input ran out of data")
+        type(model).fit(model, **arguments, epochs=2, verbose=0, callbacks=[watch])
     return statistics.median(times_s), watch
 
 

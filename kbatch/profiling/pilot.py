@@ -98,6 +98,7 @@ def run_pilot(build: Callable[[], keras.Model], data: FitData, plan: PilotPlan) 
         time.perf_counter() - began_s,
         watch.ended_by,
         plan.seed,
+        watch.trained_s,
     )
 
 
@@ -123,7 +124,7 @@ class _Watch(keras.callbacks.Callback):
             self._began_s = time.perf_counter()  # What came before traced and compiled.
         if self._made >= self._most:
             self._end("epochs")
-        elif time.perf_counter() - self._began_s > self._plan.budget_s:
+        elif self.trained_s > self._plan.budget_s:
             self._end("budget")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
@@ -138,6 +139,11 @@ class _Watch(keras.callbacks.Callback):
             self._end("diverged")
         elif len(self.stretches) >= max(_FEWEST_STRETCHES, 2 * useful_count(self.stretches)):
             self._end("progress")
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds since the first update."""
+        return time.perf_counter() - self._began_s
 
     def _end(self, reason: str) -> None:
         model: Any = self.model

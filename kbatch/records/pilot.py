@@ -45,6 +45,8 @@ class PilotRecord:
         ended_by: One of `ENDS`: the later half of its updates brought little progress, or what it
             was allowed was spent, or its loss became NaN.
         seed: Seed of weights and order, None when none was set.
+        trained_s: Seconds after its first update, looks at the held-out loss included; None if not
+            recorded.
     """
 
     batch_size: int
@@ -54,6 +56,7 @@ class PilotRecord:
     duration_s: float
     ended_by: str
     seed: int | None = None
+    trained_s: float | None = None
 
     def __post_init__(self):
         if self.ended_by not in ENDS:

@@ -226,7 +226,10 @@ class Recommendation(SavedRecord, ShownRecord):
         if not self.updates:
             return None
         if self.forecast is not None:
-            return choose_by_forecast(self.updates, self.forecast, batch_time=self.in_fit.line)
+            reached = [run.batch_size for run in self.runs if run.cost is not None]
+            largest = max(*reached, self.fastest[0].batch_size)
+            line = self.in_fit.line
+            return choose_by_forecast(self.updates, self.forecast, largest=largest, batch_time=line)
         return choose_batch(self.updates, self.noise_scale, batch_time=self.in_fit.line)
 
     @functools.cached_property

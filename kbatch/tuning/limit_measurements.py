@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import keras
+import tensorflow as tf
 
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.analysis.size_costs import TimedRounds
@@ -54,7 +55,7 @@ class Task(NamedTuple):
         memory_limit_bytes: Memory that may be taken, None for what the device has.
         memory_window: Lower and upper share of it that a batch may fill.
         budget_s: Seconds to spend.
-        seed: Seed of the pilot, or None.
+        seed: Seed of the pilot and of other sizes.
     """
 
     build: Callable[[], keras.Model]
@@ -66,7 +67,7 @@ class Task(NamedTuple):
     memory_limit_bytes: int | None
     memory_window: tuple[float, float]
     budget_s: float
-    seed: int | None
+    seed: int
 
     def part_s(self, limit: str) -> float:
         """Seconds for one limit."""
@@ -156,6 +157,11 @@ def measure_memory(task: Task, largest: int) -> MemoryFound:
             memory_limit_bytes=task.memory_limit_bytes,
             memory_window=task.memory_window,
         )
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        raise InputError(
+            "A train step must run on the data: give inputs that the model takes, and targets that "
+            f"its loss takes. Received: {_told(error)}"
+        ) from error
     except _TimeSpentError:
         return MemoryFound(
             None,
@@ -232,6 +238,14 @@ class _Watch:
             self.fits = max(self.fits or 0, probe.batch_size)
         if self.seconds > self._budget_s and self.fits is not None:
             raise _TimeSpentError
+
+
+def _told(error: Exception) -> str:
+    """Finds what TensorFlow's error tells, behind the places in its graph."""
+    places = ("File ", "Detected at", "Graph execution", "[[", "Original stack", "Node:")
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith(places)]
+    return told[-1][:200] if told else type(error).__name__
 
 
 def _as_reason(message: str) -> str:

@@ -19,7 +19,7 @@ from kbatch.profiling.loads import Source, build_on
 from kbatch.profiling.max_batch import data_source
 from kbatch.profiling.user_model import BuildFunction, model_builder
 from kbatch.records.recommendation import Recommendation
-from kbatch.training.data import FitData
+from kbatch.training.data import FitData, is_dataset, tensors_of
 from kbatch.training.errors import InputError
 from kbatch.training.learning_rate import Schedule, current_learning_rate
 from kbatch.training.replica_meter import replica_count
@@ -62,8 +62,9 @@ def recommend(
 
     Four limits are measured: how many examples fit in memory at once, from how many on the device
     is saturated, beyond how many the gradient noise wastes them, and what the input pipeline
-    delivers. The batch size is the one that comes to a target first by throughput and noise. No
-    training is made at that size: the record says how sure it is, and what to train to check it.
+    delivers. A pilot tells the noise and a loss to come to; the sizes that promise to be there
+    sooner are trained to it too while the budget lasts. The answer is the one that is there first,
+    by its updates and by what an update takes in `fit`; the record says how sure that is.
 
     Example:
 
@@ -91,10 +92,11 @@ def recommend(
         memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on a
             CPU half of what the host and its control group leave.
         memory_window: Lower and upper share of that limit which a batch may fill.
-        budget_s: Seconds to spend, in parts: 20 % on memory, 35 % on step times, 35 % at most on
-            the pilot, 10 % on the input pipeline. Starting processes and building graphs are not
-            counted.
-        seed: Seed of the pilot's weights and order, None for others each time.
+        budget_s: Seconds to spend, in parts: 10 % on memory, 25 % on step times, 25 % at most on
+            the pilot, 10 % on the data, 30 % at most on other sizes. Starting processes and
+            building graphs are not counted.
+        seed: Seed of weights and order in the pilot and at other sizes, None for one that is
+            drawn and recorded.
         on_progress: Receives a line before each measurement.
 
     Returns:
@@ -122,6 +124,8 @@ def recommend(
     if learning_rate_scaling != "auto":
         check_rule(learning_rate_scaling, "learning_rate_scaling")
     asked = None if batch_sizes is None else check_batch_sizes(batch_sizes)
+    if not (is_dataset(x) or callable(x)):
+        tensors_of(task.data)  # Rows that do not fit each other are told at once.
     if isinstance(task.source, SampleRows):
         _sizes(asked, task.source.examples)  # A dataset tells its examples to a model only.
     return _measured(task, asked, learning_rate_scaling, Ledger(on_progress))

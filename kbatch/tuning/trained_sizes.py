@@ -13,7 +13,7 @@ from kbatch.tuning.limit_measurements import Task
 
 # A run that has cost this much more than the best one has lost, as in a search by goodput.
 _LOST = 1.3
-_STRETCHES = 40
+_STRETCHES = 30
 
 
 def train_sizes(
@@ -58,7 +58,7 @@ def _planned(
     updates = forecast.updates[batch_size] if forecast else pilot.useful_updates
     least_s = min(run.cost for run in runs if run.cost is not None)
     micro = {way.batch_size: way.micro_batch_size for way in found.fastest}
-    beside_s = max(0.0, pilot.duration_s - (runs[0].cost or 0.0)) / max(1, len(pilot.stretches))
+    look_s = _look_s(pilot, (runs[0].cost or 0.0) / max(1, pilot.updates_to_target))
     plan = CheckPlan(
         batch_size=batch_size,
         micro_batch_size=micro[batch_size],
@@ -71,4 +71,10 @@ def _planned(
         budget_s=0.0,
         seed=task.seed,
     )
-    return plan, updates * update_s + _STRETCHES * beside_s
+    return plan, updates * update_s + _STRETCHES * look_s
+
+
+def _look_s(pilot: PilotRecord, update_s: float) -> float:
+    """Gives the seconds of a look at the held-out loss, from those that the pilot took."""
+    trained_s = pilot.duration_s if pilot.trained_s is None else pilot.trained_s
+    return max(0.0, trained_s - pilot.updates * update_s) / max(1, len(pilot.stretches))

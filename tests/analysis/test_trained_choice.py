@@ -43,7 +43,7 @@ def test_the_fastest_way_of_a_size_stands_for_it_and_waits_for_its_batch():
 def test_the_size_is_the_smallest_within_a_tie_of_the_least_forecast_time(law):
     forecast = trained(law)
     times = {u.batch_size: forecast.updates[u.batch_size] * u.time_s for u in UPDATES}
-    choice = choose_by_forecast([*UPDATES, *PARTS], forecast)
+    choice = choose_by_forecast([*UPDATES, *PARTS], forecast, largest=SIZES[-1])
     assert times[choice.best.batch_size] <= (1 + TIE) * min(times.values())
     assert all(
         times[size] > (1 + TIE) * min(times.values())
@@ -55,14 +55,19 @@ def test_the_size_is_the_smallest_within_a_tie_of_the_least_forecast_time(law):
 
 
 def test_updates_that_keep_falling_ask_for_a_larger_batch_than_the_noise_scale():
-    best = {law: choose_by_forecast(UPDATES, trained(law)).best.batch_size for law in (root, curve)}
-    assert best[root] > best[curve]
+    best = [choose_by_forecast(UPDATES, trained(law), largest=2048).best for law in (root, curve)]
+    assert best[0].batch_size > best[1].batch_size
 
 
 def test_a_slow_pipeline_asks_for_no_larger_batch():
     forecast = trained(root)
-    slow = choose_by_forecast(UPDATES, forecast, batch_time=BatchTime.through({1: 1e-4}))
-    assert slow.best.batch_size < choose_by_forecast(UPDATES, forecast).best.batch_size
+    slow = choose_by_forecast(
+        UPDATES, forecast, largest=SIZES[-1], batch_time=BatchTime.through({1: 1e-4})
+    )
+    assert (
+        slow.best.batch_size
+        < choose_by_forecast(UPDATES, forecast, largest=SIZES[-1]).best.batch_size
+    )
 
 
 def test_the_critical_size_is_that_of_the_runs():
@@ -70,3 +75,9 @@ def test_the_critical_size_is_that_of_the_runs():
     assert found.value == pytest.approx(30, rel=0.4)
     assert found.at_least == found.interval.low < found.value < found.interval.high
     assert found.measurements == 3
+
+
+def test_no_size_is_chosen_beyond_the_largest_that_came_to_the_target():
+    forecast = trained(root)
+    assert choose_by_forecast(UPDATES, forecast, largest=2048).best.batch_size > 64
+    assert choose_by_forecast(UPDATES, forecast, largest=64).best.batch_size <= 64

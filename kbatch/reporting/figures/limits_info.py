@@ -103,6 +103,9 @@ def alt_text(info: LimitsInfo) -> str:
 def _title(recommendation: Recommendation) -> str:
     size, binding = recommendation.batch_size, recommendation.binding
     answer = "Batch size: cannot tell" if size is None else f"Batch size {size:,}"
+    choice = recommendation.choice
+    if recommendation.forecast and choice and choice.smallest < choice.largest:
+        answer += f" ({choice.smallest:,} to {choice.largest:,} may be as good)"
     if size is None or not binding:
         return answer
     if len(binding) == 1:

@@ -1,0 +1,53 @@
+"""When other sizes are trained, and when not; `test_recommend` trains some."""
+
+import models
+import pytest
+from recommendation_factory import make_check, make_pilot, make_recommendation
+
+from kbatch.profiling.max_batch import data_source
+from kbatch.training.data import FitData
+from kbatch.tuning.limit_measurements import Task
+from kbatch.tuning.trained_sizes import train_sizes
+
+
+def task(build=models.mlp):
+    x, y = models.rows(64)
+    return Task(
+        build=build,
+        is_given=False,
+        data=FitData(x, y),
+        source=data_source(x, y),
+        base_batch_size=32,
+        epochs=None,
+        memory_limit_bytes=None,
+        memory_window=(0.8, 0.9),
+        budget_s=60.0,
+        seed=0,
+    )
+
+
+def untouched():
+    raise AssertionError("Nothing was to be trained.")
+
+
+def test_a_size_that_the_budget_does_not_hold_is_named():
+    checks, why = train_sizes(task(untouched), make_recommendation(), budget_s=0.01)
+    assert checks == ()
+    assert "would need about" in why
+    assert "0 s of `budget_s` were left" in why
+
+
+@pytest.mark.parametrize(
+    "changed", [{"pilot": None}, {"timings": ()}, {"pilot": make_pilot(stretches=0)}]
+)
+def test_without_a_loss_to_come_to_nothing_is_trained(changed):
+    found = make_recommendation(**changed)
+    checks, why = train_sizes(task(untouched), found, budget_s=60.0)
+    assert (checks, why) == ((), "the pilot came to no loss that others could be trained to")
+
+
+def test_it_ends_where_no_size_is_likely_to_gain():
+    # Far from the noise scale: half of the updates at no more than half the time.
+    settled = tuple(make_check(size, 520) for size in (8, 16, 64, 128, 256, 512, 1024))
+    checks, why = train_sizes(task(untouched), make_recommendation(checks=settled), budget_s=60.0)
+    assert (checks, why) == (settled, None)
