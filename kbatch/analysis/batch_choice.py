@@ -1,4 +1,4 @@
-"""Which batch size comes to a target first, by step time, gradient noise and input pipeline.
+"""Which batch size comes to a target first, by step time, gradient noise and what `fit` adds.
 
 Updates to a target are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
 equation 2.11). A step takes t(B), and an update in `fit` no less than p(B), with the wait for data:
@@ -184,8 +184,8 @@ def update_time_s(update: TimedUpdate, batch_time: BatchTime | None = None) -> f
         update: The update.
         batch_time: What an update takes in `fit` at the least, or None.
     """
-    made_s = batch_time.time_s(update.batch_size) if batch_time else 0.0
-    return max(update.time_s, made_s)
+    in_fit_s = batch_time.time_s(update.batch_size) if batch_time else 0.0
+    return max(update.time_s, in_fit_s)
 
 
 def relative_updates(batch_size: int, other_size: int, *, noise_scale: float) -> float:

@@ -33,7 +33,7 @@ class BatchTime:
         """Makes it from measured times.
 
         Args:
-            times_s: Seconds of a batch by its size in examples, of one or two sizes.
+            times_s: Seconds of an update by its batch size in examples, of one or two sizes.
 
         Raises:
             ValueError: If there are none or more than two, or one is not positive.
@@ -47,7 +47,7 @@ class BatchTime:
         return cls(*known[0], *known[-1])
 
     def time_s(self, batch_size: int) -> float:
-        """Gives the seconds that a batch takes; outside of the sizes no part is below 0."""
+        """Gives the seconds of an update; outside of the sizes no part is below 0."""
         slope = self._slope
         if batch_size > self.larger_size:
             return self.larger_s + max(0.0, slope) * (batch_size - self.larger_size)
@@ -55,10 +55,6 @@ class BatchTime:
             return self.smaller_s + slope * (batch_size - self.smaller_size)
         fixed_s = min(max(0.0, self.smaller_s - slope * self.smaller_size), self.smaller_s)
         return fixed_s + (self.smaller_s - fixed_s) * batch_size / self.smaller_size
-
-    def samples_per_second(self, batch_size: int) -> float:
-        """Gives the examples per second in batches of a size."""
-        return batch_size / self.time_s(batch_size)
 
     @property
     def _slope(self) -> float:

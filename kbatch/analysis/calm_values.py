@@ -26,7 +26,8 @@ _APART = 2.0
 _LEAST_SPREAD = 0.01
 # With fewer rounds in the fast group the slow ones are the model's own times.
 _LEAST_CALM = 1 / 3
-_STEPS = 200
+# The fit ends after so many steps, or when no centre moves by more, in logarithms.
+_MOST_STEPS = 200
 _SAME = 1e-6
 
 
@@ -50,10 +51,10 @@ class _TwoGroups:
 
     def log_densities(self, logs: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Gives the logarithm of the density of each value, in the fast and in the slow group."""
-        off = logs - self.centres[sizes]
+        residuals = logs - self.centres[sizes]
         return (
-            _log_normal(off, self.spread) + math.log(1 - self.share),
-            _log_normal(off - self.slower, self.slow_spread) + math.log(self.share),
+            _log_normal(residuals, self.spread) + math.log(1 - self.share),
+            _log_normal(residuals - self.slower, self.slow_spread) + math.log(self.share),
         )
 
     def apart(self) -> bool:
@@ -97,16 +98,16 @@ def calm_values(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
 
 def _one_group(logs: np.ndarray, sizes: np.ndarray) -> float:
     """Gives the logarithm of the likelihood of one normal distribution a size."""
-    off = logs - _means(logs, np.ones_like(logs), sizes)[sizes]
-    return float(np.sum(_log_normal(off, max(_LEAST_SPREAD, float(np.std(off))))))
+    residuals = logs - _means(logs, np.ones_like(logs), sizes)[sizes]
+    return float(np.sum(_log_normal(residuals, max(_LEAST_SPREAD, float(np.std(residuals))))))
 
 
 def _two_groups(logs: np.ndarray, sizes: np.ndarray) -> _TwoGroups:
-    off = logs - _means(logs, np.ones_like(logs), sizes)[sizes]
-    spread = max(_LEAST_SPREAD, float(np.std(off)))
+    residuals = logs - _means(logs, np.ones_like(logs), sizes)[sizes]
+    spread = max(_LEAST_SPREAD, float(np.std(residuals)))
     low = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(sizes[-1] + 1)])
     found = _TwoGroups(low, 2 * spread, spread / 2, spread / 2, 0.4)
-    for _ in range(_STEPS):
+    for _ in range(_MOST_STEPS):
         before, found = found, _likelier(found, logs, sizes)
         if np.max(np.abs(found.centres - before.centres)) < _SAME:
             break
@@ -114,7 +115,7 @@ def _two_groups(logs: np.ndarray, sizes: np.ndarray) -> _TwoGroups:
 
 
 def _likelier(found: _TwoGroups, logs: np.ndarray, sizes: np.ndarray) -> _TwoGroups:
-    """One step of expectation and maximization."""
+    """Makes one step of expectation and maximization."""
     fast, slow = found.log_densities(logs, sizes)
     slowness = np.exp(slow - np.logaddexp(fast, slow))
     calmness = 1 - slowness
@@ -122,10 +123,10 @@ def _likelier(found: _TwoGroups, logs: np.ndarray, sizes: np.ndarray) -> _TwoGro
     pulled = calmness * logs / found.spread**2
     pulled += slowness * (logs - found.slower) / found.slow_spread**2
     centres = _means(pulled / precision, precision, sizes)
-    off = logs - centres[sizes]
-    slower = float(np.average(off, weights=slowness))
-    spread = max(_LEAST_SPREAD, math.sqrt(np.average(off**2, weights=calmness)))
-    slow_spread = max(spread, math.sqrt(np.average((off - slower) ** 2, weights=slowness)))
+    residuals = logs - centres[sizes]
+    slower = float(np.average(residuals, weights=slowness))
+    spread = max(_LEAST_SPREAD, math.sqrt(np.average(residuals**2, weights=calmness)))
+    slow_spread = max(spread, math.sqrt(np.average((residuals - slower) ** 2, weights=slowness)))
     share = float(np.clip(np.mean(slowness), 0.001, 0.999))
     return _TwoGroups(centres, slower, spread, slow_spread, share)
 
@@ -134,5 +135,5 @@ def _means(values: np.ndarray, weights: np.ndarray, sizes: np.ndarray) -> np.nda
     return np.bincount(sizes, weights * values) / np.bincount(sizes, weights)
 
 
-def _log_normal(off: np.ndarray, spread: float) -> np.ndarray:
-    return -0.5 * (off / spread) ** 2 - math.log(spread)
+def _log_normal(residuals: np.ndarray, spread: float) -> np.ndarray:
+    return -0.5 * (residuals / spread) ** 2 - math.log(spread)

@@ -62,7 +62,7 @@ def long_run(
         epochs: Number of the epoch of each batch, from 0 on.
 
     Returns:
-        What they give.
+        What was counted.
     """
     rows, times_s = np.asarray(examples), np.asarray(arrivals_s, float)
     starts = np.flatnonzero(np.diff([-1, *epochs]))

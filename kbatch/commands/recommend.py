@@ -44,7 +44,7 @@ def add_recommend(commands: Any) -> None:
         help="seconds to spend on measuring (%(default)s)",
     )
     parser.add_argument("--epochs", type=int, metavar="N", help="most epochs of the pilot")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of the pilot")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of all training")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the record")
     parser.add_argument(
         "--figure", type=Path, metavar="FILE", help="write the figure of the limits"

@@ -32,6 +32,12 @@ def time_fit(
         source: The same for single batches.
         sizes: Batch sizes, in examples.
         budget_s: Seconds to spend; three rounds are made in any case.
+
+    Returns:
+        The times, in the order of the sizes.
+
+    Raises:
+        InputError: If the model is spread over several replicas.
     """
     held = {size: batch_of(source, model, size) for size in sizes}
     longest_s = budget_s / (3 * _MOST_ROUNDS * len(sizes))

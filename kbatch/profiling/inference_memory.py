@@ -1,4 +1,4 @@
-"""The memory of predictions, batch size by batch size in ascending order, in a worker process."""
+"""The memory of predictions, by batch size in ascending order, in a worker process if it can be."""
 
 import contextlib
 import math
@@ -197,7 +197,13 @@ def _reason_not_to_run(
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
-    """Tells what the memory of smaller sizes lets expect of a larger one; None from none."""
+    """Tells what the memory of smaller sizes lets expect of a larger one; None from none.
+
+    Args:
+        measured: Peak bytes of smaller sizes, by the batch size in examples.
+        batch_size: The larger size, in examples.
+        held_bytes: Part of them that is taken whatever the batch.
+    """
     if not measured:
         return None
     fit = fit_memory(measured)

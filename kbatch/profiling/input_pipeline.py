@@ -45,10 +45,11 @@ def profile_input_pipeline(
 ) -> InputPipelineProfile:
     """Measures whether the input pipeline or the train step limits training.
 
-    The pipeline alone, the train step alone on batches held on the device, and both together take
-    turns in shuffled rounds. Where training waits for data, changes to the pipeline are tried
-    against it, each by itself. The model gets its weights, optimizer state and metrics back; the
-    data are read from their start in each round and stay as they are.
+    The pipeline is read once for long. Then the pipeline alone, the train step alone on batches
+    held on the device, and both together take turns in shuffled rounds. Where training waits for
+    data, changes to the pipeline are tried against it, each by itself. The model gets its weights,
+    the state of its optimizers and its metrics back, and random numbers go on where they were; the
+    data are read from their start each time and stay as they are.
 
     Example:
 

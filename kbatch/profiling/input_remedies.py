@@ -108,8 +108,8 @@ def try_changes(
 def _least_block_s(reading: InputPass, warm: WarmStep, *, even: bool) -> float:
     if not even:
         return reading.duration_s
-    counted = reading.record.counted
-    batch_s = rows_of(warm.batches[0]) * counted.duration_s / counted.examples
+    read = reading.record.counted
+    batch_s = rows_of(warm.batches[0]) * read.duration_s / read.examples
     return reading.record.first_batch_s + _LATER_BATCHES * (batch_s + warm.step_s)
 
 

@@ -28,7 +28,7 @@ _SHARE_TO_WARM_UP = 0.4
 # Sizes this many times slower than the fastest when they are warm are not timed.
 _HOPELESS = 1.25
 _SLOWER = "far slower than others when it was warmed up"
-LEFT = "slower than another in the first rounds"
+_LEFT = "slower than another in the first rounds"
 
 
 def time_micro_batches(
@@ -69,7 +69,7 @@ def time_micro_batches(
         left = _duel(sweep)
         points = [sweep.point(setting, not_run=_SLOWER) for setting in sorted(run)]
         return tuple(
-            dataclasses.replace(point, reason=LEFT) if point.micro_batch_size in left else point
+            dataclasses.replace(point, reason=_LEFT) if point.micro_batch_size in left else point
             for point in points
         )
 

@@ -202,10 +202,15 @@ class TimingRounds(Generic[Key]):
     def fresh_calls(
         self, key: Key, calls: int, *, least_s: float = 0.0
     ) -> tuple[float, ...] | None:
-        """Times as many calls of one contender in a row, or more for as long, in seconds each.
+        """Times calls of one contender in a row.
+
+        Args:
+            key: Its name.
+            calls: Fewest calls.
+            least_s: Seconds that they last at least.
 
         Returns:
-            The seconds; None where the error of a call is a result.
+            The seconds of each; None where the error of a call is a result.
 
         Raises:
             Exception: Any other error of a call.

@@ -40,7 +40,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         source: One of `SOURCES`.
         batch_size: Examples in the batch of the train step.
         pipeline: The pipeline alone.
-        step: The train step alone, on some of the first batches, held on the device.
+        step: The train step alone, on some of the batches read, held on the device.
         together: Training: both together.
         smaller_steps: The train step alone on smaller batches, the largest first; none for a
             batch of one example.

@@ -59,8 +59,9 @@ class Recommendation(SavedRecord, ShownRecord):
         memory: The search for the largest batch that fits, None where there was none.
         pilot: The training that measured the gradient noise scale, likewise.
         pipelines: What the input pipeline delivers, at one batch size; none likewise.
-        unknown: Why a limit, one of `kbatch.analysis.binding_limit.LIMITS`, was not measured.
-        durations_s: Seconds that each measurement took, by the limit's name.
+        unknown: Why a limit, one of `kbatch.analysis.binding_limit.LIMITS`, was not measured, and
+            why no further one of the "other batch sizes" was trained.
+        durations_s: Seconds that each of these measurements took, by its name.
         budget_s: Seconds that it was given.
         notes: What a reader of the numbers must know.
         environment: The machine and the software.

@@ -115,8 +115,8 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
 
 
 def _long_run(profile: InputPipelineProfile, record: LongRunRecord) -> str:
-    counted = record.counted
-    low, high = counted.bounds
+    read = record.counted
+    low, high = read.bounds
     rate = readable(low) if low == high else f"{readable(low)} to {readable(high)}"
     what = {
         "whole epochs": "whole epochs with their starts",
@@ -125,11 +125,11 @@ def _long_run(profile: InputPipelineProfile, record: LongRunRecord) -> str:
             f"a first batch after {readable(record.first_batch_s)} s, and whether such a pause "
             "comes again was not seen"
         ),
-    }[counted.basis]
+    }[read.basis]
     ratio = profile.long_run_ratio
     over = "" if ratio is None else f", {_bounds(ratio)} times the rate of the train step"
     return (
-        f"Mind: one reading of {readable(counted.duration_s)} s gave {rate} samples/s{over} "
+        f"Mind: one reading of {readable(read.duration_s)} s gave {rate} samples/s{over} "
         f"({what}). The rounds are shorter and saw another rate, so the verdict and the waiting "
         "are those of the long reading."
     )

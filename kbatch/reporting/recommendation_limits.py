@@ -140,7 +140,7 @@ def noise_line(recommendation: Recommendation) -> str:
 
 
 def _critical_line(recommendation: Recommendation) -> str:
-    """Says it by the sizes that were trained, and what the noise scale is beside that."""
+    """Says it by the sizes that were trained, with the noise scale beside it."""
     critical, noise = recommendation.critical, recommendation.noise_scale
     line = (
         f"Beyond {readable(critical.value or 0.0, 2)} examples{_within(critical.interval)} more "

@@ -95,33 +95,9 @@ def first_batch(source: BatchSource) -> tuple[Any, float]:
     Raises:
         InputError: If there is none.
     """
-    batches, first_s = first_batches(source, most=1, most_s=0.0)
-    return batches[0], first_s
-
-
-def first_batches(source: BatchSource, *, most: int, most_s: float) -> tuple[list[Any], float]:
-    """Reads the first batches of a source, of its first epoch alone.
-
-    Args:
-        source: Where they come from.
-        most: The most batches to read.
-        most_s: Seconds after which no further one is read; the first one is in any case.
-
-    Returns:
-        The batches, and the seconds to the first one from the start of the pipeline.
-
-    Raises:
-        InputError: If there is none.
-    """
     began_s = time.perf_counter()
     with BatchStream(source) as stream:
-        batches, first_s = [stream.next()], time.perf_counter() - began_s
-        while len(batches) < most and time.perf_counter() - began_s < most_s:
-            batch = stream.next()
-            if stream.epochs:
-                break
-            batches.append(batch)
-    return batches, first_s
+        return stream.next(), time.perf_counter() - began_s
 
 
 def _empty(*, again: bool) -> str:

@@ -26,7 +26,8 @@ class KeptState:
         found = [*model.variables, *self._model.metrics_variables]
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
-            optimizer.build(model.trainable_variables)  # Again, a loss scale would start anew.
+            # Only then: built a second time, a loss scale would start anew.
+            optimizer.build(model.trainable_variables)
         # A model with a train step of its own may have several, such as one for each network. That
         # step builds them, so some of their variables are not there yet.
         self._optimizers = [(one, len(one.variables)) for one in _optimizers(model)]
@@ -55,7 +56,7 @@ class KeptState:
         self._model.train_function = None
 
     def _first(self, optimizer: Any, kept: int) -> list[np.ndarray]:
-        """Gives what the variables begin with that an optimizer has got since then."""
+        """Gives the initial values of the variables that an optimizer has got since then."""
         if len(optimizer.variables) == kept:
             return []
         if id(optimizer) not in self._firsts:

@@ -53,6 +53,7 @@ class Workers(OrderedEnqueuer):
 
         Raises:
             TimeoutError: If processes make none in time.
+            Exception: What the PyDataset raised in making a batch.
         """
         while self.is_running():
             try:

@@ -81,8 +81,8 @@ class Ledger:
         on_progress: Receives a line before each measurement, or None.
 
     Attributes:
-        durations_s: Seconds of each measurement, by the limit's name.
-        unknown: Why a limit could not be measured, likewise.
+        durations_s: Seconds of each measurement, by the name of the limit or `TRAINED`.
+        unknown: Why a limit could not be measured, by its name.
     """
 
     def __init__(self, on_progress: Callable[[str], None] | None):
@@ -138,7 +138,7 @@ def measure_memory(task: Task, largest: int) -> MemoryFound:
     """Searches for the largest batch that fits, no further than the largest of interest.
 
     Raises:
-        InputError: If the data have one example.
+        InputError: If the data have one example, or no train step can run on them.
         OutOfMemoryError: If the weights or one example do not fit.
     """
     load = Load(task.build, task.source, keras.config.dtype_policy().name)
@@ -207,6 +207,11 @@ def measure_noise(task: Task, timings: Sequence[TimedRounds]) -> PilotRecord:
 
 def measure_input(task: Task, model: keras.Model, batch_sizes: Sequence[int]) -> InputFound:
     """Measures what `fit` takes at some batch sizes, and what the input pipeline delivers.
+
+    Args:
+        task: What is to be trained.
+        model: A compiled, built model, which stays as it is.
+        batch_sizes: In examples, ascending; the pipeline is measured at the last one.
 
     Raises:
         InputError: If the data cannot be read again and again.

@@ -38,7 +38,7 @@ from kbatch.tuning.limit_measurements import (
 from kbatch.tuning.trained_sizes import train_sizes
 
 _SMALLEST, _LARGEST = 8, 2048
-# The input pipeline is measured at the largest size that may be best, and at a part of it.
+# `fit` is timed at the largest size that may be best, and at this part of it.
 _APART = 8
 
 
@@ -103,7 +103,8 @@ def recommend(
         The recommendation. What could not be told is None in it, with the reason in `unknown`.
 
     Raises:
-        InputError: If the data cannot be batched, or have fewer than two examples.
+        InputError: If the data cannot be batched, do not fit the model, or have fewer than two
+            examples.
         OutOfMemoryError: If the weights or one example do not fit; it names the bytes needed and
             the limit.
         TypeError: If `build` cannot build, or a size is no integer.
@@ -208,7 +209,7 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
 
 
 def _two_sizes(recommendation: Recommendation) -> tuple[int, ...]:
-    """Gives two batch sizes for the input pipeline, the larger one near where it matters."""
+    """Gives two batch sizes to time `fit` at, the larger one near where it matters."""
     choice, base = recommendation.choice, recommendation.base_batch_size
     sizes = [update.batch_size for update in recommendation.fastest] or [base]
     near = min(choice.largest, _APART * base) if choice else base

@@ -10,7 +10,6 @@ def test_the_line_goes_through_both_times():
     line = BatchTime.through({256: 4e-3, 32: 1e-3})
     assert (line.time_s(32), line.time_s(256)) == pytest.approx((1e-3, 4e-3))
     assert line.time_s(144) == pytest.approx(2.5e-3)
-    assert line.samples_per_second(256) == pytest.approx(64_000)
 
 
 def test_a_line_is_met_wherever_its_parts_are_positive():

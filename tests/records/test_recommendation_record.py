@@ -168,7 +168,6 @@ def test_without_timings_nothing_is_recommended():
     assert (empty.batch_size, empty.micro_batch_size, empty.choice) == (None, None, None)
     assert (empty.binding, empty.costs, empty.saturation) == ((), (), None)
     assert (empty.runs, empty.forecast) == ((), None)
-    assert empty.batch_size is None
     one = make_recommendation(timings=make_timings()[:1])
     assert one.batch_size == SIZES[0]
     assert one.saturation is None

@@ -8,7 +8,7 @@ import tensorflow as tf
 from batch_data import Rows, examples, raising
 
 from kbatch.training.batch_source import batch_source, source_of_py_dataset
-from kbatch.training.batch_stream import BatchStream, first_batch, first_batches
+from kbatch.training.batch_stream import BatchStream, first_batch
 from kbatch.training.borrowed_step import rows_of
 from kbatch.training.errors import InputError
 
@@ -162,12 +162,3 @@ def test_a_py_dataset_keeps_its_settings_and_its_epochs():
             stream.next()
         assert (rows.workers, rows.use_multiprocessing, rows.max_queue_size) == (3, False, 7)
     assert rows.epoch_ends == 0
-
-
-def test_the_first_batches_are_those_of_one_epoch(model):
-    given = source(examples().batch(8), model)
-    batches, first_s = first_batches(given, most=4, most_s=60.0)
-    assert [rows_of(batch) for batch in batches] == [8, 8, 4]
-    assert first_s > 0
-    assert len(first_batches(given, most=2, most_s=60.0)[0]) == 2
-    assert len(first_batches(given, most=4, most_s=0.0)[0]) == 1

@@ -16,7 +16,7 @@ SMALL_PT = 7.5
 TEXT_PT = 9
 # Mean width of a character, in font sizes.
 _CHARACTER_EM = 0.5
-# The same of figures, which tick labels consist of.
+# The same of digits, which tick labels consist of.
 _DIGIT_EM = 0.62
 # What the labels of the y axis take of the width.
 _LABELS_IN = 0.7

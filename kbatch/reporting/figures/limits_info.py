@@ -138,7 +138,7 @@ def _points(recommendation: Recommendation) -> tuple[SizePoint, ...]:
 
 
 def _rates(recommendation: Recommendation) -> dict[int, float]:
-    """Samples/s in `fit` over the largest, by batch size."""
+    """Gives samples/s in `fit` over the largest, by batch size."""
     seconds = recommendation.size_costs.update_costs
     most = max(size / update_s for size, update_s in seconds.items())
     return {size: size / update_s / most for size, update_s in seconds.items()}
@@ -147,7 +147,7 @@ def _rates(recommendation: Recommendation) -> dict[int, float]:
 def _forecast_points(
     recommendation: Recommendation, forecast: UpdatesForecast
 ) -> tuple[SizePoint, ...]:
-    """By the updates that sizes need: worth times throughput is progress here too."""
+    """Gives the points by the updates that sizes need; worth times throughput is progress."""
     ways, seconds = recommendation.fastest, recommendation.size_costs.update_costs
     rates = _rates(recommendation)
     least_s = min(forecast.updates[size] * seconds[size] for size in seconds)

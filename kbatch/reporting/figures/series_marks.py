@@ -55,7 +55,13 @@ def draw_series(
 
 
 def ring(panel: Axes, place: float, value: float) -> None:
-    """Draws a ring around the point that is named."""
+    """Draws a ring around the point that is named.
+
+    Args:
+        panel: The Axes.
+        place: Its place on the x axis, in the units of the data.
+        value: Its place on the y axis, likewise.
+    """
     panel.plot(
         [place],
         [value],

@@ -42,8 +42,9 @@ __all__ = ["TimeToTargetInfo", "alt_text", "plot_time_to_target", "time_to_targe
 
 HEIGHT_IN = 5.6
 _CURVE_POINTS = 100
-# Where on its line the name of perfect scaling is tried, from the start to where the line leaves.
+# Points on each piece of a curve that a name must not cover.
 _BETWEEN = 12
+# Where on its line the name of perfect scaling is tried, from the start to where the line leaves.
 _NAME_SHARES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 
 
