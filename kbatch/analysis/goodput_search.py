@@ -132,7 +132,8 @@ class UpdatesForecast:
         intervals: The 95 % interval of each.
         critical: B_crit, the median, in examples.
         critical_interval: Its 95 % interval.
-        tied: Sizes, ascending, that may cost no more than 5 % above the best median.
+        tied: Sizes, ascending, that may cost no more than 5 % above the best median, of those up to
+            the largest that was asked for.
     """
 
     updates: Mapping[int, float]
@@ -142,12 +143,15 @@ class UpdatesForecast:
     tied: tuple[int, ...]
 
 
-def forecast_updates(costs: SizeCosts, runs: Sequence[Tried]) -> UpdatesForecast | None:
+def forecast_updates(
+    costs: SizeCosts, runs: Sequence[Tried], *, largest: int | None = None
+) -> UpdatesForecast | None:
     """Forecasts the updates to the target of every size, those of the runs too.
 
     Args:
         costs: What updates of each size cost; these are the sizes.
         runs: The runs so far, the pilot first.
+        largest: The largest size that may be `tied`, None for all.
 
     Returns:
         The forecast; None where no run came to the target.
@@ -162,7 +166,9 @@ def forecast_updates(costs: SizeCosts, runs: Sequence[Tried]) -> UpdatesForecast
     means = outlook.weights @ outlook.means
     spread = outlook.weights @ ((outlook.means - means) ** 2 + outlook.deviations**2)
     half = _NORMAL_975 * np.sqrt(spread)
-    chances = outlook.chances(float(outlook.medians().min()) * (1 + MARGIN))
+    allowed = [largest is None or size <= largest for size in sizes]
+    medians = [m for m, a in zip(outlook.medians(), allowed, strict=True) if a]
+    chances = outlook.chances(float(min(medians, default=0.0)) * (1 + MARGIN))
     return UpdatesForecast(
         updates=dict(zip(sizes, np.exp(means).tolist(), strict=True)),
         intervals={
@@ -171,7 +177,11 @@ def forecast_updates(costs: SizeCosts, runs: Sequence[Tried]) -> UpdatesForecast
         },
         critical=middle,
         critical_interval=Interval(low, high),
-        tied=tuple(s for s, p in zip(sizes, chances, strict=True) if p >= _LEAST_PROBABILITY),
+        tied=tuple(
+            size
+            for size, chance, may in zip(sizes, chances, allowed, strict=True)
+            if may and chance >= _LEAST_PROBABILITY
+        ),
     )
 
 

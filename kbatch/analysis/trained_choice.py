@@ -17,7 +17,7 @@ from kbatch.analysis.batch_choice import (
     update_time_s,
 )
 from kbatch.analysis.batch_time import BatchTime
-from kbatch.analysis.goodput_search import SizeCosts, UpdatesForecast
+from kbatch.analysis.goodput_search import SizeCosts, Tried, UpdatesForecast
 from kbatch.analysis.noise_scale import NoiseScale
 
 
@@ -38,7 +38,8 @@ def choose_by_forecast(
         batch_time: What an update takes in `fit` at the least; None for the train step alone.
 
     Returns:
-        The choice; `smallest` and `largest` are the ends of the sizes that tie.
+        The choice; `smallest` and `largest` are the ends of the sizes that tie. There is no best
+        one where every size is larger than `largest`.
     """
     ways = fastest_of_each(updates)
     times_s = {
@@ -46,10 +47,35 @@ def choose_by_forecast(
         for way in ways
         if way.batch_size <= largest
     }
+    if not times_s:
+        return BatchChoice(None, ways[0].batch_size, ways[-1].batch_size, None)
     limit = (1 + TIE) * min(times_s.values())
     best = next(way for way in ways if times_s.get(way.batch_size, math.inf) <= limit)
-    tied = [*forecast.tied, best.batch_size]
+    tied = [*(size for size in forecast.tied if size <= largest), best.batch_size]
     return BatchChoice(best, min(tied), max(tied), None)
+
+
+def faster_untrained(
+    costs: SizeCosts, forecast: UpdatesForecast, runs: Iterable[Tried]
+) -> tuple[int, ...]:
+    """Gives the sizes above all that were trained whose forecast time is the least by 2 % or more.
+
+    Args:
+        costs: What updates of each size cost.
+        forecast: What they need.
+        runs: The runs so far.
+
+    Returns:
+        The sizes, ascending; none where a run could not be trained, as they are larger still.
+    """
+    given = tuple(runs)
+    if any(run.updates is None for run in given):
+        return ()
+    largest = max(run.batch_size for run in given)
+    times_s = {size: forecast.updates[size] * s for size, s in costs.update_costs.items()}
+    known = [time_s for size, time_s in times_s.items() if size <= largest]
+    limit = min(known, default=0.0) / (1 + TIE)
+    return tuple(s for s in sorted(times_s) if s > largest and times_s[s] < limit)
 
 
 def costs_of_updates(
@@ -63,6 +89,20 @@ def costs_of_updates(
     """
     ways = fastest_of_each(updates)
     return SizeCosts({way.batch_size: update_time_s(way, batch_time) for way in ways})
+
+
+def update_cost_at(costs: SizeCosts, batch_size: int) -> float:
+    """Gives the seconds of an update of a size, by the two nearest ones where it was not timed.
+
+    Args:
+        costs: What updates of each size cost.
+        batch_size: In examples.
+    """
+    known = costs.update_costs
+    if batch_size in known:
+        return known[batch_size]
+    near = sorted(known, key=lambda size: abs(math.log(size / batch_size)))[:2]
+    return BatchTime.through({size: known[size] for size in near}).time_s(batch_size)
 
 
 def critical_batch_size(forecast: UpdatesForecast, *, runs: int) -> NoiseScale:

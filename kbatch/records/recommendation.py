@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib
-import math
 import statistics
 from collections.abc import Mapping
 
@@ -26,6 +25,8 @@ from kbatch.analysis.trained_choice import (
     choose_by_forecast,
     costs_of_updates,
     critical_batch_size,
+    faster_untrained,
+    update_cost_at,
 )
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.fit_time import FitLines, FitTime, fit_lines
@@ -186,8 +187,7 @@ class Recommendation(SavedRecord, ShownRecord):
             return ()
         costs = self.size_costs.update_costs
         noise, needed = self.noise_scale, self.pilot.updates_to_target
-        size = min(costs, key=lambda other: abs(math.log(other / self.base_batch_size)))
-        cost = needed * costs[size]
+        cost = needed * update_cost_at(self.size_costs, self.pilot.batch_size)
         pilot = Tried(self.pilot.batch_size, cost, needed, noise.value, noise.at_least)
         return (pilot, *(check.as_tried(costs[check.batch_size]) for check in self.checks))
 
@@ -199,7 +199,16 @@ class Recommendation(SavedRecord, ShownRecord):
     @functools.cached_property
     def forecast(self) -> UpdatesForecast | None:
         """What sizes need to the loss that the pilot came to; None where no other was trained."""
-        return forecast_updates(self.size_costs, self.runs) if self.checks and self.runs else None
+        if not self.checks or not self.runs:
+            return None
+        return forecast_updates(self.size_costs, self.runs, largest=self._largest_reached)
+
+    @property
+    def larger_forecast(self) -> tuple[int, ...]:
+        """Sizes larger than all that were trained, and forecast to be faster than those."""
+        if self.forecast is None:
+            return ()
+        return faster_untrained(self.size_costs, self.forecast, self.runs)
 
     @functools.cached_property
     def critical(self) -> NoiseScale:
@@ -227,10 +236,12 @@ class Recommendation(SavedRecord, ShownRecord):
         if not self.updates:
             return None
         if self.forecast is not None:
-            reached = [run.batch_size for run in self.runs if run.cost is not None]
-            largest = max(*reached, self.fastest[0].batch_size)
-            line = self.in_fit.line
-            return choose_by_forecast(self.updates, self.forecast, largest=largest, batch_time=line)
+            return choose_by_forecast(
+                self.updates,
+                self.forecast,
+                largest=self._largest_reached,
+                batch_time=self.in_fit.line,
+            )
         return choose_batch(self.updates, self.noise_scale, batch_time=self.in_fit.line)
 
     @functools.cached_property
@@ -294,6 +305,10 @@ class Recommendation(SavedRecord, ShownRecord):
     def duration_s(self) -> float:
         """Seconds that all measurements took."""
         return sum(self.durations_s.values())
+
+    @property
+    def _largest_reached(self) -> int:
+        return max(run.batch_size for run in self.runs if run.cost is not None)
 
     @property
     def _with_more_memory(self) -> tuple[TimedUpdate, ...]:

@@ -37,11 +37,13 @@ class SizeCheck:
             )
 
     def as_tried(self, update_s: float) -> Tried:
-        """Gives it as a run of a search.
+        """Gives it as a run of a search; a size that diverged could not be trained.
 
         Args:
             update_s: Seconds of an update of its size.
         """
+        if self.ended_by == "diverged":
+            return Tried(self.batch_size, None, None)
         cost = self.updates * update_s if self.reached else None
         return Tried(self.batch_size, cost, self.updates)
 

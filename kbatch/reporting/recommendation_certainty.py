@@ -20,6 +20,7 @@ def certainty_lines(recommendation: Recommendation) -> list[str]:
     return [
         *_trained_lines(recommendation),
         *_interval_line(recommendation),
+        *_larger_line(recommendation),
         *_grid_line(recommendation),
         *_accumulation_line(recommendation),
         *_learning_rate_line(recommendation),
@@ -52,6 +53,8 @@ def _run(check: SizeCheck) -> str:
     size = f"{check.batch_size:,}"
     if check.reached:
         return f"{check.updates:,} updates at {size}"
+    if check.ended_by == "diverged":
+        return f"not at {size}, where the loss became NaN"
     return f"not in {check.updates:,} updates at {size}"
 
 
@@ -81,6 +84,12 @@ def _tie_line(choice: BatchChoice) -> str:
         f"Sizes from {choice.smallest:,} to {choice.largest:,} may come within 5 % of the best. "
         "This is the smallest of those that are forecast within 2 % of it."
     )
+
+
+def _larger_line(recommendation: Recommendation) -> list[str]:
+    if not recommendation.larger_forecast:
+        return []
+    return ["Larger sizes may be faster; they were not trained."]
 
 
 def _grid_line(recommendation: Recommendation) -> list[str]:

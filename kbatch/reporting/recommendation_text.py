@@ -78,7 +78,7 @@ def learning_rate_text(recommendation: Recommendation, batch_size: int) -> str:
 def _unknown_size(recommendation: Recommendation, micro: int) -> str:
     choice = recommendation.choice
     between = ""
-    if choice is not None:
+    if choice is not None and recommendation.forecast is None:
         between = f"; as far as can be told, from {choice.smallest:,} to {choice.largest:,}"
     return (
         f"The batch size cannot be told, because {_noise_reason(recommendation)}{between}. Until "
@@ -88,6 +88,8 @@ def _unknown_size(recommendation: Recommendation, micro: int) -> str:
 
 
 def _noise_reason(recommendation: Recommendation) -> str:
+    if recommendation.forecast is not None:
+        return "none of the sizes that were timed came to the pilot's loss"
     reason = recommendation.unknown.get("gradient noise")
     if reason is not None:
         return reason

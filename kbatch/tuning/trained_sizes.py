@@ -42,7 +42,7 @@ def train_sizes(
                 "`budget_s` were left"
             )
         with kept_state(task.build()) if task.is_given else contextlib.nullcontext():
-            check = run_size_check(task.build, task.data, plan._replace(budget_s=2 * left_s))
+            check = run_size_check(task.build, task.data, plan._replace(budget_s=left_s))
         spent_s += check.trained_s
         found = dataclasses.replace(found, checks=(*found.checks, check))
     return found.checks, None

@@ -8,6 +8,8 @@ from kbatch.analysis.trained_choice import (
     choose_by_forecast,
     costs_of_updates,
     critical_batch_size,
+    faster_untrained,
+    update_cost_at,
 )
 
 SIZES = tuple(2**k for k in range(3, 12))
@@ -81,3 +83,31 @@ def test_no_size_is_chosen_beyond_the_largest_that_came_to_the_target():
     forecast = trained(root)
     assert choose_by_forecast(UPDATES, forecast, largest=2048).best.batch_size > 64
     assert choose_by_forecast(UPDATES, forecast, largest=64).best.batch_size <= 64
+
+
+def test_sizes_tie_only_up_to_the_largest_that_came_to_the_target():
+    costs = costs_of_updates(UPDATES)
+    runs = [run(size, root(size)) for size in (32, 64)]
+    everywhere, bounded = (forecast_updates(costs, runs, largest=most) for most in (None, 64))
+    assert max(everywhere.tied) > 64
+    # The best of those that may be named ties with itself.
+    assert max(bounded.tied) == 64
+    assert bounded.updates == everywhere.updates
+    for forecast in (everywhere, bounded):
+        choice = choose_by_forecast(UPDATES, forecast, largest=64)
+        assert choice.smallest <= choice.best.batch_size <= choice.largest == 64
+    assert min(faster_untrained(costs, everywhere, runs)) > 64
+    broken = [*runs, Tried(128, None, None)]
+    assert faster_untrained(costs, everywhere, broken) == ()
+    done = [*runs, *(run(size, 1e6) for size in (128, 2048))]
+    assert faster_untrained(costs, everywhere, done) == ()
+
+
+def test_without_a_size_that_came_to_the_target_there_is_none_to_name():
+    assert choose_by_forecast(UPDATES, trained(root), largest=SIZES[0] - 1).best is None
+
+
+def test_the_cost_of_a_size_that_was_not_timed_follows_its_neighbours():
+    costs = costs_of_updates(UPDATES)
+    for size in (4, 8, 48, 3000):
+        assert update_cost_at(costs, size) == pytest.approx(1e-3 + 5e-6 * size)

@@ -2,6 +2,7 @@ import math
 
 import pytest
 from recommendation_factory import (
+    PER_EXAMPLE_S,
     SIZES,
     make_check,
     make_fit_times,
@@ -11,6 +12,7 @@ from recommendation_factory import (
     make_timings,
 )
 
+from kbatch.analysis.goodput_search import Tried, next_size
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.records.fit_time import FitTime
 from kbatch.records.json_files import RecordError
@@ -161,6 +163,27 @@ def test_a_size_that_missed_the_loss_is_not_chosen():
     assert found.batch_size < 256
     with pytest.raises(ValueError, match=r"`ended_by` must be one of.*'tired'"):
         make_check(64, 1, "tired")
+
+
+def test_no_size_is_trained_above_one_that_diverged():
+    found = make_recommendation(noise_scale=2000.0, checks=(make_check(256, 4, "diverged"),))
+    assert found.runs[-1] == Tried(256, None, None)
+    size = next_size(found.size_costs, found.runs).batch_size
+    assert size is None or size < 256
+    assert found.choice.largest <= 32
+    assert found.larger_forecast == ()
+
+
+def test_a_pilot_at_a_size_that_was_not_timed():
+    sizes = (256, 512, 1024)
+    changed = {"timings": make_timings(sizes=sizes), "checks": (make_check(256, 4, "diverged"),)}
+    found = make_recommendation(**changed)
+    step_s = PER_EXAMPLE_S * (100 + 32)
+    assert found.runs[0].cost == pytest.approx(525 * step_s, rel=0.02)
+    assert found.batch_size is None
+    assert "none of the sizes that were timed came to the pilot's loss" in " ".join(
+        str(found).split()
+    )
 
 
 def test_without_timings_nothing_is_recommended():

@@ -168,6 +168,11 @@ def test_trained_sizes_are_told():
         "nothing was trained at this size. To check it, train at 32, 64 and 128",
     ):
         assert words in text
+    near = flat(make_recommendation(n_half=800.0, checks=(make_check(64, 300),)))
+    assert "Larger sizes may be faster; they were not trained." in near
+    assert "Larger sizes may be" not in text
+    broken = flat(make_recommendation(checks=(make_check(256, 4, "diverged"),)))
+    assert "525 updates at 32 and not at 256, where the loss became NaN" in broken
     alone = flat(make_recommendation(unknown={"other batch sizes": "time was short"}))
     assert "No size but the pilot's was trained. No further one: time was short." in alone
 
