@@ -180,12 +180,15 @@ def relative_time(
 def update_time_s(update: TimedUpdate, batch_time: BatchTime | None = None) -> float:
     """Gives max(t, p(B)): the train step, or what `fit` takes.
 
+    Where the batch goes through the device in parts, it is t and what `fit` adds.
+
     Args:
         update: The update.
         batch_time: What an update takes in `fit` at the least, or None.
     """
-    in_fit_s = batch_time.time_s(update.batch_size) if batch_time else 0.0
-    return max(update.time_s, in_fit_s)
+    if batch_time is None:
+        return update.time_s
+    return batch_time.update_s(update.time_s, update.batch_size, in_parts=update.accumulated)
 
 
 def relative_updates(batch_size: int, other_size: int, *, noise_scale: float) -> float:

@@ -132,9 +132,11 @@ def size_cost(
 
 
 def _by_round(timed: TimedRounds, batch_time: BatchTime | None) -> dict[int, float]:
-    least_s = batch_time.time_s(timed.batch_size) if batch_time else 0.0
-    pairs = zip(timed.rounds, timed.durations_s, strict=True)
-    return {number: max(duration_s, least_s) for number, duration_s in pairs}
+    by_round = dict(zip(timed.rounds, timed.durations_s, strict=True))
+    if batch_time is None:
+        return by_round
+    size, in_parts = timed.batch_size, timed.micro_batch_size < timed.batch_size
+    return {n: batch_time.update_s(s, size, in_parts=in_parts) for n, s in by_round.items()}
 
 
 def _scaled(noise: NoiseScale, updates: float, batch_size: int, other_size: int) -> Estimate:

@@ -9,6 +9,10 @@ from typing import NamedTuple
 from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.round_ratios import RoundEstimate, over_rounds
+from kbatch.records.input_pipeline import InputPipelineProfile
+
+# An interval of few rounds may reach below 0, and a wait be 0.
+_LEAST_S = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +61,11 @@ class FitTime:
         return self.epoch_s / self.epoch_batches if self.epoch_batches else 0.0
 
     @property
+    def beside_s(self) -> float:
+        """Seconds of an update beside its train step: the wait, and its share of the epoch's."""
+        return self.wait_s + self.epoch_share_s
+
+    @property
     def update_times_s(self) -> tuple[float, ...]:
         """Seconds of an update in `fit`, its share of the epoch's included, a value a round."""
         batches = self.epoch_batches or math.inf
@@ -75,7 +84,8 @@ class FitLines(NamedTuple):
     Attributes:
         line: Through what was measured; None if nothing was.
         ends: The same at the ends of the 95 % intervals, the slower first; empty likewise.
-        own: What it would take with the data at hand, in an epoch without end; None likewise.
+        own: What it would take with the data at hand, in an epoch without end; None where `fit`
+            was not timed.
     """
 
     line: BatchTime | None
@@ -83,24 +93,60 @@ class FitLines(NamedTuple):
     own: BatchTime | None
 
 
-def fit_lines(times: Sequence[FitTime]) -> FitLines:
-    """Draws the lines through what `fit` took at one or two batch sizes."""
+def fit_lines(times: Sequence[FitTime], pipelines: Sequence[InputPipelineProfile] = ()) -> FitLines:
+    """Draws the lines through what `fit` took at one or two batch sizes.
+
+    Args:
+        times: What it took; where there is none, the pipelines alone give the lines.
+        pipelines: What the data take, which short epochs of `fit` may not see: a pipeline that
+            makes several batches at once delivers them in bursts.
+    """
+    rates = _rates(pipelines)
     if not times:
-        return FitLines(None, (), None)
+        return _pipeline_lines(rates)
     found = {time.batch_size: over_rounds(time.update_times_s) for time in times}
     known = {size: estimate for size, estimate in found.items() if estimate is not None}
     spans = {size: _ends(estimate) for size, estimate in known.items()}
-    own_s = min(time.wait_s for time in times)
+    own_s = max(_LEAST_S, min(time.wait_s for time in times))
+    beside = BatchTime.through({t.batch_size: max(_LEAST_S, t.beside_s) for t in times})
+    data_s = [min((1 / rate[i] for rate in rates.values()), default=0.0) for i in range(3)]
+
+    def through(times_s: Mapping[int, float], example_s: float) -> BatchTime:
+        at_least = {size: max(_LEAST_S, seconds) for size, seconds in times_s.items()}
+        return BatchTime.through(at_least, beside=beside, example_s=example_s)
+
     return FitLines(
-        BatchTime.through({size: estimate.value for size, estimate in known.items()}),
-        (_through(spans, "high"), _through(spans, "low")),
-        BatchTime.through({time.batch_size: time.step_s + own_s for time in times}),
+        through({size: estimate.value for size, estimate in known.items()}, data_s[1]),
+        (
+            through({size: span.high for size, span in spans.items()}, data_s[0]),
+            through({size: span.low for size, span in spans.items()}, data_s[2]),
+        ),
+        BatchTime.through(
+            {time.batch_size: time.step_s + own_s for time in times},
+            beside=BatchTime.through({1: own_s, 2: own_s}),
+        ),
     )
 
 
-def _through(spans: Mapping[int, Interval], end: str) -> BatchTime:
-    # An interval of few rounds may reach below 0.
-    return BatchTime.through({size: max(1e-9, getattr(s, end)) for size, s in spans.items()})
+def _rates(pipelines: Sequence[InputPipelineProfile]) -> dict[int, tuple[float, float, float]]:
+    """Gives the least, the likely and the most examples/s, by batch size."""
+    found = {}
+    for profile in pipelines:
+        rate, bounds = profile.pipeline.samples_per_second, profile.rate_bounds
+        if rate is not None and bounds is not None and bounds.low > 0:
+            # Short rounds may miss the pauses that a long reading has seen.
+            likely = min(max(rate.value, bounds.low), bounds.high)
+            found[profile.batch_size] = (bounds.low, likely, bounds.high)
+    return found
+
+
+def _pipeline_lines(rates: Mapping[int, tuple[float, float, float]]) -> FitLines:
+    if not rates:
+        return FitLines(None, (), None)
+    slow, likely, fast = (
+        BatchTime.through({size: size / rate[i] for size, rate in rates.items()}) for i in range(3)
+    )
+    return FitLines(likely, (slow, fast), None)
 
 
 def _ends(estimate: RoundEstimate) -> Interval:

@@ -108,6 +108,14 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         return Interval(low, high)
 
     @property
+    def rate_bounds(self) -> Interval | None:
+        """The least and the most examples/s that it delivers, by a long reading if there is one."""
+        if self.long_run is not None:
+            return Interval(*self.long_run.counted.bounds)
+        rate = self.pipeline.samples_per_second
+        return rate and (rate.interval or Interval(rate.value, rate.value))
+
+    @property
     def is_even(self) -> bool:
         """Whether short rounds of the pipeline gave about the rate of a long reading."""
         ratio, long_run = self.ratio, self.long_run_ratio

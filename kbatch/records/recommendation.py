@@ -247,7 +247,7 @@ class Recommendation(SavedRecord, ShownRecord):
     @functools.cached_property
     def in_fit(self) -> FitLines:
         """What an update takes in `fit`, by the batch size."""
-        return fit_lines(self.fit_times)
+        return fit_lines(self.fit_times, self.pipelines)
 
     @functools.cached_property
     def step_time(self) -> Latency | None:

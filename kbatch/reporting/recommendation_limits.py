@@ -168,6 +168,10 @@ def input_line(recommendation: Recommendation) -> str:
         f"in batches of {found.batch_size:,}"
     )
     sentences = [_fit_sentence(time) for time in recommendation.fit_times[-1:]]
+    bounds = found.rate_bounds
+    if bounds is not None and not found.is_even:
+        span = f"{readable(bounds.low, 2)} to {readable(bounds.high, 2)}"
+        sentences.insert(0, f"A long reading gave {span} samples/s, with its pauses.")
     return " ".join([f"{line}.", *sentences])
 
 

@@ -47,3 +47,17 @@ def test_slower_measurements_never_give_a_shorter_time_between_them():
 def test_other_times_are_refused(times_s):
     with pytest.raises(ValueError, match="one or two batch sizes"):
         BatchTime.through(times_s)
+
+
+def test_parts_of_a_batch_take_their_own_time_and_what_fit_adds():
+    beside = BatchTime.through({32: 1e-4, 256: 1e-4})
+    line = BatchTime.through({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-6)
+    assert line.update_s(7e-3, 256, in_parts=False) == pytest.approx(8e-3)
+    assert line.update_s(4e-3, 256, in_parts=True) == pytest.approx(4.1e-3)
+    # No update is faster than its data.
+    slow = BatchTime.through({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-4)
+    for in_parts in (False, True):
+        assert slow.update_s(4e-3, 256, in_parts=in_parts) == pytest.approx(25.6e-3)
+    # Where what is added is not known the whole batch's time is the least.
+    plain = BatchTime.through({32: 1e-3, 256: 8e-3})
+    assert plain.update_s(4e-3, 256, in_parts=True) == pytest.approx(8e-3)

@@ -1,6 +1,8 @@
+import dataclasses
 import math
 
 import pytest
+from input_profile_factory import make_long_run, make_profile
 from recommendation_factory import (
     PER_EXAMPLE_S,
     SIZES,
@@ -125,6 +127,41 @@ def test_an_update_in_fit_is_a_line_through_what_was_measured():
     assert slow.time_s(256) > line.time_s(256) > fast.time_s(256)
     with pytest.raises(ValueError, match="one value a round of each kind"):
         FitTime(8, (1.0,), (1.0, 2.0), (0.0,), None)
+
+
+def test_parts_that_run_faster_than_the_whole_batch_gain_in_fit_too():
+    whole = make_timings(100)
+    halves = [
+        dataclasses.replace(
+            one, micro_batch_size=32, durations_s=tuple(s / 2 for s in one.durations_s)
+        )
+        for one in whole
+        if one.micro_batch_size == one.batch_size > 32
+    ]
+    timings = (*(t for t in whole if t.micro_batch_size == t.batch_size), *halves)
+    found = make_recommendation(noise_scale=2000.0, timings=timings)
+    assert found.micro_batch_size == 32 < found.batch_size
+    assert found.accumulation_gain > 0.5
+    by_size = {cost.batch_size: cost.samples_per_second.value for cost in found.costs}
+    assert by_size[256] == pytest.approx(2 * 256 / (PER_EXAMPLE_S * 356), rel=0.02)
+    # What the data take stays a floor.
+    slow = make_recommendation(noise_scale=2000.0, timings=timings, input_rate=1e4)
+    assert slow.accumulation_gain == pytest.approx(0, abs=0.02)
+
+
+def test_the_pipeline_is_a_floor_and_alone_the_line_of_a_file_without_fit():
+    bursts = make_profile(
+        batch_size=256, pipeline=1e6, step=50_000, long_run=make_long_run(8_000, 20_000)
+    )
+    found = make_recommendation(pipelines=(bursts,))
+    slow, fast = found.in_fit.ends
+    assert slow.time_s(256) == pytest.approx(256 / 8_000)
+    assert found.in_fit.line.time_s(256) == pytest.approx(256 / 20_000)
+    assert fast.time_s(256) == pytest.approx(256 / 20_000)
+    assert found.binding == ("input pipeline",)
+    older = make_recommendation(input_rate=5_000.0, fit_times=())
+    assert older.in_fit.line.time_s(256) == pytest.approx(256 / 5_000, rel=0.02)
+    assert older.binding == ("input pipeline",)
 
 
 def test_epochs_that_cost_much_take_the_batch_down_and_bind():

@@ -141,3 +141,8 @@ def test_the_description_tells_the_limits():
     words = alt_text(limits_info(make_recommendation()))
     assert words.startswith("Batch size 128: gradient noise binds. Limits on a common batch axis")
     assert "memory: 1,437 examples fit at once" in words
+
+
+def test_a_pipeline_alone_tells_where_the_device_waits():
+    older = make_recommendation(input_rate=5_000.0, fit_times=())
+    assert limits_info(older).rows[-1].words == "the device waits at every size"

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+from input_profile_factory import make_long_run, make_profile
 from recommendation_factory import (
     make_check,
     make_fit_times,
@@ -196,3 +197,12 @@ def test_doubts_and_checks_are_told():
 def test_prose_fits_a_page():
     for line in recommendation_text(make_recommendation()).splitlines():
         assert len(line) <= 100
+
+
+def test_pauses_of_the_pipeline_are_told():
+    bursts = make_profile(
+        batch_size=256, pipeline=1e6, step=50_000, long_run=make_long_run(8_000, 20_000)
+    )
+    words = "A long reading gave 8,000 to 20,000 samples/s, with its pauses."
+    assert words in flat(make_recommendation(pipelines=(bursts,)))
+    assert "long reading" not in flat(make_recommendation())

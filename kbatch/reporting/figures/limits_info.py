@@ -224,7 +224,7 @@ def _noise_row(recommendation: Recommendation) -> LimitRow:
 
 def _input_row(recommendation: Recommendation) -> LimitRow:
     line, own = recommendation.in_fit.line, recommendation.in_fit.own
-    if line is None or own is None or not recommendation.updates:
+    if line is None or not recommendation.updates:
         return _unknown(recommendation, INPUT)
     ways = recommendation.fastest
     waits = [
