@@ -64,14 +64,14 @@ def _turn(
     batch: Any,
     size: int,
     longest_s: float,
-) -> "tuple[float, _Watch]":
+) -> "tuple[float, EpochWatch]":
     step.restore()
     times_s = []
     for _ in range(_STEPS):
         began_s = time.perf_counter()
         step(batch)
         times_s.append(time.perf_counter() - began_s)
-    watch = _Watch(longest_s)
+    watch = EpochWatch(longest_s, getattr(model, "steps_per_execution", 1))
     # Two epochs: the first one also sets the iterator up. Not an instance's own `fit`.
     arguments = _fit_arguments(model, data, size)
     with warnings.catch_warnings():
@@ -90,20 +90,28 @@ def _fit_arguments(model: Any, data: FitData, size: int) -> dict[str, Any]:
     return {"x": given, "y": data.y, "batch_size": size}
 
 
-class _Watch(keras.callbacks.Callback):
-    """Reads the clock at every batch, and cuts long epochs short."""
+class EpochWatch(keras.callbacks.Callback):
+    """Reads the clock at every batch, and cuts long epochs short.
 
-    def __init__(self, longest_s: float):
+    Args:
+        longest_s: Seconds after which an epoch is cut short.
+        at_once: Batches between two calls, `steps_per_execution`.
+    """
+
+    def __init__(self, longest_s: float, at_once: int = 1):
         super().__init__()
+        self.at_once = at_once
         self.whole = False
         self.times_s: list[float] = []
         self._longest_s = longest_s
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
+        """Starts the clock."""
         self.times_s = [time.perf_counter()]
         self.whole = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
+        """Reads the clock."""
         self.times_s.append(time.perf_counter())
         made = len(self.times_s) - 1
         if made >= _FEWEST_BATCHES and self.times_s[-1] - self.times_s[0] > self._longest_s:
@@ -112,23 +120,25 @@ class _Watch(keras.callbacks.Callback):
             model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
+        """Reads the clock a last time."""
         self.times_s.append(time.perf_counter())
 
     @property
     def batches(self) -> int:
-        """Batches of the last epoch."""
-        return len(self.times_s) - 2
+        """Batches of the last epoch; of several at once the last ones may be fewer."""
+        return (len(self.times_s) - 2) * self.at_once
 
     @property
     def batch_s(self) -> float:
-        """Seconds from batch to batch."""
+        """Seconds from batch to batch: the mean, as batches may come in bursts."""
         steady = self._gaps[1:-1] or self._gaps[:1]
-        return statistics.median(steady)
+        return statistics.fmean(steady) / self.at_once
 
     @property
     def epoch_s(self) -> float:
         """Seconds to start the epoch, and to end it if it was whole."""
-        start_s = max(0.0, self._gaps[0] - self.batch_s) if self.batches > 1 else 0.0
+        first_s = self.batch_s * self.at_once
+        start_s = max(0.0, self._gaps[0] - first_s) if len(self._gaps) > 2 else 0.0
         return start_s + (self._gaps[-1] if self.whole else 0.0)
 
     @property
@@ -136,13 +146,16 @@ class _Watch(keras.callbacks.Callback):
         return [b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)]
 
 
-def _joined(size: int, turns: "list[tuple[float, _Watch]]", examples: int | None) -> FitTime:
+def _joined(size: int, turns: "list[tuple[float, EpochWatch]]", examples: int | None) -> FitTime:
     whole = [watch.batches for _, watch in turns if watch.whole]
     known = None if examples is None else -(-examples // size)
+    batches = max(whole, default=known)
+    if batches is not None and known is not None:
+        batches = min(batches, known)
     return FitTime(
         size,
         tuple(step_s for step_s, _ in turns),
         tuple(watch.batch_s for _, watch in turns),
         tuple(watch.epoch_s for _, watch in turns),
-        max(whole, default=known),
+        batches,
     )

@@ -15,6 +15,7 @@ from kbatch.training.data import FitData, in_batches
 from kbatch.training.held_out import with_held_out
 from kbatch.training.learning_rate import current_learning_rate, scaled_rate
 from kbatch.training.seeds import seeded
+from kbatch.training.update_count import updates_made
 
 _VALIDATION_BATCH_SIZE = 256
 
@@ -112,14 +113,19 @@ class _Watch(keras.callbacks.Callback):
         self.ended_by = "budget"
         self._plan = plan
         self._began_s = math.nan
+        self._before = 0
+
+    def on_train_begin(self, logs: Any = None):
+        self._before = updates_made(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        self.made += 1
         if math.isnan(self._began_s):
             self._began_s = time.perf_counter()  # What came before traced and compiled.
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         found = logs or {}
+        # One call of the train step may make several updates.
+        self.made = updates_made(self.model) - self._before
         self.loss = float(found.get("val_loss" if self._plan.held_out else "loss", math.nan))
         if not math.isfinite(self.loss):
             self._end("diverged")

@@ -1,3 +1,4 @@
+import itertools
 import time
 
 import models
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.profiling.fit_times import time_fit
+from kbatch.profiling.fit_times import EpochWatch, time_fit
 from kbatch.profiling.max_batch import data_source
 from kbatch.records.fit_time import fit_lines
 from kbatch.training.data import FitData
@@ -49,6 +50,31 @@ def test_epochs_of_arrays_are_counted_and_the_model_stays(model):
     for one in found:
         assert len(one.step_times_s) >= 3
         assert min(one.update_times_s) > 0
+
+
+def test_several_batches_at_once_are_counted_one_by_one():
+    model = models.mlp()
+    model.steps_per_execution = 4
+    found = timed(model, slow, sizes=(2, 4))
+    assert [one.epoch_batches for one in found] == [12, 8]
+    assert max(one.batch_times_s[0] / (one.batch_size * SLOW_S) for one in found) < 2.5
+    arrays = timed(model, *models.rows(EXAMPLES), sizes=(4,))
+    assert arrays[0].epoch_batches == 6
+
+
+def test_the_pauses_of_bursts_are_in_the_time_of_a_batch():
+    watch = EpochWatch(60.0, 1)
+    # Four batches a burst: between bursts 37 ms, within them 1 ms.
+    gaps_s = [0.05, *[0.001, 0.001, 0.001, 0.037] * 3, 0.002]
+    watch.times_s = [0.0, *itertools.accumulate(gaps_s)]
+    assert watch.batch_s == pytest.approx(0.01)
+    assert watch.epoch_s == pytest.approx(0.04)
+    assert watch.batches == 13
+    several = EpochWatch(60.0, 10)
+    several.times_s = watch.times_s
+    assert several.batch_s == pytest.approx(0.001)
+    assert several.epoch_s == pytest.approx(0.04)
+    assert several.batches == 130
 
 
 def test_the_wait_for_data_is_seen(model):

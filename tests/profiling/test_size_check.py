@@ -59,6 +59,16 @@ def test_parts_of_a_batch_make_the_same_updates(reached):
     assert parts.loss == pytest.approx(reached.loss, rel=1e-3)
 
 
+def several_at_once():
+    model = line()
+    model.steps_per_execution = 2
+    return model
+
+
+def test_several_updates_at_once_are_counted_one_by_one(reached):
+    assert check(several_at_once).updates == reached.updates
+
+
 @pytest.mark.parametrize(
     ("changed", "ended_by"),
     [
