@@ -26,6 +26,8 @@ _APART = 2.0
 _LEAST_SPREAD = 0.01
 # With fewer rounds in the fast group the slow ones are the model's own times.
 _LEAST_CALM = 1 / 3
+# A line needs so many of them.
+_FEWEST = 3
 # The fit ends after so many steps, or when no centre moves by more, in logarithms.
 _MOST_STEPS = 200
 _SAME = 1e-6
@@ -88,7 +90,7 @@ def calm_values(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
     if gain < _LIKELIER or not found.apart():
         return everything
     calm = (fast > slow) | (logs <= found.centres[sizes])
-    if np.mean(calm) < _LEAST_CALM:
+    if np.sum(calm) < _FEWEST or np.mean(calm) < _LEAST_CALM:
         return everything
     return [
         tuple(value for value, kept in zip(group, calm[sizes == i], strict=True) if kept)

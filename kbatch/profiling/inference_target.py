@@ -87,7 +87,7 @@ def verify_target(
     drift = expected_drift(round_noise(measured))
     tries = search_latency_target(
         call,
-        _guess(profile, quantile) if len(measured) > 1 else _in_proportion(measured[0]),
+        _guess(profile, quantile),
         target_s=target_ms / 1000,
         quantile=quantile,
         largest=sweep.largest_run(path, policy),
@@ -123,11 +123,12 @@ def _median_ms(sweep: InferenceSweep, setting: Setting) -> float | None:
 
 
 def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int | None]:
-    """Gives the fit of the quantile, or of the medians where calls are too few for it."""
-    try:
-        latency: Latency = profile.latency_quantile(quantile)
-    except ValueError:  # Too few calls at some sizes; fresh calls tell about the tail.
-        latency = profile.latency
+    """Inverts the fit of the quantile, or of the medians, or takes the time as proportional."""
+    latency = _fitted(lambda: profile.latency_quantile(quantile)) or _fitted(
+        lambda: profile.latency
+    )
+    if latency is None:
+        return _in_proportion(profile.answering[0])
 
     def guess(latency_s: float) -> int | None:
         longest_s, largest = float(latency.curve.latencies_s[-1]), latency.curve.batch_sizes[-1]
@@ -142,6 +143,14 @@ def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int 
         return found
 
     return guess
+
+
+def _fitted(fit: Callable[[], Latency]) -> Latency | None:
+    """Makes a fit; None where calls or blocks are too few for it, as fresh calls will tell."""
+    try:
+        return fit()
+    except ValueError:
+        return None
 
 
 def _in_proportion(timing: TimingRecord) -> Callable[[float], int | None]:

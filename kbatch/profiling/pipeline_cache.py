@@ -20,6 +20,7 @@ from kbatch.reporting.caveat import one_line
 from kbatch.reporting.number_text import gibibytes
 from kbatch.training.batch_source import BatchSource, source_of_dataset
 from kbatch.training.batch_stream import BatchStream
+from kbatch.training.errors import InputError
 
 _NAME, _CODE = "cache in memory", ".cache()"
 # Elements of both passes that are compared.
@@ -66,7 +67,7 @@ def cached_pipeline(
         )
     try:
         return _cached(stages, at, budget_bytes=budget_bytes, budget_s=budget_s)
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, InputError) as error:
         return _untried(f"the data raised an error while it was filled: {one_line(str(error))}")
 
 
@@ -90,7 +91,15 @@ def fill_cache(source: BatchSource, budget_s: float) -> tuple[str, ...]:
     if not caches:
         return inside
     end_s = time.perf_counter() + budget_s
-    if not all(_filled(cache, end_s=end_s) for cache in caches):
+    try:
+        full = all(_filled(cache, end_s=end_s) for cache in caches)
+    except InputError as error:  # A stage above may leave broken elements out.
+        return (
+            *inside,
+            "The pipeline's cache was not filled first, since the data below it raised an error: "
+            f"{one_line(str(error))}",
+        )
+    if not full:
         return (
             *inside,
             f"The pipeline's cache was not full after {budget_s:.2g} s: the rates are those of the "

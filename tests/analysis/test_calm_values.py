@@ -46,6 +46,12 @@ def test_few_or_equal_values_are_all_kept(values):
     assert calm_values([]) == []
 
 
+@pytest.mark.parametrize("groups", [[(1.0, 1.9, 1.9), (3.02, 5.7)], [(1.0, 1.9), (3.0, 5.7, 5.7)]])
+def test_what_is_left_is_enough_for_a_line(groups):
+    kept = calm_values(groups)
+    assert sum(map(len, kept)) >= 3
+
+
 def test_the_unit_does_not_matter_size_by_size():
     groups = rounds_of(1, noise=0.05, slower=1.6)
     kept = calm_values(groups)

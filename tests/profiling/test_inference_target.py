@@ -107,6 +107,26 @@ def test_checks_go_on_while_there_is_time_and_record_the_room(time_budget_s, mos
     assert any("No batch size was verified" in note for note in found.notes) == (most == 1)
 
 
+@pytest.mark.parametrize(
+    "blocks",
+    [{1: (1.0, 1.9, 1.9), 8: (3.02, 5.7)}, {1: (1.0,), 8: (1.6,)}, {8: (1.6,)}],
+    ids=["two kinds of rounds", "one block each", "one size"],
+)
+def test_a_target_is_looked_for_where_blocks_are_few(blocks):
+    """A slow model has few rounds of few sizes: no fit may be possible."""
+    timings = (
+        make_timing(size, calls=len(ms), block_rounds=range(len(ms)), block_medians_s=seconds(ms))
+        for size, ms in blocks.items()
+    )
+    found = verify_target(make_profile(*timings), Sweep(), 100.0, 0.95, 1e6, lambda line: None)
+    assert found.checks
+    assert found.batch_for(latency_ms=100).verified
+
+
+def seconds(milliseconds):
+    return tuple(value / 1000 for value in milliseconds)
+
+
 def test_room_grows_with_the_noise_of_the_rounds_and_is_never_small():
     assert expected_drift(None) == expected_drift(0.0) == pytest.approx(0.12)
     assert expected_drift(0.2) == pytest.approx(0.329)

@@ -293,15 +293,23 @@ def test_a_cache_that_takes_longer_than_its_first_elements_foretold_is_given_up(
     assert "not full after 0.5 s" in found.reason
 
 
-def test_data_that_raise_while_the_cache_is_filled_are_told():
-    def check(x):
-        with tf.control_dependencies([tf.debugging.assert_less(x, tf.constant(15, tf.int64))]):
-            return tf.identity(x)
+def below_15(x):
+    with tf.control_dependencies([tf.debugging.assert_less(x, tf.constant(15, tf.int64))]):
+        return tf.identity(x)
 
-    dataset = numbers().map(check).batch(4)
-    found = cached(dataset)
+
+@pytest.mark.parametrize("batch_size", [4, 1], ids=["in a sample", "later"])
+def test_data_that_raise_while_the_cache_is_filled_are_told(batch_size):
+    found = cached(numbers().map(below_15).batch(batch_size))
     assert isinstance(found, UntriedRecord)
     assert "raised an error while it was filled" in found.reason
+
+
+def test_a_broken_element_below_a_cache_may_be_left_out_above_it():
+    dataset = numbers().map(below_15).cache().ignore_errors().batch(5)
+    (note,) = fill_cache(source_of_dataset(dataset), 30.0)
+    assert "not filled first, since the data below it raised an error" in note
+    assert len(values(dataset)) > 0
 
 
 def test_a_changed_pipeline_can_be_read_like_any_source():
