@@ -135,6 +135,8 @@ def _worked_epoch(adapter: Any, dataset: tf.data.Dataset) -> Iterator[Iterator[A
     finally:
         if adapter.enqueuer is not None:
             adapter.enqueuer.stop()
+        # TensorFlow keeps the functions of every generator, which would keep the data.
+        adapter.py_dataset = None
 
 
 def _py_adapter(dataset: keras.utils.PyDataset, settings: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from keras.src.trainers.data_adapters import py_dataset_adapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
 _POLL_S = 0.05
@@ -67,7 +68,7 @@ class Workers(OrderedEnqueuer):
                 yield batch
 
     def stop(self, drain_queue_and_join: bool = False) -> None:
-        """Ends the workers; batches that wait are dropped."""
+        """Ends the workers for good; batches that wait are dropped, and the data are let go."""
         with self.start_stop_lock:
             runner: Any = self.run_thread
             if not self.running or runner is None:
@@ -84,6 +85,9 @@ class Workers(OrderedEnqueuer):
             ending = threading.Thread(target=pool.terminate, daemon=True)
             ending.start()
             ending.join(_END_S)
+        # Keras hands the data to its workers in a table of the module, which would keep them.
+        getattr(py_dataset_adapter, "_SHARED_SEQUENCES", {}).pop(self.uid, None)
+        self.py_dataset = None
 
     def _kept_pool(self, sequences: Any) -> Any:
         self._pools.append(self._make_pool(sequences))

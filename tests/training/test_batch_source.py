@@ -1,4 +1,6 @@
+import gc
 import itertools
+import weakref
 
 import keras
 import models
@@ -162,3 +164,15 @@ def test_a_py_dataset_keeps_its_settings_and_its_epochs():
             stream.next()
         assert (rows.workers, rows.use_multiprocessing, rows.max_queue_size) == (3, False, 7)
     assert rows.epoch_ends == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_can_be_freed_after_it_was_read(workers, model):
+    rows = Rows(workers=workers)
+    with BatchStream(source(rows, model)) as stream:
+        for _ in range(4):
+            stream.next()
+    freed = weakref.ref(rows)
+    del rows, stream
+    gc.collect()
+    assert freed() is None
