@@ -46,11 +46,10 @@ def test_the_cost_of_a_target_is_an_objective(tmp_path, kind):
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
-        (keras_tuner.GridSearch, {}),
         (keras_tuner.BayesianOptimization, {"max_trials": 3, "num_initial_points": 2}),
         (kbatch.BatchSizeTuner, {}),
     ],
-    ids=["grid", "bayesian", "kbatch"],
+    ids=["bayesian", "kbatch"],
 )
 def test_a_target_never_met_is_a_result_and_the_search_goes_on(tmp_path, kind, arguments):
     tuner = search(tmp_path, HARD, kind, updates=4, **arguments)
