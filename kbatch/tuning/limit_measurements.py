@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.analysis.size_costs import TimedRounds
+from kbatch.instruments.failures import failure_status
 from kbatch.profiling.fit_times import time_fit
 from kbatch.profiling.input_pipeline import profile_input_pipeline
-from kbatch.profiling.loads import Load, Source
+from kbatch.profiling.loads import DataEnded, Load, Source
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.pilot import PilotPlan, run_pilot
 from kbatch.profiling.probe_places import search_in_place
@@ -22,6 +23,7 @@ from kbatch.records.fit_time import FitTime
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.pilot import PilotRecord
+from kbatch.reporting.number_text import counted
 from kbatch.training.data import FitData
 from kbatch.training.errors import InputError
 from kbatch.training.kept_state import kept_state
@@ -100,12 +102,31 @@ class Ledger:
             self.durations_s[limit] = time.perf_counter() - began_s
 
     def try_run(self, limit: str, measure: Callable[[], Result]) -> Result | None:
-        """Makes a measurement; that the data do not allow it is a result."""
+        """Makes a measurement; that data or memory do not allow it is a result."""
         try:
             return self.run(limit, measure)
-        except InputError as error:
-            self.unknown[limit] = _as_reason(str(error))
+        except Exception as error:
+            reason = reason_of(error)
+            if reason is None:
+                raise
+            self.unknown[limit] = reason
             return None
+
+
+def reason_of(error: Exception) -> str | None:
+    """Says why a measurement told nothing, in a clause.
+
+    Args:
+        error: What it raised.
+
+    Returns:
+        The reason; None for an error that is neither of the data nor of memory.
+    """
+    if isinstance(error, InputError):
+        return _as_reason(str(error))
+    if isinstance(error, DataEnded):
+        return f"the data ended after {counted(error.rows, 'example')} of a batch"
+    return "it ran out of memory" if failure_status(error) == "out_of_memory" else None
 
 
 class MemoryFound(NamedTuple):

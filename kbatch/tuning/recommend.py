@@ -159,7 +159,7 @@ def _measured(
         notes=updates.notes,
         environment=read_environment(),
     )
-    apart = _two_sizes(recommendation)
+    apart = sizes_to_time(recommendation)
     data = ledger.try_run(INPUT, lambda: measure_input(task, model, apart))
     if data is not None:
         recommendation = dataclasses.replace(
@@ -208,10 +208,15 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
     return asked
 
 
-def _two_sizes(recommendation: Recommendation) -> tuple[int, ...]:
-    """Gives two batch sizes to time `fit` at, the larger one near where it matters."""
+def sizes_to_time(recommendation: Recommendation) -> tuple[int, ...]:
+    """Gives two batch sizes to time `fit` at, the larger one near where it matters.
+
+    Args:
+        recommendation: What was measured; `fit` runs no larger batch whole than that did.
+    """
     choice, base = recommendation.choice, recommendation.base_batch_size
-    sizes = [update.batch_size for update in recommendation.fastest] or [base]
+    whole = {update.batch_size for update in recommendation.updates if not update.accumulated}
+    sizes = sorted(whole) or [base]
     near = min(choice.largest, _APART * base) if choice else base
     largest = max([size for size in sizes if size <= near], default=sizes[0])
     return (largest // _APART, largest) if largest >= _APART else (largest,)

@@ -9,7 +9,7 @@ from kbatch.records.pilot import PilotRecord
 from kbatch.records.recommendation import Recommendation
 from kbatch.records.size_check import SizeCheck
 from kbatch.training.kept_state import kept_state
-from kbatch.tuning.limit_measurements import Task
+from kbatch.tuning.limit_measurements import Task, reason_of
 
 # A run that has cost this much more than the best one has lost, as in a search by goodput.
 _LOST = 1.3
@@ -41,8 +41,14 @@ def train_sizes(
                 f"batch size {size:,} would need about {needed_s:.0f} s and {left_s:.0f} s of "
                 "`budget_s` were left"
             )
-        with kept_state(task.build()) if task.is_given else contextlib.nullcontext():
-            check = run_size_check(task.build, task.data, plan._replace(budget_s=left_s))
+        try:
+            with kept_state(task.build()) if task.is_given else contextlib.nullcontext():
+                check = run_size_check(task.build, task.data, plan._replace(budget_s=left_s))
+        except Exception as error:
+            reason = reason_of(error)
+            if reason is None:
+                raise
+            return found.checks, f"at batch size {size:,} {reason}"
         spent_s += check.trained_s
         found = dataclasses.replace(found, checks=(*found.checks, check))
     return found.checks, None

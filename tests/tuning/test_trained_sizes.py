@@ -37,6 +37,23 @@ def test_a_size_that_the_budget_does_not_hold_is_named():
     assert "0 s of `budget_s` were left" in why
 
 
+def test_runs_before_one_that_memory_ended_are_kept():
+    def full():
+        raise MemoryError
+
+    def broken():
+        raise RuntimeError("a mistake")
+
+    settled = (make_check(64, 300),)
+    found = make_recommendation(n_half=800.0, noise_scale=2000.0, checks=settled)
+    checks, why = train_sizes(task(full), found, budget_s=60.0)
+    assert checks == settled
+    assert why.startswith("at batch size ")
+    assert why.endswith("it ran out of memory")
+    with pytest.raises(RuntimeError, match="a mistake"):
+        train_sizes(task(broken), found, budget_s=60.0)
+
+
 @pytest.mark.parametrize(
     "changed", [{"pilot": None}, {"timings": ()}, {"pilot": make_pilot(stretches=0)}]
 )
