@@ -14,20 +14,13 @@ from kbatch.analysis.batch_choice import (
     fastest_of_each,
 )
 from kbatch.analysis.binding_limit import binding_limits, with_more_memory
-from kbatch.analysis.goodput_search import SizeCosts, Tried, UpdatesForecast, forecast_updates
+from kbatch.analysis.goodput_search import UpdatesForecast
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.latency import Latency, fit_latency
 from kbatch.analysis.latency_batches import BatchAnswer, efficient_batch_size
 from kbatch.analysis.learning_rates import capped_learning_rate_ratio, learning_rate_ratio
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.analysis.size_costs import SizeCost, TimedRounds, size_cost
-from kbatch.analysis.trained_choice import (
-    choose_by_forecast,
-    costs_of_updates,
-    critical_batch_size,
-    faster_untrained,
-    update_cost_at,
-)
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.fit_time import FitLines, FitTime, fit_lines
 from kbatch.records.input_pipeline import InputPipelineProfile
@@ -36,6 +29,7 @@ from kbatch.records.pilot import PilotRecord
 from kbatch.records.saved_record import SavedRecord
 from kbatch.records.shown_record import ShownRecord
 from kbatch.records.size_check import SizeCheck
+from kbatch.records.trained_sizes import TrainedSizes
 
 # Looked up when a recommendation is printed, so that it is read without what writes; as in
 # `shown_record`.
@@ -180,42 +174,20 @@ class Recommendation(SavedRecord, ShownRecord):
         """The gradient noise scale; unresolved without a pilot."""
         return _UNRESOLVED if self.pilot is None else self.pilot.noise_scale
 
-    @property
-    def runs(self) -> tuple[Tried, ...]:
-        """The sizes that were trained, the pilot's first; none without timings or a pilot."""
-        if self.pilot is None or not self.updates:
-            return ()
-        costs = self.size_costs.update_costs
-        noise, needed = self.noise_scale, self.pilot.updates_to_target
-        cost = needed * update_cost_at(self.size_costs, self.pilot.batch_size)
-        pilot = Tried(self.pilot.batch_size, cost, needed, noise.value, noise.at_least)
-        return (pilot, *(check.as_tried(costs[check.batch_size]) for check in self.checks))
-
-    @property
-    def size_costs(self) -> SizeCosts:
-        """Seconds of an update of each size, with the wait for the input pipeline."""
-        return costs_of_updates(self.updates, batch_time=self.in_fit.line)
-
     @functools.cached_property
+    def trained(self) -> TrainedSizes:
+        """The sizes that were trained, and what they tell of the others."""
+        return TrainedSizes(self.updates, self.in_fit.line, self.pilot, self.checks)
+
+    @property
     def forecast(self) -> UpdatesForecast | None:
         """What sizes need to the loss that the pilot came to; None where no other was trained."""
-        if not self.checks or not self.runs:
-            return None
-        return forecast_updates(self.size_costs, self.runs, largest=self._largest_reached)
-
-    @property
-    def larger_forecast(self) -> tuple[int, ...]:
-        """Sizes larger than all that were trained, and forecast to be faster than those."""
-        if self.forecast is None:
-            return ()
-        return faster_untrained(self.size_costs, self.forecast, self.runs)
+        return self.trained.forecast
 
     @functools.cached_property
     def critical(self) -> NoiseScale:
         """B_crit of the sizes that were trained; the noise scale where it was the pilot alone."""
-        if self.forecast is None:
-            return self.noise_scale
-        return critical_batch_size(self.forecast, runs=len(self.runs))
+        return self.trained.critical or self.noise_scale
 
     @property
     def fastest(self) -> tuple[TimedUpdate, ...]:
@@ -235,13 +207,8 @@ class Recommendation(SavedRecord, ShownRecord):
         """The choice among the timed updates; None without any."""
         if not self.updates:
             return None
-        if self.forecast is not None:
-            return choose_by_forecast(
-                self.updates,
-                self.forecast,
-                largest=self._largest_reached,
-                batch_time=self.in_fit.line,
-            )
+        if self.trained.choice is not None:
+            return self.trained.choice
         return choose_batch(self.updates, self.noise_scale, batch_time=self.in_fit.line)
 
     @functools.cached_property
@@ -305,10 +272,6 @@ class Recommendation(SavedRecord, ShownRecord):
     def duration_s(self) -> float:
         """Seconds that all measurements took."""
         return sum(self.durations_s.values())
-
-    @property
-    def _largest_reached(self) -> int:
-        return max(run.batch_size for run in self.runs if run.cost is not None)
 
     @property
     def _with_more_memory(self) -> tuple[TimedUpdate, ...]:

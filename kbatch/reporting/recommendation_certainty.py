@@ -87,7 +87,7 @@ def _tie_line(choice: BatchChoice) -> str:
 
 
 def _larger_line(recommendation: Recommendation) -> list[str]:
-    if not recommendation.larger_forecast:
+    if not recommendation.trained.faster_untrained:
         return []
     return ["Larger sizes may be faster; they were not trained."]
 
@@ -166,7 +166,7 @@ def _check_line(recommendation: Recommendation) -> list[str]:
         return []
     place = sizes.index(size)
     near = [str(near) for near in sizes[max(0, place - 1) : place + 2]]
-    trained = any(run.batch_size == size for run in recommendation.runs)
+    trained = any(run.batch_size == size for run in recommendation.trained.runs)
     doubt = (
         "One short run a size decided"
         if trained

@@ -35,7 +35,7 @@ from kbatch.tuning.limit_measurements import (
     measure_noise,
     measure_updates,
 )
-from kbatch.tuning.trained_sizes import train_sizes
+from kbatch.tuning.size_trainings import train_sizes
 
 _SMALLEST, _LARGEST = 8, 2048
 # `fit` is timed at the largest size that may be best, and at this part of it.

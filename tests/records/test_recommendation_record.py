@@ -184,7 +184,7 @@ def test_trained_sizes_decide_where_there_are_some():
     assert plain.critical == plain.noise_scale
     assert found.batch_size > plain.batch_size
     assert found.critical.value > found.noise_scale.value
-    assert [run.updates for run in found.runs] == [525, needed(128), needed(512)]
+    assert [run.updates for run in found.trained.runs] == [525, needed(128), needed(512)]
     # The learning rate is that of the runs, beyond the noise scale too.
     assert found.learning_rate == pytest.approx(0.001 * math.sqrt(found.batch_size / 32))
     by_size = {cost.batch_size: cost for cost in found.costs}
@@ -196,7 +196,7 @@ def test_trained_sizes_decide_where_there_are_some():
 def test_a_size_that_missed_the_loss_is_not_chosen():
     lost = (make_check(256, 900, "lost"), make_check(64, 380))
     found = make_recommendation(noise_scale=2000.0, checks=lost)
-    assert [run.cost is None for run in found.runs] == [False, True, False]
+    assert [run.cost is None for run in found.trained.runs] == [False, True, False]
     assert found.batch_size < 256
     with pytest.raises(ValueError, match=r"`ended_by` must be one of.*'tired'"):
         make_check(64, 1, "tired")
@@ -204,11 +204,11 @@ def test_a_size_that_missed_the_loss_is_not_chosen():
 
 def test_no_size_is_trained_above_one_that_diverged():
     found = make_recommendation(noise_scale=2000.0, checks=(make_check(256, 4, "diverged"),))
-    assert found.runs[-1] == Tried(256, None, None)
-    size = next_size(found.size_costs, found.runs).batch_size
+    assert found.trained.runs[-1] == Tried(256, None, None)
+    size = next_size(found.trained.costs, found.trained.runs).batch_size
     assert size is None or size < 256
     assert found.choice.largest <= 32
-    assert found.larger_forecast == ()
+    assert found.trained.faster_untrained == ()
 
 
 def test_a_pilot_at_a_size_that_was_not_timed():
@@ -216,7 +216,7 @@ def test_a_pilot_at_a_size_that_was_not_timed():
     changed = {"timings": make_timings(sizes=sizes), "checks": (make_check(256, 4, "diverged"),)}
     found = make_recommendation(**changed)
     step_s = PER_EXAMPLE_S * (100 + 32)
-    assert found.runs[0].cost == pytest.approx(525 * step_s, rel=0.02)
+    assert found.trained.runs[0].cost == pytest.approx(525 * step_s, rel=0.02)
     assert found.batch_size is None
     assert "none of the sizes that were timed came to the pilot's loss" in " ".join(
         str(found).split()
@@ -227,7 +227,7 @@ def test_without_timings_nothing_is_recommended():
     empty = make_recommendation(**NOTHING)
     assert (empty.batch_size, empty.micro_batch_size, empty.choice) == (None, None, None)
     assert (empty.binding, empty.costs, empty.saturation) == ((), (), None)
-    assert (empty.runs, empty.forecast) == ((), None)
+    assert (empty.trained.runs, empty.forecast) == ((), None)
     one = make_recommendation(timings=make_timings()[:1])
     assert one.batch_size == SIZES[0]
     assert one.saturation is None

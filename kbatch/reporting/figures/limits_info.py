@@ -139,7 +139,7 @@ def _points(recommendation: Recommendation) -> tuple[SizePoint, ...]:
 
 def _rates(recommendation: Recommendation) -> dict[int, float]:
     """Gives samples/s in `fit` over the largest, by batch size."""
-    seconds = recommendation.size_costs.update_costs
+    seconds = recommendation.trained.costs.update_costs
     most = max(size / update_s for size, update_s in seconds.items())
     return {size: size / update_s / most for size, update_s in seconds.items()}
 
@@ -148,7 +148,7 @@ def _forecast_points(
     recommendation: Recommendation, forecast: UpdatesForecast
 ) -> tuple[SizePoint, ...]:
     """Gives the points by the updates that sizes need; worth times throughput is progress."""
-    ways, seconds = recommendation.fastest, recommendation.size_costs.update_costs
+    ways, seconds = recommendation.fastest, recommendation.trained.costs.update_costs
     rates = _rates(recommendation)
     least_s = min(forecast.updates[size] * seconds[size] for size in seconds)
     first = ways[0].batch_size

@@ -30,10 +30,10 @@ def train_sizes(
         The runs, and why they ended before the best size was found, None if they did not.
     """
     pilot = found.pilot
-    if pilot is None or pilot.target is None or not found.runs:
+    if pilot is None or pilot.target is None or not found.trained.runs:
         return (), "the pilot came to no loss that others could be trained to"
     spent_s = 0.0
-    while (size := next_size(found.size_costs, found.runs).batch_size) is not None:
+    while (size := next_size(found.trained.costs, found.trained.runs).batch_size) is not None:
         plan, needed_s = _planned(task, found, pilot, size)
         left_s = budget_s - spent_s
         if needed_s > left_s:
@@ -58,7 +58,7 @@ def _planned(
     task: Task, found: Recommendation, pilot: PilotRecord, batch_size: int
 ) -> tuple[CheckPlan, float]:
     """Plans a run, and tells the seconds that it is expected to take."""
-    costs, runs = found.size_costs, found.runs
+    costs, runs = found.trained.costs, found.trained.runs
     update_s = costs.update_costs[batch_size]
     forecast = forecast_updates(costs, runs)
     updates = forecast.updates[batch_size] if forecast else pilot.useful_updates

@@ -7,7 +7,7 @@ from recommendation_factory import make_check, make_pilot, make_recommendation
 from kbatch.profiling.max_batch import data_source
 from kbatch.training.data import FitData
 from kbatch.tuning.limit_measurements import Task
-from kbatch.tuning.trained_sizes import train_sizes
+from kbatch.tuning.size_trainings import train_sizes
 
 
 def task(build=models.mlp):
