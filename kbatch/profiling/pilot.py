@@ -9,18 +9,17 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from kbatch.profiling.stretches import fit_in_stretches, held_out_batches
 from kbatch.records.noise import MOMENT_METRICS
 from kbatch.records.pilot import PilotRecord, PilotStretch, useful_count
 from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.data import FitData, in_batches
+from kbatch.training.data import FitData
 from kbatch.training.errors import InputError
-from kbatch.training.held_out import with_held_out
 from kbatch.training.learning_rate import current_learning_rate
 from kbatch.training.seeds import seeded
 from kbatch.training.update_count import updates_made
 
 ACCUMULATION_STEPS = 4
-_VALIDATION_BATCH_SIZE = 256
 _MOST_UPDATES = 10
 _STRETCHES_IN_BUDGET = 50
 # Of fewer stretches it is not told whether the later half brought little.
@@ -63,14 +62,7 @@ def run_pilot(build: Callable[[], keras.Model], data: FitData, plan: PilotPlan) 
     began_s = time.perf_counter()
     with seeded(plan.seed):
         model = build()
-        batches = in_batches(
-            with_held_out(data, seed=plan.seed),
-            model,
-            batch_size=plan.batch_size,
-            largest_batch_size=1,  # What is too few is told below.
-            validation_batch_size=_VALIDATION_BATCH_SIZE,
-            seed=plan.seed,
-        )
+        batches = held_out_batches(data, model, batch_size=plan.batch_size, seed=plan.seed)
         in_epoch = _updates_in_epoch(batches.dataset, plan)
         micro_batch_size = max(1, plan.batch_size // ACCUMULATION_STEPS)
         with warnings.catch_warnings():
@@ -79,17 +71,7 @@ def run_pilot(build: Callable[[], keras.Model], data: FitData, plan: PilotPlan) 
             accumulate_gradients(model, micro_batch_size, moments_every=1)
         learning_rate = current_learning_rate(model.optimizer)
         watch = _Watch(plan, in_epoch)
-        trained: Any = model
-        trained.fit(
-            batches.dataset.repeat(),
-            validation_data=batches.validation_data,
-            validation_batch_size=_VALIDATION_BATCH_SIZE,
-            steps_per_epoch=_stretch_length(plan, in_epoch),
-            epochs=10**9,
-            callbacks=[watch],
-            verbose=0,
-            shuffle=False,
-        )
+        fit_in_stretches(model, batches, stretch=_stretch_length(plan, in_epoch), watch=watch)
     return PilotRecord(
         plan.batch_size,
         micro_batch_size,

@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 
 import keras
 
+from kbatch.profiling.stretches import fit_in_stretches, held_out_batches
 from kbatch.records.size_check import SizeCheck
 from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.data import FitData, in_batches
-from kbatch.training.held_out import with_held_out
+from kbatch.training.data import FitData
 from kbatch.training.learning_rate import current_learning_rate, scaled_rate
 from kbatch.training.seeds import seeded
 from kbatch.training.update_count import updates_made
-
-_VALIDATION_BATCH_SIZE = 256
 
 
 class CheckPlan(NamedTuple):
@@ -58,28 +56,11 @@ def run_size_check(build: Callable[[], keras.Model], data: FitData, plan: CheckP
     """
     with seeded(plan.seed):
         model = build()
-        batches = in_batches(
-            with_held_out(data, seed=plan.seed),
-            model,
-            batch_size=plan.batch_size,
-            largest_batch_size=1,
-            validation_batch_size=_VALIDATION_BATCH_SIZE,
-            seed=plan.seed,
-        )
+        batches = held_out_batches(data, model, batch_size=plan.batch_size, seed=plan.seed)
         watch = _Watch(plan)
-        trained: Any = model
         with _ready(model, plan):
             learning_rate = current_learning_rate(model.optimizer)
-            trained.fit(
-                batches.dataset.repeat(),
-                validation_data=batches.validation_data,
-                validation_batch_size=_VALIDATION_BATCH_SIZE,
-                steps_per_epoch=plan.stretch,
-                epochs=10**9,
-                callbacks=[watch],
-                verbose=0,
-                shuffle=False,
-            )
+            fit_in_stretches(model, batches, stretch=plan.stretch, watch=watch)
     return SizeCheck(
         plan.batch_size,
         plan.micro_batch_size,
