@@ -4,17 +4,18 @@ import time
 from typing import Any, NamedTuple
 
 from kbatch.analysis.long_run import long_run
+from kbatch.profiling.held_batches import HeldBatches
 from kbatch.records.input_rates import LongRunRecord
 from kbatch.training.batch_source import BatchSource
 from kbatch.training.batch_stream import BatchStream
-from kbatch.training.borrowed_step import rows_of, shapes_of
+from kbatch.training.borrowed_step import rows_of
 
 # A pause as long as the longest so far would change the rate by less than this share.
 _PAUSE_SHARE = 0.2
 # So long it goes on after a late first batch: a shuffle buffer is drained much faster than filled.
 _BEYOND_FIRST = 1.5
-# Batches that the train step alone takes turns with: more where their shapes vary.
-_HELD, _HELD_OF_ONE_SHAPE = 8, 4
+# So many batches tell whether they grow.
+_MANY = 16
 _GROWN = 1.3
 
 
@@ -35,7 +36,8 @@ class InputPass(NamedTuple):
 
     Attributes:
         record: What was counted.
-        batches: Some of the batches of the first epoch, spread over what was read.
+        batches: Some batches of the first epoch that stand for those that were read, see
+            `HeldBatches`.
         epoch: How long the data are, None where no end was reached.
         duration_s: Seconds that it took.
         notes: What a reader of the numbers must know.
@@ -62,7 +64,7 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
     rows: list[int] = []
     arrivals_s: list[float] = []
     epochs: list[int] = []
-    kept = _Spread()
+    held = HeldBatches()
     longest_s, began_s = 0.0, time.perf_counter()
     with BatchStream(source) as stream:
         while True:
@@ -73,7 +75,7 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
             arrivals_s.append(arrived_s)
             epochs.append(stream.epochs)
             if stream.epochs == 0:
-                kept.add(batch)
+                held.add(batch)
             even = stream.epochs > 0 or longest_s <= _PAUSE_SHARE * arrived_s
             over = arrived_s >= max(most_s, _BEYOND_FIRST * arrivals_s[0])
             if len(rows) > 1 and (over or (even and arrived_s >= least_s)):
@@ -82,48 +84,16 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
     first = epochs.count(0)
     return InputPass(
         LongRunRecord(counted, arrivals_s[0]),
-        kept.batches(whole=first < len(rows)),
+        held.chosen(whole=first < len(rows)),
         Epoch(first, arrivals_s[first] - arrivals_s[0]) if first < len(rows) else None,
         arrivals_s[-1],
-        _growth_note(kept.elements),
+        _growth_note(held.elements),
     )
-
-
-class _Spread:
-    """Keeps a few batches of many, evenly spread, and the sizes of them all."""
-
-    def __init__(self):
-        self.elements: list[int] = []
-        self._kept: list[tuple[int, Any]] = []
-        self._every = 1
-
-    def add(self, batch: Any) -> None:
-        number = len(self.elements)
-        self.elements.append(sum(_length(shape) for shape in shapes_of(batch)))
-        if number % self._every:
-            return
-        self._kept.append((number, batch))
-        if len(self._kept) >= 2 * _HELD:
-            self._kept = self._kept[::2]
-            self._every *= 2
-
-    def batches(self, *, whole: bool) -> tuple[Any, ...]:
-        """Gives batches for the train step; the ragged one at the end of many is left out."""
-        kept = list(self._kept)
-        last = len(self.elements) - 1
-        if whole and last >= _HELD and kept[-1][0] == last:
-            del kept[-1]
-        found = [batch for _, batch in kept]
-        if len({shapes_of(batch) for batch in found}) == 1:
-            return tuple(found[:_HELD_OF_ONE_SHAPE])
-        if len(found) <= _HELD:
-            return tuple(found)
-        return tuple(found[i * (len(found) - 1) // (_HELD - 1)] for i in range(_HELD))
 
 
 def _growth_note(elements: list[int]) -> tuple[str, ...]:
     """Says where batches grow or shrink on the way: what follows may go on so."""
-    if len(elements) < 2 * _HELD:
+    if len(elements) < _MANY:
         return ()
     half = len(elements) // 2
     ratio = sum(elements[-half:]) / max(1, sum(elements[:half]))
@@ -135,10 +105,3 @@ def _growth_note(elements: list[int]) -> tuple[str, ...]:
         f"{ratio:.2g} times as much as the first. The verdict is that of these batches, not of "
         "what comes later in the data.",
     )
-
-
-def _length(shape: tuple[int | None, ...]) -> int:
-    length = 1
-    for axis in shape:
-        length *= axis or 1
-    return length

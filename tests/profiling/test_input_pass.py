@@ -54,23 +54,11 @@ def lengths(*columns):
     return lambda: iter([np.zeros((8, n)) for n in columns])
 
 
-def test_batches_for_the_step_are_spread_over_what_was_read():
+def test_batches_that_grow_are_told():
     growing = read_pass(source(lengths(*range(1, 101))), least_s=0.0, most_s=5.0)
-    found = [batch.shape[1] for batch in growing.batches]
-    assert len(found) == 8
-    assert found == sorted(found)
-    assert np.mean(found) == pytest.approx(50, abs=8)
     assert "become larger" in growing.notes[0]
     even = read_pass(source(lengths(*[5] * 100)), least_s=0.0, most_s=5.0)
     assert (len(even.batches), even.notes) == (4, ())
-
-
-def test_a_ragged_end_of_many_batches_does_not_weigh_as_much_as_they_do():
-    def ragged():
-        yield from (np.zeros((n, 2)) for n in [8] * 15 + [1])
-
-    reading = read_pass(source(ragged), least_s=0.0, most_s=5.0)
-    assert {len(batch) for batch in reading.batches} == {8}
 
 
 LENGTH = BlockLength(0.1, 0.2, 0.8)
