@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kbatch.instruments.chief_address import ChiefAddress, RemoteChief, free_local_address
@@ -146,14 +146,22 @@ class _Processes:
 
     def _end_all(self) -> None:
         """Lets each write how far it came, then ends what is left."""
-        alive = [process for process in self._running.values() if process.status is None]
-        for process in alive:
-            process.interrupt()
-        end_s = time.monotonic() + _INTERRUPT_S
-        for process in alive:
-            process.wait(max(0.0, end_s - time.monotonic()))
+        # A worker that asks a chief which has ended would record its trial as failed.
+        workers = [process for name, process in self._running.items() if name != "chief"]
+        _interrupt(workers)
+        _interrupt([process for process in self._running.values() if process not in workers])
         for process in self._running.values():
             process.close()
+
+
+def _interrupt(processes: Sequence[LabelledProcess]) -> None:
+    """Interrupts those that run, and gives them time to end."""
+    alive = [process for process in processes if process.status is None]
+    for process in alive:
+        process.interrupt()
+    end_s = time.monotonic() + _INTERRUPT_S
+    for process in alive:
+        process.wait(max(0.0, end_s - time.monotonic()))
 
 
 def _status_text(status: int) -> str:

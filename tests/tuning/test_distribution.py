@@ -17,6 +17,20 @@ from kbatch.reporting.caveats import caveats
 TESTS = Path(__file__).parents[1]
 SCRIPT = TESTS / "tuning" / "distributed_search.py"
 
+WORKERS = ("tuner0", "tuner1")
+# Waits until it is interrupted; a worker then needs a moment to write what it has.
+WAITING = """
+import os, pathlib, sys, time
+name, folder = os.environ["KERASTUNER_TUNER_ID"], pathlib.Path(sys.argv[1])
+try:
+    (folder / f"{name} waits").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0 if name == "chief" else 0.5)
+    (folder / name).write_text(str(time.time()))
+    raise
+"""
+
 pytestmark = pytest.mark.slow
 
 
@@ -102,7 +116,7 @@ def test_a_killed_worker_is_started_again_and_its_trial_goes_on(tmp_path, kind):
 def test_nobody_is_left_after_an_interruption(tmp_path, number):
     run = Run(tmp_path, kind="random", seconds=30)
     run.wait_for_trials(2)
-    for name in ("chief", "tuner0", "tuner1"):
+    for name in ("chief", *WORKERS):
         run.named(name)
     os.kill(run.process.pid, number)
     output = run.end(60)
@@ -112,11 +126,22 @@ def test_nobody_is_left_after_an_interruption(tmp_path, number):
         assert set(statuses(run.project).values()) == {"interrupted"}
 
 
+def test_the_chief_answers_until_its_interrupted_workers_have_ended(tmp_path):
+    script = tmp_path / "waiting.py"
+    script.write_text(WAITING)
+    run = Run(tmp_path, script=script)
+    run.wait_until(lambda: len(list(tmp_path.glob("* waits"))) == 3)
+    run.process.send_signal(signal.SIGINT)
+    run.end(60)
+    ended_s = {name: float((tmp_path / name).read_text()) for name in ("chief", *WORKERS)}
+    assert ended_s["chief"] == max(ended_s.values())
+
+
 @pytest.mark.parametrize("kind", ["random", "kbatch"])
 def test_a_dead_chief_ends_the_workers_and_a_new_one_goes_on_where_it_stood(tmp_path, kind):
     first = Run(tmp_path, kind=kind, seconds=3)
     first.wait_for_trials(3)
-    for name in ("tuner0", "tuner1"):
+    for name in WORKERS:
         first.named(name)
     first.named("chief").kill()
     output = first.end(60)
