@@ -3,6 +3,10 @@
 A fit knows the latency of a typical call well and that of a slow one less well. So its guess is
 called afresh, and what the calls show scales the fit for the next guess: upwards where they had
 room, downwards where they had not.
+
+Two things may go wrong with what calls show. They are few: the upper 95 % bound of the quantile has
+to keep to the target. And the machine may be slower later: the quantile itself has to keep below it
+by a room for drift. Both at once, a bound with that room, is improbable, and costs throughput.
 """
 
 import dataclasses
@@ -16,7 +20,7 @@ from kbatch.analysis.quantile_bounds import calls_for_quantile, quantile_upper_b
 # A guess keeps this far below the target: half the time a guess at it would fail.
 _AIM = 0.92
 _MOST_CHECKS = 6
-# With this share of the target in use, a larger size would gain little.
+# With this share of what may be used in use, a larger size would gain little.
 _IN_USE = 0.70
 # A check makes up to so many times the calls that the quantile needs.
 _MOST_LOOKS = 2
@@ -29,8 +33,7 @@ class TargetTry:
     Attributes:
         batch_size: Examples in the batch.
         latencies_s: Seconds of each call.
-        keeps: Whether the upper 95 % bound of the quantile keeps to the target, with room for
-            drift.
+        keeps: Whether it keeps to the target, see `keeps_to`.
     """
 
     batch_size: int
@@ -58,31 +61,30 @@ def search_latency_target(
         target_s: The target, in seconds.
         quantile: Share of the calls that has to keep to it, in (0, 1).
         largest: Largest size to try, in examples.
-        drift: By which share later calls may be slower than those that are made now: the bound
-            has to keep so far below the target.
+        drift: By which share later calls may be slower than those that are made now.
         more_time: Tells whether another size may be tried; the first always is.
 
     Returns:
         All tries, in order. The answer is `best_try` of them.
     """
+    target = _Target(target_s, quantile, drift)
     tries: list[TargetTry] = []
     low, high = 0, largest + 1
-    target_s /= 1 + drift
-    share = _AIM  # What the fit is asked for, as a share of the target.
-    size = min(guess(share * target_s) or 1, largest)
+    share = _AIM  # What the fit is asked for, as a share of what the quantile may be.
+    size = min(guess(share * target.quantile_s) or 1, largest)
     while True:
-        found = _try(call, size, target_s, quantile)
+        found = _try(call, size, target)
         tries.append(found)
         low, high = (size, high) if found.keeps else (low, size)
-        use = _quantile_s(found.latencies_s, quantile) / target_s
+        use = target.use(found.latencies_s)
         if len(tries) == _MOST_CHECKS or not more_time() or (found.keeps and use > _IN_USE):
             return tuple(tries)
         if math.isinf(use):  # The fit does not know what keeps calls from being made.
             size = (low + high) // 2
         else:
             # The bound may exceed the target where the quantile itself does not.
-            share *= _AIM / (use if found.keeps else max(use, 1.0))
-            size = min(guess(share * target_s) or 1, high - 1)
+            share *= _AIM / max(use, target.use_of_bound(found.latencies_s) if found.keeps else 1.0)
+            size = min(guess(share * target.quantile_s) or 1, high - 1)
         if size <= low:
             return tuple(tries)
 
@@ -92,20 +94,67 @@ def best_try(tries: Sequence[TargetTry]) -> TargetTry | None:
     return max((one for one in tries if one.keeps), key=lambda one: one.batch_size, default=None)
 
 
-def _try(
-    call: Callable[[int, int], Sequence[float]], size: int, target_s: float, quantile: float
-) -> TargetTry:
-    """Calls a size until its quantile surely keeps to the target or no longer can."""
-    needed = calls_for_quantile(quantile)
+def keeps_to(
+    latencies_s: Sequence[float], target_s: float, *, quantile: float, drift: float = 0.0
+) -> bool:
+    """Tells whether a latency keeps to a target, with 95 % confidence and with room for drift.
+
+    Args:
+        latencies_s: Seconds of each call.
+        target_s: The target, in seconds.
+        quantile: Share of the calls that has to keep to it, in (0, 1).
+        drift: By which share later calls may be slower.
+
+    Returns:
+        Whether the upper 95 % bound of the quantile is at most the target, and the quantile of
+        these calls at most the target over 1 + `drift`; False for too few calls.
+    """
+    bound_s = quantile_upper_bound(latencies_s, quantile=quantile).value
+    if bound_s is None or bound_s > target_s:
+        return False
+    return _quantile_s(latencies_s, quantile) <= target_s / (1 + drift)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    bound_s: float
+    quantile: float
+    drift: float
+
+    @property
+    def quantile_s(self) -> float:
+        """What the quantile itself may be, in seconds."""
+        return self.bound_s / (1 + self.drift)
+
+    def keeps(self, latencies_s: Sequence[float]) -> bool:
+        return keeps_to(latencies_s, self.bound_s, quantile=self.quantile, drift=self.drift)
+
+    def is_lost(self, latencies_s: Sequence[float], *, most: int) -> bool:
+        """Tells whether no further calls, up to so many, could make it keep."""
+        above = sum(latency_s > self.bound_s for latency_s in latencies_s)
+        slow = sum(latency_s > self.quantile_s for latency_s in latencies_s)
+        return above > _allowed_above(most, self.quantile) or slow > (1 - self.quantile) * most
+
+    def use(self, latencies_s: Sequence[float]) -> float:
+        """Gives the quantile as a share of what it may be."""
+        return _quantile_s(latencies_s, self.quantile) / self.quantile_s
+
+    def use_of_bound(self, latencies_s: Sequence[float]) -> float:
+        """Gives the upper bound of the quantile as a share of what that may be."""
+        bound_s = quantile_upper_bound(latencies_s, quantile=self.quantile).value
+        return (bound_s or 0.0) / self.bound_s
+
+
+def _try(call: Callable[[int, int], Sequence[float]], size: int, target: _Target) -> TargetTry:
+    """Calls a size until it surely keeps to the target or no longer can."""
+    needed = calls_for_quantile(target.quantile)
     most = _MOST_LOOKS * needed
-    allowed = _allowed_above(most, quantile)
     latencies_s: list[float] = []
     while len(latencies_s) < most:
         latencies_s += call(size, needed)
-        bound_s = quantile_upper_bound(latencies_s, quantile=quantile).value
-        if bound_s is not None and bound_s <= target_s:
+        if target.keeps(latencies_s):
             return TargetTry(size, tuple(latencies_s), True)
-        if sum(latency_s > target_s for latency_s in latencies_s) > allowed:
+        if target.is_lost(latencies_s, most=most):
             break
     return TargetTry(size, tuple(latencies_s), False)
 

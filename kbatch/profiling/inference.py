@@ -89,7 +89,7 @@ def profile_inference(
             every layer, or "int8" for Keras's quantisation. None for the model as it is.
         latency_slo_ms: A latency target in milliseconds. The largest batch that keeps to it is
             looked for and verified by fresh calls, on the first call path and policy, with room
-            for times when the machine is slower: 12 % at least, more where rounds scatter more.
+            for times when the machine is slower: 20 % at least, more where rounds scatter more.
         quantile: Share of the calls that has to keep to a target, in (0, 1).
         time_budget_s: Seconds for timing; the memory of each policy may take as long again.
         measure_memory: Whether to measure memory. Without, nothing guards against a batch that

@@ -19,6 +19,8 @@ from kbatch.records.inference_measurements import MemoryRecord, TimingRecord, Tw
 # Share of the time after which no more settings are warmed up: the rest is for the rounds.
 _SHARE_TO_WARM_UP = 0.5
 _BEYOND_TARGET = "batches beyond the latency target"
+# What the sizes before foretell to take so many times the target is not called.
+_FAR_BEYOND = 1.5
 # Single calls that a record keeps for each block, if the quantile needs no more.
 _KEPT_CALLS = 64
 
@@ -132,6 +134,9 @@ class InferenceSweep:
                 )
                 or self._reason_not_to_run(probe)
             )
+            if reason is None and self._is_far_beyond(setting):
+                reason = ended[setting[:2]] = _BEYOND_TARGET
+                self._largest[setting[:2]] = setting.batch_size
             if reason is not None:
                 self._not_run[setting] = reason
                 continue
@@ -142,7 +147,7 @@ class InferenceSweep:
             end = self._reason_to_end(setting, warm_up)
             if end is not None:
                 ended[setting[:2]] = end
-            if end == _BEYOND_TARGET and self._sizes_timed(setting) > 2:
+            if end == _BEYOND_TARGET and len(self._timed(setting)) > 2:
                 self.rounds.withdraw(setting)
                 self._not_run[setting] = end
 
@@ -151,7 +156,7 @@ class InferenceSweep:
         return self.rounds.admit_prepared(setting, functools.partial(self._call, setting))
 
     def largest_run(self, call_path: str, dtype_policy: str) -> int:
-        """Gives the largest size that was warmed up, whether it was timed or not."""
+        """Gives the largest size that nothing but the target speaks against, timed or not."""
         return self._largest[call_path, dtype_policy]
 
     def run(self, on_round: Callable[[int, int], None]) -> TwinRecord | None:
@@ -211,8 +216,7 @@ class InferenceSweep:
             return f"memory ran out at batch size {setting.batch_size}"
         if self._plan.chosen:
             return None
-        size, end_s = setting.batch_size, self._plan.end_above_s
-        batch_s = warm_up.call_s * size / self._examples(setting)
+        end_s, batch_s = self._plan.end_above_s, self._batch_s(setting)
         if end_s is not None and batch_s > end_s:
             return _BEYOND_TARGET
         # Twice the size takes up to twice as long, and so do all smaller ones together.
@@ -222,8 +226,24 @@ class InferenceSweep:
             return "too slow for the time budget"
         return None
 
-    def _sizes_timed(self, setting: Setting) -> int:
-        return sum(other[:2] == setting[:2] for other in self.rounds.warm_ups)
+    def _is_far_beyond(self, setting: Setting) -> bool:
+        """Tells whether the line through the two sizes before is far above the target there."""
+        before = self._timed(setting)[-2:]
+        if self._plan.chosen or self._plan.end_above_s is None or len(before) < 2:
+            return False
+        small, large = before
+        small_s, large_s = map(self._batch_s, before)
+        slope_s = (large_s - small_s) / (large.batch_size - small.batch_size)
+        expected_s = large_s + slope_s * (setting.batch_size - large.batch_size)
+        return expected_s > _FAR_BEYOND * self._plan.end_above_s
+
+    def _batch_s(self, setting: Setting) -> float:
+        call_s = self.rounds.warm_ups[setting].call_s
+        return call_s * setting.batch_size / self._examples(setting)
+
+    def _timed(self, setting: Setting) -> list[Setting]:
+        """Gives the settings of its call path and policy so far."""
+        return [other for other in self.rounds.warm_ups if other[:2] == setting[:2]]
 
     def _examples(self, setting: Setting) -> int:
         path = self._paths[setting.call_path]

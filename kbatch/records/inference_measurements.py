@@ -2,9 +2,9 @@
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
 
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.latency_target import keeps_to
 from kbatch.analysis.median_interval import median_interval
 from kbatch.analysis.quantile_bounds import QuantileBound, quantile_upper_bound
 
@@ -186,8 +186,8 @@ class TargetCheck:
         quantile: Which share of the calls has to keep to it.
         latencies_s: Seconds of each fresh call; none where memory ran out.
         best: Whether this is the batch size that the search for the target returned.
-        drift: By which share later calls may be slower than these; it is left as room below the
-            target.
+        drift: By which share later calls may be slower than these: the quantile of these keeps so
+            far below the target.
     """
 
     call_path: str
@@ -201,17 +201,11 @@ class TargetCheck:
 
     @property
     def verified(self) -> bool:
-        """Whether the upper 95 % bound of the quantile keeps to the target, with that room."""
-        target_s = self.latency_ms / 1000 / (1 + self.drift)
-        return keeps_to(self.latencies_s, target_s, self.quantile)
+        """Whether they keep to the target with 95 % confidence, and with that room."""
+        target_s = self.latency_ms / 1000
+        return keeps_to(self.latencies_s, target_s, quantile=self.quantile, drift=self.drift)
 
     @property
     def exceeded(self) -> int:
         """How many calls took longer than the target."""
         return sum(latency_s > self.latency_ms / 1000 for latency_s in self.latencies_s)
-
-
-def keeps_to(latencies_s: Sequence[float], target_s: float, quantile: float) -> bool:
-    """Tells whether a quantile of the latency keeps to a target, with 95 % confidence."""
-    bound = quantile_upper_bound(latencies_s, quantile=quantile).value
-    return bound is not None and bound <= target_s

@@ -109,7 +109,7 @@ def _checked(
         interval = None
     reason = f"{len(check.latencies_s)} fresh calls, {check.exceeded} above the target"
     if check.drift:
-        reason += f", their bound {100 * check.drift:.0f} % below it for slower times"
+        reason += f", with room for calls {100 * check.drift:.0f} % slower"
     smallest = min((t.batch_size for t in timings), default=1)
     if check.batch_size < smallest:
         reason += f"; below the smallest size of the sweep, {smallest}"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.analysis.latency_target import best_try, search_latency_target
+from kbatch.analysis.latency_target import best_try, keeps_to, search_latency_target
 from kbatch.analysis.quantile_bounds import quantile_upper_bound
 
 TARGET_S = 0.02
@@ -49,7 +49,7 @@ def test_the_answer_keeps_to_the_target_and_is_near_the_largest(seed, spread, fi
     best = best_try(tries)
     assert best is not None
     assert best.batch_size <= machine.largest() * 1.1
-    assert machine.typical_s(best.batch_size) >= 0.7 * TARGET_S
+    assert machine.typical_s(best.batch_size) >= 0.7 * machine.typical_s(machine.largest())
     assert len(tries) <= 6
 
 
@@ -62,9 +62,27 @@ def test_a_right_fit_needs_one_check():
 def test_room_for_drift_is_kept(drift):
     for seed in range(10):
         best = best_try(Machine(spread=0.05, seed=seed).search(drift=drift))
-        bound_s = quantile_upper_bound(best.latencies_s, quantile=0.95).value
-        assert bound_s * (1 + drift) <= TARGET_S
+        assert quantile_upper_bound(best.latencies_s, quantile=0.95).value <= TARGET_S
+        assert np.quantile(best.latencies_s, 0.95) * (1 + drift) <= TARGET_S
         assert Machine(spread=0.05).typical_s(best.batch_size) >= 0.6 * TARGET_S / (1 + drift)
+
+
+@pytest.mark.parametrize(
+    ("slow", "slow_s", "keeps"),
+    [
+        (0, 0.0, True),
+        (2, 0.0101, True),  # Slower than the room leaves, but few.
+        (5, 0.0101, False),
+        (1, 0.0121, False),  # One of 59 beyond the target, and the bound is.
+    ],
+)
+def test_the_bound_keeps_to_the_target_and_the_quantile_below_it_by_the_room(slow, slow_s, keeps):
+    latencies_s = [0.0099] * (59 - slow) + [slow_s] * slow
+    assert keeps_to(latencies_s, 0.012, quantile=0.95, drift=0.2) is keeps
+
+
+def test_too_few_calls_keep_to_no_target():
+    assert not keeps_to([0.001] * 58, 0.012, quantile=0.95)
 
 
 def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():

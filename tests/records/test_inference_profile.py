@@ -133,7 +133,7 @@ def test_room_for_slower_times_is_part_of_what_is_verified():
     assert dataclasses.replace(fresh, drift=0.1).verified
     assert not dataclasses.replace(fresh, drift=0.12).verified
     answer = make_profile(checks=(dataclasses.replace(fresh, drift=0.1),)).batch_for(latency_ms=5)
-    assert "10 % below it" in answer.reason
+    assert "with room for calls 10 % slower" in answer.reason
 
 
 def test_rounds_beside_a_neighbour_do_not_move_the_answers():
