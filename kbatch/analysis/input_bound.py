@@ -40,18 +40,27 @@ def input_verdict(ratio: RoundEstimate | None, *, long_run: Interval | None = No
     Returns:
         `"input-bound"` where the whole interval lies below 1, `"compute-bound"` where it lies
         above, by more than 5 % each; else, and without an interval, `"undetermined"`. Where the
-        long reading differs from the rounds, its bounds decide, by more than 10 %.
+        long reading differs from the rounds, its bounds decide, by more than 10 %. Where it agrees
+        with them and yet lies wholly on the other side of 1, nothing is decided.
     """
     if ratio is None or ratio.interval is None:
         return "undetermined"
     if long_run is not None and not agrees(ratio, long_run):
         return _side(long_run, closest=_CLOSEST_ONCE)
-    return _side(ratio.interval, closest=CLOSEST_RATIO)
+    found = _side(ratio.interval, closest=CLOSEST_RATIO)
+    # Rounds read the first batches of the data again and again, and these may be unlike the others.
+    return "undetermined" if long_run is not None and _is_denied(found, long_run) else found
 
 
 def agrees(ratio: RoundEstimate, long_run: Interval) -> bool:
     """Tells whether short rounds and a long reading gave about the same ratio."""
     return long_run.high <= AGREEING_RATIO * ratio.value <= AGREEING_RATIO**2 * long_run.low
+
+
+def _is_denied(verdict: str, long_run: Interval) -> bool:
+    if verdict == "input-bound":
+        return long_run.low > 1
+    return verdict == "compute-bound" and long_run.high < 1
 
 
 def _side(interval: Interval, *, closest: float) -> str:

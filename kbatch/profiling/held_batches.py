@@ -1,8 +1,9 @@
 """A few batches of the many that were read, which stand for all of them."""
 
+import math
 from typing import Any
 
-from kbatch.training.borrowed_step import shapes_of
+import tensorflow as tf
 
 # Batches that the train step alone takes turns with: more where their shapes vary.
 _HELD, _HELD_OF_ONE_SHAPE = 8, 4
@@ -30,7 +31,7 @@ class HeldBatches:
 
     def add(self, batch: Any) -> None:
         """Counts a batch, and keeps it where its shapes are new and not much like kept ones."""
-        shapes = shapes_of(batch)
+        shapes = _shapes_of(batch)
         self._shapes.append(shapes)
         if len(self._first) < _HELD_OF_ONE_SHAPE:
             self._first.append(batch)
@@ -63,6 +64,17 @@ class HeldBatches:
         return self._by_shapes[min(self._by_shapes, key=lambda kept: abs(_elements(kept) - size))]
 
 
+def numbers_in(batch: Any) -> int:
+    """Counts the numbers in a batch, its own and those that tell where its ragged rows end."""
+    return _elements(_shapes_of(batch))
+
+
+def _shapes_of(batch: Any) -> Shapes:
+    # A ragged or sparse part has no length of its own: those of its values tell how long it is.
+    parts = tf.nest.flatten(batch, expand_composites=True)
+    return tuple(tuple(part.shape) for part in parts if part is not None)
+
+
 def _most_like_neighbours(shapes: list[Shapes]) -> Shapes:
     """Finds the shapes whose neighbours in size are nearest to each other; never an end."""
     in_order = sorted(shapes, key=_size)
@@ -74,15 +86,8 @@ def _most_like_neighbours(shapes: list[Shapes]) -> Shapes:
 
 
 def _size(shapes: Shapes) -> tuple[int, str]:
-    return _elements(shapes), repr(shapes)  # An axis may be unknown: None has no order.
+    return _elements(shapes), repr(shapes)
 
 
 def _elements(shapes: Shapes) -> int:
-    return sum(_length(shape) for shape in shapes)
-
-
-def _length(shape: tuple[int | None, ...]) -> int:
-    length = 1
-    for axis in shape:
-        length *= axis or 1
-    return length
+    return sum(math.prod(shape) for shape in shapes)

@@ -10,8 +10,10 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from kbatch.profiling.held_batches import numbers_in
 from kbatch.records.input_rates import RateRecord, StepSpan
 from kbatch.training.batch_source import BatchSource
 from kbatch.training.batch_stream import BatchStream
@@ -55,6 +57,7 @@ class Block(NamedTuple):
         first_batch_s: Seconds from the start of the pipeline to its first batch, None without a
             pipeline.
         spans: The steps of training, empty if there were none.
+        batch_numbers: Numbers in a batch of training on average, None if there was none.
     """
 
     examples: int
@@ -62,6 +65,7 @@ class Block(NamedTuple):
     cpu_s: float
     first_batch_s: float | None
     spans: tuple[StepSpan, ...]
+    batch_numbers: float | None = None
 
 
 def block_length(budget_s: float, *, contenders: float, starts_s: float) -> BlockLength:
@@ -134,6 +138,7 @@ def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength)
         sum(one.cpu_s for one in known),
         taken.first_batch_s,
         tuple(span_from(span, spans[0].begin_s) for span in spans),
+        fmean(one.numbers for one in known),
     )
 
 
@@ -163,6 +168,7 @@ class _Batch(NamedTuple):
 
     epoch: int
     rows: int
+    numbers: int
     asked_s: float
     arrived_s: float
     end: _Moment
@@ -229,6 +235,7 @@ class _Tally:
             _Batch(
                 self._stream.epochs,
                 rows_of(batch),
+                numbers_in(batch),
                 asked_s if batches else self._opened.time_s,
                 arrived_s,
                 end,

@@ -1,6 +1,7 @@
 """One long reading of a pipeline before the rounds: what short blocks of it would not show."""
 
 import time
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from kbatch.analysis.long_run import long_run
@@ -40,6 +41,7 @@ class InputPass(NamedTuple):
             `HeldBatches`.
         epoch: How long the data are, None where no end was reached.
         duration_s: Seconds that it took.
+        batch_numbers: Numbers in a batch on average.
         notes: What a reader of the numbers must know.
     """
 
@@ -47,6 +49,7 @@ class InputPass(NamedTuple):
     batches: tuple[Any, ...]
     epoch: Epoch | None
     duration_s: float
+    batch_numbers: float
     notes: tuple[str, ...]
 
 
@@ -87,6 +90,7 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
         held.chosen(whole=first < len(rows)),
         Epoch(first, arrivals_s[first] - arrivals_s[0]) if first < len(rows) else None,
         arrivals_s[-1],
+        fmean(held.elements),
         _growth_note(held.elements),
     )
 

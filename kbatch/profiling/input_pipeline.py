@@ -18,7 +18,7 @@ from kbatch.profiling.pipeline_changes import pipeline_changes
 from kbatch.profiling.user_model import BuildFunction, model_builder
 from kbatch.profiling.worker_changes import worker_changes
 from kbatch.records.input_pipeline import InputPipelineProfile
-from kbatch.reporting.number_text import percent
+from kbatch.reporting.number_text import percent, readable, setting
 from kbatch.training.batch_source import BatchSource, batch_source
 from kbatch.training.borrowed_step import borrowed_step, held_on_device, rows_of
 from kbatch.training.seeds import kept_seeds
@@ -32,6 +32,8 @@ _LITTLE_WAITING = 0.05
 _FILL_SHARE, _LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.3, 0.12, 0.3, 0.4
 _PROCESSES_START_S = 10.0
 _TIMELINE_S, _GPU_S = 1.0, 5.0
+# A measurement that took this much longer than it was given says so.
+_MUCH_LONGER = 1.5
 
 
 def profile_input_pipeline(
@@ -64,7 +66,9 @@ def profile_input_pipeline(
         dataset: What `fit` would get: a `tf.data.Dataset`, a `PyDataset`, arrays as `x`, `(x, y)`
             or `(x, y, sample_weight)`, or a function `batch_size -> tf.data.Dataset`.
         batch_size: Examples in a batch; None for those the dataset has, 32 for arrays.
-        budget_s: Seconds to spend. Three rounds are made in any case. Not counted are tracing the
+        budget_s: Seconds to spend. Three rounds are made in any case, each of which starts the
+            pipeline twice: where its first batch takes seconds, as with a large shuffle buffer,
+            it takes about ten starts, and a note says how long. Not counted are tracing the
             model, a second for the timeline and, with a GPU, five more to see how busy it is.
         remedies: Whether to try changes to the pipeline.
         cache_bytes: Bytes of memory that a cache may take when it is tried.
@@ -121,11 +125,25 @@ def _measured(model: keras.Model, source: BatchSource, limits: _Limits) -> Input
             budget_s=limits.budget_s,
             environment=read_environment(),
         )
+        spent_s += time.perf_counter() - began_s - _uncounted_s(profile)
+        began_s = time.perf_counter()
         if limits.remedies:
-            spent_s += time.perf_counter() - began_s - _uncounted_s(profile)
             left_s = limits.budget_s - max(base_s, spent_s)
             tried = _remedies(profile, source, warm, reading=reading, limits=limits, left_s=left_s)
-    return dataclasses.replace(profile, remedies=tried.tried, untried=tried.untried)
+    spent_s += time.perf_counter() - began_s
+    notes = (*profile.notes, *_time_note(spent_s, profile))
+    return dataclasses.replace(profile, remedies=tried.tried, untried=tried.untried, notes=notes)
+
+
+def _time_note(spent_s: float, profile: InputPipelineProfile) -> tuple[str, ...]:
+    if spent_s <= _MUCH_LONGER * profile.budget_s:
+        return ()
+    first_batch_s = max(profile.first_batch_s, default=0.0)
+    return (
+        f"It took {readable(spent_s, 2)} s instead of {setting(profile.budget_s)}: every round "
+        "starts the pipeline anew, three are made in any case, and a first batch came after up to "
+        f"{readable(first_batch_s, 2)} s.",
+    )
 
 
 def _uncounted_s(profile: InputPipelineProfile) -> float:

@@ -66,23 +66,12 @@ def try_changes(
     """
     began_s = time.perf_counter()
     block_s = _least_block_s(reading, warm, even=even)
-    most = max(0, int(_LONGER * budget_s / (FEWEST_ROUNDS * block_s)) - 1)
-    given, left = changes.tried[:most], changes.tried[most:]
-    needed_s = FEWEST_ROUNDS * block_s * (len(changes.tried) + 1)
-    short = f"there was no time: all changes need about {needed_s:.0f} s, half of `budget_s`"
-    untried = [*changes.untried, *(UntriedRecord(c.name, c.code, short) for c in left)]
+    given, untried = _in_time(changes, block_s, budget_s=budget_s)
     if not given:
-        return Remedies((), tuple(untried))
-    length = block_length(
-        budget_s,
-        contenders=len(given) + 1,
-        starts_s=(len(given) + 1) * reading.record.first_batch_s,
-    )
-    length = (
-        counted(length, reading.epoch, reading.record.first_batch_s, step_s=warm.step_s)
-        if even
-        else BlockLength(0.0, reading.duration_s, reading.duration_s, "start")
-    )
+        return Remedies((), untried)
+    length = _block_length(reading, warm, contenders=len(given) + 1, budget_s=budget_s)
+    if not even:
+        length = BlockLength(0.0, reading.duration_s, reading.duration_s, "start")
     train = functools.partial(training_block, step=warm.step, length=length)
     failures: dict[str, str] = {}
     blocks = {c.name: _until_it_fails(c, train, failures) for c in given}
@@ -99,10 +88,27 @@ def try_changes(
         for c in given
         if c.name not in failures
     ]
-    untried += [
-        UntriedRecord(c.name, c.code, failures[c.name]) for c in given if c.name in failures
-    ]
-    return Remedies(tuple(tried), tuple(untried))
+    failed = [UntriedRecord(c.name, c.code, failures[c.name]) for c in given if c.name in failures]
+    return Remedies(tuple(tried), (*untried, *failed))
+
+
+def _in_time(
+    changes: Changes, block_s: float, *, budget_s: float
+) -> tuple[tuple[Change, ...], tuple[UntriedRecord, ...]]:
+    """Picks the changes for which there is time, and says of the others what they need."""
+    most = max(0, int(_LONGER * budget_s / (FEWEST_ROUNDS * block_s)) - 1)
+    needed_s = FEWEST_ROUNDS * block_s * (len(changes.tried) + 1)
+    short = f"there was no time: all changes need about {needed_s:.0f} s, half of `budget_s`"
+    left = (UntriedRecord(c.name, c.code, short) for c in changes.tried[most:])
+    return changes.tried[:most], (*changes.untried, *left)
+
+
+def _block_length(
+    reading: InputPass, warm: WarmStep, *, contenders: int, budget_s: float
+) -> BlockLength:
+    first_batch_s = reading.record.first_batch_s
+    length = block_length(budget_s, contenders=contenders, starts_s=contenders * first_batch_s)
+    return counted(length, reading.epoch, first_batch_s, step_s=warm.step_s)
 
 
 def _least_block_s(reading: InputPass, warm: WarmStep, *, even: bool) -> float:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ from kbatch.profiling.input_blocks import (
 from kbatch.profiling.input_pass import Epoch, InputPass, read_pass
 from kbatch.profiling.interleaved import interleaved
 from kbatch.records.input_rates import LongRunRecord, RateRecord, SmallerStepRecord, StepSpan
+from kbatch.reporting.number_text import readable
 from kbatch.training.batch_source import BatchSource
 from kbatch.training.borrowed_step import BorrowedStep, first_rows, fitting_data, rows_of
 from kbatch.training.errors import InputError
@@ -35,6 +37,10 @@ _PARTS = (4, 16)
 # A block of a smaller step lasts this share of the others: only the crossing rests on it.
 _SMALLER_SHARE = 0.5
 _CONTENDERS, _STARTED = 3, 2
+# A pause of the machine in a second reading as short as the first would count as one of the data.
+_MOST_AGAIN = 2
+# Batches that the rounds train on and those that were read may differ by this factor.
+_ALIKE = 1.1
 # Epochs of so few batches, or whose start takes this share of them, count as a whole.
 _FEW_BATCHES, _START_SHARE = 8, 0.05
 
@@ -124,18 +130,10 @@ def measure_rounds(
         reading: The long reading of the pipeline.
         budget_s: Seconds for the rounds; three are made in any case.
     """
-    blocks: dict[str, Callable[[BlockLength], Block]] = {
-        "pipeline": functools.partial(pipeline_block, source),
-        "step": functools.partial(step_block, warm.step, warm.batches),
-        "together": functools.partial(training_block, source, warm.step),
-    }
+    blocks = _blocks(source, warm)
     lengths = _lengths(warm, reading, budget_s=budget_s)
-    contenders = {name: functools.partial(block, lengths[name]) for name, block in blocks.items()}
-    contenders |= {
-        str(rows): functools.partial(step_block, warm.step, (part,), _shorter(lengths["step"]))
-        for rows, part in warm.smaller.items()
-    }
     end_s = time.perf_counter() + budget_s
+    contenders = _contenders(blocks, warm, lengths=lengths)
     found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of(results) for name, results in found.items()}
     # Where the rounds count whole epochs too, there is nothing that they could not see.
@@ -143,14 +141,9 @@ def measure_rounds(
     record = None if whole else _checked(source, rates["pipeline"], reading)
     timeline, long_run = _timeline(source, warm.step, rates["pipeline"], record, budget_s=budget_s)
     busy = gpu_busy(blocks)
-    pipeline, alone, together = (
-        dataclasses.replace(rates[name], gpu_busy_share=busy.shares.get(name)) for name in blocks
-    )
     starts_s = [block.first_batch_s for block in found["pipeline"]]
     return InputRounds(
-        pipeline,
-        alone,
-        together,
+        *(dataclasses.replace(rates[n], gpu_busy_share=busy.shares.get(n)) for n in blocks),
         smaller_steps=tuple(SmallerStepRecord(n, rates[str(n)]) for n in warm.smaller),
         first_batch_s=tuple(s for s in starts_s if s is not None),
         timeline=timeline,
@@ -158,10 +151,32 @@ def measure_rounds(
             *_rounds_note(len(starts_s)),
             *warm.notes,
             *reading.notes,
+            *_sizes_note(found["together"], reading),
             *_gpu_note(busy),
         ),
         long_run=long_run,
     )
+
+
+def _blocks(source: BatchSource, warm: WarmStep) -> dict[str, Callable[[BlockLength], Block]]:
+    return {
+        "pipeline": functools.partial(pipeline_block, source),
+        "step": functools.partial(step_block, warm.step, warm.batches),
+        "together": functools.partial(training_block, source, warm.step),
+    }
+
+
+def _contenders(
+    blocks: dict[str, Callable[[BlockLength], Block]],
+    warm: WarmStep,
+    *,
+    lengths: dict[str, BlockLength],
+) -> dict[str, Callable[[], Block]]:
+    """Gives every block its length, and adds the steps on smaller batches, by their size."""
+    return {name: functools.partial(block, lengths[name]) for name, block in blocks.items()} | {
+        str(rows): functools.partial(step_block, warm.step, (part,), _shorter(lengths["step"]))
+        for rows, part in warm.smaller.items()
+    }
 
 
 def counted(
@@ -206,7 +221,8 @@ def _checked(source: BatchSource, pipeline: RateRecord, reading: InputPass) -> L
     """Reads again what differs from the rounds: the first reading may have met cold files."""
     if _is_even(pipeline, reading.record):
         return reading.record
-    return read_pass(source, least_s=reading.duration_s, most_s=reading.duration_s).record
+    most_s = _MOST_AGAIN * reading.duration_s
+    return read_pass(source, least_s=reading.duration_s, most_s=most_s).record
 
 
 def _timeline(
@@ -252,6 +268,19 @@ def _rounds_note(rounds: int) -> tuple[str, ...]:
     return (
         f"{rounds} of {MOST_ROUNDS} rounds were made: a larger `budget_s` gives narrower "
         "intervals.",
+    )
+
+
+def _sizes_note(trained: Sequence[Block], reading: InputPass) -> tuple[str, ...]:
+    """Says where the first batches of the data, which rounds train on, are unlike the others."""
+    sizes = [block.batch_numbers for block in trained if block.batch_numbers is not None]
+    ratio = fmean(sizes) / reading.batch_numbers if sizes and reading.batch_numbers else 1.0
+    if 1 / _ALIKE <= ratio <= _ALIKE:
+        return ()
+    return (
+        f"Batches differ in size: those that the rounds trained on hold {readable(ratio, 2)} times "
+        "as much as the mean of those that were read. Both together, and the waiting, are those of "
+        "these batches; the train step alone is that of all.",
     )
 
 

@@ -17,7 +17,7 @@ from kbatch.profiling.pipeline_stages import (
 )
 from kbatch.records.input_rates import UntriedRecord
 from kbatch.reporting.caveat import one_line
-from kbatch.reporting.number_text import gibibytes
+from kbatch.reporting.number_text import memory_text
 from kbatch.training.batch_source import BatchSource, source_of_dataset
 from kbatch.training.batch_stream import BatchStream
 from kbatch.training.errors import InputError
@@ -40,7 +40,8 @@ def cached_pipeline(
     """Caches as much of a pipeline as gives the same elements in every pass.
 
     That is what lies below the lowest shuffle or repeat; two passes over its first elements must
-    agree, else a map draws random numbers. One pass over all of it fills the cache.
+    agree, else a map draws random numbers. One pass over all of it fills the cache, unless it takes
+    more memory or time on the way than there is.
 
     Args:
         dataset: The pipeline.
@@ -59,8 +60,8 @@ def cached_pipeline(
     if all(kind in _IN_MEMORY for kind in kinds[at:]):
         above = "the shuffle or repeat stands below every map: place `.map(...).cache()` before it"
         return _untried(above if at else "the pipeline does nothing that a cache would save")
-    if int(stages[at].cardinality()) < 0:
-        return _untried("the number of elements is not known, so neither is the memory they take")
+    if stages[at].cardinality() == tf.data.INFINITE_CARDINALITY:
+        return _untried("the data have no end")
     if any(map(draws_random_numbers, stages[at:])):
         return _untried(
             "a map draws random numbers, which would be frozen. Place it by hand before that map"
@@ -92,7 +93,7 @@ def fill_cache(source: BatchSource, budget_s: float) -> tuple[str, ...]:
         return inside
     end_s = time.perf_counter() + budget_s
     try:
-        full = all(_filled(cache, end_s=end_s) for cache in caches)
+        full = all(_filled(cache, end_s=end_s).full for cache in caches)
     except InputError as error:  # A stage above may leave broken elements out.
         return (
             *inside,
@@ -112,32 +113,48 @@ def fill_cache(source: BatchSource, budget_s: float) -> tuple[str, ...]:
     )
 
 
-def _filled(cache: tf.data.Dataset, *, end_s: float) -> bool:
-    """Reads a cache to its end, unless the time is over before."""
+class _Filling(NamedTuple):
+    """Whether a cache was read to its end, and the bytes of its elements so far."""
+
+    full: bool
+    size_bytes: int
+
+
+def _filled(cache: tf.data.Dataset, *, end_s: float, budget_bytes: int | None = None) -> _Filling:
+    """Reads a cache to its end, unless time or memory is spent before.
+
+    Args:
+        cache: The cache.
+        end_s: When it stops.
+        budget_bytes: After so many bytes it stops too, None not to count them.
+    """
+    size_bytes = 0
     with BatchStream(source_of_dataset(cache), read_before=True) as stream:
-        while stream.epochs == 0:
-            if time.perf_counter() > end_s:
-                return False
-            stream.next()
-    return True
+        while True:
+            element = stream.next()
+            if stream.epochs > 0:
+                return _Filling(True, size_bytes)
+            if budget_bytes is not None:
+                size_bytes += _bytes(_arrays(element))
+            over = budget_bytes is not None and size_bytes > budget_bytes
+            if over or time.perf_counter() > end_s:
+                return _Filling(False, size_bytes)
 
 
 def _cached(
     stages: list[Any], at: int, *, budget_bytes: int, budget_s: float
 ) -> Change | UntriedRecord:
     part = stages[at]
-    seen, elements = _sample(part, budget_s / 4), int(part.cardinality())
+    seen, elements = _sample(part, budget_s / 4), max(0, int(part.cardinality()))
     if not seen.same:
         return _untried(
             "two passes gave different elements: what is random would be frozen. Place it by hand "
             "before what is random"
         )
     needed_bytes, needed_s = round(elements * seen.element_bytes), elements * seen.element_s
+    more = f"more than the {memory_text(budget_bytes)} of `cache_bytes`"
     if needed_bytes > budget_bytes:
-        return _untried(
-            f"it would take {gibibytes(needed_bytes)}, more than the {gibibytes(budget_bytes)} of "
-            "`cache_bytes`"
-        )
+        return _untried(f"it would take {memory_text(needed_bytes)}, {more}")
     if needed_s > budget_s:
         return _untried(
             f"filling it would take about {needed_s:.0f} s: give a larger `budget_s` to try it"
@@ -146,7 +163,10 @@ def _cached(
     changed = rebuilt(stages, at, cached)
     if changed is None:
         return _untried("a stage above it cannot be put together again from outside")
-    if not _filled(cached, end_s=time.perf_counter() + budget_s):
+    filling = _filled(cached, end_s=time.perf_counter() + budget_s, budget_bytes=budget_bytes)
+    if filling.size_bytes > budget_bytes:
+        return _untried(f"it takes {more}")
+    if not filling.full:
         return _untried(
             f"it was not full after {budget_s:.2g} s: give a larger `budget_s` to try it"
         )
@@ -154,7 +174,8 @@ def _cached(
     return Change(
         _NAME,
         f"{_CODE}  # {place}",
-        f"it takes {gibibytes(needed_bytes)} of memory, and the first epoch is as slow as before",
+        f"it takes {memory_text(filling.size_bytes)} of memory, and the first epoch is as slow as "
+        "before",
         source_of_dataset(changed),
     )
 
@@ -182,13 +203,15 @@ def _first_elements(
 ) -> tuple[list[list[Any]], list[float]]:
     began_s, found, arrivals_s = time.perf_counter(), [], []
     for element in part.take(most):
-        found.append(
-            [np.asarray(leaf) for leaf in tf.nest.flatten(element, expand_composites=True)]
-        )
+        found.append(_arrays(element))
         arrivals_s.append(time.perf_counter() - began_s)
         if arrivals_s[-1] > budget_s:
             break
     return found, arrivals_s
+
+
+def _arrays(element: Any) -> list[Any]:
+    return [np.asarray(leaf) for leaf in tf.nest.flatten(element, expand_composites=True)]
 
 
 def _equal(one: list[Any], other: list[Any]) -> bool:

@@ -85,18 +85,25 @@ def _prefetch(dataset: tf.data.Dataset, stages: list[Any]) -> Change | UntriedRe
 
 def _parallel_map(dataset: tf.data.Dataset, stages: list[Any]) -> Change | UntriedRecord:
     maps = [i for i, stage in enumerate(stages) if kind_of(stage) == "Map"]
-    functions = [_function_name(stages[i]) for i in reversed(maps)] or ["function"]
     name = "parallel map"
-    code = "; ".join(f".map({f}, num_parallel_calls=tf.data.AUTOTUNE)" for f in functions)
     if not maps:
         reason = "no map that makes one call at a time was found in the pipeline"
-        return UntriedRecord(name, code, reason)
-    lowest = maps[-1] + 1
-    changed = rebuilt(stages, lowest, stages[lowest], changed={"Map": in_parallel})
-    if changed is None:
-        return UntriedRecord(name, code, _NOT_REBUILT)
-    stateful = not all(is_stateless(stages[i]) for i in maps)
-    return Change(name, code, _THREADS if stateful else None, source_of_dataset(changed))
+        return UntriedRecord(name, _parallel_code(["function"]), reason)
+    code = _parallel_code([_function_name(stages[i]) for i in reversed(maps)])
+    # Below a stage that cannot be put together again, such as a cache, maps stay as they are.
+    while maps:
+        below = stages[maps[-1] + 1]
+        changed = rebuilt(stages, maps[-1] + 1, below, changed={"Map": in_parallel})
+        if changed is not None:
+            code = _parallel_code([_function_name(stages[i]) for i in reversed(maps)])
+            stateful = not all(is_stateless(stages[i]) for i in maps)
+            return Change(name, code, _THREADS if stateful else None, source_of_dataset(changed))
+        del maps[-1]
+    return UntriedRecord(name, code, _NOT_REBUILT)
+
+
+def _parallel_code(functions: list[str]) -> str:
+    return "; ".join(f".map({f}, num_parallel_calls=tf.data.AUTOTUNE)" for f in functions)
 
 
 def _thread_pool(dataset: tf.data.Dataset, stages: list[Any]) -> Change | UntriedRecord:

@@ -143,6 +143,13 @@ _AGAIN: dict[str, Rebuild] = {
     "ParallelMap": _parallel_map,
     "Batch": lambda d, s: d.batch(s._batch_size, drop_remainder=_flag(s._drop_remainder)),
     "ParallelBatch": _parallel_batch,
+    "PaddedBatch": lambda d, s: d.padded_batch(
+        s._batch_size,
+        padded_shapes=s._padded_shapes,
+        padding_values=s._padding_values,
+        drop_remainder=_flag(s._drop_remainder),
+    ),
+    "Filter": lambda d, s: d.filter(s._predicate._func),
     "Rebatch": lambda d, s: d.rebatch(s._batch_sizes, drop_remainder=_flag(s._drop_remainder)),
     "Unbatch": lambda d, s: d.unbatch(),
     "Prefetch": lambda d, s: d.prefetch(int(s._buffer_size)),

@@ -8,8 +8,10 @@ from kbatch.records.input_rates import LongRunRecord, RateRecord, RemedyRecord
 from kbatch.reporting.number_text import counted, listed, percent, readable
 
 _MUCH_WAITING = 0.2
-# Training this much slower than one after the other: both sides want the same cores.
+# Training this much slower than one after the other: both sides hold each other up.
 _CONTENDED = 0.9
+# Both sides keep this share of the cores busy, so that they must share them.
+_BUSY_SHARE = 0.8
 # Extrapolated this far beyond the batch sizes that were measured, a crossing is named as such.
 _FAR = 4
 
@@ -60,6 +62,14 @@ def headline(profile: InputPipelineProfile) -> str:
         return "too few rounds for an interval: give a larger `budget_s`."
     if ratio.interval.low >= 1 / CLOSEST_RATIO and ratio.interval.high <= CLOSEST_RATIO:
         return "pipeline and train step are as fast as each other within 5 %."
+    long_run = profile.long_run_ratio
+    apart = ratio.interval.low > CLOSEST_RATIO or ratio.interval.high < 1 / CLOSEST_RATIO
+    if apart and long_run is not None:
+        return (
+            f"the rates' ratio is {readable(ratio.value)}{_between(ratio.interval)} in the rounds "
+            f"and {_bounds(long_run)} over one long reading, on the other side of 1: give a larger "
+            "`budget_s`, or an idle machine."
+        )
     return (
         f"the rates' ratio is {readable(ratio.value)}{_between(ratio.interval)}, which does "
         "not tell them apart: give a larger `budget_s`, or an idle machine."
@@ -104,7 +114,7 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
     if most and profile.serial and most < _CONTENDED * profile.serial:
         lines.append(
             "Together they are slower than one after the other would be: pipeline and train step "
-            "want the same cores."
+            f"{_contention(profile)}."
         )
     elif together and profile.serial and profile.overlapped:
         lines.append(
@@ -112,6 +122,17 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
             f"other {readable(profile.serial)} samples/s."
         )
     return lines
+
+
+def _contention(profile: InputPipelineProfile) -> str:
+    """Says what both sides want, as far as the processor time of each alone tells it."""
+    wanted = (profile.pipeline.busy_cores or 0) + (profile.step.busy_cores or 0)
+    if wanted >= _BUSY_SHARE * profile.environment.cpu_count:
+        return "want the same cores"
+    return (
+        "hold each other up, and not for want of cores: Python code runs in one thread at a time, "
+        "and the batches of the rounds may differ"
+    )
 
 
 def _long_run(profile: InputPipelineProfile, record: LongRunRecord) -> str:
@@ -212,11 +233,18 @@ def _remedies(profile: InputPipelineProfile) -> list[str]:
         return []
     lines = ["Tried one at a time, training speed over that of the pipeline as it is:"]
     for remedy in profile.best_first:
-        sure = "" if is_clear_gain(remedy) else "  (no clear gain)"
-        lines.append(f"  {remedy_text(remedy)}{sure}")
+        lines.append(f"  {remedy_text(remedy)}{_certainty(remedy)}")
         if remedy.condition and is_clear_gain(remedy):
             lines.append(f"      mind: {remedy.condition}")
     return lines
+
+
+def _certainty(remedy: RemedyRecord) -> str:
+    if is_clear_gain(remedy):
+        return ""
+    interval = remedy.gain and remedy.gain.interval
+    slower = interval is not None and interval.high < 1 / CLOSEST_RATIO
+    return "  (slower)" if slower else "  (no clear gain)"
 
 
 def _untried(profile: InputPipelineProfile) -> list[str]:

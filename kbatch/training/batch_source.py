@@ -75,7 +75,7 @@ def batch_source(data: Any, model: keras.Model, batch_size: int | None) -> Batch
         return source_of_dataset(dataset, batch_size)
     arrays = tuple(data) if isinstance(data, (tuple, list)) else (data,)
     if not 1 <= len(arrays) <= 3 or arrays[0] is None or not can_convert_arrays(arrays):
-        raise InputError(f"{_FORMS} Received: a {type(data).__module__}.{type(data).__name__}.")
+        raise InputError(f"{_FORMS} Received: {_named(data)}.")
     return _of_arrays(arrays, batch_size or _KERAS_BATCH_SIZE)
 
 
@@ -197,15 +197,25 @@ def _batched(data: Any, model: keras.Model, batch_size: int | None) -> tf.data.D
     return data
 
 
+def _named(data: Any) -> str:
+    """Names the type of what was given, and of the parts of a tuple or list."""
+    name = f"a {type(data).__module__}.{type(data).__name__}"
+    if not isinstance(data, (tuple, list)):
+        return name
+    return f"{name} of {len(data)}: {', '.join(type(one).__name__ for one in data[:3])}"
+
+
 def _check_file_caches(dataset: Any) -> None:
     """Refuses a file cache that is not complete: reading a part of it would leave it locked."""
-    while dataset is not None:
-        if type(dataset).__name__ == "CacheDataset":
-            name = dataset._filename.numpy().decode()
+    waiting = [dataset]
+    while waiting:
+        stage = waiting.pop()
+        waiting += stage._inputs()
+        if type(stage).__name__ == "CacheDataset":
+            name = stage._filename.numpy().decode()
             if name and not glob.glob(f"{glob.escape(name)}*.index"):
                 raise InputError(
                     "The dataset's file cache is not complete, and measuring would leave half of "
                     "it behind: read the dataset once (`for _ in dataset: pass`), then measure. "
                     f"Received: a dataset with cache({name!r})."
                 )
-        dataset = getattr(dataset, "_input_dataset", None)

@@ -62,8 +62,9 @@ class InputMeter:
 
     def _count(self, asked_s: tf.Tensor, batch: Any) -> Any:
         leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-        rows = tf.cast(tf.shape(leaves[0])[0], tf.float64)
-        with tf.control_dependencies(leaves):
+        shapes = [_shape(leaf) for leaf in leaves]
+        rows = tf.cast(shapes[0][0], tf.float64)
+        with tf.control_dependencies(tf.nest.flatten(leaves, expand_composites=True)):
             waited_s = tf.timestamp() - asked_s
         batches, examples, largest, wait_s, _ = tf.unstack(self._totals)
         update = self._totals.assign(
@@ -73,7 +74,7 @@ class InputMeter:
                     examples + rows,
                     tf.maximum(largest, rows),
                     wait_s + waited_s,
-                    _shape_number(leaves),
+                    _shape_number(shapes),
                 ]
             )
         )
@@ -83,9 +84,17 @@ class InputMeter:
             )
 
 
-def _shape_number(leaves: list[Any]) -> tf.Tensor:
+def _shape(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.bounding_shape(out_type=tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape
+    return tf.shape(leaf, out_type=tf.int64)
+
+
+def _shape_number(shapes: list[tf.Tensor]) -> tf.Tensor:
     """Sums the lengths of all axes, each times a root of its own: equal for equal shapes."""
-    lengths = tf.cast(tf.concat([tf.shape(leaf) for leaf in leaves], axis=0), tf.float64)
+    lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
     return tf.reduce_sum(
         lengths * tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
     )

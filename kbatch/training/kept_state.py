@@ -27,7 +27,8 @@ class KeptState:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
             # Only then: built a second time, a loss scale would start anew.
-            optimizer.build(model.trainable_variables)
+            with self._model.distribute_strategy.scope():
+                optimizer.build(model.trainable_variables)
         # A model with a train step of its own may have several, such as one for each network. That
         # step builds them, so some of their variables are not there yet.
         self._optimizers = [(one, len(one.variables)) for one in _optimizers(model)]
@@ -61,7 +62,8 @@ class KeptState:
             return []
         if id(optimizer) not in self._firsts:
             twin = type(optimizer).from_config(optimizer.get_config())
-            twin.build(optimizer._trainable_variables)
+            with self._model.distribute_strategy.scope():
+                twin.build(optimizer._trainable_variables)
             self._firsts[id(optimizer)] = [
                 np.array(tf.convert_to_tensor(one.value)) for one in twin.variables[kept:]
             ]

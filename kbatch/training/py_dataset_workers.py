@@ -71,10 +71,9 @@ class Workers(OrderedEnqueuer):
         """Ends the workers for good; batches that wait are dropped, and the data are let go."""
         with self.start_stop_lock:
             runner: Any = self.run_thread
-            if not self.running or runner is None:
-                return
             self.running, self.run_thread = False, None
-        while runner.is_alive():
+        # Without one they were never started: the data are let go all the same.
+        while runner is not None and runner.is_alive():
             # The runner may wait for a place in the queue.
             with self.future_queue.mutex:
                 self.future_queue.queue.clear()

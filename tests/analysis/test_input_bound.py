@@ -73,6 +73,8 @@ def test_a_narrower_interval_never_takes_a_verdict_back():
         (3.0, 1.2, 3.0, "compute-bound"),
         (0.93, 0.1, 0.93, "undetermined"),
         (0.8, 0.1, 0.8, "input-bound"),
+        (1.15, 0.9, 0.97, "undetermined"),  # They agree within 1.3, and not on the side.
+        (1.15, 0.9, 1.01, "compute-bound"),
     ],
 )
 def test_where_a_long_reading_differs_its_bounds_decide(middle, low, high, verdict):

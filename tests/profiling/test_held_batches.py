@@ -2,6 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from kbatch.profiling.held_batches import HeldBatches
 
@@ -54,3 +55,10 @@ def test_a_ragged_end_of_many_batches_does_not_weigh_as_much_as_they_do():
 def test_a_rare_shape_that_was_not_the_end_stays_among_the_sizes():
     assert (1, 2) not in chosen([(8, 2)] * 30 + [(1, 2)] + [(8, 2)] * 30)
     assert chosen([(8, 2)] * 4 + [(1, 2)], whole=False).count((1, 2)) == 1
+
+
+def test_ragged_batches_differ_in_what_they_hold():
+    held = HeldBatches()
+    for length in (1, 3, 5) * 10:
+        held.add(tf.RaggedTensor.from_row_lengths(tf.ones(4 * length), [length] * 4))
+    assert {len(batch.flat_values) for batch in held.chosen(whole=False)} == {4, 12, 20}

@@ -1,5 +1,6 @@
 """The experiment from end to end. Delays are so far apart that no timing of the host matters."""
 
+import itertools
 import time
 
 import fake_nvml
@@ -199,6 +200,20 @@ def test_a_shuffle_of_all_the_data_is_measured_with_its_filling():
     found = profile(slow_model(0.005), dataset, budget_s=2.0, remedies=False)
     assert found.verdict == "input-bound"
     assert found.ratio.value < 0.5
+
+
+def test_a_slow_start_and_first_batches_unlike_the_others_are_told():
+    def make():
+        time.sleep(0.15)
+        for i in itertools.count():
+            time.sleep(0.002)
+            yield models.rows(2 if i < 40 else 32)
+
+    specs = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
+    dataset = tf.data.Dataset.from_generator(make, output_signature=specs)
+    notes = " ".join(profile(models.mlp(), dataset, budget_s=1.0, remedies=False).notes)
+    assert "Batches differ in size: those that the rounds trained on hold 0." in notes
+    assert "instead of 1: every round starts the pipeline anew" in notes
 
 
 class Fixed(keras.layers.Layer):

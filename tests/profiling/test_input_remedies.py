@@ -25,7 +25,7 @@ class Step:
 def tried(*, batch_s, budget_s, even=True, duration_s=1.0):
     dataset = examples(80).batch(8)
     counted = LongRun("whole epochs", round(8 * duration_s / batch_s), duration_s, 0, 0.0)
-    reading = InputPass(LongRunRecord(counted, 0.0), (), None, duration_s, ())
+    reading = InputPass(LongRunRecord(counted, 0.0), (), None, duration_s, 64.0, ())
     warm = WarmStep(Step(), (next(iter(dataset)),), {}, 0.0, ())
     return try_changes(
         pipeline_changes(dataset),

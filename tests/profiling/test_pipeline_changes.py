@@ -58,6 +58,11 @@ PIPELINES = {
     "cut and repeated": lambda: numbers().skip(2).map(in_python).take(8).repeat(2).batch(4),
     "rebatched": lambda: numbers().map(double).batch(5).rebatch(4),
     "unbatched": lambda: numbers().map(double).batch(5).unbatch().batch(3),
+    "padded": lambda: numbers().map(lambda x: tf.ones([1 + x % 3])).padded_batch(4),
+    "padded with its own": lambda: (
+        numbers().map(lambda x: tf.ones([1 + x % 3])).padded_batch(6, [5], -1.0, True)
+    ),
+    "filtered": lambda: numbers().map(double).filter(lambda x: x > 6).batch(4),
     "options": lambda: with_options(numbers().map(double), deterministic=True).batch(4),
 }
 
@@ -179,6 +184,30 @@ class Counted:
         return tf.ensure_shape(tf.py_function(count, [x], tf.int64), [])
 
 
+def endless_numbers():
+    return tf.data.Dataset.random(seed=1)
+
+
+def test_data_of_unknown_length_are_cached_where_what_they_take_turns_out_to_fit():
+    counted = Counted()
+    dataset = numbers().map(counted).filter(lambda x: x > 3).batch(4)
+    before = values(dataset)
+    change = cached(dataset, budget_bytes=8 * 16)
+    assert "it takes 128 B of memory" in change.condition
+    calls = counted.calls
+    np.testing.assert_array_equal(values(change.source.given), before)
+    assert counted.calls == calls
+
+
+def test_maps_above_a_cache_are_made_parallel_and_those_below_it_stay():
+    dataset = numbers().map(in_python).cache().map(double).shuffle(20).batch(4)
+    change = changes(dataset)[0]["parallel map"]
+    assert change.code == ".map(double, num_parallel_calls=tf.data.AUTOTUNE)"
+    assert change.condition is None
+    kinds = [kind_of(stage) for stage in stages_of(change.source.given)]
+    assert kinds[2:5] == ["ParallelMap", "Cache", "Map"]
+
+
 @pytest.mark.parametrize(
     ("above", "place"),
     [
@@ -224,15 +253,16 @@ def test_a_filled_cache_gives_the_same_examples_without_the_work(above, place):
         ),
         (lambda: numbers().shuffle(20).map(double).batch(4), {}, "shuffle or repeat stands below"),
         (lambda: numbers(), {}, "does nothing that a cache would save"),
-        (
-            lambda: numbers().map(double).filter(lambda x: x > 3).batch(4),
-            {},
-            "number of elements is not known",
-        ),
+        (lambda: endless_numbers().map(double).batch(4), {}, "the data have no end"),
         (
             lambda: numbers(10**6).map(double).batch(1000),
             {"budget_bytes": 7 * 10**6},
-            "would take 0.00745 GiB",
+            "would take 7.63 MiB, more than the 6.68 MiB",
+        ),
+        (
+            lambda: numbers(10**4).map(double).filter(lambda x: x > 3).batch(100),
+            {"budget_bytes": 2**10},
+            "it takes more than the 1.00 KiB of `cache_bytes`",
         ),
         (lambda: numbers(10**7).map(in_python).batch(4), {}, "filling it would take about"),
         (

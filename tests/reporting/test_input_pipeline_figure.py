@@ -5,6 +5,7 @@ import pytest
 from input_profile_factory import make_profile, make_rate, make_remedy
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 import kbatch
 from kbatch.records.input_rates import StepSpan
@@ -80,6 +81,17 @@ def test_the_drawing_has_labels_units_and_the_verdict():
     words = " ".join(t.get_text() for t in (*upper.texts, *lower.texts)).replace("\xa0", " ")
     for part in ("waiting for data (66 %)", "computing", "CPU, 16 cores", "5 rounds", "float32"):
         assert part in words
+
+
+@pytest.mark.parametrize("width_in", [3.2, 6.4])
+def test_the_title_lies_within_the_figure_beside_long_names(width_in):
+    profile = make_profile(remedies=(make_remedy("private thread pool", 2.0),))
+    figure = Figure(figsize=(width_in, 4.2), layout="constrained")
+    upper = plot_input_pipeline(profile, figure.add_subplot())
+    figure.draw_without_rendering()
+    words = (one for one in upper.get_children() if isinstance(one, Text))
+    (title,) = (one for one in words if one.get_text().startswith("input-bound"))
+    assert title.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_given_axes_are_used_and_global_settings_stay():

@@ -32,12 +32,24 @@ def test_the_verdict_comes_first_with_its_evidence():
         ({"pipeline": 2400, "step": 800, "wait_share": 0.02}, "the pipeline keeps up with the"),
         ({"pipeline": 2400, "step": 800, "wait_share": 0.3}, "not done beside the step"),
         ({"pipeline": 1000, "step": 1000}, "as fast as each other within 5 %"),
-        ({"pipeline": 800, "step": 2400, "together": 400}, "want the same cores"),
+        ({"pipeline": 800, "step": 2400, "together": 400}, "hold each other up, and not for want"),
         ({"pipeline": 800, "step": 2400}, "side by side it would be 800, one after the other 600"),
     ],
 )
 def test_what_the_rates_mean_is_said(changed, words):
     assert words in text(make_profile(**changed))
+
+
+def test_cores_are_wanted_only_where_both_sides_keep_them_busy():
+    profile = make_profile(pipeline=800, step=2400, together=400)
+    busy = {"pipeline": make_rate(800, cores=8.0), "step": make_rate(2400, cores=6.0)}
+    assert "want the same cores" in text(dataclasses.replace(profile, **busy))
+
+
+def test_rounds_and_a_long_reading_on_different_sides_are_told():
+    profile = make_profile(pipeline=2700, step=2400, long_run=make_long_run(2200))
+    assert profile.verdict == "undetermined"
+    assert "in the rounds and 0.917 over one long reading, on the other side of 1" in text(profile)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +124,10 @@ def test_remedies_stand_best_first_and_only_clear_gains_are_claimed():
     tried = found[start + 1 : start + 7]
     times = ["2.50x", "1.90x", "mind:", "1.04x", "1.00x", "0.700x"]
     assert [line.split()[0] for line in tried] == times
-    assert [line.endswith("(no clear gain)") for line in tried] == [False] * 3 + [True] * 3
+    assert [line.endswith("(no clear gain)") for line in tried] == [False] * 3 + [True] * 2 + [
+        False
+    ]
+    assert tried[-1].endswith("(slower)")
     assert "code of cache" in tried[0]
     assert "Not measured:\n  code of any order  (no parallel stage)" in text(make_profile())
     assert "Tried" not in text(make_profile(remedies=()))

@@ -139,6 +139,7 @@ def test_an_error_in_the_data_names_the_batch_and_the_cause(at, model):
         (lambda: (X, Y, Y, Y), 8, "tuple"),
         (lambda: (X, Y[:-1]), 8, "cardinality|same"),
         (lambda: None, None, "NoneType"),
+        (lambda: ([[1.0]], [2.0]), 8, "tuple of 2: list, list"),
     ],
 )
 def test_data_of_another_form_say_what_to_give(make, batch_size, words, model):
@@ -148,8 +149,9 @@ def test_data_of_another_form_say_what_to_give(make, batch_size, words, model):
 
 def test_a_file_cache_that_is_not_full_is_refused_and_a_full_one_read(tmp_path, model):
     dataset = examples().cache(str(tmp_path / "rows")).batch(8)
-    with pytest.raises(InputError, match="read the dataset once"):
-        source(dataset, model)
+    for one in (dataset, dataset.concatenate(dataset), examples().batch(8).concatenate(dataset)):
+        with pytest.raises(InputError, match="read the dataset once"):
+            source(one, model)
     assert list(tmp_path.iterdir()) == []
     for _ in dataset:
         pass
@@ -166,11 +168,12 @@ def test_a_py_dataset_keeps_its_settings_and_its_epochs():
     assert rows.epoch_ends == 0
 
 
+@pytest.mark.parametrize("batches", [4, 0])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_py_dataset_can_be_freed_after_it_was_read(workers, model):
+def test_a_py_dataset_can_be_freed_after_it_was_opened(workers, batches, model):
     rows = Rows(workers=workers)
     with BatchStream(source(rows, model)) as stream:
-        for _ in range(4):
+        for _ in range(batches):
             stream.next()
     freed = weakref.ref(rows)
     del rows, stream

@@ -170,3 +170,13 @@ def test_rows_are_those_of_the_first_part_and_none_stays_none():
     cut = first_rows(batch, 2)
     assert (rows_of(cut), cut[2]) == (2, None)
     assert rows_of(held_on_device(batch)) == 5
+
+
+def test_a_model_of_a_strategy_with_one_replica_is_measured_and_given_back():
+    x, y = models.rows(8)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = network()
+    before = [keras.ops.convert_to_numpy(v) for v in model.weights]
+    measure(model, (tf.constant(x), tf.constant(y)))
+    assert_same(before, [keras.ops.convert_to_numpy(v) for v in model.weights])
+    model.fit(x, y, verbose=0)

@@ -50,3 +50,21 @@ def test_time_between_requests_is_not_waiting():
     for x in dataset:
         sleep(x, 0.1)
     assert meter.read().wait_s < 0.3
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda: tf.RaggedTensor.from_row_lengths(tf.range(9), [2, 0, 3, 3, 1]),
+        lambda: tf.sparse.from_dense(tf.eye(5, 3)),
+    ],
+    ids=["ragged", "sparse"],
+)
+def test_rows_without_a_shape_of_their_own_are_counted_and_stay_as_they_are(rows):
+    dataset = tf.data.Dataset.from_tensor_slices((rows(), tf.zeros(5))).batch(2)
+    meter = InputMeter()
+    for (x, _), (y, _) in zip(meter.attach(dataset), dataset, strict=True):
+        parts = (tf.nest.flatten(one, expand_composites=True) for one in (x, y))
+        for a, b in zip(*parts, strict=True):
+            tf.debugging.assert_equal(a, b)
+    assert meter.read()[:3] == (3, 5, 2)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["InputPipelineInfo", "alt_text", "input_pipeline_info", "plot_input_pipeline"]
 
 HEIGHT_IN = 4.2
-_TITLE_CHARACTERS = 72
+_TITLE_CHARACTERS = 58
 # Names of bars take a larger part of a narrow figure than the numbers of other axes.
 _NARROWER = 1.3
 _COMPUTING = series_style(0).color
