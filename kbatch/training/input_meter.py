@@ -87,8 +87,6 @@ class InputMeter:
 def _shape(leaf: Any) -> tf.Tensor:
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.bounding_shape(out_type=tf.int64)
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape
     return tf.shape(leaf, out_type=tf.int64)
 
 

@@ -197,6 +197,10 @@ def test_data_of_unknown_length_are_cached_where_what_they_take_turns_out_to_fit
     calls = counted.calls
     np.testing.assert_array_equal(values(change.source.given), before)
     assert counted.calls == calls
+    many = Counted()
+    found = cached(numbers(4000).map(many).filter(lambda x: x > 3).batch(4), budget_bytes=100)
+    assert "more than the 100 B" in found.reason
+    assert many.calls < 400  # It is not filled any further.
 
 
 def test_maps_above_a_cache_are_made_parallel_and_those_below_it_stay():
