@@ -14,8 +14,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.time_in_fit import TimeInFit
 
 # A difference of less than this share changes no decision on a batch size.
 TIE = 0.02
@@ -77,7 +77,7 @@ class BatchChoice:
 
 
 def choose_batch(
-    updates: Iterable[TimedUpdate], noise: NoiseScale, *, batch_time: BatchTime | None = None
+    updates: Iterable[TimedUpdate], noise: NoiseScale, *, in_fit: TimeInFit | None = None
 ) -> BatchChoice:
     """Chooses the batch size that comes to a target first, the smaller one of two equals.
 
@@ -93,7 +93,7 @@ def choose_batch(
         updates: The updates to choose from, at least one; several of one batch size may differ in
             their micro-batch, and the fastest stands for the size.
         noise: The gradient noise scale, resolved or with a lower bound alone.
-        batch_time: What an update takes in `fit` at the least; None for the train step alone.
+        in_fit: What an update takes in `fit` at the least; None for the train step alone.
 
     Returns:
         The choice.
@@ -103,18 +103,17 @@ def choose_batch(
     """
     ways = fastest_of_each(updates)
     ends = noise_bounds(noise)
-    smallest, largest = (_best(ways, scale, batch_time).batch_size for scale in ends)
+    smallest, largest = (_best(ways, scale, in_fit).batch_size for scale in ends)
 
     def lost(way: TimedUpdate) -> float:
         return max(
-            relative_time(way, noise_scale=scale, batch_time=batch_time)
-            / _least_time(ways, scale, batch_time)
+            relative_time(way, noise_scale=scale, in_fit=in_fit) / _least_time(ways, scale, in_fit)
             - 1
             for scale in ends
         )
 
     if noise.value is not None:
-        best = _best(ways, noise.value, batch_time)
+        best = _best(ways, noise.value, in_fit)
         return BatchChoice(best, smallest, largest, lost(best))
     best = min(ways, key=lost)
     if lost(best) > MOST_LOST_UNRESOLVED:
@@ -151,14 +150,14 @@ def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
 
 
 def relative_time(
-    update: TimedUpdate, *, noise_scale: float, batch_time: BatchTime | None = None
+    update: TimedUpdate, *, noise_scale: float, in_fit: TimeInFit | None = None
 ) -> float:
     """Computes the time to a target, in units that are the same for all batch sizes.
 
     Args:
         update: The update.
         noise_scale: B_noise, in examples; infinity where all examples count fully.
-        batch_time: What an update takes in `fit` at the least, or None.
+        in_fit: What an update takes in `fit` at the least, or None.
 
     Returns:
         T over S_min (1 + B_noise): the time for as much progress as an example at batch size 1
@@ -171,24 +170,24 @@ def relative_time(
         raise ValueError(
             f"`noise_scale` must not be negative. Received: noise_scale={noise_scale}."
         )
-    time_s = update_time_s(update, batch_time)
+    time_s = update_time_s(update, in_fit)
     if noise_scale == math.inf:
         return time_s / update.batch_size
     return time_s * (1 + noise_scale / update.batch_size) / (1 + noise_scale)
 
 
-def update_time_s(update: TimedUpdate, batch_time: BatchTime | None = None) -> float:
+def update_time_s(update: TimedUpdate, in_fit: TimeInFit | None = None) -> float:
     """Gives max(t, p(B)): the train step, or what `fit` takes.
 
     Where the batch goes through the device in parts, it is t and what `fit` adds.
 
     Args:
         update: The update.
-        batch_time: What an update takes in `fit` at the least, or None.
+        in_fit: What an update takes in `fit` at the least, or None.
     """
-    if batch_time is None:
+    if in_fit is None:
         return update.time_s
-    return batch_time.update_s(update.time_s, update.batch_size, in_parts=update.accumulated)
+    return in_fit.update_s(update.time_s, update.batch_size, in_parts=update.accumulated)
 
 
 def relative_updates(batch_size: int, other_size: int, *, noise_scale: float) -> float:
@@ -205,14 +204,14 @@ def relative_updates(batch_size: int, other_size: int, *, noise_scale: float) ->
 
 
 def accumulation_gain(
-    updates: Iterable[TimedUpdate], *, noise_scale: float, batch_time: BatchTime | None = None
+    updates: Iterable[TimedUpdate], *, noise_scale: float, in_fit: TimeInFit | None = None
 ) -> float | None:
     """Computes by what share accumulation shortens the way to a target on this device.
 
     Args:
         updates: The updates to choose from.
         noise_scale: B_noise, in examples; may be infinite.
-        batch_time: What an update takes in `fit` at the least, or None.
+        in_fit: What an update takes in `fit` at the least, or None.
 
     Returns:
         The least time without accumulation over the least time with or without it, less one; None
@@ -222,25 +221,19 @@ def accumulation_gain(
     plain = [update for update in given if not update.accumulated]
     if not plain or len(plain) == len(given):
         return None
-    least = [_least_time(ways, noise_scale, batch_time) for ways in (plain, given)]
+    least = [_least_time(ways, noise_scale, in_fit) for ways in (plain, given)]
     return least[0] / least[1] - 1
 
 
-def _best(
-    ways: Sequence[TimedUpdate], noise_scale: float, batch_time: BatchTime | None
-) -> TimedUpdate:
-    limit = (1 + TIE) * _least_time(ways, noise_scale, batch_time)
+def _best(ways: Sequence[TimedUpdate], noise_scale: float, in_fit: TimeInFit | None) -> TimedUpdate:
+    limit = (1 + TIE) * _least_time(ways, noise_scale, in_fit)
     return next(
-        way
-        for way in ways
-        if relative_time(way, noise_scale=noise_scale, batch_time=batch_time) <= limit
+        way for way in ways if relative_time(way, noise_scale=noise_scale, in_fit=in_fit) <= limit
     )
 
 
-def _least_time(
-    ways: Sequence[TimedUpdate], noise_scale: float, batch_time: BatchTime | None
-) -> float:
-    return min(relative_time(w, noise_scale=noise_scale, batch_time=batch_time) for w in ways)
+def _least_time(ways: Sequence[TimedUpdate], noise_scale: float, in_fit: TimeInFit | None) -> float:
+    return min(relative_time(w, noise_scale=noise_scale, in_fit=in_fit) for w in ways)
 
 
 def _fastest(updates: Sequence[TimedUpdate]) -> TimedUpdate:

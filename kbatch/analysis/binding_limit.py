@@ -20,10 +20,10 @@ from kbatch.analysis.batch_choice import (
     noise_bounds,
     relative_time,
 )
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.input_bound import CLOSEST_RATIO
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.time_in_fit import TimeInFit
 
 MEMORY = "memory"
 SATURATION = "hardware saturation"
@@ -37,8 +37,8 @@ def binding_limits(
     noise: NoiseScale,
     *,
     saturation: Interval | None,
-    batch_times: Sequence[BatchTime] = (),
-    own_time: BatchTime | None = None,
+    spans_in_fit: Sequence[TimeInFit] = (),
+    own_time: TimeInFit | None = None,
     without_memory_limit: Iterable[TimedUpdate] = (),
 ) -> tuple[str, ...]:
     """Tells which limit binds, for all that the measurements allow.
@@ -48,7 +48,7 @@ def binding_limits(
         noise: The gradient noise scale.
         saturation: Batch size of 90 % of the peak throughput, in examples: an interval that holds
             it; None where unknown.
-        batch_times: What an update takes in `fit` at the ends of its interval; none for the train
+        spans_in_fit: What an update takes in `fit` at the ends of its interval; none for the train
             step alone.
         own_time: What it would take with the data at hand, in an epoch without end; None for the
             train step alone.
@@ -63,8 +63,8 @@ def binding_limits(
     ways = fastest_of_each(updates)
     free = fastest_of_each((*ways, *without_memory_limit))
     found: set[str] = set()
-    for scale, batch_time in itertools.product(noise_bounds(noise), batch_times or (None,)):
-        found |= _binding_at(ways, free, scale, (batch_time, own_time), saturation)
+    for scale, in_fit in itertools.product(noise_bounds(noise), spans_in_fit or (None,)):
+        found |= _binding_at(ways, free, scale, (in_fit, own_time), saturation)
     return tuple(limit for limit in LIMITS if limit in found)
 
 
@@ -105,13 +105,13 @@ def _binding_at(
     ways: Sequence[TimedUpdate],
     free: Sequence[TimedUpdate],
     noise_scale: float,
-    times: tuple[BatchTime | None, BatchTime | None],
+    times: tuple[TimeInFit | None, TimeInFit | None],
     saturation: Interval | None,
 ) -> set[str]:
-    batch_time, own_time = times
-    least = _least(ways, noise_scale, batch_time)
+    in_fit, own_time = times
+    least = _least(ways, noise_scale, in_fit)
     gains = {
-        MEMORY: least / _least(free, noise_scale, batch_time),
+        MEMORY: least / _least(free, noise_scale, in_fit),
         INPUT: least / _least(ways, noise_scale, own_time),
     }
     limit = max(gains, key=lambda name: gains[name])
@@ -125,5 +125,5 @@ def _binding_at(
     return {SATURATION if saturated else NOISE for saturated in first}
 
 
-def _least(ways: Sequence[TimedUpdate], noise_scale: float, batch_time: BatchTime | None) -> float:
-    return min(relative_time(w, noise_scale=noise_scale, batch_time=batch_time) for w in ways)
+def _least(ways: Sequence[TimedUpdate], noise_scale: float, in_fit: TimeInFit | None) -> float:
+    return min(relative_time(w, noise_scale=noise_scale, in_fit=in_fit) for w in ways)

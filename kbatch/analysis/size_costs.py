@@ -9,11 +9,11 @@ import dataclasses
 import math
 
 from kbatch.analysis.batch_choice import noise_bounds, relative_updates
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.goodput_search import UpdatesForecast
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.analysis.round_ratios import RoundEstimate, over_rounds, ratio_over_rounds
+from kbatch.analysis.time_in_fit import TimeInFit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def size_cost(
     noise: NoiseScale,
     updates: float,
     updates_at: int,
-    batch_time: BatchTime | None = None,
+    in_fit: TimeInFit | None = None,
     forecast: UpdatesForecast | None = None,
 ) -> SizeCost:
     """Computes what a batch size costs.
@@ -92,7 +92,7 @@ def size_cost(
         noise: The gradient noise scale.
         updates: Updates that one run needed to the target.
         updates_at: Batch size of that run, in examples.
-        batch_time: What an update takes in `fit` at the least; None for the train step alone.
+        in_fit: What an update takes in `fit` at the least; None for the train step alone.
         forecast: What sizes need, where several were trained: then it tells the updates, not the
             noise scale.
 
@@ -102,7 +102,7 @@ def size_cost(
     Raises:
         ValueError: If they have no round in common.
     """
-    by_round, reference_by_round = (_by_round(one, batch_time) for one in (timed, reference))
+    by_round, reference_by_round = (_by_round(one, in_fit) for one in (timed, reference))
     size, durations_s = timed.batch_size, list(by_round.values())
     rate = over_rounds([size / duration_s for duration_s in durations_s])
     time_s = over_rounds(durations_s)
@@ -131,12 +131,12 @@ def size_cost(
     )
 
 
-def _by_round(timed: TimedRounds, batch_time: BatchTime | None) -> dict[int, float]:
+def _by_round(timed: TimedRounds, in_fit: TimeInFit | None) -> dict[int, float]:
     by_round = dict(zip(timed.rounds, timed.durations_s, strict=True))
-    if batch_time is None:
+    if in_fit is None:
         return by_round
     size, in_parts = timed.batch_size, timed.micro_batch_size < timed.batch_size
-    return {n: batch_time.update_s(s, size, in_parts=in_parts) for n, s in by_round.items()}
+    return {n: in_fit.update_s(s, size, in_parts=in_parts) for n, s in by_round.items()}
 
 
 def _scaled(noise: NoiseScale, updates: float, batch_size: int, other_size: int) -> Estimate:

@@ -16,9 +16,9 @@ from kbatch.analysis.batch_choice import (
     fastest_of_each,
     update_time_s,
 )
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.goodput_search import SizeCosts, Tried, UpdatesForecast
 from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.time_in_fit import TimeInFit
 
 
 def choose_by_forecast(
@@ -26,7 +26,7 @@ def choose_by_forecast(
     forecast: UpdatesForecast,
     *,
     largest: int,
-    batch_time: BatchTime | None = None,
+    in_fit: TimeInFit | None = None,
 ) -> BatchChoice:
     """Chooses the smallest size whose forecast time to the target is within 2 % of the least.
 
@@ -35,7 +35,7 @@ def choose_by_forecast(
         forecast: What they need.
         largest: The largest size that came to the target: beyond it the learning rate that the
             rule gives is not tried, and may be too large for the model.
-        batch_time: What an update takes in `fit` at the least; None for the train step alone.
+        in_fit: What an update takes in `fit` at the least; None for the train step alone.
 
     Returns:
         The choice; `smallest` and `largest` are the ends of the sizes that tie. There is no best
@@ -43,7 +43,7 @@ def choose_by_forecast(
     """
     ways = fastest_of_each(updates)
     times_s = {
-        way.batch_size: forecast.updates[way.batch_size] * update_time_s(way, batch_time)
+        way.batch_size: forecast.updates[way.batch_size] * update_time_s(way, in_fit)
         for way in ways
         if way.batch_size <= largest
     }
@@ -79,16 +79,16 @@ def faster_untrained(
 
 
 def costs_of_updates(
-    updates: Iterable[TimedUpdate], *, batch_time: BatchTime | None = None
+    updates: Iterable[TimedUpdate], *, in_fit: TimeInFit | None = None
 ) -> SizeCosts:
     """Gives the seconds of an update of each size.
 
     Args:
         updates: The updates; the fastest of a size stands for it.
-        batch_time: What an update takes in `fit` at the least, or None.
+        in_fit: What an update takes in `fit` at the least, or None.
     """
     ways = fastest_of_each(updates)
-    return SizeCosts({way.batch_size: update_time_s(way, batch_time) for way in ways})
+    return SizeCosts({way.batch_size: update_time_s(way, in_fit) for way in ways})
 
 
 def update_cost_at(costs: SizeCosts, batch_size: int) -> float:
@@ -102,7 +102,7 @@ def update_cost_at(costs: SizeCosts, batch_size: int) -> float:
     if batch_size in known:
         return known[batch_size]
     near = sorted(known, key=lambda size: abs(math.log(size / batch_size)))[:2]
-    return BatchTime.through({size: known[size] for size in near}).time_s(batch_size)
+    return TimeInFit.through({size: known[size] for size in near}).time_s(batch_size)
 
 
 def critical_batch_size(forecast: UpdatesForecast, *, runs: int) -> NoiseScale:

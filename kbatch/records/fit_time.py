@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.round_ratios import RoundEstimate, over_rounds
+from kbatch.analysis.time_in_fit import TimeInFit
 from kbatch.records.input_pipeline import InputPipelineProfile
 
 # An interval of few rounds may reach below 0, and a wait be 0.
@@ -88,9 +88,9 @@ class FitLines(NamedTuple):
             was not timed.
     """
 
-    line: BatchTime | None
-    ends: tuple[BatchTime, ...]
-    own: BatchTime | None
+    line: TimeInFit | None
+    ends: tuple[TimeInFit, ...]
+    own: TimeInFit | None
 
 
 def fit_lines(times: Sequence[FitTime], pipelines: Sequence[InputPipelineProfile] = ()) -> FitLines:
@@ -108,12 +108,12 @@ def fit_lines(times: Sequence[FitTime], pipelines: Sequence[InputPipelineProfile
     known = {size: estimate for size, estimate in found.items() if estimate is not None}
     spans = {size: _ends(estimate) for size, estimate in known.items()}
     own_s = max(_LEAST_S, min(time.wait_s for time in times))
-    beside = BatchTime.through({t.batch_size: max(_LEAST_S, t.beside_s) for t in times})
+    beside = TimeInFit.through({t.batch_size: max(_LEAST_S, t.beside_s) for t in times})
     data_s = [min((1 / rate[i] for rate in rates.values()), default=0.0) for i in range(3)]
 
-    def through(times_s: Mapping[int, float], example_s: float) -> BatchTime:
+    def through(times_s: Mapping[int, float], example_s: float) -> TimeInFit:
         at_least = {size: max(_LEAST_S, seconds) for size, seconds in times_s.items()}
-        return BatchTime.through(at_least, beside=beside, example_s=example_s)
+        return TimeInFit.through(at_least, beside=beside, example_s=example_s)
 
     return FitLines(
         through({size: estimate.value for size, estimate in known.items()}, data_s[1]),
@@ -121,9 +121,9 @@ def fit_lines(times: Sequence[FitTime], pipelines: Sequence[InputPipelineProfile
             through({size: span.high for size, span in spans.items()}, data_s[0]),
             through({size: span.low for size, span in spans.items()}, data_s[2]),
         ),
-        BatchTime.through(
+        TimeInFit.through(
             {time.batch_size: time.step_s + own_s for time in times},
-            beside=BatchTime.through({1: own_s, 2: own_s}),
+            beside=TimeInFit.through({1: own_s, 2: own_s}),
         ),
     )
 
@@ -144,7 +144,7 @@ def _pipeline_lines(rates: Mapping[int, tuple[float, float, float]]) -> FitLines
     if not rates:
         return FitLines(None, (), None)
     slow, likely, fast = (
-        BatchTime.through({size: size / rate[i] for size, rate in rates.items()}) for i in range(3)
+        TimeInFit.through({size: size / rate[i] for size, rate in rates.items()}) for i in range(3)
     )
     return FitLines(likely, (slow, fast), None)
 

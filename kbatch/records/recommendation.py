@@ -164,7 +164,7 @@ class Recommendation(SavedRecord, ShownRecord):
             self.updates,
             self.critical,
             saturation=_interval(saturation) if saturation else None,
-            batch_times=self.in_fit.ends,
+            spans_in_fit=self.in_fit.ends,
             own_time=self.in_fit.own,
             without_memory_limit=beyond,
         )
@@ -209,7 +209,7 @@ class Recommendation(SavedRecord, ShownRecord):
             return None
         if self.trained.choice is not None:
             return self.trained.choice
-        return choose_batch(self.updates, self.noise_scale, batch_time=self.in_fit.line)
+        return choose_batch(self.updates, self.noise_scale, in_fit=self.in_fit.line)
 
     @functools.cached_property
     def in_fit(self) -> FitLines:
@@ -241,9 +241,7 @@ class Recommendation(SavedRecord, ShownRecord):
         """By what share accumulation shortens the way to a target here; None if not timed."""
         noise = self.critical
         scale = noise.at_least if noise.value is None else noise.value
-        return accumulation_gain(
-            self.updates, noise_scale=scale or 0.0, batch_time=self.in_fit.line
-        )
+        return accumulation_gain(self.updates, noise_scale=scale or 0.0, in_fit=self.in_fit.line)
 
     @property
     def costs(self) -> tuple[SizeCost, ...]:
@@ -262,7 +260,7 @@ class Recommendation(SavedRecord, ShownRecord):
                 noise=self.noise_scale,
                 updates=self.pilot.updates_to_target,
                 updates_at=self.pilot.batch_size,
-                batch_time=self.in_fit.line,
+                in_fit=self.in_fit.line,
                 forecast=self.forecast,
             )
             for way in self.fastest

@@ -4,9 +4,9 @@ import dataclasses
 import functools
 
 from kbatch.analysis.batch_choice import BatchChoice, TimedUpdate
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.goodput_search import SizeCosts, Tried, UpdatesForecast, forecast_updates
 from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.time_in_fit import TimeInFit
 from kbatch.analysis.trained_choice import (
     choose_by_forecast,
     costs_of_updates,
@@ -24,20 +24,20 @@ class TrainedSizes:
 
     Attributes:
         updates: The timed updates of all sizes.
-        batch_time: What an update takes in `fit` at the least; None for the train step alone.
+        in_fit: What an update takes in `fit` at the least; None for the train step alone.
         pilot: The training that set the loss, None without one.
         checks: The trainings at other sizes.
     """
 
     updates: tuple[TimedUpdate, ...]
-    batch_time: BatchTime | None
+    in_fit: TimeInFit | None
     pilot: PilotRecord | None
     checks: tuple[SizeCheck, ...]
 
     @property
     def costs(self) -> SizeCosts:
         """Seconds of an update of each size, with the wait for the input pipeline."""
-        return costs_of_updates(self.updates, batch_time=self.batch_time)
+        return costs_of_updates(self.updates, in_fit=self.in_fit)
 
     @functools.cached_property
     def runs(self) -> tuple[Tried, ...]:
@@ -80,7 +80,7 @@ class TrainedSizes:
             self.updates,
             self.forecast,
             largest=self._largest_reached,
-            batch_time=self.batch_time,
+            in_fit=self.in_fit,
         )
 
     @property

@@ -15,10 +15,10 @@ from kbatch.analysis.batch_choice import (
     relative_updates,
     update_time_s,
 )
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.efficiency import best_batch_size, goodput
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.time_in_fit import TimeInFit
 
 SIZES = [2**k for k in range(12)]
 
@@ -87,7 +87,7 @@ def test_no_noise_scale_in_the_interval_loses_more_than_is_said(seed):
 @pytest.mark.parametrize("rate", [0.5, 2.0, 20.0, 400.0])
 def test_a_pipeline_of_one_rate_never_asks_for_a_larger_batch(seed, rate):
     updates = random_updates(seed)
-    slowed = choose_batch(updates, noise_scale(100.0), batch_time=BatchTime.through({1: 1 / rate}))
+    slowed = choose_batch(updates, noise_scale(100.0), in_fit=TimeInFit.through({1: 1 / rate}))
     assert slowed.best.batch_size <= choose_batch(updates, noise_scale(100.0)).best.batch_size
 
 
@@ -104,17 +104,15 @@ def test_a_pipeline_makes_an_update_last():
     assert (
         update_time_s(update)
         == 0.5
-        == update_time_s(update, BatchTime.through({50: 0.3, 150: 0.7}))
+        == update_time_s(update, TimeInFit.through({50: 0.3, 150: 0.7}))
     )
-    assert update_time_s(update, BatchTime.through({50: 0.55, 150: 1.45})) == pytest.approx(1.0)
+    assert update_time_s(update, TimeInFit.through({50: 0.55, 150: 1.45})) == pytest.approx(1.0)
 
 
 def test_a_pipeline_with_a_fixed_part_asks_for_a_larger_batch():
     updates = on_a_line(1e-5, 1e-5)
     small = choose_batch(updates, noise_scale(100.0)).best.batch_size
-    costly = choose_batch(
-        updates, noise_scale(100.0), batch_time=BatchTime.through({1: 1e-2, 2: 1e-2})
-    )
+    costly = choose_batch(updates, noise_scale(100.0), in_fit=TimeInFit.through({1: 1e-2, 2: 1e-2}))
     assert costly.best.batch_size > small
 
 

@@ -4,7 +4,6 @@ import math
 import pytest
 
 from kbatch.analysis.batch_choice import TimedUpdate, relative_time
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.binding_limit import (
     INPUT,
     LIMITS,
@@ -16,6 +15,7 @@ from kbatch.analysis.binding_limit import (
 )
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.time_in_fit import TimeInFit
 
 SIZES = [2**k for k in range(13)]
 PER_EXAMPLE_S = 1e-5
@@ -43,7 +43,7 @@ def limits(updates, noise, *, saturation=None, input_rate=None):
         updates,
         noise,
         saturation=saturation,
-        batch_times=[BatchTime.through({1: 1 / rate}) for rate in rates],
+        spans_in_fit=[TimeInFit.through({1: 1 / rate}) for rate in rates],
         without_memory_limit=with_more_memory(updates, largest_batch_size=SIZES[-1]),
     )
 
@@ -118,10 +118,10 @@ def test_memory_and_pipeline_bind_exactly_where_their_removal_shortens_the_way(
         updates, noise_scale(scale), saturation=exactly(n_half), input_rate=exactly(rate)
     )
 
-    def least(ways, batch_time):
-        return min(relative_time(w, noise_scale=scale, batch_time=batch_time) for w in ways)
+    def least(ways, in_fit):
+        return min(relative_time(w, noise_scale=scale, in_fit=in_fit) for w in ways)
 
-    made = BatchTime.through({1: 1 / rate})
+    made = TimeInFit.through({1: 1 / rate})
     now = least(updates, made)
     gains = {MEMORY: now / least(free, made), INPUT: now / least(updates, None)}
     if max(gains.values()) > 1.05:

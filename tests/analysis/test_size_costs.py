@@ -3,10 +3,10 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.analysis.size_costs import TimedRounds, size_cost
+from kbatch.analysis.time_in_fit import TimeInFit
 
 RESOLVED = NoiseScale(100.0, Interval(50.0, 200.0), 50.0, 1.0, 1.0, 9)
 BOUNDED = NoiseScale(None, None, 50.0, 1.0, 1.0, 9)
@@ -58,7 +58,7 @@ def test_an_unresolved_noise_scale_leaves_intervals():
 
 
 def test_a_slow_pipeline_bounds_the_throughput():
-    found = cost(256, 0.015, batch_time=BatchTime.through({1: 1e-3}))
+    found = cost(256, 0.015, in_fit=TimeInFit.through({1: 1e-3}))
     assert found.samples_per_second.value == pytest.approx(1000)
     assert found.relative_time.value == pytest.approx(2 * (1 + 100 / 256) / (1 + 100 / 128))
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.batch_choice import TIE, TimedUpdate
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.goodput_search import Tried, forecast_updates
+from kbatch.analysis.time_in_fit import TimeInFit
 from kbatch.analysis.trained_choice import (
     choose_by_forecast,
     costs_of_updates,
@@ -36,7 +36,7 @@ def curve(size):
 
 
 def test_the_fastest_way_of_a_size_stands_for_it_and_waits_for_its_batch():
-    costs = costs_of_updates([*UPDATES, *PARTS], batch_time=BatchTime.through({1: 1e-5}))
+    costs = costs_of_updates([*UPDATES, *PARTS], in_fit=TimeInFit.through({1: 1e-5}))
     assert costs.update_costs[8] == pytest.approx(1e-3 + 4e-5)
     assert costs.update_costs[2048] == pytest.approx(2048e-5)
 
@@ -64,7 +64,7 @@ def test_updates_that_keep_falling_ask_for_a_larger_batch_than_the_noise_scale()
 def test_a_slow_pipeline_asks_for_no_larger_batch():
     forecast = trained(root)
     slow = choose_by_forecast(
-        UPDATES, forecast, largest=SIZES[-1], batch_time=BatchTime.through({1: 1e-4})
+        UPDATES, forecast, largest=SIZES[-1], in_fit=TimeInFit.through({1: 1e-4})
     )
     assert (
         slow.best.batch_size

@@ -9,11 +9,11 @@ from kbatch.analysis.batch_choice import (
     relative_time,
     update_time_s,
 )
-from kbatch.analysis.batch_time import BatchTime
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.analysis.goodput_search import UpdatesForecast
 from kbatch.analysis.input_bound import CLOSEST_RATIO
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.time_in_fit import TimeInFit
 from kbatch.records.recommendation import Recommendation
 from kbatch.reporting.number_text import readable
 from kbatch.reporting.where_measured import where_measured
@@ -122,8 +122,8 @@ def _points(recommendation: Recommendation) -> tuple[SizePoint, ...]:
     noise = recommendation.noise_scale
     rates = _rates(recommendation)
     bounds = noise_bounds(noise)
-    batch_time = recommendation.in_fit.line
-    progress = {scale: _progress(ways, scale, batch_time) for scale in (*bounds, noise.value)}
+    in_fit = recommendation.in_fit.line
+    progress = {scale: _progress(ways, scale, in_fit) for scale in (*bounds, noise.value)}
     return tuple(
         SizePoint(
             way.batch_size,
@@ -172,11 +172,11 @@ def _forecast_points(
 
 
 def _progress(
-    ways: tuple[TimedUpdate, ...], noise_scale: float | None, batch_time: BatchTime | None
+    ways: tuple[TimedUpdate, ...], noise_scale: float | None, in_fit: TimeInFit | None
 ) -> list[float]:
     if noise_scale is None:
         return []
-    times = [relative_time(way, noise_scale=noise_scale, batch_time=batch_time) for way in ways]
+    times = [relative_time(way, noise_scale=noise_scale, in_fit=in_fit) for way in ways]
     return [min(times) / time for time in times]
 
 

@@ -12,7 +12,7 @@ from typing import Self
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchTime:
+class TimeInFit:
     """The time of an update: straight lines through the times of one or two batch sizes.
 
     Attributes:
@@ -30,7 +30,7 @@ class BatchTime:
     smaller_s: float
     larger_size: int
     larger_s: float
-    beside: "BatchTime | None" = None
+    beside: "TimeInFit | None" = None
     example_s: float = 0.0
 
     @classmethod
@@ -38,7 +38,7 @@ class BatchTime:
         cls,
         times_s: Mapping[int, float],
         *,
-        beside: "BatchTime | None" = None,
+        beside: "TimeInFit | None" = None,
         example_s: float = 0.0,
     ) -> Self:
         """Makes it from measured times.
@@ -54,7 +54,7 @@ class BatchTime:
         known = sorted(times_s.items())
         if not 1 <= len(known) <= 2 or not all(b >= 1 and 0 < s < math.inf for b, s in known):
             raise ValueError(
-                "A batch time goes through positive times of one or two batch sizes. "
+                "A time in `fit` goes through positive times of one or two batch sizes. "
                 f"Received: times_s={dict(known)}."
             )
         return cls(*known[0], *known[-1], beside, example_s)
