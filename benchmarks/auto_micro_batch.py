@@ -48,7 +48,9 @@ def found(net: Net):
     )
     source = sample_of(FitData(net.x, net.y))
     started_s = time.perf_counter()
-    answer = auto.find(compiled(net), lambda: compiled(net), source, None, rows=len(net.x))
+    answer = auto.find(
+        compiled(net), lambda: compiled(net), source=source, directory=None, rows=len(net.x)
+    )
     return answer.size, time.perf_counter() - started_s
 
 

@@ -1,7 +1,10 @@
 """Small models and data that the tests train on."""
 
+import time
+
 import keras
 import numpy as np
+import tensorflow as tf
 
 layers = keras.layers
 
@@ -35,3 +38,27 @@ def own_loss(y, probabilities):
 def stock(*, optimizer="sgd"):
     """The same classifier, trained by Keras's own step, which is traced in a third of the time."""
     return mlp(optimizer=optimizer, loss=own_loss)
+
+
+class Waiting(layers.Layer):
+    """Gives its inputs back after `seconds(rows)`."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def call(self, x):
+        def wait(rows):
+            time.sleep(self.seconds(int(rows)))
+            return np.float32(0)
+
+        waited = tf.numpy_function(wait, [tf.shape(x)[0]], tf.float32)
+        return x + tf.stop_gradient(tf.ensure_shape(waited, []))
+
+
+def waiting(seconds):
+    """A classifier whose steps take as long as they are told to."""
+    model = keras.Sequential([layers.Input((8,)), Waiting(seconds), layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    return model

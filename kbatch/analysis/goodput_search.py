@@ -76,8 +76,8 @@ class NextSize(NamedTuple):
 
     Attributes:
         batch_size: Size to try, None to stop.
-        kind: `"pilot"`, `"gain"`, `"no target yet"`, or why to stop: `"separated"`, `"tie"`,
-            `"all tried"`.
+        kind: `"pilot"`, or `"given"` where it was; `"gain"`, `"no target yet"`; or why to stop:
+            `"separated"`, `"tie"`, `"all tried"`.
         best: Size of the best run so far, None where none came to the target.
         rival: The untried size that is most likely to be better, None without one.
         probability: Probability that it is better by more than the margin, None without a model.
@@ -103,7 +103,7 @@ def next_size(costs: SizeCosts, tried: Sequence[Tried], *, pilot: int | None = N
     """
     left = _left(costs, tried)
     if not tried:
-        return NextSize(pilot or pilot_size(costs), "pilot")
+        return NextSize(pilot_size(costs), "pilot") if pilot is None else NextSize(pilot, "given")
     reached = [run for run in tried if run.cost is not None]
     best = min(reached, key=lambda run: (run.cost or 0.0, run.batch_size), default=None)
     if not left:

@@ -56,7 +56,7 @@ def choose_by_forecast(
 
 
 def faster_untrained(
-    costs: SizeCosts, forecast: UpdatesForecast, runs: Iterable[Tried]
+    costs: SizeCosts, forecast: UpdatesForecast, *, runs: Iterable[Tried]
 ) -> tuple[int, ...]:
     """Gives the sizes above all that were trained whose forecast time is the least by 2 % or more.
 

@@ -15,7 +15,8 @@ class SizeDecision:
 
     Attributes:
         batch_size: Size that came next, None where the search stopped.
-        kind: `"pilot"`, `"gain"`, `"no target yet"`; or `"separated"`, `"tie"`, `"all tried"`.
+        kind: `"pilot"`, or `"given"` where the pilot's size was; `"gain"`, `"no target yet"`; or
+            `"separated"`, `"tie"`, `"all tried"`.
         best: Size of the best run until then, None where none came to the target.
         rival: The untried size that was most likely to be better, None without one.
         probability: Probability that it is by more than 5 %, None without a model.

@@ -62,7 +62,7 @@ class TrainedSizes:
         """Sizes larger than all that were trained, and forecast to be faster than those."""
         if self.forecast is None:
             return ()
-        return faster_untrained(self.costs, self.forecast, self.runs)
+        return faster_untrained(self.costs, self.forecast, runs=self.runs)
 
     @property
     def critical(self) -> NoiseScale | None:

@@ -12,6 +12,11 @@ def decision_text(decision: SizeDecision) -> str:
     match decision.kind:
         case "pilot":
             text = f"Batch size {size} comes first: it suits most noise scales."
+        case "given":
+            text = (
+                f"Batch size {size} comes first: it is the base batch size, whose noise scale the "
+                "learning-rate rule uses."
+            )
         case "no target yet":
             text = f"Batch size {size} comes next: no trial has come to the target yet."
         case "gain":
@@ -31,7 +36,11 @@ def decision_text(decision: SizeDecision) -> str:
                 f"{percent(decision.probability or 0.0)}."
             )
         case _:
-            text = "Stopped: every batch size that may be trained was tried."
+            none = "" if best else " None came to the target."
+            text = (
+                "Stopped: each batch size was tried, or is larger than one that could not be "
+                f"trained.{none}"
+            )
     others = [f"{name} {value}" for name, value in decision.hyperparameters.items()]
     return f"{text[:-1]} ({listed(others)})." if others else text
 

@@ -81,9 +81,9 @@ class AutoMicroBatch:
         self,
         model: keras.Model,
         build: Callable[[], keras.Model],
+        *,
         source: Source,
         directory: Path | None,
-        *,
         rows: int,
     ) -> FoundMicroBatch:
         """Finds the size for a model and a batch.
@@ -100,13 +100,9 @@ class AutoMicroBatch:
             OutOfMemoryError: If one example does not fit.
         """
         key = self._key(model, source)
-        known = self._found.get(key) or load_if_readable(MaxBatchSizeResult, _file(directory, key))
-        began_s = time.perf_counter()
-        result = known or self._probed(model, build, source)
-        search_s = 0.0 if known else time.perf_counter() - began_s
-        self._found[key] = result
-        if known is None:
-            _save(result, _file(directory, key))
+        result, search_s = self._result(
+            key, model=model, build=build, source=source, directory=directory
+        )
         most = min(result.max_batch_size, self._limit(key, directory))
         fastest = self._fastest.find(
             model, source, batch_size=rows, most=most, key=key, directory=directory
@@ -114,6 +110,30 @@ class AutoMicroBatch:
         notes = (fastest.note, _note(result, most, search_s))
         bound = most < result.max_batch_size or result.memory_bound
         return FoundMicroBatch(fastest.size, most, bound, search_s + fastest.search_s, notes, key)
+
+    def most(
+        self,
+        model: keras.Model,
+        build: Callable[[], keras.Model],
+        *,
+        source: Source,
+        directory: Path | None,
+    ) -> int:
+        """Finds the most examples that fit at once, and remembers it.
+
+        Args:
+            model: A built model; it stays as it is.
+            build: Builds it anew, for a worker process.
+            source: Its data.
+            directory: Where results are kept for later runs of the search, or None.
+
+        Raises:
+            InputError: If the limit is below the weights.
+            OutOfMemoryError: If one example does not fit.
+        """
+        key = self._key(model, source)
+        result, _ = self._result(key, model=model, build=build, source=source, directory=directory)
+        return min(result.max_batch_size, self._limit(key, directory))
 
     def halve(self, key: str, size: int, directory: Path | None) -> int | None:
         """Takes half of a size that ran out of memory after all, and remembers it.
@@ -146,6 +166,25 @@ class AutoMicroBatch:
         devices = read_environment().devices
         described = repr((model_fingerprint(model), row_shapes(source, model), limits, devices))
         return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+    def _result(
+        self,
+        key: str,
+        *,
+        model: keras.Model,
+        build: Callable[[], keras.Model],
+        source: Source,
+        directory: Path | None,
+    ) -> tuple[MaxBatchSizeResult, float]:
+        """Gives what fits, and the seconds that finding it took now."""
+        known = self._found.get(key) or load_if_readable(MaxBatchSizeResult, _file(directory, key))
+        if known is not None:
+            self._found[key] = known
+            return known, 0.0
+        began_s = time.perf_counter()
+        self._found[key] = found = self._probed(model, build, source)
+        _save(found, _file(directory, key))
+        return found, time.perf_counter() - began_s
 
     def _probed(
         self, model: keras.Model, build: Callable[[], keras.Model], source: Source

@@ -26,7 +26,7 @@ class BaseNoiseScale(NamedTuple):
 
 
 def base_noise_scale(
-    project: Path | None, base_batch_size: int, values: Mapping[str, Any]
+    project: Path | None, base_batch_size: int, *, values: Mapping[str, Any]
 ) -> BaseNoiseScale:
     """Finds the noise scale of the trial of the base batch size that ended before.
 

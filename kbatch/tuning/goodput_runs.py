@@ -54,7 +54,7 @@ def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[Tried]:
 
 
 def costs_of(
-    sweep: GoodputRecord, trials: Sequence[TrialRecord], objective: Objective
+    sweep: GoodputRecord, trials: Sequence[TrialRecord], *, objective: Objective
 ) -> SizeCosts:
     """Gives what updates cost, with what the first trial tells beside the sweep.
 

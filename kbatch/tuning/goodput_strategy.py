@@ -41,6 +41,7 @@ class GoodputStrategy:
         self,
         project: Path,
         objective: Any,
+        *,
         callbacks: Any,
         sweep: Callable[[], GoodputRecord],
     ) -> str:
@@ -122,7 +123,7 @@ class GoodputStrategy:
 
     def _decision(self, sweep: GoodputRecord, others: Values) -> SizeDecision:
         trials = ended_trials(self._project, others)
-        costs = costs_of(sweep, trials, self._objective)
+        costs = costs_of(sweep, trials, objective=self._objective)
         found = next_size(costs, runs_of(trials, self._objective), pilot=self._pilot)
         return SizeDecision(**found._asdict(), hyperparameters=others)
 

@@ -1,6 +1,7 @@
 """Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import keras
@@ -120,7 +121,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.base_batch_size = (
             size_or_none(base_batch_size, "base_batch_size") or self.batch_sizes[0]
         )
-        check_base_batch_size(self.base_batch_size, self.batch_sizes, self.learning_rate_scaling)
+        check_base_batch_size(
+            self.base_batch_size, self.batch_sizes, rule=self.learning_rate_scaling
+        )
         self._chosen_validation = size_or_none(validation_batch_size, "validation_batch_size")
         self.validation_batch_size = self._chosen_validation or default_validation_batch_size(
             self.batch_sizes, self._given_micro_batch_size
@@ -196,9 +199,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """
         with ending_the_search(InputError, RecordError), failing_the_trial():
             files = trial_files(kwargs.get("callbacks"))
-            note = self._learning_rate.at_fit(model, hp.values, files and files.project)
+            note = self._learning_rate.at_fit(model, hp.values, project=files and files.project)
             plan = self._plan(hp, files, replica_count(model), note)
-            execution = Execution(model, plan, files, self._micro_batch(hp, model, files))
+            directory = None if files is None else files.project
+            micro_batch = self.micro_batch(hp, model, directory=directory)
+            execution = Execution(model, plan, files, micro_batch)
             if files is not None:
                 files.check_settings(self.settings)
                 for plot in live_plots(kwargs.get("callbacks")):
@@ -210,6 +215,34 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 raise
         self._number.ended(hp, planned=1 if files is None else files.executions)
         return results
+
+    def micro_batch(
+        self, hp: keras_tuner.HyperParameters, model: keras.Model, *, directory: Path | None
+    ) -> TrialMicroBatch | None:
+        """Gives what finds the micro-batch size of a model; None where that was given.
+
+        Args:
+            hp: Hyperparameters of the model.
+            model: The model.
+            directory: Where results are kept, or None.
+        """
+        if self.micro_batch_size != "auto":
+            return None
+        inner, policy, seed = self._inner, model.dtype_policy.name, self._seed(hp)
+
+        def build() -> keras.Model:
+            with dtype_policy_scope(policy), seeded(seed):
+                return inner.build(hp)
+
+        batch_size: Any = hp.get("batch_size")
+        return TrialMicroBatch(
+            self._auto,
+            model,
+            build,
+            batch_size=batch_size,
+            moments_every=_MOMENTS_EVERY,
+            directory=directory,
+        )
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
@@ -253,27 +286,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     @property
     def _given_micro_batch_size(self) -> int | None:
         return None if isinstance(self.micro_batch_size, str) else self.micro_batch_size
-
-    def _micro_batch(
-        self, hp: keras_tuner.HyperParameters, model: keras.Model, files: TrialFiles | None
-    ) -> TrialMicroBatch | None:
-        if self.micro_batch_size != "auto":
-            return None
-        inner, policy, seed = self._inner, model.dtype_policy.name, self._seed(hp)
-
-        def build() -> keras.Model:
-            with dtype_policy_scope(policy), seeded(seed):
-                return inner.build(hp)
-
-        batch_size: Any = hp.get("batch_size")
-        return TrialMicroBatch(
-            self._auto,
-            model,
-            build,
-            batch_size=batch_size,
-            moments_every=_MOMENTS_EVERY,
-            directory=None if files is None else files.project,
-        )
 
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
         return None if self.seed is None else self.seed + self._number.of(hp)

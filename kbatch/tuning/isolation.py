@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -104,7 +105,14 @@ def _run(tell: Callable[[Any], None], tuner: Any, trial: Any, data: bytes) -> An
 
 def _sweep(tuner: Any, data: bytes) -> GoodputRecord:
     arguments, keywords = pickle.loads(data)
-    return sweep_throughput(tuner.hypermodel, tuner.oracle.get_space(), arguments, keywords)
+    space = tuner.oracle.get_space()
+    return sweep_throughput(
+        tuner.hypermodel,
+        space,
+        arguments=arguments,
+        keywords=keywords,
+        directory=Path(tuner.project_dir),
+    )
 
 
 def _explore(tuner: Any) -> Any:

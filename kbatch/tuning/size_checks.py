@@ -27,7 +27,7 @@ def check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -
 
 
 def check_base_batch_size(
-    base_batch_size: int, batch_sizes: tuple[int, ...], rule: str | None
+    base_batch_size: int, batch_sizes: tuple[int, ...], *, rule: str | None
 ) -> None:
     """Checks that the noise scale of the base batch size is measured, where a rule needs it.
 

@@ -35,7 +35,7 @@ class TrialLearningRate:
             self._scale(model, batch_size)
 
     def at_fit(
-        self, model: keras.Model, values: Mapping[str, Any], project: Path | None
+        self, model: keras.Model, values: Mapping[str, Any], *, project: Path | None
     ) -> str | None:
         """Applies the rule that waits for the trial of the base size; says what it used.
 
@@ -49,7 +49,7 @@ class TrialLearningRate:
         """
         if scaling_of(model) is not None:
             return None
-        found = base_noise_scale(project, self._base_batch_size, values)
+        found = base_noise_scale(project, self._base_batch_size, values=values)
         self._scale(model, values["batch_size"], found.value)
         return found.note
 

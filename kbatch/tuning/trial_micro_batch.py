@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from kbatch.profiling.loads import build_on
+from kbatch.profiling.loads import Source, build_on
 from kbatch.training.accumulation import cut_batches
 from kbatch.training.data import FitData
 from kbatch.training.kept_state import KeptState
@@ -76,7 +76,11 @@ class TrialMicroBatch:
                 build_on(self._model, source)
                 self._state = KeptState(self._model)
             found = self._auto.find(
-                self._model, self._build, source, self._directory, rows=self._rows
+                self._model,
+                self._build,
+                source=source,
+                directory=self._directory,
+                rows=self._rows,
             )
             if verbose and found.search_s:
                 print(f"micro-batch size: {' '.join(found.notes)}", flush=True)
@@ -86,6 +90,17 @@ class TrialMicroBatch:
             self.notes.extend(found.notes)
             self._accumulate(self.size)
         return self._most
+
+    def most_at_once(self, source: Source) -> int:
+        """Finds the most examples that fit at once.
+
+        Args:
+            source: The data of the model, which is built on them.
+
+        Raises:
+            OutOfMemoryError: If one example does not fit.
+        """
+        return self._auto.most(self._model, self._build, source=source, directory=self._directory)
 
     def shrink(self) -> bool:
         """Halves the size and puts the model back as it was before training.

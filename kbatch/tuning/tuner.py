@@ -11,6 +11,7 @@ import keras
 import keras_tuner
 from keras_tuner.src.engine.trial import TrialStatus
 
+from kbatch.records.goodput import GoodputRecord
 from kbatch.reporting.number_text import counted
 from kbatch.tuning.checkpoints import check_kept
 from kbatch.tuning.executions import run_executions
@@ -276,17 +277,17 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Times an update of each size, unless an earlier run has."""
         if self._goodput is None:
             return
-        isolated, space = self._isolated, self.oracle.get_space()
-        said = self._goodput.begin(
-            Path(self.project_dir),
-            self.oracle.objective,
-            kwargs.get("callbacks"),
-            lambda: (
-                sweep_throughput(self.hypermodel, space, args, kwargs)
-                if isolated is None
-                else isolated.sweep(self)
-            ),
-        )
+        isolated, space, project = self._isolated, self.oracle.get_space(), Path(self.project_dir)
+
+        def sweep() -> GoodputRecord:
+            if isolated is not None:
+                return isolated.sweep(self)
+            return sweep_throughput(
+                self.hypermodel, space, arguments=args, keywords=kwargs, directory=project
+            )
+
+        callbacks = kwargs.get("callbacks")
+        said = self._goodput.begin(project, self.oracle.objective, callbacks=callbacks, sweep=sweep)
         self._progress.say(said)
 
     def _say_what_is_kept(self) -> None:

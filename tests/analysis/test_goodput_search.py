@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.goodput_search import (
+    NextSize,
     SizeCosts,
     Tried,
     forecast_updates,
@@ -127,6 +128,7 @@ def test_the_pilot_suits_most_noise_scales():
 
 def test_the_pilot_may_be_given():
     assert search(Task(), pilot=32)[0][0].batch_size == 32
+    assert next_size(Task().costs, (), pilot=32) == NextSize(32, "given")
 
 
 def test_a_size_that_misses_the_target_is_a_result():

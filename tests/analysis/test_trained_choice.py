@@ -96,11 +96,11 @@ def test_sizes_tie_only_up_to_the_largest_that_came_to_the_target():
     for forecast in (everywhere, bounded):
         choice = choose_by_forecast(UPDATES, forecast, largest=64)
         assert choice.smallest <= choice.best.batch_size <= choice.largest == 64
-    assert min(faster_untrained(costs, everywhere, runs)) > 64
+    assert min(faster_untrained(costs, everywhere, runs=runs)) > 64
     broken = [*runs, Tried(128, None, None)]
-    assert faster_untrained(costs, everywhere, broken) == ()
+    assert faster_untrained(costs, everywhere, runs=broken) == ()
     done = [*runs, *(run(size, 1e6) for size in (128, 2048))]
-    assert faster_untrained(costs, everywhere, done) == ()
+    assert faster_untrained(costs, everywhere, runs=done) == ()
 
 
 def test_without_a_size_that_came_to_the_target_there_is_none_to_name():

@@ -42,7 +42,9 @@ def test_sizes_and_times_belong_together():
         (SizeDecision(128, "gain", 64, 256, 0.4), "probability of 40 %"),
         (STOP, "no other batch size is likely to be as good as 64"),
         (SizeDecision(None, "tie", 64, 128, 0.1), "128 is by more than 5 %"),
-        (SizeDecision(None, "all tried", 64), "every batch size"),
+        (SizeDecision(None, "all tried", 64), "could not be trained."),
+        (SizeDecision(None, "all tried"), "could not be trained. None came to the target."),
+        (SizeDecision(32, "given"), "32 comes first: it is the base batch size"),
         (SizeDecision(64, "pilot", hyperparameters={"units": 8}), "(units 8)."),
     ],
 )

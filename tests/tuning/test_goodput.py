@@ -1,5 +1,7 @@
 """Searches by goodput: real trials, and what decides between them."""
 
+import json
+import threading
 from pathlib import Path
 
 import keras
@@ -13,6 +15,7 @@ import tensorflow as tf
 import kbatch
 from kbatch.records.goodput import read_goodput
 from kbatch.records.target import Budget
+from kbatch.reporting.goodput_text import decision_text
 from kbatch.training.budgets import TimeBudget
 from kbatch.training.errors import InputError
 from kbatch.tuning.budget_cap import capped
@@ -114,6 +117,7 @@ def test_a_target_that_is_never_met_is_tried_for_at_all_sizes(tmp_path):
     assert [trial.batch_size for trial in study.trials] == [8, 16, 32]
     assert study.goodput.decisions[-1].kind == "all tried"
     assert study.best_trial() is None
+    assert decision_text(study.goodput.decisions[-1]).endswith("None came to the target.")
 
 
 @pytest.mark.parametrize(
@@ -188,10 +192,10 @@ def test_in_processes_of_their_own_trials_and_sweep_give_the_same(found, tmp_pat
     assert figures(search(tmp_path, isolate=True)) == figures(found)
 
 
-def swept(hypermodel, *data):
+def swept(hypermodel, *data, directory=None):
     space = keras_tuner.HyperParameters()
     hypermodel.build(space)
-    return sweep_throughput(hypermodel, space, data, {})
+    return sweep_throughput(hypermodel, space, arguments=data, keywords={}, directory=directory)
 
 
 @pytest.mark.parametrize("most", [None, 8])
@@ -200,6 +204,48 @@ def test_a_sweep_times_every_size_whole_or_in_the_micro_batches_that_are_given(m
     assert (record.batch_sizes, record.extrapolated) == ((8, 16, 32), ())
     assert min(record.update_times_s) > 0
     assert record.sweep_s > sum(record.update_times_s)
+
+
+def waiting(seconds):
+    """A build function that cannot travel, for its lock: memory is measured in this process."""
+    lock = threading.Lock()
+
+    def held(rows):
+        with lock:
+            return seconds(rows)
+
+    return lambda: models.waiting(held)
+
+
+def under_auto(build, sizes):
+    settings = {"dtype_policy": "float32", "memory_limit_bytes": 2**30}
+    return searches.hypermodel(build, sizes, micro_batch_size="auto", **settings)
+
+
+def test_under_auto_a_size_that_is_faster_in_parts_is_timed_in_parts():
+    """The whole batch of 512 waits for a quarter of a second; 64 parts of 8 for 4 ms."""
+
+    def seconds(rows):
+        return 1e-6 * rows**2
+
+    record = swept(under_auto(waiting(seconds), (8, 512)), *models.rows(600))
+    assert record.extrapolated == ()
+    assert record.update_times_s[1] < seconds(512)
+
+
+def test_under_auto_no_more_go_through_at_once_than_were_found_to_fit(tmp_path):
+    seen = []
+    build = waiting(lambda rows: seen.append(rows) or 0.0)
+    swept(under_auto(build, (8, 32)), *DATA, directory=tmp_path)
+    (file,) = (tmp_path / "kbatch-micro-batches").glob("*.json")
+    content = json.loads(file.read_text())
+    probe = content["record"]["probes"][0] | {"batch_size": 16}
+    content["record"] |= {"max_batch_size": 16, "probes": [probe]}
+    file.write_text(json.dumps(content))
+    assert max(seen) == 32
+    seen.clear()
+    assert swept(under_auto(build, (8, 32)), *DATA, directory=tmp_path).extrapolated == ()
+    assert max(seen) == 16
 
 
 def test_sizes_beyond_what_a_data_function_gives_are_read_off_the_line():
@@ -211,3 +257,8 @@ def test_sizes_beyond_what_a_data_function_gives_are_read_off_the_line():
     assert record.update_times_s[-1] >= max(record.update_times_s[:3])
     with pytest.raises(InputError, match=r"two batch sizes at least.*Received: 1 of 2"):
         swept(searches.stock(batch_sizes=(32, 64)), batches)
+
+
+def test_data_that_do_not_suit_the_model_are_told_before_a_trial():
+    with pytest.raises(InputError, match=r"\(examples, 8\): reshape it.*\(examples, 5\)"):
+        swept(searches.stock(), X[:, :5], DATA[1])

@@ -42,17 +42,17 @@ SWEEP = GoodputRecord((16, 32), (0.001, 0.002), (), 1.0)
 
 def test_what_training_takes_beside_the_step_is_added():
     real = make_trial(16, make_execution(16, rate=16 / 0.0015, first_step_s=0.7))
-    costs = costs_of(SWEEP, [real], Objective("seconds_to_target", "min"))
+    costs = costs_of(SWEEP, [real], objective=Objective("seconds_to_target", "min"))
     assert costs.start_cost == 0.7
     np.testing.assert_allclose(list(costs.update_costs.values()), [0.0015, 0.0025], rtol=0.02)
     fast = make_trial(16, make_execution(16, rate=16 / 0.0005, first_step_s=0.7))
-    costs = costs_of(SWEEP, [fast], Objective("seconds_to_target", "min"))
+    costs = costs_of(SWEEP, [fast], objective=Objective("seconds_to_target", "min"))
     np.testing.assert_allclose(list(costs.update_costs.values()), [0.0005, 0.001], rtol=0.02)
 
 
 def test_updates_and_examples_cost_what_they_are():
-    assert costs_of(SWEEP, [], Objective("updates_to_target", "min")) == SizeCosts(
+    assert costs_of(SWEEP, [], objective=Objective("updates_to_target", "min")) == SizeCosts(
         {16: 1.0, 32: 1.0}
     )
     objective = Objective("examples_to_target", "min")
-    assert costs_of(SWEEP, [], objective) == SizeCosts({16: 16.0, 32: 32.0})
+    assert costs_of(SWEEP, [], objective=objective) == SizeCosts({16: 16.0, 32: 32.0})

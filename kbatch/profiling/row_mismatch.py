@@ -1,0 +1,79 @@
+"""In what rows of data do not suit a model, found where a train step refused them."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+_TEXT = (
+    "Targets are numbers to a loss: give each label's index "
+    "(`np.unique(y, return_inverse=True)[1]`)."
+)
+_ONE_HOT = (
+    "The loss {loss!r} takes the index of each label, and `y` has a value for each class: give "
+    '`y.argmax(axis=-1)`, or compile with "categorical_crossentropy".'
+)
+_INDICES = (
+    "The loss {loss!r} takes a value for each class, and `y` has one for each example: give "
+    '`keras.utils.to_categorical(y)`, or compile with "sparse_categorical_crossentropy".'
+)
+
+
+def row_mismatch(model: keras.Model, rows: Any) -> str | None:
+    """Says what to give in the place of rows that a model's train step refused.
+
+    Args:
+        model: A compiled model.
+        rows: Inputs, targets and perhaps sample weights, nested arrays of shape (rows, ...).
+
+    Returns:
+        What does not fit, in sentences that end with what was received; None where that is not
+        told by the shapes.
+    """
+    x, y = (*rows, None)[:2] if isinstance(rows, tuple) else (rows, None)
+    return _of_inputs(model, x) or _of_targets(model, y)
+
+
+def _of_inputs(model: Any, x: Any) -> str | None:
+    tensors = list(getattr(model, "inputs", None) or [])
+    leaves = keras.tree.flatten(x)
+    if len(tensors) != len(leaves):
+        return None  # Keras names the input that is missing.
+    for tensor, leaf in zip(tensors, leaves, strict=True):
+        wanted, given = tuple(tensor.shape[1:]), tuple(leaf.shape[1:])
+        sizes = zip(wanted, given, strict=False)
+        if len(wanted) != len(given) or any(want not in (None, size) for want, size in sizes):
+            return (
+                f"`x` must have the shape that the model takes, {_shape(wanted)}: reshape it, or "
+                f"change the model's `keras.Input`. Received: x of shape {_shape(given)}."
+            )
+    return None
+
+
+def _of_targets(model: Any, y: Any) -> str | None:
+    outputs, leaves = list(getattr(model, "outputs", None) or []), keras.tree.flatten(y)
+    if len(leaves) != 1 or not isinstance(y, np.ndarray):
+        return None
+    given = f"Received: y of shape {_shape(y.shape[1:])} and dtype {y.dtype}."
+    if y.dtype.kind in "USO":
+        return f"{_TEXT} {given}"
+    name = _loss_name(model.loss)
+    if len(outputs) != 1 or name is None:
+        return None
+    classes, in_full = outputs[0].shape[-1], y.ndim == len(outputs[0].shape)
+    if name == "sparse_categorical_crossentropy" and in_full and y.shape[-1] == classes:
+        return f"{_ONE_HOT.format(loss=name)} {given}"
+    if name == "categorical_crossentropy" and (not in_full or y.shape[-1] == 1):
+        return f"{_INDICES.format(loss=name)} {given}"
+    return None
+
+
+def _loss_name(loss: Any) -> str | None:
+    """Gives the name of a model's only loss, None where it has several."""
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    return getattr(loss, "name", None) or getattr(loss, "__name__", None)
+
+
+def _shape(features: tuple[int | None, ...]) -> str:
+    return f"({', '.join(['examples', *map(str, features)])})"
