@@ -100,9 +100,7 @@ def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **ch
         "timings": make_timings(n_half),
         "memory": make_memory(),
         "pilot": make_pilot(noise_scale),
-        "pipelines": (
-            make_profile(batch_size=256, pipeline=input_rate, step=50_000, together=48_000),
-        ),
+        "pipeline": make_profile(batch_size=256, pipeline=input_rate, step=50_000, together=48_000),
         "fit_times": make_fit_times(n_half, input_rate),
         "unknown": {},
         "durations_s": {"memory": 12.0, "throughput": 20.0, "pilot": 21.0, "input": 5.0},

@@ -214,14 +214,14 @@ def accumulation_gain(
         in_fit: What an update takes in `fit` at the least, or None.
 
     Returns:
-        The least time without accumulation over the least time with or without it, less one; None
-        where one of the two was not measured.
+        The least time without accumulation over the least time of the fastest ways, those among
+        which `choose_batch` chooses, less one; None where nothing was measured with it or without.
     """
     given = tuple(updates)
     plain = [update for update in given if not update.accumulated]
     if not plain or len(plain) == len(given):
         return None
-    least = [_least_time(ways, noise_scale, in_fit) for ways in (plain, given)]
+    least = [_least_time(ways, noise_scale, in_fit) for ways in (plain, fastest_of_each(given))]
     return least[0] / least[1] - 1
 
 

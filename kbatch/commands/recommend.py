@@ -12,6 +12,7 @@ from kbatch.commands.model_arguments import (
     check_model_arguments,
 )
 from kbatch.commands.named_function import named_build, named_x_y
+from kbatch.records.recommendation_defaults import BASE_BATCH_SIZE, BUDGET_S
 
 
 def add_recommend(commands: Any) -> None:
@@ -23,7 +24,7 @@ def add_recommend(commands: Any) -> None:
     parser.add_argument(
         "--base-batch-size",
         type=int,
-        default=32,
+        default=BASE_BATCH_SIZE,
         metavar="N",
         help="batch size that the model's learning rate suits (%(default)s)",
     )
@@ -39,7 +40,7 @@ def add_recommend(commands: Any) -> None:
     parser.add_argument(
         "--budget",
         type=float,
-        default=60.0,
+        default=BUDGET_S,
         metavar="SECONDS",
         help="seconds to spend on measuring (%(default)s)",
     )

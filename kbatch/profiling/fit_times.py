@@ -10,6 +10,7 @@ import keras
 
 from kbatch.profiling.interleaved import interleaved
 from kbatch.profiling.loads import Source, batch_of
+from kbatch.profiling.stretches import steps_at_once
 from kbatch.records.fit_time import FitTime
 from kbatch.training.borrowed_step import BorrowedStep, borrowed_step
 from kbatch.training.data import FitData, called_for, is_dataset, rebatched
@@ -22,7 +23,7 @@ _FEWEST_BATCHES = 8
 
 
 def time_fit(
-    model: keras.Model, data: FitData, source: Source, sizes: tuple[int, ...], *, budget_s: float
+    model: keras.Model, data: FitData, *, source: Source, sizes: tuple[int, ...], budget_s: float
 ) -> tuple[FitTime, ...]:
     """Times epochs of `fit` at some batch sizes.
 
@@ -71,7 +72,7 @@ def _turn(
         began_s = time.perf_counter()
         step(batch)
         times_s.append(time.perf_counter() - began_s)
-    watch = EpochWatch(longest_s, getattr(model, "steps_per_execution", 1))
+    watch = EpochWatch(longest_s, steps_at_once(model))
     # Two epochs: the first one also sets the iterator up. Not an instance's own `fit`.
     arguments = _fit_arguments(model, data, size)
     with warnings.catch_warnings():

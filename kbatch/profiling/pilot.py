@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from kbatch.profiling.stretches import fit_in_stretches, held_out_batches
+from kbatch.profiling.stretches import fit_in_stretches, held_out_batches, steps_at_once
 from kbatch.records.noise import MOMENT_METRICS
 from kbatch.records.pilot import PilotRecord, PilotStretch, useful_count
 from kbatch.training.accumulation import accumulate_gradients
@@ -45,7 +45,7 @@ class PilotPlan(NamedTuple):
     seed: int | None = None
 
 
-def run_pilot(build: Callable[[], keras.Model], data: FitData, plan: PilotPlan) -> PilotRecord:
+def run_pilot(build: Callable[[], keras.Model], data: FitData, *, plan: PilotPlan) -> PilotRecord:
     """Trains until the later half of its updates brought little, or what the plan allows is spent.
 
     Little is 2 % of the way that the held-out loss went, or the training loss without one.
@@ -64,7 +64,7 @@ def run_pilot(build: Callable[[], keras.Model], data: FitData, plan: PilotPlan) 
         model = build()
         batches = held_out_batches(data, model, batch_size=plan.batch_size, seed=plan.seed)
         in_epoch = _updates_in_epoch(batches.dataset, plan)
-        micro_batch_size = max(1, plan.batch_size // ACCUMULATION_STEPS)
+        micro_batch_size = pilot_micro_batch_size(plan.batch_size)
         with warnings.catch_warnings():
             # What looks at a batch as a whole is measured in parts, and said to be.
             warnings.simplefilter("ignore")
@@ -84,6 +84,11 @@ def run_pilot(build: Callable[[], keras.Model], data: FitData, plan: PilotPlan) 
     )
 
 
+def pilot_micro_batch_size(batch_size: int) -> int:
+    """Gives the examples that go through the device at once in a pilot."""
+    return max(1, batch_size // ACCUMULATION_STEPS)
+
+
 class _Watch(keras.callbacks.Callback):
     """Keeps the stretches, each of which is an epoch to Keras, and ends training."""
 
@@ -101,7 +106,8 @@ class _Watch(keras.callbacks.Callback):
         self._before = updates_made(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        self._made += 1
+        # One call of the train step may make several updates, and skip some that overflowed.
+        self._made += steps_at_once(self.model)
         if math.isnan(self._began_s):
             self._began_s = time.perf_counter()  # What came before traced and compiled.
         if self._made >= self._most:

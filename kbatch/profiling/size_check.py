@@ -46,7 +46,9 @@ class CheckPlan(NamedTuple):
     seed: int | None
 
 
-def run_size_check(build: Callable[[], keras.Model], data: FitData, plan: CheckPlan) -> SizeCheck:
+def run_size_check(
+    build: Callable[[], keras.Model], data: FitData, *, plan: CheckPlan
+) -> SizeCheck:
     """Trains from the start until the loss is at the target, or what the plan allows is spent.
 
     Args:

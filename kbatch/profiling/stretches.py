@@ -53,3 +53,8 @@ def fit_in_stretches(
         verbose=0,
         shuffle=False,
     )
+
+
+def steps_at_once(model: Any) -> int:
+    """Gives the updates that one call of a model's train function makes."""
+    return max(1, int(getattr(model, "steps_per_execution", 1)))

@@ -11,6 +11,7 @@ from kbatch.analysis.size_costs import TimedRounds
 from kbatch.instruments.failures import failure_status
 from kbatch.profiling.loads import DataEnded, Source, batch_of
 from kbatch.profiling.timing_rounds import TimingPlan, TimingRounds
+from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
 from kbatch.training.micro_batch_steps import micro_batch_steps
 
 _BLOCK_S = 0.03
@@ -53,13 +54,15 @@ class UpdateTimes(NamedTuple):
 def time_updates(
     model: keras.Model,
     source: Source,
-    batch_sizes: Sequence[int],
     *,
+    batch_sizes: Sequence[int],
     largest_whole: int | None,
     budget_s: float,
     seed: int = 0,
 ) -> UpdateTimes:
     """Times updates of whole batches, in two halves, and of larger ones in the fastest micro-batch.
+
+    A model that trains differently on parts of a batch is cut only where the whole does not fit.
 
     Args:
         model: A compiled, built model; it is given back as it was.
@@ -73,6 +76,7 @@ def time_updates(
         The timings; none where not even the smallest size could be run.
     """
     fitting = [size for size in batch_sizes if largest_whole is None or size <= largest_whole]
+    coupled = coupled_parts(model)
     with micro_batch_steps(model) as steps:
 
         def update(way: Way) -> Callable[[], None]:
@@ -80,8 +84,13 @@ def time_updates(
 
         ready = _ReadyWays(update, budget_s)
         ready.add_while_fast(Way(size, size) for size in fitting)
-        ready.add_while_fast(_in_parts(ready.call_s, batch_sizes))
-        ready.add_while_fast(_in_halves(ready.call_s))
+        if coupled:
+            ready.add_while_fast(_beyond(ready.call_s, batch_sizes, largest_whole=largest_whole))
+        else:
+            ready.add_while_fast(_in_parts(ready.call_s, batch_sizes))
+            ready.add_while_fast(_in_halves(ready.call_s))
+        if coupled and not all(map(_is_whole, ready.calls)):
+            ready.notes.append(coupling_note(coupled))
         return _timed(ready, budget_s, seed)
 
 
@@ -121,6 +130,16 @@ def _in_parts(call_s: dict[Way, float], batch_sizes: Sequence[int]) -> list[Way]
         return []
     part = max(rates, key=lambda size: rates[size])
     return [Way(size, part) for size in batch_sizes if size > part]
+
+
+def _beyond(
+    call_s: dict[Way, float], batch_sizes: Sequence[int], *, largest_whole: int | None
+) -> list[Way]:
+    """Gives the batches that do not fit at once, in parts of the largest that went through."""
+    whole = max((way.batch_size for way in call_s if _is_whole(way)), default=None)
+    if whole is None or largest_whole is None:
+        return []
+    return [Way(size, whole) for size in batch_sizes if size > max(whole, largest_whole)]
 
 
 def _in_halves(call_s: dict[Way, float]) -> list[Way]:

@@ -93,33 +93,33 @@ class FitLines(NamedTuple):
     own: TimeInFit | None
 
 
-def fit_lines(times: Sequence[FitTime], pipelines: Sequence[InputPipelineProfile] = ()) -> FitLines:
+def fit_lines(times: Sequence[FitTime], pipeline: InputPipelineProfile | None = None) -> FitLines:
     """Draws the lines through what `fit` took at one or two batch sizes.
 
     Args:
-        times: What it took; where there is none, the pipelines alone give the lines.
-        pipelines: What the data take, which short epochs of `fit` may not see: a pipeline that
+        times: What it took; where there is none, the pipeline alone gives the lines.
+        pipeline: What the data take, which short epochs of `fit` may not see: a pipeline that
             makes several batches at once delivers them in bursts.
     """
-    rates = _rates(pipelines)
+    seconds = None if pipeline is None else _example_times_s(pipeline)
     if not times:
-        return _pipeline_lines(rates)
+        return _pipeline_lines(pipeline, seconds)
     found = {time.batch_size: over_rounds(time.update_times_s) for time in times}
     known = {size: estimate for size, estimate in found.items() if estimate is not None}
     spans = {size: _ends(estimate) for size, estimate in known.items()}
     own_s = max(_LEAST_S, min(time.wait_s for time in times))
     beside = TimeInFit.through({t.batch_size: max(_LEAST_S, t.beside_s) for t in times})
-    data_s = [min((1 / rate[i] for rate in rates.values()), default=0.0) for i in range(3)]
+    most_s, likely_s, least_s = seconds or (0.0, 0.0, 0.0)
 
     def through(times_s: Mapping[int, float], example_s: float) -> TimeInFit:
         at_least = {size: max(_LEAST_S, seconds) for size, seconds in times_s.items()}
         return TimeInFit.through(at_least, beside=beside, example_s=example_s)
 
     return FitLines(
-        through({size: estimate.value for size, estimate in known.items()}, data_s[1]),
+        through({size: estimate.value for size, estimate in known.items()}, likely_s),
         (
-            through({size: span.high for size, span in spans.items()}, data_s[0]),
-            through({size: span.low for size, span in spans.items()}, data_s[2]),
+            through({size: span.high for size, span in spans.items()}, most_s),
+            through({size: span.low for size, span in spans.items()}, least_s),
         ),
         TimeInFit.through(
             {time.batch_size: time.step_s + own_s for time in times},
@@ -128,24 +128,23 @@ def fit_lines(times: Sequence[FitTime], pipelines: Sequence[InputPipelineProfile
     )
 
 
-def _rates(pipelines: Sequence[InputPipelineProfile]) -> dict[int, tuple[float, float, float]]:
-    """Gives the least, the likely and the most examples/s, by batch size."""
-    found = {}
-    for profile in pipelines:
-        rate, bounds = profile.pipeline.samples_per_second, profile.rate_bounds
-        if rate is not None and bounds is not None and bounds.low > 0:
-            # Short rounds may miss the pauses that a long reading has seen.
-            likely = min(max(rate.value, bounds.low), bounds.high)
-            found[profile.batch_size] = (bounds.low, likely, bounds.high)
-    return found
+def _example_times_s(pipeline: InputPipelineProfile) -> tuple[float, float, float] | None:
+    """Gives the most, the likely and the least seconds of an example; None where unknown."""
+    rate, bounds = pipeline.pipeline.samples_per_second, pipeline.rate_bounds
+    if rate is None or bounds is None or bounds.low <= 0:
+        return None
+    # Short rounds may miss the pauses that a long reading has seen.
+    likely = min(max(rate.value, bounds.low), bounds.high)
+    return 1 / bounds.low, 1 / likely, 1 / bounds.high
 
 
-def _pipeline_lines(rates: Mapping[int, tuple[float, float, float]]) -> FitLines:
-    if not rates:
+def _pipeline_lines(
+    pipeline: InputPipelineProfile | None, seconds: tuple[float, float, float] | None
+) -> FitLines:
+    if pipeline is None or seconds is None:
         return FitLines(None, (), None)
-    slow, likely, fast = (
-        TimeInFit.through({size: size / rate[i] for size, rate in rates.items()}) for i in range(3)
-    )
+    size = pipeline.batch_size
+    slow, likely, fast = (TimeInFit.through({size: size * one_s}) for one_s in seconds)
     return FitLines(likely, (slow, fast), None)
 
 

@@ -31,6 +31,8 @@ from kbatch.records.shown_record import ShownRecord
 from kbatch.records.size_check import SizeCheck
 from kbatch.records.trained_sizes import TrainedSizes
 
+# What is measured beside the limits: short trainings.
+OTHER_SIZES = "other batch sizes"
 # Looked up when a recommendation is printed, so that it is read without what writes; as in
 # `shown_record`.
 _PAGE = "kbatch.reporting.recommendation_text"
@@ -53,9 +55,9 @@ class Recommendation(SavedRecord, ShownRecord):
         timings: The updates that were timed, all in the same shuffled rounds.
         memory: The search for the largest batch that fits, None where there was none.
         pilot: The training that measured the gradient noise scale, likewise.
-        pipelines: What the input pipeline delivers, at one batch size; none likewise.
+        pipeline: What the input pipeline delivers, at one batch size; None likewise.
         unknown: Why a limit, one of `kbatch.analysis.binding_limit.LIMITS`, was not measured, and
-            why no further one of the "other batch sizes" was trained.
+            why no further one of `OTHER_SIZES` was trained.
         durations_s: Seconds that each of these measurements took, by its name.
         budget_s: Seconds that it was given.
         notes: What a reader of the numbers must know.
@@ -75,7 +77,7 @@ class Recommendation(SavedRecord, ShownRecord):
     timings: tuple[TimedRounds, ...]
     memory: MaxBatchSizeResult | None
     pilot: PilotRecord | None
-    pipelines: tuple[InputPipelineProfile, ...]
+    pipeline: InputPipelineProfile | None
     unknown: Mapping[str, str]
     durations_s: Mapping[str, float]
     budget_s: float
@@ -204,17 +206,26 @@ class Recommendation(SavedRecord, ShownRecord):
 
     @functools.cached_property
     def choice(self) -> BatchChoice | None:
-        """The choice among the timed updates; None without any."""
+        """The choice among the timed updates; None without any.
+
+        There is no best one where the pilot's loss became NaN: then even its learning rate fails.
+        """
         if not self.updates:
             return None
         if self.trained.choice is not None:
             return self.trained.choice
-        return choose_batch(self.updates, self.noise_scale, in_fit=self.in_fit.line)
+        choice = choose_batch(self.updates, self.noise_scale, in_fit=self.in_fit.line)
+        return dataclasses.replace(choice, best=None, most_lost=None) if self.diverged else choice
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss of the pilot became NaN."""
+        return self.pilot is not None and self.pilot.ended_by == "diverged"
 
     @functools.cached_property
     def in_fit(self) -> FitLines:
         """What an update takes in `fit`, by the batch size."""
-        return fit_lines(self.fit_times, self.pipelines)
+        return fit_lines(self.fit_times, self.pipeline)
 
     @functools.cached_property
     def step_time(self) -> Latency | None:

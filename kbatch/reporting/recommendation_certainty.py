@@ -1,7 +1,7 @@
 """How sure a recommendation is, in words: what was assumed, what is disputed, what to check."""
 
 from kbatch.analysis.batch_choice import BatchChoice
-from kbatch.records.recommendation import Recommendation
+from kbatch.records.recommendation import OTHER_SIZES, Recommendation
 from kbatch.records.size_check import SizeCheck
 from kbatch.reporting.number_text import listed, percent, readable, setting
 
@@ -35,10 +35,11 @@ def _trained_lines(recommendation: Recommendation) -> list[str]:
     pilot = recommendation.pilot
     if pilot is None:
         return []
-    why = recommendation.unknown.get("other batch sizes")
+    why = recommendation.unknown.get(OTHER_SIZES)
     ended = f" No further one: {why}." if why else ""
     if not recommendation.checks:
-        return [f"No size but the pilot's was trained.{ended}"] if ended else []
+        none = "" if ended else " None of the others was likely to be more than 5 % faster."
+        return [f"No size but the pilot's was trained.{ended}{none}"]
     loss = "held-out" if pilot.has_held_out else "training"
     runs = {pilot.batch_size: f"{pilot.updates_to_target:,} updates at {pilot.batch_size:,}"}
     runs |= {check.batch_size: _run(check) for check in recommendation.checks}
@@ -62,12 +63,16 @@ def _interval_line(recommendation: Recommendation) -> list[str]:
     choice = recommendation.choice
     if choice is None or choice.best is None:
         return []
+    if len(recommendation.fastest) == 1:
+        return ["No other size was timed."]
     if choice.most_lost is None:
         return [_tie_line(choice)]
-    if recommendation.noise_scale.value is None:
+    noise = recommendation.noise_scale
+    if noise.value is None:
+        bound = f" above {readable(noise.at_least, 2)}" if noise.at_least else ""
         return [
-            "The noise scale is unresolved: whatever it is above its lower bound, this size takes "
-            f"at most {percent(choice.most_lost)} longer than the best one."
+            f"The noise scale is not known: whatever it is{bound}, this size takes at most "
+            f"{percent(choice.most_lost)} longer than the best one."
         ]
     if choice.smallest == choice.largest:
         return ["It is the best size at every noise scale in its interval."]
@@ -105,6 +110,8 @@ def _accumulation_line(recommendation: Recommendation) -> list[str]:
     gain, choice = recommendation.accumulation_gain, recommendation.choice
     if choice is None or gain is None:
         return []
+    if gain >= _LITTLE and choice.best is not None and not choice.best.accumulated:
+        return []  # What gains is larger than all that were trained.
     if gain >= _LITTLE:
         return [
             f"Accumulation makes the way {percent(gain)} shorter on this device, as smaller parts "
@@ -128,11 +135,14 @@ def _learning_rate_line(recommendation: Recommendation) -> list[str]:
     line = f"The model's learning rate{value} is taken to suit batch size {base:,}"
     if rule is None or size == base:
         return [f"{line}, and is left as it is."]
-    words = {"linear": "grows in proportion to it", "sqrt": "grows with its square root"}[rule]
-    line = f"{line}; for {recommendation.optimizer} it {words} ({setting(ratio)} times)"
+    how = {"linear": "in proportion to it", "sqrt": "with its square root"}[rule]
+    words = f"{'grows' if ratio > 1 else 'shrinks'} {how}"
     noise = recommendation.noise_scale
     reach = noise.at_least if noise.value is None else noise.value
     capped = recommendation.forecast is None and size > max(base, round(reach or 0))
+    if ratio == 1:
+        return [f"{line}, and is left as it is: it goes no further than the noise scale."]
+    line = f"{line}; for {recommendation.optimizer} it {words} ({setting(ratio)} times)"
     if capped:
         return [f"{line}, and no further than the noise scale."]
     return [f"{line}."]
@@ -142,6 +152,8 @@ def _pilot_line(recommendation: Recommendation) -> list[str]:
     pilot = recommendation.pilot
     if pilot is None:
         return []
+    if recommendation.diverged:
+        return [f"The pilot ended {_ENDS['diverged']}: all of this is of what came before."]
     return [
         f"The pilot ended {_ENDS[pilot.ended_by]}. Its noise scale is that of the late half of the "
         f"{pilot.useful_updates:,} updates in which its loss went 98 % of its way. The noise scale "
@@ -166,10 +178,10 @@ def _check_line(recommendation: Recommendation) -> list[str]:
         return []
     place = sizes.index(size)
     near = [str(near) for near in sizes[max(0, place - 1) : place + 2]]
-    trained = any(run.batch_size == size for run in recommendation.trained.runs)
-    doubt = (
-        "One short run a size decided"
-        if trained
-        else "The page is a model's; nothing was trained at this size"
-    )
+    doubt = "The page is a model's"
+    if any(run.batch_size == size for run in recommendation.trained.runs):
+        if recommendation.forecast is not None:
+            doubt = "One short run a size decided"
+    else:
+        doubt += "; nothing was trained at this size"
     return [f"{doubt}. To check it, train at {listed(near)} with `kbatch.BatchSizeTuner`."]

@@ -4,6 +4,7 @@ from kbatch.analysis.batch_choice import fastest_of_each
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.analysis.intervals import Interval
 from kbatch.records.fit_time import FitTime
+from kbatch.records.pilot import PilotRecord
 from kbatch.records.recommendation import Recommendation
 from kbatch.reporting.number_text import counted, listed, memory_text, percent, readable
 
@@ -78,9 +79,11 @@ def memory_line(recommendation: Recommendation) -> str:
         return _cannot_tell(recommendation, MEMORY)
     least = "" if recommendation.memory_ends else "at least "
     peak = f"{memory_text(found.peak_memory_bytes)} of {memory_text(found.limit_bytes)}"
+    # The search's own argument is none of a recommendation's.
+    reason = found.reason.replace("`max_batch_size`", "the largest batch size that was tried")
     return (
         f"Memory allows {least}{counted(found.max_batch_size, 'example')} at once, {peak} "
-        f"({found.reason})."
+        f"({reason})."
     )
 
 
@@ -88,6 +91,11 @@ def saturation_line(recommendation: Recommendation) -> str:
     """Says where the device saturates."""
     found = recommendation.saturation
     if found is None or recommendation.step_time is None:
+        if recommendation.updates:
+            return (
+                "Hardware saturation: cannot tell, because it takes two sizes that go through "
+                "whole, and three rounds of them."
+            )
         return _cannot_tell(recommendation, SATURATION)
     rates = [u for u in recommendation.updates if not u.accumulated]
     fastest = max(rates, key=lambda update: update.samples_per_second)
@@ -119,6 +127,8 @@ def noise_line(recommendation: Recommendation) -> str:
     measured = (
         f"in a pilot of {counted(pilot.updates, 'update')} at batch size {pilot.batch_size:,}"
     )
+    if recommendation.diverged and noise.value is None:
+        return f"Gradient noise: cannot tell, because {diverged_text(pilot)}."
     if noise.value is None or noise.interval is None:
         least = f"; it is at least {readable(noise.at_least, 2)}" if noise.at_least else ""
         return (
@@ -136,6 +146,14 @@ def noise_line(recommendation: Recommendation) -> str:
     return (
         f"{line}; at batch size {size:,} an example counts {percent(share)} of what it would in "
         f"the smallest batch. Measured {measured}."
+    )
+
+
+def diverged_text(pilot: PilotRecord) -> str:
+    """Says what to look at where the loss of a pilot became NaN."""
+    return (
+        f"the pilot's loss became NaN within {counted(pilot.updates, 'update')}: look for values "
+        "in the data that are not finite, or give the model a smaller learning rate"
     )
 
 
@@ -157,11 +175,9 @@ def _critical_line(recommendation: Recommendation) -> str:
 
 def input_line(recommendation: Recommendation) -> str:
     """Says what the input pipeline delivers, and what `fit` takes beside the train step."""
-    if not recommendation.pipelines:
-        return _cannot_tell(recommendation, INPUT)
-    found = recommendation.pipelines[-1]
-    rate = found.pipeline.samples_per_second
-    if rate is None:
+    found = recommendation.pipeline
+    rate = None if found is None else found.pipeline.samples_per_second
+    if found is None or rate is None:
         return _cannot_tell(recommendation, INPUT)
     line = (
         f"The input pipeline delivers {readable(rate.value, 2)} samples/s{_within(rate.interval)} "

@@ -7,10 +7,16 @@ from kbatch.analysis.size_costs import Estimate, SizeCost
 from kbatch.records.recommendation import Recommendation
 from kbatch.reporting.number_text import counted, listed, readable, setting
 from kbatch.reporting.recommendation_certainty import certainty_lines
-from kbatch.reporting.recommendation_limits import binding_line, limit_lines
+from kbatch.reporting.recommendation_limits import binding_line, diverged_text, limit_lines
 
 _WIDTH = 88
 _WIDE = 1.1
+# What makes a pilot longer, by what ended it.
+_LONGER = {
+    "budget": ": a larger `budget_s` gives a longer pilot",
+    "epochs": ": more `epochs` give a longer pilot",
+    "progress": ", though the pilot went on until its loss no longer fell",
+}
 COST_TITLES = ("batch", "micro-batch", "samples/s", "updates", "seconds", "relative")
 _LEARNING_RATE_COST = (
     "Learning rate: not measured. Were it the best one, half of it would need 1.33 times the "
@@ -80,10 +86,14 @@ def _unknown_size(recommendation: Recommendation, micro: int) -> str:
     between = ""
     if choice is not None and recommendation.forecast is None:
         between = f"; as far as can be told, from {choice.smallest:,} to {choice.largest:,}"
+    fastest = f"the device is fastest with {counted(micro, 'example')} at once."
+    if recommendation.diverged:
+        reason = _noise_reason(recommendation)
+        return f"The batch size cannot be told, because {reason}; {fastest}"
     return (
         f"The batch size cannot be told, because {_noise_reason(recommendation)}{between}. Until "
         f"it is known, keep batch size {recommendation.base_batch_size:,}, which the learning "
-        f"rate suits; the device is fastest with {counted(micro, 'example')} at once."
+        f"rate suits; {fastest}"
     )
 
 
@@ -93,7 +103,11 @@ def _noise_reason(recommendation: Recommendation) -> str:
     reason = recommendation.unknown.get("gradient noise")
     if reason is not None:
         return reason
-    return "the gradient noise scale is unresolved: a larger `budget_s` gives a longer pilot"
+    pilot = recommendation.pilot
+    if pilot is not None and recommendation.diverged:
+        return diverged_text(pilot)
+    ended_by = None if pilot is None else pilot.ended_by
+    return f"the gradient noise scale is unresolved{_LONGER.get(ended_by or '', '')}"
 
 
 def _reason(recommendation: Recommendation) -> str:

@@ -179,8 +179,8 @@ def _array_leaf(x: Any) -> Any:
     leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
     if not leaves or not hasattr(leaves[0], "__len__"):
         raise InputError(
-            "Training data are arrays, a `tf.data.Dataset` or a function "
-            f"`batch_size -> tf.data.Dataset`. Received: x={x!r}."
+            "Training data are arrays (`np.asarray` of a list), a `tf.data.Dataset` or a function "
+            f"`batch_size -> tf.data.Dataset`. Received: x of type {type(x).__name__}."
         )
     return leaves[0]
 

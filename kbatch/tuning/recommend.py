@@ -18,7 +18,8 @@ from kbatch.instruments.environment import read_environment
 from kbatch.profiling.loads import Source, build_on
 from kbatch.profiling.max_batch import data_source
 from kbatch.profiling.user_model import BuildFunction, model_builder
-from kbatch.records.recommendation import Recommendation
+from kbatch.records.recommendation import OTHER_SIZES, Recommendation
+from kbatch.records.recommendation_defaults import BASE_BATCH_SIZE, BUDGET_S
 from kbatch.training.data import FitData, is_dataset, tensors_of
 from kbatch.training.errors import InputError
 from kbatch.training.learning_rate import Schedule, current_learning_rate
@@ -26,15 +27,16 @@ from kbatch.training.replica_meter import replica_count
 from kbatch.training.sample_rows import SampleElements, SampleRows
 from kbatch.training.seeds import check_seed
 from kbatch.training.trainable_model import check_model
+from kbatch.tuning.ledger import Ledger
 from kbatch.tuning.limit_measurements import (
-    TRAINED,
-    Ledger,
-    Task,
+    InputFound,
     measure_input,
-    measure_memory,
     measure_noise,
     measure_updates,
+    pilot_notes,
 )
+from kbatch.tuning.memory_measurement import MemoryFound, measure_memory
+from kbatch.tuning.recommendation_task import Task
 from kbatch.tuning.size_trainings import train_sizes
 
 _SMALLEST, _LARGEST = 8, 2048
@@ -48,13 +50,13 @@ def recommend(
     y: Any = None,
     *,
     batch_sizes: Iterable[int] | None = None,
-    base_batch_size: int = 32,
+    base_batch_size: int = BASE_BATCH_SIZE,
     learning_rate_scaling: Literal["auto", "linear", "sqrt"] | None = "auto",
     validation_data: Any = None,
     epochs: int | None = None,
     memory_limit_bytes: int | None = None,
     memory_window: tuple[float, float] = (0.80, 0.90),
-    budget_s: float = 60.0,
+    budget_s: float = BUDGET_S,
     seed: int | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Recommendation:
@@ -93,8 +95,9 @@ def recommend(
             CPU half of what the host and its control group leave.
         memory_window: Lower and upper share of that limit which a batch may fill.
         budget_s: Seconds to spend, in parts: 10 % on memory, 25 % on step times, 25 % at most on
-            the pilot, 10 % on the data, 30 % at most on other sizes. Starting processes and
-            building graphs are not counted.
+            the pilot, 10 % on the data, 30 % at most on other sizes. Where batches are slow, the
+            search in memory takes up to 60 s or as much as this, whichever is less. Starting
+            processes and building graphs are not counted.
         seed: Seed of weights and order in the pilot and at other sizes, None for one that is
             drawn and recorded.
         on_progress: Receives a line before each measurement.
@@ -135,14 +138,42 @@ def recommend(
 def _measured(
     task: Task, asked: tuple[int, ...] | None, scaling: str | None, ledger: Ledger
 ) -> Recommendation:
+    largest = asked[-1] if asked else _LARGEST
     # First of all: nothing has taken a GPU yet.
-    memory = ledger.run(MEMORY, lambda: measure_memory(task, asked[-1] if asked else _LARGEST))
+    memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
     model = _checked(task.build(), task.source)
+    found = _limits(task, model, memory=memory, asked=asked, scaling=scaling, ledger=ledger)
+    checks, ended = ledger.run(
+        OTHER_SIZES, lambda: train_sizes(task, found, budget_s=task.part_s(OTHER_SIZES))
+    )
+    reasons = {MEMORY: memory.reason, OTHER_SIZES: ended}
+    return dataclasses.replace(
+        found,
+        checks=checks,
+        unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
+        durations_s=ledger.durations_s,
+    )
+
+
+def _limits(
+    task: Task,
+    model: keras.Model,
+    *,
+    memory: MemoryFound,
+    asked: tuple[int, ...] | None,
+    scaling: str | None,
+    ledger: Ledger,
+) -> Recommendation:
+    """Measures the other limits; no size but the pilot's is trained yet."""
     examples = _examples(task.source, model)
     sizes = _sizes(asked, examples)
-    updates = ledger.run(SATURATION, lambda: measure_updates(task, model, sizes, memory.fits))
-    pilot = ledger.try_run(NOISE, lambda: measure_noise(task, updates.timings))
-    recommendation = Recommendation(
+    updates = ledger.run(
+        SATURATION, lambda: measure_updates(task, model, batch_sizes=sizes, fits=memory.fits)
+    )
+    if updates.reason is not None:
+        ledger.unknown[SATURATION] = updates.reason
+    pilot = ledger.try_run(NOISE, lambda: measure_noise(task, timings=updates.timings))
+    found = Recommendation(
         model_name=model.name,
         **_optimizer_facts(model),
         dtype_policy=model.dtype_policy.name,
@@ -152,30 +183,20 @@ def _measured(
         timings=updates.timings,
         memory=memory.result,
         pilot=pilot,
-        pipelines=(),
+        pipeline=None,
         unknown={},
         durations_s={},
         budget_s=task.budget_s,
-        notes=updates.notes,
+        notes=(*updates.notes, *(pilot_notes(task, model) if pilot else ())),
         environment=read_environment(),
     )
-    apart = sizes_to_time(recommendation)
-    data = ledger.try_run(INPUT, lambda: measure_input(task, model, apart))
-    if data is not None:
-        recommendation = dataclasses.replace(
-            recommendation, pipelines=(data.pipeline,), fit_times=data.fit_times
-        )
-    checks, ended = ledger.run(
-        TRAINED,
-        lambda: train_sizes(task, recommendation, budget_s=task.part_s(TRAINED)),
-    )
-    reasons = {MEMORY: memory.reason, SATURATION: updates.reason, TRAINED: ended}
-    return dataclasses.replace(
-        recommendation,
-        checks=checks,
-        unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
-        durations_s=ledger.durations_s,
-    )
+    apart = sizes_to_time(found)
+    data = ledger.try_run(INPUT, lambda: measure_input(task, model, batch_sizes=apart))
+    return found if data is None else _with_data(found, data)
+
+
+def _with_data(found: Recommendation, data: InputFound) -> Recommendation:
+    return dataclasses.replace(found, pipeline=data.pipeline, fit_times=data.fit_times)
 
 
 def _checked(model: keras.Model, source: Source) -> keras.Model:
@@ -199,7 +220,7 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
     """Gives the batch sizes to choose from."""
     if asked is None:
         largest = min(_LARGEST, examples or _LARGEST)
-        return powers_of_two(min(_SMALLEST, largest), largest)
+        return powers_of_two(1 if largest < _SMALLEST else _SMALLEST, largest)
     if examples is not None and asked[-1] > examples:
         raise InputError(
             "A batch cannot be larger than the data set: leave the sizes above "

@@ -8,8 +8,10 @@ from kbatch.profiling.size_check import CheckPlan, run_size_check
 from kbatch.records.pilot import PilotRecord
 from kbatch.records.recommendation import Recommendation
 from kbatch.records.size_check import SizeCheck
+from kbatch.reporting.number_text import readable
 from kbatch.training.kept_state import kept_state
-from kbatch.tuning.limit_measurements import Task, reason_of
+from kbatch.tuning.ledger import reason_of
+from kbatch.tuning.recommendation_task import Task
 
 # A run that has cost this much more than the best one has lost, as in a search by goodput.
 _LOST = 1.3
@@ -38,12 +40,12 @@ def train_sizes(
         left_s = budget_s - spent_s
         if needed_s > left_s:
             return found.checks, (
-                f"batch size {size:,} would need about {needed_s:.0f} s and {left_s:.0f} s of "
-                "`budget_s` were left"
+                f"batch size {size:,} would need about {readable(needed_s, 2)} s and "
+                f"{readable(max(0.0, left_s), 2)} s of `budget_s` were left"
             )
         try:
             with kept_state(task.build()) if task.is_given else contextlib.nullcontext():
-                check = run_size_check(task.build, task.data, plan._replace(budget_s=left_s))
+                check = run_size_check(task.build, task.data, plan=plan._replace(budget_s=left_s))
         except Exception as error:
             reason = reason_of(error)
             if reason is None:

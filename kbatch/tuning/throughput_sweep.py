@@ -40,8 +40,8 @@ def sweep_throughput(
     """Times an update of each batch size of a hypermodel, in interleaved rounds.
 
     One model takes all sizes in turn, and is thrown away. Under "auto" no more examples go through
-    at once than were found to fit; the sizes above the one that is fastest as a whole are timed in
-    parts of that too, and the faster way counts. Sizes that run out of memory or data, and those
+    at once than were found to fit; larger sizes than that which is fastest as a whole are timed in
+    parts too, and the faster way counts. Sizes that run out of memory or data, and those
     above them, get the seconds of the line through the others.
 
     Args:
@@ -107,7 +107,7 @@ class _Ways(NamedTuple):
     Attributes:
         sizes: Batch sizes, in examples.
         micro_batch_size: That which was given, `"auto"`, or None.
-        most: Most examples that fit at once, where that was found.
+        most: Most examples that fit at once, found under "auto"; None else.
     """
 
     sizes: tuple[int, ...]
@@ -129,7 +129,7 @@ class _Ways(NamedTuple):
             whole: Seconds of an update of the sizes that went through whole.
             coupled: Whether the model trains differently on parts: only what does not fit is cut.
         """
-        if self.micro_batch_size != "auto" or not self.most:
+        if self.most is None:
             return []
         parts = {self.most}
         if whole and not coupled:

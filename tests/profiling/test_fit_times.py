@@ -37,7 +37,7 @@ def model():
 
 
 def timed(model, x, y=None, sizes=(4, 16)):
-    return time_fit(model, FitData(x, y), data_source(x, y), sizes, budget_s=0.5)
+    return time_fit(model, FitData(x, y), source=data_source(x, y), sizes=sizes, budget_s=0.5)
 
 
 def test_epochs_of_arrays_are_counted_and_the_model_stays(model):

@@ -23,7 +23,7 @@ def noisy_line(count=800):
 
 def pilot(data=None, *, build=regression, **plan):
     plan = {"batch_size": 16, "budget_s": 60.0, "epochs": 3, "seed": 0} | plan
-    return run_pilot(build, data or FitData(*noisy_line()), PilotPlan(**plan))
+    return run_pilot(build, data or FitData(*noisy_line()), plan=PilotPlan(**plan))
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,17 @@ def test_a_pilot_makes_the_updates_of_its_epochs(found):
     assert found.learning_rate == pytest.approx(0.05)
     assert all(stretch.held_out_loss > 0 for stretch in found.stretches)
     assert found.stretches[0].loss > found.stretches[-1].loss
+
+
+def test_its_epochs_are_counted_in_updates_where_several_are_made_at_once():
+    def several():
+        model = regression()
+        model.steps_per_execution = 8
+        return model
+
+    # 40 updates an epoch: five calls of eight.
+    found = pilot(build=several, epochs=1)
+    assert (found.ended_by, found.updates) == ("epochs", 40)
 
 
 def test_its_moments_are_those_of_the_gradient(found):

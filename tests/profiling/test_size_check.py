@@ -31,7 +31,7 @@ def check(build=line, **changed):
         "budget_s": 60.0,
         "seed": 0,
     }
-    return run_size_check(build, data(), CheckPlan(**(fields | changed)))
+    return run_size_check(build, data(), plan=CheckPlan(**(fields | changed)))
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from kbatch.records.json_files import RecordError
 from kbatch.records.pilot import PilotRecord, PilotStretch, useful_count
 from kbatch.records.recommendation import Recommendation
 
-NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": (), "fit_times": ()}
+NOTHING = {"timings": (), "memory": None, "pilot": None, "pipeline": None, "fit_times": ()}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_pipeline_is_a_floor_and_alone_the_line_of_a_file_without_fit():
     bursts = make_profile(
         batch_size=256, pipeline=1e6, step=50_000, long_run=make_long_run(8_000, 20_000)
     )
-    found = make_recommendation(pipelines=(bursts,))
+    found = make_recommendation(pipeline=bursts)
     slow, fast = found.in_fit.ends
     assert slow.time_s(256) == pytest.approx(256 / 8_000)
     assert found.in_fit.line.time_s(256) == pytest.approx(256 / 20_000)

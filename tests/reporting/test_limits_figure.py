@@ -17,7 +17,7 @@ from kbatch.reporting.figures.limits import alt_text, limits_info, plot_limits
 from kbatch.reporting.figures.palette import ALARM_TEXT
 from kbatch.reporting.figures.saving import figure_bytes
 
-NOTHING = {"timings": (), "memory": None, "pilot": None, "pipelines": (), "fit_times": ()}
+NOTHING = {"timings": (), "memory": None, "pilot": None, "pipeline": None, "fit_times": ()}
 CASES = [
     {},
     NOTHING,

@@ -11,6 +11,8 @@ from recommendation_factory import (
     make_timings,
 )
 
+from kbatch.records.fit_time import FitTime
+from kbatch.records.pilot import PilotStretch
 from kbatch.reporting.recommendation_text import answer_line, recommendation_text
 
 REASONS = {
@@ -23,7 +25,7 @@ NOTHING = {
     "timings": (),
     "memory": None,
     "pilot": None,
-    "pipelines": (),
+    "pipeline": None,
     "fit_times": (),
     "unknown": REASONS,
 }
@@ -83,6 +85,12 @@ def test_every_limit_has_its_line():
         assert words in text
 
 
+def test_the_end_of_the_search_in_memory_is_told_without_its_arguments():
+    memory = dataclasses.replace(make_memory(2048), reason="reached `max_batch_size`")
+    text = flat(make_recommendation(memory=memory))
+    assert "4.00 GiB of 8.00 GiB (reached the largest batch size that was tried)." in text
+
+
 def test_what_cannot_be_told_has_its_reason():
     text = flat(make_recommendation(**NOTHING))
     assert text.startswith("No size can be recommended, because no time was left.")
@@ -93,13 +101,35 @@ def test_what_cannot_be_told_has_its_reason():
 
 
 def test_an_unresolved_noise_scale_says_what_to_do():
-    text = flat(make_recommendation(pilot=make_pilot(scatter=30.0)))
+    text = flat(make_recommendation(pilot=make_pilot(scatter=30.0, ended_by="budget")))
     assert text.startswith("The batch size cannot be told, because the gradient noise scale is")
     assert "a larger `budget_s` gives a longer pilot" in text
+    counted = answer_line(make_recommendation(pilot=make_pilot(scatter=30.0, ended_by="epochs")))
+    assert "unresolved: more `epochs` give a longer pilot" in counted
+    settled = answer_line(make_recommendation(pilot=make_pilot(scatter=30.0)))
+    assert "unresolved, though the pilot went on until its loss no longer fell" in settled
     assert "keep batch size 32" in text
     assert "Gradient noise: cannot tell, because the noise scale is unresolved" in text
     refused = make_recommendation(pilot=None, unknown={"gradient noise": "the data are too few"})
     assert answer_line(refused).startswith("The batch size cannot be told, because the data are")
+
+
+def test_a_pilot_whose_loss_became_nan_says_what_to_look_at():
+    stretch = PilotStretch(3, None, None, None, None)
+    pilot = make_pilot(ended_by="diverged", stretches=0)
+    pilot = dataclasses.replace(pilot, stretches=(stretch,))
+    # Epochs that cost much make the smallest size the best one at any noise scale.
+    slow = make_fit_times(epoch_s=10.0)
+    found = make_recommendation(pilot=pilot, fit_times=slow)
+    assert (found.batch_size, found.learning_rate) == (None, None)
+    assert make_recommendation(pilot=None, fit_times=slow).batch_size is not None
+    text = flat(found)
+    words = "because the pilot's loss became NaN within 3 updates: look for values in the data"
+    assert text.startswith(f"The batch size cannot be told, {words}")
+    assert f"Gradient noise: cannot tell, {words}" in text
+    assert "98 % of its way" not in text
+    assert "keep batch size" not in text
+    assert "lost in its noise" not in text
 
 
 def test_the_table_compares_other_sizes():
@@ -134,6 +164,23 @@ def test_accumulation_that_buys_nothing_is_said_to():
     assert faster.micro_batch_size < faster.batch_size
     assert "Accumulation makes the way" in flat(faster)
     assert f"({faster.batch_size // 64} to an update)" in flat(faster)
+    # Epochs that were slow when they were timed are so for whole batches alone.
+    slow = [(32, 0.00132), (256, 0.00356)]
+    fits = tuple(
+        FitTime(size, (0.009 + s,) * 3, (0.010 + s,) * 3, (0.0,) * 3, None) for size, s in slow
+    )
+    odd = make_recommendation(noise_scale=50.0, fit_times=fits)
+    assert odd.micro_batch_size == odd.batch_size
+    assert "Accumulation buys nothing" in flat(odd)
+    beyond = tuple(
+        dataclasses.replace(t, durations_s=tuple(s / 20 for s in t.durations_s))
+        if (t.batch_size, t.micro_batch_size) == (1024, 64)
+        else t
+        for t in make_timings(100)
+    )
+    untrained = make_recommendation(timings=beyond, checks=(make_check(64, 300),))
+    assert untrained.micro_batch_size == untrained.batch_size <= 64
+    assert "Accumulation" not in flat(untrained)
     untimed = make_recommendation(timings=make_timings()[:4])
     assert "Accumulation" not in flat(untimed)
 
@@ -146,7 +193,12 @@ def test_accumulation_that_buys_nothing_is_said_to():
             {"learning_rate_rule": "linear", "optimizer": "SGD"},
             "grows in proportion to it (4 times)",
         ),
+        ({"base_batch_size": 512}, "for Adam it shrinks with its square root (0.5 times)."),
         ({"learning_rate_rule": None}, "suit batch size 32, and is left as it is."),
+        (
+            {"timings": make_timings(sizes=(64, 128)), "noise_scale": 20.0},
+            "suit batch size 32, and is left as it is: it goes no further than the noise scale.",
+        ),
         ({"base_batch_size": 128}, "suit batch size 128, and is left as it is."),
         ({"n_half": 800, "noise_scale": 50}, "times), and no further than the noise scale."),
         ({"scheduled": True}, "the learning-rate schedule with its rates times 2 and its steps"),
@@ -174,8 +226,22 @@ def test_trained_sizes_are_told():
     assert "Larger sizes may be" not in text
     broken = flat(make_recommendation(checks=(make_check(256, 4, "diverged"),)))
     assert "525 updates at 32 and not at 256, where the loss became NaN" in broken
+    none = flat(make_recommendation())
+    assert "was trained. None of the others was likely to be more than 5 % faster." in none
+    base = make_recommendation(n_half=8.0, noise_scale=100.0)
+    assert base.batch_size == 32
+    assert "The page is a model's. To check it, train at 16, 32 and 64" in flat(base)
     alone = flat(make_recommendation(unknown={"other batch sizes": "time was short"}))
     assert "No size but the pilot's was trained. No further one: time was short." in alone
+
+
+def test_one_size_is_compared_with_no_other():
+    alone = make_recommendation(timings=make_timings(sizes=(32, 64))[:1], noise_scale=40.0)
+    text = flat(alone)
+    assert alone.batch_size == 32
+    assert "saturation: cannot tell, because it takes two sizes that go through whole" in text
+    assert "No other size was timed." in text
+    assert "best size at every noise scale" not in text
 
 
 def test_doubts_and_checks_are_told():
@@ -204,5 +270,5 @@ def test_pauses_of_the_pipeline_are_told():
         batch_size=256, pipeline=1e6, step=50_000, long_run=make_long_run(8_000, 20_000)
     )
     words = "A long reading gave 8,000 to 20,000 samples/s, with its pauses."
-    assert words in flat(make_recommendation(pipelines=(bursts,)))
+    assert words in flat(make_recommendation(pipeline=bursts))
     assert "long reading" not in flat(make_recommendation())

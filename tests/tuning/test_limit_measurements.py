@@ -9,7 +9,7 @@ from recommendation_factory import make_memory, make_recommendation, make_timing
 from kbatch.analysis.binding_limit import INPUT
 from kbatch.profiling.loads import DataEnded
 from kbatch.training.errors import InputError
-from kbatch.tuning.limit_measurements import Ledger
+from kbatch.tuning.ledger import Ledger
 from kbatch.tuning.recommend import sizes_to_time
 
 

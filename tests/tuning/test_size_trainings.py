@@ -6,7 +6,7 @@ from recommendation_factory import make_check, make_pilot, make_recommendation
 
 from kbatch.profiling.max_batch import data_source
 from kbatch.training.data import FitData
-from kbatch.tuning.limit_measurements import Task
+from kbatch.tuning.recommendation_task import Task
 from kbatch.tuning.size_trainings import train_sizes
 
 
@@ -34,7 +34,7 @@ def test_a_size_that_the_budget_does_not_hold_is_named():
     checks, why = train_sizes(task(untouched), make_recommendation(), budget_s=0.01)
     assert checks == ()
     assert "would need about" in why
-    assert "0 s of `budget_s` were left" in why
+    assert "and 0.010 s of `budget_s` were left" in why
 
 
 def test_runs_before_one_that_memory_ended_are_kept():
@@ -52,6 +52,14 @@ def test_runs_before_one_that_memory_ended_are_kept():
     assert why.endswith("it ran out of memory")
     with pytest.raises(RuntimeError, match="a mistake"):
         train_sizes(task(broken), found, budget_s=60.0)
+
+
+def test_a_run_has_the_rest_of_the_seconds_and_those_after_it_none():
+    found = make_recommendation(pilot=make_pilot(trained_s=0.0))
+    (check,), why = train_sizes(task(lambda: models.waiting(lambda _: 0.01)), found, budget_s=0.8)
+    assert check.ended_by == "budget"
+    assert check.trained_s > 0.8
+    assert why.endswith("and 0 s of `budget_s` were left")
 
 
 @pytest.mark.parametrize(

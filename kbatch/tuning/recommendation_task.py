@@ -1,0 +1,46 @@
+"""What a recommendation is asked for: a model, its data, and what may be spent on measuring."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+
+from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
+from kbatch.profiling.loads import Source
+from kbatch.records.recommendation import OTHER_SIZES
+from kbatch.training.data import FitData
+
+# Parts of the budget; what one leaves over is not spent.
+_SHARES = {MEMORY: 0.1, SATURATION: 0.25, NOISE: 0.25, INPUT: 0.1, OTHER_SIZES: 0.3}
+
+
+class Task(NamedTuple):
+    """What is to be trained, and what may be spent on it.
+
+    Attributes:
+        build: Builds the model.
+        is_given: Whether it gives a model of the user's, which stays as it is.
+        data: Arguments of `fit`.
+        source: The same data for probes.
+        base_batch_size: Batch size that the learning rate suits, in examples.
+        epochs: Most passes over the data in the pilot, None for no limit.
+        memory_limit_bytes: Memory that may be taken, None for what the device has.
+        memory_window: Lower and upper share of it that a batch may fill.
+        budget_s: Seconds to spend.
+        seed: Seed of the pilot and of other sizes.
+    """
+
+    build: Callable[[], keras.Model]
+    is_given: bool
+    data: FitData
+    source: Source
+    base_batch_size: int
+    epochs: int | None
+    memory_limit_bytes: int | None
+    memory_window: tuple[float, float]
+    budget_s: float
+    seed: int
+
+    def part_s(self, measurement: str) -> float:
+        """Seconds for one of the limits, or for other sizes."""
+        return _SHARES[measurement] * self.budget_s

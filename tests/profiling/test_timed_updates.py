@@ -1,0 +1,52 @@
+"""Updates of several sizes, in the ways that a recommendation chooses from."""
+
+import keras
+import models
+import pytest
+
+from kbatch.profiling.timed_updates import time_updates
+from kbatch.training.data import FitData
+from kbatch.training.sample_rows import sample_of
+
+SOURCE = sample_of(FitData(*models.rows(64)))
+layers = keras.layers
+
+
+def normalised():
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.BatchNormalization(name="normal"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def timed(build, *, fits, budget_s=0.3):
+    model = build()
+    model.build((None, 8))
+    return time_updates(
+        model, SOURCE, batch_sizes=(8, 16, 32), largest_whole=fits, budget_s=budget_s
+    )
+
+
+def ways(found):
+    return {(t.batch_size, t.micro_batch_size) for t in found.timings}
+
+
+def test_batches_are_timed_whole_in_halves_and_in_parts_where_they_do_not_fit():
+    found = timed(models.stock, fits=16)
+    assert {(8, 8), (16, 16), (16, 8)} <= ways(found)
+    assert {(32, 8), (32, 16)} & ways(found)
+    assert (32, 32) not in ways(found)
+    assert found.reason is None
+
+
+@pytest.mark.parametrize("fits", [16, 32])
+def test_speed_does_not_cut_what_trains_differently_in_parts(fits):
+    found = timed(normalised, fits=fits)
+    whole = {(size, size) for size in (8, 16, 32) if size <= fits}
+    assert ways(found) == whole | ({(32, 16)} if fits == 16 else set())
+    assert ("normal (BatchNormalization)" in " ".join(found.notes)) == (fits == 16)
