@@ -174,6 +174,11 @@ class TrainingProfile(SavedRecord, ShownRecord):
         return tuple(point for point in self.points if point.measured)
 
     @property
+    def has_fit(self) -> bool:
+        """Whether enough was measured for a fit: two sizes, and three rounds in all."""
+        return len(self.measured) >= 2 and sum(len(p.rounds) for p in self.measured) >= 3
+
+    @property
     def step_time(self) -> StepTime:
         """The fit t = a + b B of the time of a micro-batch of B examples.
 
@@ -275,7 +280,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
     def _latency(self) -> Latency:
         points = self.measured
         sizes = [p.micro_batch_size for p in points for _ in p.step_times_s]
-        if len(sizes) < 3 or len(points) < 2:
+        if not self.has_fit:
             raise ValueError(
                 "A fit needs two measured micro-batch sizes with three rounds in all: measure "
                 f"more sizes, or longer. Received: {len(points)} sizes with {len(sizes)} rounds."

@@ -49,7 +49,7 @@ def _fastest(profile: TrainingProfile) -> list[str]:
 
 
 def _saturation(profile: TrainingProfile) -> list[str]:
-    if len(profile.measured) < 2:
+    if not profile.has_fit:
         return []
     efficient, largest = profile.efficient, profile.measured[-1].micro_batch_size
     if efficient.batch_size is None:
@@ -63,7 +63,7 @@ def _saturation(profile: TrainingProfile) -> list[str]:
 
 
 def _fit(profile: TrainingProfile) -> list[str]:
-    if len(profile.measured) < 2:
+    if not profile.has_fit:
         return []
     fit = profile.step_time
     line = (

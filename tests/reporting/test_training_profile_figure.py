@@ -95,6 +95,16 @@ def test_a_profile_without_times_has_no_figure_but_words():
     assert training_lines(bare)[0] == "No step could be timed."
 
 
+def test_a_round_of_two_sizes_is_told_without_a_fit():
+    points = tuple(point(size, 1e-3 * size, hiccups=(1.0,)) for size in (8, 16))
+    short = training_profile(points=points)
+    assert not short.has_fit
+    assert training_lines(short)[0].startswith("Fastest: 1,000 samples/s")
+    assert "x B" not in " ".join(training_lines(short))
+    assert training_profile_info(short).line_s == ()
+    assert "Fit" not in words(kbatch.plot_training_profile(short))
+
+
 def test_the_words_tell_saturation_fit_memory_and_what_is_missing():
     lines = training_lines(training_profile())
     text = " ".join(lines)

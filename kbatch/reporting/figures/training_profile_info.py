@@ -89,7 +89,7 @@ def training_profile_alt_text(info: TrainingProfileInfo) -> str:
 
 def _line(profile: TrainingProfile) -> tuple[tuple[float, float], ...]:
     points = profile.measured
-    if len(points) < 2 or any(point.accumulated for point in points):
+    if not profile.has_fit or any(point.accumulated for point in points):
         return ()
     fit = profile.step_time
     if fit.holds is False or fit.overhead_s < 0:
@@ -99,7 +99,7 @@ def _line(profile: TrainingProfile) -> tuple[tuple[float, float], ...]:
 
 
 def _answers(profile: TrainingProfile) -> tuple[tuple[str, int], ...]:
-    if len(profile.measured) < 2:
+    if not profile.has_fit:
         return ()
     found = (("90 % of peak", profile.efficient), ("fastest", profile.fastest))
     return tuple((name, a.batch_size) for name, a in found if a.batch_size is not None)
@@ -123,7 +123,7 @@ def _listed(sizes: set[int]) -> str:
 
 
 def _fit(profile: TrainingProfile) -> str:
-    if len(profile.measured) < 2:
+    if not profile.has_fit:
         return ""
     fit = profile.step_time
     line = (
