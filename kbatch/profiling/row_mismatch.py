@@ -51,21 +51,25 @@ def _of_inputs(model: Any, x: Any) -> str | None:
 
 
 def _of_targets(model: Any, y: Any) -> str | None:
-    outputs, leaves = list(getattr(model, "outputs", None) or []), keras.tree.flatten(y)
-    if len(leaves) != 1 or not isinstance(y, np.ndarray):
+    if not isinstance(y, np.ndarray):
         return None
     given = f"Received: y of shape {_shape(y.shape[1:])} and dtype {y.dtype}."
     if y.dtype.kind in "USO":
         return f"{_TEXT} {given}"
-    name = _loss_name(model.loss)
-    if len(outputs) != 1 or name is None:
-        return None
-    classes, in_full = outputs[0].shape[-1], y.ndim == len(outputs[0].shape)
-    if name == "sparse_categorical_crossentropy" and in_full and y.shape[-1] == classes:
+    name, outputs = _loss_name(model.loss), list(getattr(model, "outputs", None) or [])
+    rank = len(outputs[0].shape) if len(outputs) == 1 else None
+    if name == "sparse_categorical_crossentropy" and _has_classes(y):
         return f"{_ONE_HOT.format(loss=name)} {given}"
-    if name == "categorical_crossentropy" and (not in_full or y.shape[-1] == 1):
+    one_each = y.ndim == 1 or y.shape[-1] == 1 or (rank is not None and y.ndim < rank)
+    if name == "categorical_crossentropy" and one_each:
         return f"{_INDICES.format(loss=name)} {given}"
     return None
+
+
+def _has_classes(y: np.ndarray) -> bool:
+    """Tells whether each example has a share of every class, as one-hot labels do."""
+    several = y.ndim > 1 and y.shape[-1] > 1
+    return several and bool(np.all(y >= 0) and np.allclose(y.sum(axis=-1), 1))
 
 
 def _loss_name(loss: Any) -> str | None:

@@ -54,10 +54,17 @@ def categorical():
     return models.mlp(loss="categorical_crossentropy")
 
 
+def unbuilt():
+    model = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         ({"y": ONE_HOT}, r"argmax\(axis=-1\)`, or compile with .* shape \(examples, 3\)"),
+        ({"build": unbuilt, "y": ONE_HOT}, r"argmax\(axis=-1\)`"),
         ({"build": categorical}, r"to_categorical\(y\)`, .*y of shape \(examples\)"),
         ({"build": categorical, "y": Y[:, None]}, r"to_categorical.*y of shape \(examples, 1\)"),
         ({"y": np.array(["a", "b", "c"])[Y]}, r"np\.unique\(y, return_inverse=True\)\[1\]"),
