@@ -86,7 +86,7 @@ def profile_input_pipeline(
     with kept_seeds():
         trained = model_builder(model)()
         check_compiled(trained)
-        source = batch_source(dataset, trained, batch_size)
+        source = batch_source(dataset, trained, batch_size=batch_size)
         limits = _Limits(budget_s, cache_bytes, remedies and source.kind != "arrays")
         return _measured(trained, source, limits)
 
@@ -113,9 +113,11 @@ def _measured(model: keras.Model, source: BatchSource, limits: _Limits) -> Input
         warm = warm_step(step, batches)
         began_s = time.perf_counter()
         rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
-        rounds = measure_rounds(source, warm, reading, budget_s=rounds_s)
+        rounds = measure_rounds(source, warm, reading=reading, budget_s=rounds_s)
         profile = InputPipelineProfile(
-            **rounds._replace(notes=(*cache_notes, *rounds.notes))._asdict(),
+            **rounds._replace(
+                notes=(*cache_notes, *_executions_note(model), *rounds.notes)
+            )._asdict(),
             source=source.kind,
             batch_size=rows_of(batches[0]),
             remedies=(),
@@ -133,6 +135,16 @@ def _measured(model: keras.Model, source: BatchSource, limits: _Limits) -> Input
     spent_s += time.perf_counter() - began_s
     notes = (*profile.notes, *_time_note(spent_s, profile))
     return dataclasses.replace(profile, remedies=tried.tried, untried=tried.untried, notes=notes)
+
+
+def _executions_note(model: Any) -> tuple[str, ...]:
+    if model.steps_per_execution == 1:
+        return ()
+    return (
+        f"`fit` runs {model.steps_per_execution} steps of this model in one execution; here each "
+        "was run by itself, with the cost of its start: in `fit` the train step is the faster, and "
+        "training may wait more for data.",
+    )
 
 
 def _time_note(spent_s: float, profile: InputPipelineProfile) -> tuple[str, ...]:
@@ -179,7 +191,7 @@ def _remedies(
     return try_changes(
         changes,
         source,
-        warm,
+        warm=warm,
         reading=reading,
         even=profile.is_even,
         budget_s=max(0.0, end_s - time.perf_counter()),

@@ -44,8 +44,8 @@ class Remedies(NamedTuple):
 def try_changes(
     changes: Changes,
     source: BatchSource,
-    warm: WarmStep,
     *,
+    warm: WarmStep,
     reading: InputPass,
     even: bool,
     budget_s: float,
@@ -108,7 +108,7 @@ def _block_length(
 ) -> BlockLength:
     first_batch_s = reading.record.first_batch_s
     length = block_length(budget_s, contenders=contenders, starts_s=contenders * first_batch_s)
-    return counted(length, reading.epoch, first_batch_s, step_s=warm.step_s)
+    return counted(length, reading.epoch, first_batch_s=first_batch_s, step_s=warm.step_s)
 
 
 def _least_block_s(reading: InputPass, warm: WarmStep, *, even: bool) -> float:

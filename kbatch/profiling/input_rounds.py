@@ -120,7 +120,7 @@ def warm_step(step: BorrowedStep, batches: Sequence[Any]) -> WarmStep:
 
 
 def measure_rounds(
-    source: BatchSource, warm: WarmStep, reading: InputPass, *, budget_s: float
+    source: BatchSource, warm: WarmStep, *, reading: InputPass, budget_s: float
 ) -> InputRounds:
     """Makes the rounds, then a block of training for the timeline, and reads a GPU.
 
@@ -138,8 +138,10 @@ def measure_rounds(
     rates = {name: rate_of(results) for name, results in found.items()}
     # Where the rounds count whole epochs too, there is nothing that they could not see.
     whole = lengths["pipeline"].counting == "epochs"
-    record = None if whole else _checked(source, rates["pipeline"], reading)
-    timeline, long_run = _timeline(source, warm.step, rates["pipeline"], record, budget_s=budget_s)
+    record = None if whole else _checked(source, pipeline=rates["pipeline"], reading=reading)
+    timeline, long_run = _timeline(
+        source, warm.step, pipeline=rates["pipeline"], record=record, budget_s=budget_s
+    )
     busy = gpu_busy(blocks)
     starts_s = [block.first_batch_s for block in found["pipeline"]]
     return InputRounds(
@@ -180,7 +182,7 @@ def _contenders(
 
 
 def counted(
-    length: BlockLength, epoch: Epoch | None, first_batch_s: float, *, step_s: float = 0.0
+    length: BlockLength, epoch: Epoch | None, *, first_batch_s: float, step_s: float = 0.0
 ) -> BlockLength:
     """Decides for all blocks of a pipeline whether whole epochs count.
 
@@ -211,13 +213,13 @@ def _lengths(warm: WarmStep, reading: InputPass, *, budget_s: float) -> dict[str
         starts_s=_STARTED * first_batch_s,
     )
     return {
-        "pipeline": counted(length, reading.epoch, first_batch_s),
+        "pipeline": counted(length, reading.epoch, first_batch_s=first_batch_s),
         "step": length,
-        "together": counted(length, reading.epoch, first_batch_s, step_s=warm.step_s),
+        "together": counted(length, reading.epoch, first_batch_s=first_batch_s, step_s=warm.step_s),
     }
 
 
-def _checked(source: BatchSource, pipeline: RateRecord, reading: InputPass) -> LongRunRecord:
+def _checked(source: BatchSource, *, pipeline: RateRecord, reading: InputPass) -> LongRunRecord:
     """Reads again what differs from the rounds: the first reading may have met cold files."""
     if _is_even(pipeline, reading.record):
         return reading.record
@@ -228,9 +230,9 @@ def _checked(source: BatchSource, pipeline: RateRecord, reading: InputPass) -> L
 def _timeline(
     source: BatchSource,
     step: BorrowedStep,
+    *,
     pipeline: RateRecord,
     record: LongRunRecord | None,
-    *,
     budget_s: float,
 ) -> tuple[tuple[StepSpan, ...], LongRunRecord | None]:
     """Trains for a second, or as long as was read where the rounds saw another rate."""

@@ -44,7 +44,7 @@ class BatchSource(NamedTuple):
     batch_size: int | None
 
 
-def batch_source(data: Any, model: keras.Model, batch_size: int | None) -> BatchSource:
+def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> BatchSource:
     """Makes a source of batches from what a person would give to `fit`.
 
     Args:

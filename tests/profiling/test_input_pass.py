@@ -78,4 +78,4 @@ LENGTH = BlockLength(0.1, 0.2, 0.8)
     ],
 )
 def test_whole_epochs_count_where_one_fits_and_its_start_matters(epoch, first_s, step_s, counting):
-    assert counted(LENGTH, epoch, first_s, step_s=step_s).counting == counting
+    assert counted(LENGTH, epoch, first_batch_s=first_s, step_s=step_s).counting == counting

@@ -138,8 +138,11 @@ def test_a_ragged_last_batch_and_data_without_end(repeats):
 
 
 def test_a_single_ragged_batch_is_all_there_is():
-    found = profile(models.mlp(), examples(3).batch(8), remedies=False)
+    model = models.mlp()
+    model.steps_per_execution = 4
+    found = profile(model, examples(3).batch(8), remedies=False)
     assert found.batch_size == 3
+    assert any("`fit` runs 4 steps of this model in one execution" in n for n in found.notes)
     assert [smaller.batch_size for smaller in found.smaller_steps] == [1]
 
 

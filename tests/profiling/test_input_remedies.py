@@ -30,7 +30,7 @@ def tried(*, batch_s, budget_s, even=True, duration_s=1.0):
     return try_changes(
         pipeline_changes(dataset),
         source_of_dataset(dataset),
-        warm,
+        warm=warm,
         reading=reading,
         even=even,
         budget_s=budget_s,

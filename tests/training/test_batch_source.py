@@ -33,7 +33,7 @@ def model():
 
 
 def source(data, model, batch_size=None):
-    return batch_source(data, model, batch_size)
+    return batch_source(data, model, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("form", FORMS)
