@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from kbatch.analysis.micro_batch_choice import micro_batch_candidates, sizes_to_leave
-from kbatch.profiling.timing_rounds import TimingPlan
+from kbatch.profiling.timing_plan import TimingPlan
 from kbatch.profiling.training_sweep import StepSetting, TrainingSweep
 from kbatch.records.training_profile import TrainingPoint
 from kbatch.training.borrowed_step import rows_of

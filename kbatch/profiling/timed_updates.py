@@ -10,7 +10,8 @@ import keras
 from kbatch.analysis.size_costs import TimedRounds
 from kbatch.instruments.failures import failure_status
 from kbatch.profiling.loads import DataEnded, Source, batch_of
-from kbatch.profiling.timing_rounds import TimingPlan, TimingRounds
+from kbatch.profiling.timing_plan import TimingPlan
+from kbatch.profiling.timing_rounds import TimingRounds
 from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
 from kbatch.training.micro_batch_steps import micro_batch_steps
 

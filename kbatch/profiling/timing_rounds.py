@@ -1,15 +1,13 @@
 """Timing in rounds: all contenders take turns, so that a drifting machine slows all alike."""
 
 import contextlib
-import dataclasses
 import gc
 import random
-import statistics
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from kbatch.analysis.median_interval import FEWEST_VALUES, median_interval
+from kbatch.profiling.timing_plan import Block, TimingPlan, timed_enough
 
 # Two calls in a row that differ by less than this share agree.
 _AGREEMENT = 0.1
@@ -20,28 +18,6 @@ _LONG_WARM_UP_S = 1.0
 Key = TypeVar("Key", bound=Hashable)
 Call = Callable[[], object]
 Clock = Callable[[], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class TimingPlan:
-    """When a contender has been timed enough.
-
-    Attributes:
-        time_budget_s: Seconds after which no block is begun, once each contender had one.
-        needed_calls: Calls that the asked quantile needs.
-        block_s: Least seconds that a contender runs in a round.
-        precision: Share of the median over the rounds to which its 95 % interval shall reach, to
-            each side.
-        rounds_beyond: Most rounds after the needed calls were made.
-        first_calls_count: Whether first calls, which trace and compile, are charged to the budget.
-    """
-
-    time_budget_s: float = 60.0
-    needed_calls: int = 59
-    block_s: float = 0.05
-    precision: float = 0.05
-    rounds_beyond: int = 30
-    first_calls_count: bool = True
 
 
 class WarmUp(NamedTuple):
@@ -59,18 +35,6 @@ class WarmUp(NamedTuple):
     def call_s(self) -> float:
         """Seconds that an undisturbed call takes about."""
         return min(self.later_calls_s)
-
-
-class Block(NamedTuple):
-    """One turn of a contender.
-
-    Attributes:
-        round: Number of the round, from 0.
-        durations_s: Seconds of each call.
-    """
-
-    round: int
-    durations_s: tuple[float, ...]
 
 
 class TimingRounds(Generic[Key]):
@@ -269,33 +233,6 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 
         if len(durations_s) >= least and sum(durations_s[1:]) > _LONG_WARM_UP_S:
             break
     return WarmUp(durations_s[0], tuple(durations_s[1:]))
-
-
-def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
-    """Tells whether a contender may leave.
-
-    It may with the needed calls and the precision, or many rounds after the needed calls.
-    """
-    with_calls = rounds_with_calls(blocks, plan.needed_calls)
-    if with_calls is None or len(blocks) < FEWEST_VALUES:
-        return False
-    if len(blocks) >= with_calls + plan.rounds_beyond:
-        return True
-    medians_s = [statistics.median(block.durations_s) for block in blocks]
-    interval = median_interval(medians_s)
-    if interval is None:
-        return False
-    return interval.high - interval.low <= 2 * plan.precision * statistics.median(medians_s)
-
-
-def rounds_with_calls(blocks: list[Block], calls: int) -> int | None:
-    """Counts the rounds until as many calls were made, None where they were not."""
-    made = 0
-    for count, block in enumerate(blocks, start=1):
-        made += len(block.durations_s)
-        if made >= calls:
-            return count
-    return None
 
 
 @contextlib.contextmanager

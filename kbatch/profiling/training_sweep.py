@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kbatch.instruments.failures import failure_status, failure_text
-from kbatch.profiling.timing_rounds import TimingPlan, TimingRounds, WarmUp
+from kbatch.profiling.timing_plan import TimingPlan
+from kbatch.profiling.timing_rounds import TimingRounds, WarmUp
 from kbatch.records.training_profile import TrainingPoint
 from kbatch.training.micro_batch_steps import MicroBatchSteps
 

@@ -14,7 +14,7 @@ from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.step_time import fit_step_time
 from kbatch.profiling.data_refusal import REFUSALS, refusal_text
 from kbatch.profiling.loads import DataEnded, Source, batch_of, build_on
-from kbatch.profiling.timing_rounds import TimingPlan
+from kbatch.profiling.timing_plan import TimingPlan
 from kbatch.profiling.training_sweep import StepSetting, TrainingSweep
 from kbatch.records.goodput import GoodputRecord
 from kbatch.training.accumulation.batch_coupling import coupled_parts

@@ -5,7 +5,8 @@ from inference_factory import make_profile, make_timing, time_s
 
 from kbatch.profiling.inference_sweep import Setting
 from kbatch.profiling.inference_target import check_reachable, expected_drift, verify_target
-from kbatch.profiling.timing_rounds import TimingPlan, TimingRounds
+from kbatch.profiling.timing_plan import TimingPlan
+from kbatch.profiling.timing_rounds import TimingRounds
 from kbatch.records.inference_answers import TargetTooLow
 
 

@@ -5,14 +5,8 @@ import math
 
 import pytest
 
-from kbatch.profiling.timing_rounds import (
-    Block,
-    TimingPlan,
-    TimingRounds,
-    collection_off,
-    timed_enough,
-    warm_up_calls,
-)
+from kbatch.profiling.timing_plan import Block, TimingPlan, timed_enough
+from kbatch.profiling.timing_rounds import TimingRounds, collection_off, warm_up_calls
 
 
 class Clock:

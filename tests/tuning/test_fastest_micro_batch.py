@@ -12,7 +12,7 @@ from kbatch.analysis.micro_batch_choice import choice_for_smaller, micro_batch_c
 from kbatch.instruments.device_memory import limited_cpu
 from kbatch.instruments.worker import Worker
 from kbatch.profiling.micro_batch_timing import time_micro_batches
-from kbatch.profiling.timing_rounds import TimingPlan
+from kbatch.profiling.timing_plan import TimingPlan
 from kbatch.records.training_profile import TrainingProfile
 from kbatch.training.data import FitData
 from kbatch.training.sample_rows import sample_of
