@@ -8,6 +8,7 @@ an upper bound of the quantile with confidence P(Binomial(n, q) < k), whatever t
 
 import dataclasses
 import math
+import numbers
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -93,9 +94,9 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
         ValueError: If a probability is not in (0, 1).
     """
     for name, value in (("quantile", quantile), ("confidence", confidence)):
-        if not 0 < value < 1:
+        if not isinstance(value, numbers.Real) or not 0 < value < 1:
             raise ValueError(
-                f"`{name}` must lie between 0 and 1, such as 0.95. Received: {name}={value}."
+                f"`{name}` must lie between 0 and 1, such as 0.95. Received: {name}={value!r}."
             )
     # An exact power must not be pushed past its integer by rounding.
     return max(1, math.ceil(math.log1p(-confidence) / math.log(quantile) - 1e-9))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Sequence
 
 from kbatch.analysis.intervals import Interval
@@ -87,11 +88,12 @@ def check_target(latency_ms: float, quantile: float) -> None:
     """Checks a latency target and its quantile.
 
     Raises:
-        ValueError: If the target is not positive or the quantile not in (0, 1).
+        ValueError: If the target is no positive number or the quantile not in (0, 1).
     """
-    if isinstance(latency_ms, bool) or not 0 < latency_ms < math.inf:
+    known = isinstance(latency_ms, numbers.Real) and not isinstance(latency_ms, bool)
+    if not known or not 0 < latency_ms < math.inf:
         raise ValueError(
-            "A latency target must be positive, in milliseconds. "
+            "A latency target must be a positive number, in milliseconds. "
             f"Received: latency_ms={latency_ms!r}."
         )
     calls_for_quantile(quantile)

@@ -9,7 +9,7 @@ from kbatch.analysis.calm_values import calm_values
 from kbatch.analysis.latency import Latency, fit_latency
 from kbatch.analysis.lines import fit_line
 from kbatch.analysis.quantile_bounds import calls_for_quantile
-from kbatch.records.inference_measurements import TimingRecord
+from kbatch.records.inference_measurements import TargetCheck, TimingRecord
 
 # Groups of calls that each give a quantile of their own, which shows its noise.
 _MOST_GROUPS = 8
@@ -57,7 +57,9 @@ def round_noise(timings: Sequence[TimingRecord]) -> float | None:
     return fit_line([size for size, _ in pairs], [value for _, value in pairs]).departure.noise
 
 
-def fit_quantile(timings: Sequence[TimingRecord], quantile: float) -> Latency:
+def fit_quantile(
+    timings: Sequence[TimingRecord], quantile: float, *, checks: Sequence[TargetCheck] = ()
+) -> Latency:
     """Fits a quantile of the latency to the single calls of one call path and policy.
 
     Only sizes with enough calls take part. Their calls are cut into groups in order of time,
@@ -66,6 +68,7 @@ def fit_quantile(timings: Sequence[TimingRecord], quantile: float) -> Latency:
     Args:
         timings: What was measured of it, by batch size.
         quantile: Which quantile, in (0, 1).
+        checks: Fresh calls of it for targets; they tell of sizes above those with enough calls.
 
     Raises:
         ValueError: If fewer than two sizes have the calls that it needs, with how many are
@@ -78,7 +81,8 @@ def fit_quantile(timings: Sequence[TimingRecord], quantile: float) -> Latency:
             f"Received: call path {timings[0].call_path!r}."
         )
     bounds = {t.batch_size: t.latency_bound(quantile) for t in timings}
-    known = [t for t in timings if not bounds[t.batch_size].missing_calls]
+    known = {t.batch_size: t.latencies_s for t in timings if not bounds[t.batch_size].missing_calls}
+    known |= _of_checks(checks, quantile, above=max(known, default=0))
     if len(known) < 2:
         missing = {size: bound.missing_calls for size, bound in bounds.items()}
         raise ValueError(
@@ -87,10 +91,24 @@ def fit_quantile(timings: Sequence[TimingRecord], quantile: float) -> Latency:
             f"Received: missing calls by batch size {missing}."
         )
     pairs = [
-        (t.batch_size, value) for t in known for value in _group_quantiles(t.latencies_s, quantile)
+        (size, value)
+        for size, latencies_s in known.items()
+        for value in _group_quantiles(latencies_s, quantile)
     ]
     # With the calls that the quantile needs there are two groups of each size or more.
     return fit_latency([size for size, _ in pairs], [value for _, value in pairs])
+
+
+def _of_checks(
+    checks: Sequence[TargetCheck], quantile: float, *, above: int
+) -> dict[int, tuple[float, ...]]:
+    """Gives the fresh calls of sizes above one that are enough for a quantile."""
+    needed = calls_for_quantile(quantile)
+    return {
+        check.batch_size: check.latencies_s
+        for check in checks
+        if check.batch_size > above and len(check.latencies_s) >= needed
+    }
 
 
 def _group_quantiles(latencies_s: Sequence[float], quantile: float) -> list[float]:

@@ -40,21 +40,31 @@ def _fitted(
     latency_ms: float,
     quantile: float,
 ) -> InferenceAnswer:
-    latency = fit_quantile(timings, quantile)
+    latency = fit_quantile(timings, quantile, checks=checks)
     answer = batch_size_within(latency, latency_s=latency_ms / 1000)
     sizes = latency.curve.batch_sizes
     smallest, largest = int(sizes[0]), int(sizes[-1])
     size, reason = answer.batch_size, f"fit of the {quantile:g} quantile"
     if size is None or size < smallest:
         if not least_by_checks(checks, latency_ms, quantile):
-            reachable_ms = 1000 * float(latency.curve.latencies_s[0])
+            reachable_ms = 1000 * latency.latency_s(smallest)
             raise _too_low(timings, smallest, reachable_ms, latency_ms, quantile)
         size = 0  # The checks know more.
     if size >= largest:
         size = largest
-        reason = "the largest measured size; larger ones may keep to the target too"
+        reason = _at_the_end(timings, largest, quantile)
     kept = _within_checks(checks, answer, size, reason, latency_ms, quantile)
     return answer_of(*kept, timings)
+
+
+def _at_the_end(timings: Sequence[TimingRecord], largest: int, quantile: float) -> str:
+    """Says why the answer goes no further than the fit."""
+    if max(t.batch_size for t in timings) <= largest:
+        return "the largest measured size; larger ones may keep to the target too"
+    return (
+        f"the largest size with the calls that the {quantile:g} quantile needs; larger ones were "
+        "measured with fewer, and may keep to the target too"
+    )
 
 
 def _too_low(

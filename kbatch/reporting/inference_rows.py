@@ -54,5 +54,5 @@ def _bound(profile: "InferenceProfile", timing: "TimingRecord") -> str:
         return "n/a (bulk)"
     bound = timing.latency_bound(profile.quantile)
     if bound.value is None:
-        return f"needs {bound.missing_calls} more calls"
+        return f"needs {bound.missing_calls:,} more"
     return readable(1000 * bound.value)

@@ -2,10 +2,11 @@
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.latency import Latency
+from kbatch.analysis.median_interval import FEWEST_VALUES
 from kbatch.analysis.ratios import Ratio
 from kbatch.records.inference import InferenceProfile
 from kbatch.records.inference_measurements import OutputChange
-from kbatch.reporting.number_text import counted, percent, readable
+from kbatch.reporting.number_text import counted, listed, percent, readable
 
 
 def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) -> list[str]:
@@ -25,8 +26,22 @@ def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) 
         *_fit_lines(profile),
         *(_change_line(change) for change in profile.output_changes),
         *_noise_lines(profile),
+        *left_out_lines(profile),
         f"answers are those of {path} under {policy}",
         *(f"note: {note}" for note in profile.notes),
+    ]
+
+
+def left_out_lines(profile: InferenceProfile) -> list[str]:
+    """Says what was not timed, and why: a line a call path, policy and reason."""
+    sizes: dict[tuple[str, str, str], list[int]] = {}
+    for timing in profile.timings:
+        if not timing.measured:
+            reason = (timing.call_path, timing.dtype_policy, timing.reason or timing.outcome)
+            sizes.setdefault(reason, []).append(timing.batch_size)
+    return [
+        f"not timed: {path} under {policy} at batch size {listed(f'{s:,}' for s in of)}: {reason}"
+        for (path, policy, reason), of in sizes.items()
     ]
 
 
@@ -88,8 +103,14 @@ def _change_line(change: OutputChange) -> str:
 
 
 def _noise_lines(profile: InferenceProfile) -> list[str]:
+    if profile.twin is None:
+        return []
     floor = profile.noise_floor
-    return [] if floor is None else [f"noise floor (A/A test): {percent(floor)}"]
+    if floor is not None:
+        return [f"noise floor (A/A test): {percent(floor)}"]
+    made = len(profile.twin.log_ratios)
+    words = f"{FEWEST_VALUES} rounds show it, {made} were made: give more time"
+    return [f"noise floor (A/A test): n/a ({words})"]
 
 
 def _ratio(ratio: Ratio) -> str:

@@ -77,8 +77,8 @@ class _Reading(NamedTuple):
         if len(set(self.row_bytes)) > 1:
             note = (
                 "Rows of the dataset differ in length: the longest of the first "
-                f"{len(self.counts)} elements was used. Give `longest_example` if there are "
-                "longer ones."
+                f"{len(self.counts)} elements was used. If there are longer ones, put one first "
+                "or, where there is such an argument, give it as `longest_example`."
             )
         return SampleRows(self.rows, examples, note)
 

@@ -74,6 +74,20 @@ def test_a_target_below_one_example_says_what_can_be_reached():
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1), rel=0.1)
 
 
+@pytest.mark.parametrize("scale", [0.85, 1.0, 1.15])
+def test_what_is_said_to_be_reachable_is_above_a_target_that_is_too_low(scale):
+    """The line and the times of one example may differ."""
+    others = (make_timing(size, noise=0.2) for size in (2, 4, 8, 16, 32, 64))
+    profile = make_profile(make_timing(1, scale=scale, noise=0.2), *others)
+    for target_ms in np.linspace(0.8, 2.0, 25):
+        try:
+            assert profile.batch_for(latency_ms=target_ms).batch_size >= 1
+        except TargetTooLow as error:
+            assert error.reachable_ms > target_ms
+            reachable_ms = error.reachable_ms
+    assert profile.batch_for(latency_ms=1.01 * reachable_ms).batch_size >= 1
+
+
 def test_sizes_below_the_smallest_measured_one_are_no_answer():
     profile = make_profile(*(make_timing(size) for size in (8, 16, 32)))
     with pytest.raises(TargetTooLow, match="at least what batch size 8 takes"):
@@ -100,7 +114,20 @@ def test_a_quantile_rests_on_the_sizes_with_enough_calls():
     few = make_timing(64, calls=20)
     slow = dataclasses.replace(few, latencies_s=tuple(100.0 for _ in few.latencies_s))
     profile = make_profile(*(make_timing(size) for size in (1, 4, 16)), slow)
-    assert profile.batch_for(latency_ms=1e6).batch_size == 16
+    answer = profile.batch_for(latency_ms=1e6)
+    assert answer.batch_size == 16
+    assert "larger ones were measured with fewer" in answer.reason
+
+
+def test_fresh_calls_tell_of_sizes_that_the_rounds_had_too_little_time_for():
+    timings = (make_timing(1), make_timing(8), make_timing(64, calls=20))
+    calls = [time_s(32) * (1 + 0.01 * (i % 5)) for i in range(59)]
+    checks = (check(32, calls, best=True, latency_ms=6.0),)
+    with pytest.raises(TargetTooLow):
+        make_profile(*timings, checks=checks).batch_for(latency_ms=0.1)
+    answer = make_profile(*timings, checks=checks).batch_for(latency_ms=1000 * time_s(20) * 1.02)
+    assert answer.batch_size == pytest.approx(20, abs=2)
+    assert make_profile(*timings).batch_for(latency_ms=1000 * time_s(20)).batch_size == 8
 
 
 def test_a_verified_target_is_answered_by_its_check_and_another_by_the_fit():
@@ -223,7 +250,7 @@ def test_too_few_measurements_say_so():
 
 @pytest.mark.parametrize("latency_ms", [0, -1, float("inf"), float("nan")])
 def test_a_target_has_to_be_positive(latency_ms):
-    with pytest.raises(ValueError, match="positive, in milliseconds"):
+    with pytest.raises(ValueError, match="positive number, in milliseconds"):
         make_profile().batch_for(latency_ms=latency_ms)
 
 

@@ -7,8 +7,8 @@ import kbatch
 from kbatch.records.inference_measurements import TargetCheck
 from kbatch.reporting.figures.inference_info import inference_alt_text, inference_info
 from kbatch.reporting.figures.inference_memory import memory_series
-from kbatch.reporting.figures.inference_noise import noise_points
-from kbatch.reporting.figures.inference_paths import path_ratios
+from kbatch.reporting.figures.inference_noise import noise_points, noise_reach
+from kbatch.reporting.figures.inference_paths import PathRatio, label_places, path_ratios
 from kbatch.reporting.figures.inference_tails import missing_notes, tail_points
 from kbatch.reporting.figures.saving import figure_bytes
 
@@ -150,6 +150,18 @@ def test_paths_are_compared_round_by_round():
     assert "Times as fast as compiled" in words(kbatch.plot_inference_paths(make_profile()))
 
 
+def test_figures_of_ratios_stand_apart_and_in_order():
+    found = (
+        PathRatio("a", 8, 1.30, None, None),
+        PathRatio("b", 8, 1.17, None, None),
+        PathRatio("c", 8, 4.0, None, None),
+        PathRatio("d", 1, 9.0, None, None),
+        PathRatio("d", 2, 1.17, None, None),
+    )
+    places = {ratio.label: place for ratio, place in label_places(found, 0.5)}
+    assert places == pytest.approx({"b": 1.17, "a": 1.17 * 2**0.5, "c": 4.0, "d": 1.17})
+
+
 def test_memory_has_the_limit_and_the_size_that_is_expected_to_reach_it():
     (series,) = memory_series(make_profile())
     assert series.sizes == (1, 2, 4, 8, 16, 32, 64)
@@ -191,6 +203,41 @@ def test_noise_is_the_distance_of_each_round_from_the_median():
     assert [p.place for p in points] == sorted(p.place for p in points)
     assert "noise floor 3 %" in words(kbatch.plot_inference_noise(profile))
     assert "noise floor" not in words(kbatch.plot_inference_noise(make_profile(twin=None)))
+
+
+def test_few_rounds_far_beyond_the_others_are_marked_at_the_edge_and_told():
+    usual = make_timing(8)
+    slow = make_timing(8, block_medians_s=(*usual.block_medians_s[:7], 10 * usual.batch_time_s))
+    profile = make_profile(*(make_timing(size) for size in (1, 2, 4)), slow)
+    points = noise_points(profile)
+    reach = noise_reach(points, 0.03)
+    distances = sorted(abs(point.deviation) for point in points)
+    assert distances[-2] <= reach < 0.1 < distances[-1]
+    ax = kbatch.plot_inference_noise(profile)
+    triangles = [line for line in ax.lines if line.get_marker() == "^"]
+    assert len(triangles) == 1
+    assert reach < triangles[0].get_ydata()[0] < ax.get_ylim()[1]
+    assert "1 round lies beyond the axis (triangles), the farthest at +" in words(ax)
+    assert "beyond the axis" not in words(kbatch.plot_inference_noise(make_profile()))
+    alike = make_profile(make_timing(8, block_medians_s=(1.0,) * 8), twin=None)
+    assert noise_reach(noise_points(alike), None) > 0
+
+
+def test_names_of_answers_and_targets_stand_above_all_points():
+    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
+    profile = make_profile(checks=(check,))
+    for plot, starts in (
+        (kbatch.plot_inference_throughput, ("knee", "fastest")),
+        (kbatch.plot_inference_operating_curve, ("p95",)),
+    ):
+        ax = plot(profile)
+        ax.figure.canvas.draw()
+        highest = max(max(line.get_ydata()) for line in ax.lines if line.get_label()[0] != "_")
+        named = [text for text in ax.texts if text.get_text().startswith(starts)]
+        assert len(named) == len(starts)
+        for text in named:
+            lowest = ax.transData.inverted().transform(text.get_window_extent())[0, 1]
+            assert lowest > highest, text.get_text()
 
 
 @pytest.mark.parametrize("name", ["throughput", "operating_curve", "tails", "noise"])

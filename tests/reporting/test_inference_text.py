@@ -1,11 +1,11 @@
 import dataclasses
 
 import numpy as np
-from inference_factory import make_profile, make_timing
+from inference_factory import make_failed, make_profile, make_timing
 
-from kbatch.records.inference_measurements import OutputChange, TargetCheck
+from kbatch.records.inference_measurements import OutputChange, TargetCheck, TwinRecord
 from kbatch.reporting.inference_rows import inference_rows
-from kbatch.reporting.inference_text import inference_lines
+from kbatch.reporting.inference_text import inference_lines, left_out_lines
 
 CHECK = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
 
@@ -22,6 +22,25 @@ def test_the_answers_are_lines_with_what_a_reader_must_know():
     assert "answers are those of compiled under float32" in lines
     assert "n/a" in inference_lines(profile, 0.1)[0]
     assert inference_lines(make_profile())[0].startswith("knee")
+
+
+def test_what_was_not_timed_is_told_with_the_reason():
+    late = [make_failed(size, "not_run") for size in (32, 64)]
+    late = [dataclasses.replace(timing, reason="beyond the latency target") for timing in late]
+    profile = make_profile(make_timing(1), make_timing(8), *late, make_failed(8, path="xla"))
+    assert left_out_lines(profile) == [
+        "not timed: compiled under float32 at batch size 32 and 64: beyond the latency target",
+        "not timed: xla under float32 at batch size 8: memory ran out when it was probed",
+    ]
+    assert set(left_out_lines(profile)) < set(inference_lines(profile))
+    assert left_out_lines(make_profile()) == []
+
+
+def test_a_noise_floor_that_is_not_known_says_why():
+    few = TwinRecord("compiled", "float32", 8, (0.01, 0.02))
+    line = "noise floor (A/A test): n/a (6 rounds show it, 2 were made: give more time)"
+    assert line in inference_lines(make_profile(twin=few))
+    assert not any("noise floor" in words for words in inference_lines(make_profile(twin=None)))
 
 
 def fit_line(profile):
@@ -78,7 +97,7 @@ def test_the_table_says_how_many_calls_are_missing():
     assert len(rows[0]) == len(titles)
     assert rows[0][:3] == ("compiled", "float32", "1")
     few = inference_rows(make_profile(quantile=0.99))[1]
-    assert few[0][5] == "needs 179 more calls"
+    assert few[0][5] == "needs 179 more"
 
 
 def test_the_copy_to_a_gpu_has_a_column_of_its_own():

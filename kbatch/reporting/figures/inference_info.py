@@ -126,7 +126,7 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
         timed,
         _answers(profile),
         _targets(profile),
-        conditions_line(profile, bars=True),
+        conditions_line(profile, bars=any(p.time_bounds for one in timed for p in one.points)),
     )
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from kbatch.records.inference import InferenceProfile
 
 HEIGHT_IN = 3.8
+# Height of the panel in heights of the highest point, and what the words of a target add.
+_ROOM_ABOVE, _ROOM_A_TARGET = 1.12, 0.07
+_ROW = 0.055
 
 
 def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
@@ -46,9 +49,11 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None
         rates = [p.samples_per_second for p in series.points]
         draw_series(panel, index, label=series.label, places=times, values=rates)
         _label_sizes(panel, index, series)
-    for target in info.targets:
-        _mark_target(panel, target)
-    panel.set_ylim(bottom=0, top=1.12 * panel.get_ylim()[1])
+    # The words of targets stand above all points.
+    room = _ROOM_ABOVE + _ROOM_A_TARGET * len(info.targets)
+    panel.set_ylim(bottom=0, top=room * panel.get_ylim()[1])
+    for row, target in enumerate(info.targets):
+        _mark_target(panel, target, row)
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
@@ -58,18 +63,19 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None
     return panel
 
 
-def _mark_target(panel: "Axes", target: TargetMark) -> None:
-    """Draws a target; its words stand on the side that has room."""
+def _mark_target(panel: "Axes", target: TargetMark, row: int) -> None:
+    """Draws a target; its words stand on the side that has room, below those before."""
     low, high = panel.get_xlim()
     left = target.latency_ms**2 > low * high
     panel.axvline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
     panel.annotate(
         target.words,
-        (target.latency_ms, 0.02),
+        (target.latency_ms, 0.99 - _ROW * row),
         xycoords=panel.get_xaxis_transform(),
         xytext=(-4 if left else 4, 0),
         textcoords="offset points",
         ha="right" if left else "left",
+        va="top",
         fontsize=SMALL_PT,
         color=ALARM_TEXT,
         path_effects=halo(),
@@ -78,7 +84,8 @@ def _mark_target(panel: "Axes", target: TargetMark) -> None:
 
 def _label_sizes(panel: "Axes", index: int, series: TimedSeries) -> None:
     color = series_style(index).color if index else MUTED
-    for point in series.points:
+    # The sizes of the others are about the same: only their ends are named, or none could be read.
+    for point in series.points[-1:] if index else series.points:
         panel.annotate(
             f"{point.batch_size:,}",
             (point.time_ms, point.samples_per_second),

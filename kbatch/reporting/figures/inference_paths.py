@@ -1,7 +1,10 @@
 """The figure of the call paths: each against the first one."""
 
 import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from kbatch.analysis.median_interval import median_interval
 from kbatch.records.inference_measurements import TimingRecord
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from kbatch.records.inference import InferenceProfile
 
 HEIGHT_IN = 3.8
+# Height of a figure beside a point, as a share of the panel's.
+_LABEL_SHARE = 0.055
 
 
 class PathRatio(NamedTuple):
@@ -99,29 +104,51 @@ def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) 
                 for p in points
             ],
         )
-        _name_last(panel, index, points)
     panel.axhline(1, color=MUTED, linewidth=1.0, linestyle="--")
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    low, high = np.log2(panel.get_ylim())
+    labels = [one.label for one in info.series]
+    for ratio, place in label_places(ratios, _LABEL_SHARE * (high - low)):
+        _name(panel, labels.index(ratio.label), ratio, place)
     panel.set_ylabel(f"Times as fast as\n{info.series[0].label}")
     name_panel(panel, info.name, columns=legend_columns(one.label for one in info.series))
     write_caption(panel, info.conditions)
     return panel
 
 
-def _name_last(panel: "Axes", index: int, points: list[PathRatio]) -> None:
-    """Writes the figure at a series' last point: a ratio between two ticks cannot be read off."""
-    for point in points[-1:]:
-        panel.annotate(
-            readable(point.times_as_fast),
-            (point.batch_size, point.times_as_fast),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=SMALL_PT,
-            color=series_style(index).color,
-            path_effects=halo(),
-        )
+def label_places(ratios: Sequence[PathRatio], apart: float) -> tuple[tuple[PathRatio, float], ...]:
+    """Finds where the figures of the last points stand, one above the other.
+
+    Args:
+        ratios: Those of all series, by batch size.
+        apart: Distance of two figures, in octaves.
+
+    Returns:
+        Each series' last point, and the ratio at whose height its figure stands.
+    """
+    last = {ratio.label: ratio for ratio in ratios}.values()
+    places: list[tuple[PathRatio, float]] = []
+    for ratio in sorted(last, key=lambda one: (one.batch_size, one.times_as_fast)):
+        place = ratio.times_as_fast
+        if places and places[-1][0].batch_size == ratio.batch_size:
+            place = max(place, places[-1][1] * 2**apart)
+        places.append((ratio, place))
+    return tuple(places)
+
+
+def _name(panel: "Axes", index: int, point: PathRatio, place: float) -> None:
+    """Writes the figure beside a point: a ratio between two ticks cannot be read off."""
+    panel.annotate(
+        readable(point.times_as_fast),
+        (point.batch_size, place),
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=SMALL_PT,
+        color=series_style(index).color,
+        path_effects=halo(),
+    )
 
 
 def _ratio(label: str, first: TimingRecord, other: TimingRecord) -> PathRatio | None:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from kbatch.records.inference import InferenceProfile
 
 HEIGHT_IN = 5.4
+# What the name of an answer takes above the highest point, as a share of its height.
+_ROOM_A_NAME = 0.11
+_ROW = 0.085
 
 
 def plot_inference_throughput(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
@@ -65,14 +68,16 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: "Axes | None" = N
     for index, series in enumerate(info.series):
         _draw_both(upper, lower, index, series)
     _mark_targets(lower, info)
-    upper.set_ylim(bottom=0, top=1.12 * upper.get_ylim()[1])
     upper.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     lower.set_yscale("log")
     plain_log_labels(lower.yaxis)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Time of a batch\n(ms)")
     name_panel(upper, info.name, columns=legend_columns(one.label for one in info.series))
-    _mark_answers(upper, info)
+    marks = _answer_marks(info)
+    # Their names stand above all points.
+    upper.set_ylim(bottom=0, top=(1.05 + _ROOM_A_NAME * len(marks)) * upper.get_ylim()[1])
+    _mark_answers(upper, info, marks)
     write_caption(lower, info.conditions)
     return upper
 
@@ -109,21 +114,28 @@ def _mark_targets(lower: "Axes", info: InferenceInfo) -> None:
         )
 
 
-def _mark_answers(panel: "Axes", info: InferenceInfo) -> None:
+def _answer_marks(info: InferenceInfo) -> list[tuple[int, list[str]]]:
+    """Gives the sizes within the axis that answer something, ascending, with what they answer."""
     by_size: dict[int, list[str]] = {}
     smallest, largest = info.batch_sizes[0], info.batch_sizes[-1]
     for name, answer in info.answers:
         if smallest <= answer.batch_size <= largest:
             by_size.setdefault(answer.batch_size, []).append(name)
-    for row, (size, names) in enumerate(sorted(by_size.items())):
+    return sorted(by_size.items())
+
+
+def _mark_answers(panel: "Axes", info: InferenceInfo, marks: list[tuple[int, list[str]]]) -> None:
+    smallest, largest = info.batch_sizes[0], info.batch_sizes[-1]
+    for row, (size, names) in enumerate(marks):
         panel.axvline(size, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
         panel.annotate(
             f"{', '.join(names)} {size:,}",
-            (size, 0.02 + 0.09 * row),
+            (size, 0.99 - _ROW * row),
             xycoords=panel.get_xaxis_transform(),
             xytext=(-4 if size > smallest**0.5 * largest**0.5 else 4, 0),
             textcoords="offset points",
             ha="right" if size > smallest**0.5 * largest**0.5 else "left",
+            va="top",
             fontsize=SMALL_PT,
             color=INK,
             path_effects=halo(),
