@@ -48,6 +48,13 @@ def add_inference(commands: Any) -> None:
         metavar="S",
         help="time budget of the timing (%(default)s)",
     )
+    inference.add_argument(
+        "--bulk-examples",
+        type=int,
+        default=256,
+        metavar="N",
+        help="examples of a call of predict, which runs no larger batches (%(default)s)",
+    )
     inference.add_argument("--no-memory", action="store_true", help="leave the memory out")
     inference.add_argument(
         "-o",
@@ -82,6 +89,7 @@ def milliseconds(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from kbatch.instruments.quiet_start import quiet_start
     from kbatch.reporting.inference_text import inference_lines
@@ -106,17 +114,18 @@ def _run(options: argparse.Namespace) -> None:
         profile = profile_inference(
             model,
             batch_sizes=sizes,
-            call_paths=options.paths.split(","),
-            dtype_policies=None if options.policies is None else options.policies.split(","),
+            call_paths=_words(options.paths),
+            dtype_policies=None if options.policies is None else _words(options.policies),
             latency_slo_ms=target_ms,
             quantile=options.quantile,
             time_budget_s=options.seconds,
             measure_memory=not options.no_memory,
-            on_progress=lambda line: status.update(line),
+            bulk_examples=options.bulk_examples,
+            on_progress=lambda line: status.update(escape(line)),
         )
     _print_table(profile, console)
     for line in inference_lines(profile, target_ms):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
     _write(profile, options.output, console)
 
 
@@ -149,9 +158,13 @@ def _write(profile: "InferenceProfile", directory: Path, console: "Console") -> 
         try:
             save_figure(getattr(home, f"plot_inference_{name}")(profile), path)
         except ValueError as error:
-            console.print(f"no figure {name}: {error}", highlight=False)
+            console.print(f"no figure {name}: {error}", highlight=False, markup=False)
             continue
         console.print(f"figure: {path}", highlight=False, soft_wrap=True)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
 
 
 def _integers(text: str) -> list[int]:

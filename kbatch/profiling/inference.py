@@ -1,44 +1,35 @@
 """How batch size affects a model's latency, throughput and memory when it predicts."""
 
-import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
-from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
-from kbatch.analysis.quantile_bounds import calls_for_quantile
 from kbatch.instruments.environment import read_environment
 from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
 from kbatch.profiling.inference_memory import MemoryPass, measure_memory, probing_place
-from kbatch.profiling.inference_paths import CallPath, call_paths_of, check_functions
+from kbatch.profiling.inference_paths import CallPath, check_functions
+from kbatch.profiling.inference_request import InferenceRequest, inference_request
 from kbatch.profiling.inference_shapes import check_inputs
-from kbatch.profiling.inference_sweep import InferenceSweep, Setting, SweepPlan
+from kbatch.profiling.inference_sweep import InferenceSweep, Setting
 from kbatch.profiling.inference_target import check_reachable, verify_target
 from kbatch.profiling.inference_variants import (
-    NoVariant,
+    INT8,
     check_variants,
     output_change,
     outputs_of,
     policy_of,
+    quantised_note,
     variant,
 )
-from kbatch.profiling.timing_rounds import TimingPlan, WarmUp
+from kbatch.profiling.policy_copy import NoVariant
+from kbatch.profiling.timing_rounds import WarmUp
 from kbatch.records.inference import InferenceProfile
-from kbatch.records.inference_answers import check_target
-from kbatch.records.inference_measurements import BULK_PATH, MemoryRecord, OutputChange
-from kbatch.reporting.number_text import memory_text, readable
+from kbatch.records.inference_measurements import MemoryRecord, OutputChange, TwinRecord
+from kbatch.reporting.number_text import counted, memory_text, readable
 from kbatch.training.errors import InputError
 from kbatch.training.kept_state import kept_variables
-
-_LARGEST_DEFAULT = 4096
-# Share of the time budget for the rounds where an answer is verified afterwards.
-_SHARE_BEFORE_CHECKS = 0.6
-# Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
-# calls verify the answer.
-_STEP_WITH_TARGET = 3
 
 Progress = Callable[[str], None]
 
@@ -105,96 +96,52 @@ def profile_inference(
 
     Raises:
         InputError: If the model takes batches of one size only, `x` does not suit its inputs or
-            is missing where their shapes do not tell it, a call path is unknown or has the name of
-            one of kbatch's own, functions are to run under other policies, a target is asked of
-            "predict", or no policy can be had; it says what to give.
+            is missing where their shapes do not tell it, a call path is unknown, has the name of
+            one of kbatch's own or cannot run the model, functions are to run under other policies,
+            a target is asked of "predict", or no policy can be had; it says what to give.
         OutOfMemoryError: If not even the weights fit.
         TargetTooLow: If the target is below the latency of one example; it says what can be
             reached.
-        TypeError: If `model` is no Keras model or a size no integer.
-        ValueError: If a size is not positive or a probability not in (0, 1).
+        TypeError: If `model` is no Keras model, or a size or memory no integer.
+        ValueError: If a size or a target is not positive, or a probability not in (0, 1).
     """
-    request = _checked(
-        model, batch_sizes, call_paths, latency_slo_ms, quantile, time_budget_s, bulk_examples
+    request = inference_request(
+        model,
+        batch_sizes=batch_sizes,
+        call_paths=call_paths,
+        latency_slo_ms=latency_slo_ms,
+        quantile=quantile,
+        time_budget_s=time_budget_s,
+        bulk_examples=bulk_examples,
+        memory_limit_bytes=memory_limit_bytes,
     )
     say = on_progress or (lambda line: None)
     with kept_variables(model):
         inputs = _ready(model, x)
     with kept_variables(model):
-        models, changes, notes = _variants(model, inputs, dtype_policies, request.paths)
+        models, notes = _models(model, dtype_policies, request.paths)
+        changes, uncompared = _output_changes(model, models, inputs)
         memory = MemoryPass((), 0, ())
         if measure_memory:
-            memory = _memory(models, inputs, request, memory_limit_bytes, say)
+            memory = _memory(models, inputs, request, say)
         with InferenceSweep(models, request.paths, inputs, request.plan, seed=seed) as sweep:
-            first = (request.paths[0].name, next(iter(models)))
-            _warm_up(sweep, memory, request, first, say)
-            twin = sweep.run(lambda number, live: say(f"round {number}: {live} settings go on"))
+            twin = _time_all(sweep, memory, request, say)
             profile = InferenceProfile(
                 model_name=model.name,
-                quantile=quantile,
+                quantile=request.quantile,
                 timings=sweep.records(),
                 memory=memory.records,
                 memory_limit_bytes=memory.limit_bytes or None,
                 output_changes=changes,
                 twin=twin,
-                notes=_unique(inputs.note, *notes, *memory.notes),
+                notes=_unique(inputs.note, *notes, uncompared, *memory.notes),
                 environment=read_environment(),
             )
-            if latency_slo_ms is None:
+            if request.target_ms is None:
                 return profile
-            return verify_target(profile, sweep, latency_slo_ms, quantile, time_budget_s, say)
-
-
-class _Request(NamedTuple):
-    paths: tuple[CallPath, ...]
-    plan: SweepPlan
-    target_ms: float | None
-    quantile: float
-    time_budget_s: float
-
-
-def _checked(
-    model: Any,
-    batch_sizes: Iterable[int] | None,
-    call_paths: Any,
-    target_ms: float | None,
-    quantile: float,
-    time_budget_s: float,
-    bulk_examples: int,
-) -> _Request:
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model: build or load it first "
-            f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
-        )
-    paths = call_paths_of(call_paths)
-    if target_ms is not None:
-        check_target(target_ms, quantile)
-        if paths[0].name == BULK_PATH:
-            raise InputError(
-                "A latency target is for batches that come one by one: name another call path "
-                f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={target_ms}."
+            return verify_target(
+                profile, sweep, request.target_ms, request.quantile, request.time_budget_s, say
             )
-    if not 0 < time_budget_s < math.inf:
-        raise InputError(
-            "`time_budget_s` must be positive, in seconds. "
-            f"Received: time_budget_s={time_budget_s!r}."
-        )
-    chosen = batch_sizes is not None
-    sizes = check_batch_sizes(batch_sizes) if chosen else powers_of_two(1, _LARGEST_DEFAULT)
-    quick = not chosen and target_ms is not None
-    if quick:
-        sizes = sizes[::_STEP_WITH_TARGET]
-    bulk = check_size(bulk_examples, "bulk_examples")
-    share = 1.0 if target_ms is None else _SHARE_BEFORE_CHECKS
-    timing = TimingPlan(
-        time_budget_s=share * time_budget_s, needed_calls=calls_for_quantile(quantile)
-    )
-    if quick:
-        timing = dataclasses.replace(timing, rounds_beyond=0)
-    end_above_s = None if target_ms is None else target_ms / 1000
-    plan = SweepPlan(sizes, chosen, end_above_s, bulk, timing)
-    return _Request(paths, plan, target_ms, quantile, time_budget_s)
 
 
 def _ready(model: keras.Model, x: Any) -> InferenceInputs:
@@ -205,9 +152,10 @@ def _ready(model: keras.Model, x: Any) -> InferenceInputs:
     return inputs
 
 
-def _variants(
-    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, paths: Sequence[CallPath]
-) -> tuple[dict[str, Any], tuple[OutputChange, ...], list[str]]:
+def _models(
+    model: keras.Model, dtype_policies: Any, paths: Sequence[CallPath]
+) -> tuple[dict[str, Any], list[str]]:
+    """Gives the model under each policy under which it can be had, and notes on the others."""
     own = policy_of(model)
     names = (own,) if dtype_policies is None else check_variants(dtype_policies)
     check_functions(paths, names, own=own)
@@ -223,12 +171,21 @@ def _variants(
             "The model can be had under none of the policies: leave `dtype_policies` out to "
             f"measure it as it is. {' '.join(notes)} Received: dtype_policies={names}."
         )
+    if INT8 in models and (note := quantised_note(models[INT8])):
+        notes.append(note)
+    return models, notes
+
+
+def _output_changes(
+    model: keras.Model, models: dict[str, Any], inputs: InferenceInputs
+) -> tuple[tuple[OutputChange, ...], str | None]:
+    """Compares outputs with those in float32; a note where there is nothing to compare with."""
     if set(models) == {"float32"}:
-        return models, (), notes
+        return (), None
     try:
         reference = variant(model, "float32")
     except NoVariant as reason:
-        return models, (), [*notes, f"Outputs are not compared with float32: {reason}"]
+        return (), f"Outputs are not compared with float32: {reason}"
     rows, count = inputs.rows, len(keras.tree.flatten(inputs.rows)[0])
     expected = outputs_of(reference, rows)
     changes = tuple(
@@ -236,14 +193,13 @@ def _variants(
         for name, one in models.items()
         if name != "float32"
     )
-    return models, changes, notes
+    return changes, None
 
 
 def _memory(
     models: dict[str, Any],
     inputs: InferenceInputs,
-    request: _Request,
-    memory_limit_bytes: int | None,
+    request: InferenceRequest,
     say: Progress,
 ) -> MemoryPass:
     say(f"measuring memory in {probing_place()}")
@@ -253,7 +209,7 @@ def _memory(
             inputs,
             request.plan.batch_sizes,
             dtype_policy=policy,
-            memory_limit_bytes=memory_limit_bytes,
+            memory_limit_bytes=request.memory_limit_bytes,
             time_budget_s=request.time_budget_s,
             on_probe=functools.partial(_say_memory, say),
         )
@@ -264,13 +220,12 @@ def _memory(
     return MemoryPass(records, passes[0].limit_bytes, notes)
 
 
-def _warm_up(
-    sweep: InferenceSweep,
-    memory: MemoryPass,
-    request: _Request,
-    first: tuple[str, str],
-    say: Progress,
-) -> None:
+def _time_all(
+    sweep: InferenceSweep, memory: MemoryPass, request: InferenceRequest, say: Progress
+) -> TwinRecord | None:
+    """Warms all settings up and times them in rounds; gives the A/A test."""
+    budget_s = request.plan.timing.time_budget_s
+
     def on_setting(setting: Setting, warm_up: WarmUp | None) -> None:
         name = f"{setting.call_path} under {setting.dtype_policy}, batch {setting.batch_size}"
         if warm_up is None:
@@ -278,19 +233,24 @@ def _warm_up(
             return
         say(f"{name}: {readable(1000 * warm_up.call_s)} ms after warming up")
         smallest = setting.batch_size == request.plan.batch_sizes[0]
-        if request.target_ms is not None and smallest and setting[:2] == first:
+        if request.target_ms is not None and smallest and setting[:2] == sweep.first_series:
             check_reachable(sweep, setting, request.target_ms, request.quantile)
 
     by_size = {(record.dtype_policy, record.batch_size): record for record in memory.records}
     sweep.warm_up(by_size, on_setting)
+    return sweep.run(
+        lambda number, live: say(
+            f"round {number}: {counted(live, 'setting')} to go on, "
+            f"{sweep.rounds.spent_s:.0f} of at most {budget_s:.0f} s"
+        )
+    )
 
 
 def _say_memory(say: Progress, record: MemoryRecord) -> None:
+    found = record.reason or "out of memory"
     if record.peak_bytes is not None:
-        say(f"batch {record.batch_size}: {memory_text(record.peak_bytes)}")
-    else:
-        words = record.reason or "out of memory"
-        say(f"batch {record.batch_size}: {words}")
+        found = memory_text(record.peak_bytes)
+    say(f"memory of batch {record.batch_size} under {record.dtype_policy}: {found}")
 
 
 def _unique(*notes: str | None) -> tuple[str, ...]:

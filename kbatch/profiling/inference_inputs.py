@@ -91,10 +91,13 @@ def _check_form(x: Any) -> None:
 def _is_array(leaf: Any) -> bool:
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) or not hasattr(leaf, "__array__"):
         return False
+    if np.ndim(leaf) == 0:
+        return False
+    if getattr(leaf, "dtype", object) != object:
+        return True  # Not made an array: it may lie in a file, all of it.
     array = np.asarray(leaf)
-    if array.dtype == object:  # Text, or else rows of different lengths.
-        return array.ndim > 0 and all(isinstance(one, (str, bytes)) for one in array.flat)
-    return array.ndim > 0
+    # Text, or else rows of different lengths.
+    return array.dtype != object or all(isinstance(one, (str, bytes)) for one in array.flat)
 
 
 def _named_type(leaf: Any) -> str:

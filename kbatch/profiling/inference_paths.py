@@ -63,8 +63,9 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
     names = [path.name for path in paths]
     if not names or len(set(names)) < len(names):
         raise InputError(
-            "`call_paths` must be at least one way to call the model, each once: "
-            f"{', '.join(_PATHS)} or a function of a batch. Received: call_paths={names}."
+            "`call_paths` must be at least one way to call the model, each once and functions of "
+            f"different names: {', '.join(_PATHS)} or a function of a batch. "
+            f"Received: call_paths={names}."
         )
     return paths
 
@@ -137,7 +138,20 @@ def _compiled(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterat
 
 @contextlib.contextmanager
 def _xla(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
-    yield _on_tensors(_function(model, inputs, jit_compile=True), inputs)
+    function = _function(model, inputs, jit_compile=True)
+
+    def call(batch: Any) -> Any:
+        try:
+            return function(batch)
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+            if "XLA" not in error.message:
+                raise
+            raise InputError(
+                'XLA cannot compile this model: leave "xla" out of `call_paths`. '
+                f"Received: model={model.name!r} ({error.message.splitlines()[0][:200]})."
+            ) from error
+
+    yield _on_tensors(call, inputs)
 
 
 @contextlib.contextmanager
@@ -148,7 +162,7 @@ def _eager(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[
 @contextlib.contextmanager
 def _predict_on_batch(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
     def prepare(batch_size: int) -> Call:
-        batch = inputs.batch(batch_size)
+        batch = _as_keras_takes(inputs.batch(batch_size))
         return lambda: fetched(model.predict_on_batch(batch))
 
     yield prepare
@@ -157,7 +171,7 @@ def _predict_on_batch(model: Any, inputs: InferenceInputs, bulk_examples: int) -
 @contextlib.contextmanager
 def _predict(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
     def prepare(batch_size: int) -> Call:
-        rows = inputs.batch(bulk_examples)
+        rows = _as_keras_takes(inputs.batch(bulk_examples))
         return lambda: model.predict(rows, batch_size=batch_size, verbose=0)
 
     yield prepare
@@ -200,13 +214,22 @@ def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
     if not tensors:
         return inputs
     leaves = ordered_rows(model, inputs.rows)
+    ranked = [of_rank(leaf, len(t.shape)) for leaf, t in zip(leaves, tensors, strict=True)]
     cast = [
-        of_rank(leaf, len(t.shape)).astype(t.dtype) for leaf, t in zip(leaves, tensors, strict=True)
+        leaf if t.dtype == "string" else leaf.astype(t.dtype)
+        for leaf, t in zip(ranked, tensors, strict=True)
     ]
     structure: Any = getattr(model, "_inputs_struct", None)
     if not isinstance(inputs.rows, dict) or structure is None:
         structure = inputs.rows
     return inputs._replace(rows=keras.tree.pack_sequence_as(structure, cast))
+
+
+def _as_keras_takes(batch: Any) -> Any:
+    """Makes tensors where there is text, of which Keras takes no arrays, nor arrays beside it."""
+    if any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch)):
+        return keras.tree.map_structure(tf.constant, batch)
+    return batch
 
 
 def _on_tensors(function: Callable[[Any], Any], inputs: InferenceInputs) -> Callable[[int], Call]:

@@ -13,11 +13,14 @@ from kbatch.instruments.failures import failure_status, failure_text
 from kbatch.profiling.inference_copy import measure_copy_s
 from kbatch.profiling.inference_inputs import InferenceInputs
 from kbatch.profiling.inference_paths import CallPath
-from kbatch.profiling.timing_rounds import Block, TimingPlan, TimingRounds, WarmUp
+from kbatch.profiling.timing_plan import Block, TimingPlan
+from kbatch.profiling.timing_rounds import TimingRounds, WarmUp
 from kbatch.records.inference_measurements import MemoryRecord, TimingRecord, TwinRecord
 
 # Share of the time after which no more settings are warmed up: the rest is for the rounds.
 _SHARE_TO_WARM_UP = 0.5
+# So many are timed whatever the time.
+_FEWEST_SETTINGS = 2
 _BEYOND_TARGET = "batches beyond the latency target"
 # What the sizes before foretell to take so many times the target is not called.
 _FAR_BEYOND = 1.5
@@ -155,6 +158,11 @@ class InferenceSweep:
         """Warms one setting up and lets it take part; None where memory ran out."""
         return self.rounds.admit_prepared(setting, functools.partial(self._call, setting))
 
+    @property
+    def first_series(self) -> tuple[str, str]:
+        """The call path and policy that answer questions."""
+        return next(iter(self._prepare))
+
     def largest_run(self, call_path: str, dtype_policy: str) -> int:
         """Gives the largest size that nothing but the target speaks against, timed or not."""
         return self._largest[call_path, dtype_policy]
@@ -207,8 +215,10 @@ class InferenceSweep:
             return "memory ran out when it was probed"
         if memory is not None and memory.guarded:
             return memory.reason
-        if self.rounds.spent_s >= _SHARE_TO_WARM_UP * self._plan.timing.time_budget_s:
-            return "half of the time budget was spent on warming up smaller sizes"
+        # Without two sizes there is no fit, and no answer.
+        some = len(self.rounds.warm_ups) >= _FEWEST_SETTINGS
+        if some and self.rounds.spent_s >= _SHARE_TO_WARM_UP * self._plan.timing.time_budget_s:
+            return "half of the time budget was spent on preparing and warming up others"
         return None
 
     def _reason_to_end(self, setting: Setting, warm_up: WarmUp | None) -> str | None:

@@ -6,18 +6,15 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from kbatch.profiling.inference_paths import fetched
+from kbatch.profiling.policy_copy import NoVariant, copy_under, layers_with_weights
 from kbatch.records.inference_measurements import OutputChange
-from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
+from kbatch.reporting.number_text import listed
+from kbatch.training.dtype_policy import check_dtype_policies
 from kbatch.training.errors import InputError
 
 INT8 = "int8"
-
-
-class NoVariant(ValueError):
-    """A model that cannot be had under a policy; the message says why."""
 
 
 def check_variants(dtype_policies: Any) -> tuple[str, ...]:
@@ -45,14 +42,12 @@ def policy_of(model: keras.Model) -> str:
     The policy of the model itself may be another: Keras does not save it, and a model that was
     loaded has the global one.
     """
-    found = {layer.dtype_policy.name for layer in _layers_with_weights(model)}
+    found = {layer.dtype_policy.name for layer in layers_with_weights(model)}
     return "+".join(sorted(found)) or model.dtype_policy.name
 
 
 def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
     """Gives the model under a policy; the model itself stays as it is.
-
-    All layers get the policy, those with one of their own as well.
 
     Args:
         model: A built model.
@@ -64,8 +59,8 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
     if dtype_policy == policy_of(model):
         return model
     if dtype_policy == INT8:
-        return _quantised(_cloned(model, "float32"))
-    return _cloned(model, dtype_policy)
+        return _quantised(copy_under(model, "float32"))
+    return copy_under(model, dtype_policy)
 
 
 def output_change(
@@ -80,20 +75,34 @@ def output_change(
         examples: How many examples they are of.
     """
     found, expected = _flat(outputs), _flat(reference)
-    difference = np.abs(found - expected)
-    return OutputChange(
-        dtype_policy=dtype_policy,
-        examples=examples,
-        largest=_finite(np.max(difference)),
-        mean=_finite(np.mean(difference)),
-        largest_relative=_finite(np.max(difference) / np.max(np.abs(expected))),
-        mean_relative=_finite(np.mean(difference) / np.mean(np.abs(expected))),
-    )
+    # What is not finite, or relative to nothing but zeros, has no figure.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        difference = np.abs(found - expected)
+        return OutputChange(
+            dtype_policy=dtype_policy,
+            examples=examples,
+            largest=_finite(np.max(difference)),
+            mean=_finite(np.mean(difference)),
+            largest_relative=_finite(np.max(difference) / np.max(np.abs(expected))),
+            mean_relative=_finite(np.mean(difference) / np.mean(np.abs(expected))),
+        )
 
 
 def outputs_of(model: Any, batch: Any) -> Any:
     """Runs a model eagerly on a batch."""
     return fetched(model(batch, training=False))
+
+
+def quantised_note(model: Any) -> str | None:
+    """Says which layers of a quantised model compute in float32, None where none does."""
+    layers = layers_with_weights(model)
+    others = [one.name for one in layers if INT8 not in one.dtype_policy.name]
+    if not others:
+        return None
+    return (
+        f"Under int8, {len(layers) - len(others)} of {len(layers)} layers with weights are "
+        f"quantised; the others compute in float32: {listed(others)}."
+    )
 
 
 def _flat(outputs: Any) -> np.ndarray:
@@ -105,58 +114,11 @@ def _finite(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _cloned(model: keras.Model, policy: str) -> keras.Model:
-    def under_policy(layer: Any) -> Any:
-        if isinstance(layer, keras.layers.InputLayer):
-            return layer.__class__.from_config(layer.get_config())
-        config = _with_policy(layer.get_config(), policy)
-        return layer.__class__.from_config({**config, "dtype": policy})
-
-    try:
-        # Layers that make others themselves leave them to the global policy.
-        with dtype_policy_scope(policy):
-            clone = keras.models.clone_model(model, clone_function=under_policy, recursive=True)
-        clone.set_weights(model.get_weights())
-    # What a layer raises that has no config or refuses the dtype in it, that makes other weights
-    # than it had (`set_weights`), or whose first weights cannot be drawn in the dtype (the last).
-    except (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError) as error:
-        raise NoVariant(
-            f"A copy under {policy} cannot be made of model {model.name!r}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-    others = [one.name for one in _layers_with_weights(clone) if one.dtype_policy.name != policy]
-    if others:
-        raise NoVariant(
-            f"A copy under {policy} cannot be made of model {model.name!r}: layers keep a policy "
-            f"of their own: {', '.join(others)}."
-        )
-    return clone
-
-
-def _with_policy(config: Any, policy: str) -> Any:
-    """Puts a policy wherever a config, or one within it, has a policy; inputs have plain dtypes."""
-    if isinstance(config, (list, tuple)):
-        return type(config)(_with_policy(part, policy) for part in config)
-    if not isinstance(config, dict):
-        return config
-    return {
-        key: policy if key == "dtype" and isinstance(part, dict) else _with_policy(part, policy)
-        for key, part in config.items()
-    }
-
-
-def _layers_with_weights(model: Any) -> list[Any]:
-    """Gives the layers that hold weights themselves, not only in layers within them."""
-    layers = model._flatten_layers()
-    return [one for one in layers if one._trainable_variables or one._non_trainable_variables]
-
-
 def _quantised(model: Any) -> keras.Model:
     with warnings.catch_warnings():
         # One warning for each layer without int8; what was quantised is counted below.
         warnings.simplefilter("ignore")
         model.quantize(INT8)
-    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.weights]
-    if not any(INT8 in layer.dtype_policy.name for layer in layers):
+    if not any(INT8 in layer.dtype_policy.name for layer in layers_with_weights(model)):
         raise NoVariant(f"No layer of model {model.name!r} can be quantised to int8.")
     return model

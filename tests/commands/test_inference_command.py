@@ -43,7 +43,7 @@ def test_a_target_without_unit_or_size_is_refused(text):
 
 def test_it_measures_a_file_and_writes_profile_table_and_figures(model_file, tmp_path):
     done = run(
-        *(model_file, "--slo", "10s", "--paths", "compiled,predict", "--batch-sizes", "1,8,64"),
+        *(model_file, "--slo", "10s", "--paths", "compiled, predict", "--batch-sizes", "1,8,64"),
         *("--seconds", "4"),
         folder=tmp_path,
     )

@@ -1,6 +1,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import mlp
 
 from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
@@ -63,6 +64,29 @@ def test_every_path_takes_whole_numbers_for_inputs_of_floats(name):
     found = outputs_by_path(model, InferenceInputs(whole, None), path, 4, 4)
     expected = model(whole.astype("float32"), training=False)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+TEXT = [np.array([["a", "b"], ["c", "d"]], dtype=object), np.ones((2, 2), "float32")]
+
+
+def hashed_words():
+    words, numbers = keras.Input((2,), dtype="string"), keras.Input((2,))
+    hashed = keras.layers.Hashing(11)(words)
+    return keras.Model([words, numbers], keras.ops.cast(hashed, "float32") + numbers)
+
+
+@pytest.mark.parametrize("name", ("compiled", "predict_on_batch", "call", "saved_model", "predict"))
+def test_every_path_but_one_takes_text(name):
+    model = hashed_words()
+    (path,) = call_paths_of(name)
+    found = outputs_by_path(model, InferenceInputs(TEXT, None), path, 2, 2)
+    np.testing.assert_array_equal(found, model([tf.constant(part) for part in TEXT]))
+
+
+def test_a_model_that_xla_cannot_compile_is_told_what_to_leave_out():
+    (path,) = call_paths_of("xla")
+    with pytest.raises(InputError, match=r'leave "xla" out of `call_paths`.*Received: model='):
+        outputs_by_path(hashed_words(), InferenceInputs(TEXT, None), path, 2)
 
 
 def test_a_compiled_function_is_traced_once_for_all_batch_sizes():

@@ -1,16 +1,18 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import mlp, rows
 
 from kbatch.profiling.inference_variants import (
-    NoVariant,
     check_variants,
     output_change,
     outputs_of,
     policy_of,
+    quantised_note,
     variant,
 )
+from kbatch.profiling.policy_copy import NoVariant
 from kbatch.training.errors import InputError
 
 
@@ -73,6 +75,52 @@ def test_a_copy_has_the_weights_in_every_layer_under_the_policy(make, policy, to
     assert policies_of(model) == {"float32"}
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
+
+
+def preprocessing():
+    """Layers whose state is more than their weights, and one of whole numbers."""
+    layers = keras.layers
+    numbers, words = keras.Input((4,)), keras.Input((2,), dtype="string")
+    scaled = layers.Normalization()
+    scaled.adapt(np.arange(40.0).reshape(10, 4))
+    known = layers.StringLookup()
+    known.adapt(np.array(["a", "b", "c"]))
+    hashed = layers.Hashing(5000)(words)
+    embedded = layers.Embedding(5000, 3)(hashed) + layers.Embedding(9, 3)(known(words))
+    joined = layers.Concatenate()([scaled(numbers), layers.Flatten()(embedded)])
+    doubled = layers.Lambda(lambda tensor: 2 * np.float32(1) * tensor)(joined)
+    return keras.Model([numbers, words], layers.Dense(2)(keras.ops.relu(doubled) + joined))
+
+
+def test_a_copy_has_what_its_layers_hold_beside_weights():
+    model = preprocessing()
+    numbers = np.random.default_rng(0).uniform(0, 40, (8, 4)).astype("float32")
+    batch = [tf.constant(numbers), tf.constant([["a", "c"], ["b", "z"]] * 4)]
+    expected = outputs_of(model, batch)
+    for policy, tolerance in (("float64", 1e-5), ("float16", 1e-2), ("int8", 0.1)):
+        change = output_change(
+            outputs_of(variant(model, policy), batch), expected, policy, examples=8
+        )
+        assert change.largest_relative <= tolerance, policy
+    np.testing.assert_array_equal(outputs_of(model, batch), expected)
+
+
+def test_a_copy_needs_no_loss_and_the_model_stays_compiled():
+    model = mlp(loss=lambda y, p: keras.ops.mean(p))
+    assert policies_of(variant(model, "bfloat16")) == {"bfloat16"}
+    assert model.compiled
+
+
+def test_layers_that_are_not_quantised_are_told():
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((4, 2)), layers.Conv1D(2, 2), layers.Flatten(), layers.Dense(1)]
+    )
+    assert quantised_note(variant(model, "int8")) == (
+        "Under int8, 1 of 2 layers with weights are quantised; the others compute in float32: "
+        f"{model.layers[0].name}."
+    )
+    assert quantised_note(variant(mlp(), "int8")) is None
 
 
 def test_int8_quantises_a_copy_and_changes_the_outputs_a_little():
@@ -147,9 +195,12 @@ def test_the_change_is_that_of_a_naive_reference():
     assert change.examples == 5
 
 
-def test_outputs_that_overflow_have_an_unknown_change():
+@pytest.mark.filterwarnings("error")
+def test_outputs_that_overflow_or_are_zero_have_an_unknown_change():
     change = output_change([np.array([np.inf])], [np.array([1.0])], "float16", examples=1)
     assert (change.largest, change.mean) == (None, None)
+    change = output_change([np.array([1.0])], [np.array([0.0])], "float16", examples=1)
+    assert (change.largest, change.largest_relative) == (1.0, None)
 
 
 def test_what_cannot_be_had_says_why():

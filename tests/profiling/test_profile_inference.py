@@ -31,9 +31,10 @@ def whole(tmp_path_factory):
         batch_sizes=(1, 8, 64, 256),
         call_paths=("compiled", "predict", "predict_on_batch"),
         dtype_policies=("float32", "bfloat16"),
-        latency_slo_ms=10_000,
-        time_budget_s=25.0,
-        memory_limit_bytes=2**28,
+        latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
+        quantile=np.float64(0.95),
+        time_budget_s=np.float32(25.0),
+        memory_limit_bytes=np.int64(2**28),
         on_progress=told.append,
     )
     for now, then in zip(model.get_weights(), before, strict=True):
@@ -93,8 +94,14 @@ def test_a_loose_target_is_verified_by_fresh_calls(whole):
 def test_it_tells_what_happens(whole):
     found, told = whole
     assert told[0] == "measuring memory in a worker process"
-    for words in ("batch 8: ", "compiled under float32, batch 1", "round 1:", "checked batch 256"):
+    for words in (
+        "memory of batch 8 under bfloat16: ",
+        "compiled under float32, batch 1",
+        "round 1: ",
+        "checked batch 256",
+    ):
         assert any(line.startswith(words) for line in told), words
+    assert any(line.endswith(" of at most 15 s") for line in told)
     assert found.environment.versions["keras"] == keras.__version__
     assert found.twin.batch_size == 8
 
@@ -105,6 +112,12 @@ def test_default_sizes_are_powers_of_two_until_the_time_ends_them():
     assert sizes == [2**k for k in range(13)]
     assert found.timings[0].measured
     assert "random" in found.notes[0]
+
+
+def test_two_sizes_are_timed_however_short_the_time():
+    found = profile(time_budget_s=0.001, call_paths=("compiled", "call"))
+    assert [t.measured for t in found.timings] == [True, True, False, False, False, False]
+    assert "half of the time budget was spent on preparing" in found.timings[2].reason
 
 
 def test_with_a_target_default_sizes_are_powers_of_eight_up_to_it():
@@ -233,7 +246,12 @@ def test_any_other_error_of_a_call_comes_as_it_is():
         ({"batch_sizes": (0, 1)}, ValueError, "must be positive"),
         ({"batch_sizes": (4, 2)}, ValueError, "ascending"),
         ({"batch_sizes": (1.5,)}, TypeError, "integers"),
-        ({"latency_slo_ms": -1}, ValueError, "positive, in milliseconds"),
+        ({"latency_slo_ms": -1}, ValueError, "positive number, in milliseconds"),
+        ({"latency_slo_ms": "20"}, ValueError, "positive number, in milliseconds"),
+        ({"quantile": "0.9"}, ValueError, "between 0 and 1"),
+        ({"time_budget_s": "5"}, InputError, "time_budget_s"),
+        ({"memory_limit_bytes": 0}, ValueError, "at least one MiB"),
+        ({"call_paths": (lambda b: b, lambda b: b)}, InputError, "functions of different names"),
         ({"latency_slo_ms": 5, "quantile": 1.0}, ValueError, "between 0 and 1"),
         ({"quantile": 0.0}, ValueError, "between 0 and 1"),
         ({"call_paths": "onnx"}, InputError, "call_paths"),
