@@ -93,7 +93,8 @@ def _is_array(leaf: Any) -> bool:
         return False
     if np.ndim(leaf) == 0:
         return False
-    if getattr(leaf, "dtype", object) != object:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is not None and dtype != np.dtype(object):
         return True  # Not made an array: it may lie in a file, all of it.
     array = np.asarray(leaf)
     # Text, or else rows of different lengths.

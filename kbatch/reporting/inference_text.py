@@ -5,8 +5,11 @@ from kbatch.analysis.latency import Latency
 from kbatch.analysis.median_interval import FEWEST_VALUES
 from kbatch.analysis.ratios import Ratio
 from kbatch.records.inference import InferenceProfile
-from kbatch.records.inference_measurements import OutputChange
+from kbatch.records.inference_measurements import OutputChange, TimingRecord
 from kbatch.reporting.number_text import counted, listed, percent, readable
+
+# To this share of its median, to each side, the interval of a time shall reach.
+_PRECISION = 0.05
 
 
 def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) -> list[str]:
@@ -26,9 +29,24 @@ def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) 
         *_fit_lines(profile),
         *(_change_line(change) for change in profile.output_changes),
         *_noise_lines(profile),
+        *unsettled_lines(profile),
         *left_out_lines(profile),
         f"answers are those of {path} under {policy}",
         *(f"note: {note}" for note in profile.notes),
+    ]
+
+
+def unsettled_lines(profile: InferenceProfile) -> list[str]:
+    """Says how many times are not known to 5 %, a line where there are such."""
+    timed = [timing for timing in profile.timings if timing.measured]
+    wide = [timing for timing in timed if not _settled(timing)]
+    if not wide:
+        return []
+    fewest = min(len(timing.block_medians_s) for timing in wide)
+    return [
+        f"{len(wide):,} of {counted(len(timed), 'time')} may be off by more than "
+        f"{percent(_PRECISION)} (from {counted(fewest, 'round')} or more): give more time, or fewer "
+        "sizes, call paths and policies"
     ]
 
 
@@ -43,6 +61,13 @@ def left_out_lines(profile: InferenceProfile) -> list[str]:
         f"not timed: {path} under {policy} at batch size {listed(f'{s:,}' for s in of)}: {reason}"
         for (path, policy, reason), of in sizes.items()
     ]
+
+
+def _settled(timing: TimingRecord) -> bool:
+    interval, time_s = timing.batch_time_interval_s, timing.batch_time_s
+    if interval is None or time_s is None:
+        return False
+    return interval.high - interval.low <= 2 * _PRECISION * time_s
 
 
 def _checked_targets(profile: InferenceProfile) -> list[tuple[float, float]]:

@@ -5,7 +5,7 @@ from inference_factory import make_failed, make_profile, make_timing
 
 from kbatch.records.inference_measurements import OutputChange, TargetCheck, TwinRecord
 from kbatch.reporting.inference_rows import inference_rows
-from kbatch.reporting.inference_text import inference_lines, left_out_lines
+from kbatch.reporting.inference_text import inference_lines, left_out_lines, unsettled_lines
 
 CHECK = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
 
@@ -34,6 +34,15 @@ def test_what_was_not_timed_is_told_with_the_reason():
     ]
     assert set(left_out_lines(profile)) < set(inference_lines(profile))
     assert left_out_lines(make_profile()) == []
+
+
+def test_times_that_are_not_settled_are_counted():
+    few = make_timing(8, block_medians_s=(0.01, 0.01, 0.02), block_rounds=(0, 1, 2))
+    wide = make_timing(64, noise=0.2)
+    (line,) = unsettled_lines(make_profile(make_timing(1), few, wide, make_failed(128)))
+    assert line.startswith("2 of 3 times may be off by more than 5 % (from 3 rounds or more): ")
+    assert line in inference_lines(make_profile(make_timing(1), few, wide, make_failed(128)))
+    assert unsettled_lines(make_profile()) == []
 
 
 def test_a_noise_floor_that_is_not_known_says_why():

@@ -3,7 +3,7 @@
 from kbatch.records.inference import InferenceProfile
 from kbatch.reporting.figures.inference_info import conditions_line
 from kbatch.reporting.inference_rows import inference_rows
-from kbatch.reporting.inference_text import left_out_lines
+from kbatch.reporting.inference_text import left_out_lines, unsettled_lines
 from kbatch.reporting.number_text import listed, memory_text, percent, readable
 from kbatch.reporting.sections.content import Fact, Note, Section
 from kbatch.reporting.sections.environment import environment_facts
@@ -157,5 +157,6 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
             )
         else:
             texts.append(f"Outputs under {change.dtype_policy} are not finite, or all are zero.")
-    texts += [f"{line[0].upper()}{line[1:]}." for line in left_out_lines(profile)]
+    lines = [*unsettled_lines(profile), *left_out_lines(profile)]
+    texts += [f"{line[0].upper()}{line[1:]}." for line in lines]
     return tuple(Note("", "", text) for text in texts)

@@ -49,7 +49,7 @@ def answers(profile: InferenceProfile) -> tuple[Answer, ...]:
 
 def _within(profile: InferenceProfile, latency_ms: float, quantile: float) -> Answer:
     question = f"Within {latency_ms:g} ms at the {quantile:g} quantile"
-    words = f"is the largest of which {100 * quantile:g} % of the calls take {latency_ms:g} ms"
+    words = f"is the largest of which {100 * quantile:g} % of the calls keep to {latency_ms:g} ms"
     try:
         found = profile.batch_for(latency_ms=latency_ms, quantile=quantile)
     except ValueError as error:
