@@ -43,10 +43,11 @@ def unsettled_lines(profile: InferenceProfile) -> list[str]:
     if not wide:
         return []
     fewest = min(len(timing.block_medians_s) for timing in wide)
+    rounds = counted(fewest, "round")
     return [
         f"{len(wide):,} of {counted(len(timed), 'time')} may be off by more than "
-        f"{percent(_PRECISION)} (from {counted(fewest, 'round')} or more): give more time, or fewer "
-        "sizes, call paths and policies"
+        f"{percent(_PRECISION)} (from {rounds} or more): give more time, or fewer sizes, call "
+        "paths and policies"
     ]
 
 
