@@ -76,8 +76,8 @@ class NextSize(NamedTuple):
 
     Attributes:
         batch_size: Size to try, None to stop.
-        kind: `"pilot"`, or `"given"` where it was; `"gain"`, `"no target yet"`; or why to stop:
-            `"separated"`, `"tie"`, `"all tried"`.
+        kind: `"pilot"` for a first size that was chosen here, `"given"` for one that was not;
+            `"gain"`, `"no target yet"`; or why to stop: `"separated"`, `"tie"`, `"all tried"`.
         best: Size of the best run so far, None where none came to the target.
         rival: The untried size that is most likely to be better, None without one.
         probability: Probability that it is better by more than the margin, None without a model.

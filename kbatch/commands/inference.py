@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kbatch.records.inference_defaults import BULK_EXAMPLES, TIME_BUDGET_S
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -44,14 +46,14 @@ def add_inference(commands: Any) -> None:
     inference.add_argument(
         "--seconds",
         type=float,
-        default=60.0,
+        default=TIME_BUDGET_S,
         metavar="S",
         help="time budget of the timing (%(default)s)",
     )
     inference.add_argument(
         "--bulk-examples",
         type=int,
-        default=256,
+        default=BULK_EXAMPLES,
         metavar="N",
         help="examples of a call of predict, which runs no larger batches (%(default)s)",
     )

@@ -26,6 +26,7 @@ from kbatch.profiling.inference_variants import (
 from kbatch.profiling.policy_copy import NoVariant
 from kbatch.profiling.timing_rounds import WarmUp
 from kbatch.records.inference import InferenceProfile
+from kbatch.records.inference_defaults import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.records.inference_measurements import MemoryRecord, OutputChange, TwinRecord
 from kbatch.reporting.number_text import counted, memory_text, readable
 from kbatch.training.errors import InputError
@@ -43,10 +44,10 @@ def profile_inference(
     dtype_policies: "str | Iterable[str] | None" = None,
     latency_slo_ms: float | None = None,
     quantile: float = 0.95,
-    time_budget_s: float = 60.0,
+    time_budget_s: float = TIME_BUDGET_S,
     measure_memory: bool = True,
     memory_limit_bytes: int | None = None,
-    bulk_examples: int = 256,
+    bulk_examples: int = BULK_EXAMPLES,
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> InferenceProfile:
@@ -80,7 +81,7 @@ def profile_inference(
             every layer, or "int8" for Keras's quantisation. None for the model as it is.
         latency_slo_ms: A latency target in milliseconds. The largest batch that keeps to it is
             looked for and verified by fresh calls, on the first call path and policy, with room
-            for times when the machine is slower: 20 % at least, more where rounds scatter more.
+            for calls that are 20 % slower later, or more where rounds scatter more.
         quantile: Share of the calls that has to keep to a target, in (0, 1).
         time_budget_s: Seconds for timing; the memory of each policy may take as long again.
         measure_memory: Whether to measure memory. Without, nothing guards against a batch that
@@ -140,7 +141,12 @@ def profile_inference(
             if request.target_ms is None:
                 return profile
             return verify_target(
-                profile, sweep, request.target_ms, request.quantile, request.time_budget_s, say
+                profile,
+                sweep,
+                target_ms=request.target_ms,
+                quantile=request.quantile,
+                time_budget_s=request.time_budget_s,
+                say=say,
             )
 
 
@@ -234,7 +240,7 @@ def _time_all(
         say(f"{name}: {readable(1000 * warm_up.call_s)} ms after warming up")
         smallest = setting.batch_size == request.plan.batch_sizes[0]
         if request.target_ms is not None and smallest and setting[:2] == sweep.first_series:
-            check_reachable(sweep, setting, request.target_ms, request.quantile)
+            check_reachable(sweep, setting, target_ms=request.target_ms, quantile=request.quantile)
 
     by_size = {(record.dtype_policy, record.batch_size): record for record in memory.records}
     sweep.warm_up(by_size, on_setting)

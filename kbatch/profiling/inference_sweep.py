@@ -22,7 +22,7 @@ _SHARE_TO_WARM_UP = 0.5
 # So many are timed whatever the time.
 _FEWEST_SETTINGS = 2
 _BEYOND_TARGET = "batches beyond the latency target"
-# What the sizes before foretell to take so many times the target is not called.
+# A size that is expected to take more than so many times the target is not called.
 _FAR_BEYOND = 1.5
 # Single calls that a record keeps for each block, if the quantile needs no more.
 _KEPT_CALLS = 64
@@ -96,7 +96,7 @@ class InferenceSweep:
         self._prepare: dict[tuple[str, str], Prepare] = {}
         self._not_run: dict[Setting, str] = {}
         self._copies_s: dict[int, float | None] = {}
-        self._largest: dict[tuple[str, str], int] = {}
+        self._largest_allowed: dict[tuple[str, str], int] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "InferenceSweep":
@@ -139,13 +139,13 @@ class InferenceSweep:
             )
             if reason is None and self._is_far_beyond(setting):
                 reason = ended[setting[:2]] = _BEYOND_TARGET
-                self._largest[setting[:2]] = setting.batch_size
+                self._largest_allowed[setting[:2]] = setting.batch_size
             if reason is not None:
                 self._not_run[setting] = reason
                 continue
             warm_up = self.admit(setting)
             if warm_up is not None:
-                self._largest[setting[:2]] = setting.batch_size
+                self._largest_allowed[setting[:2]] = setting.batch_size
             on_setting(setting, warm_up)
             end = self._reason_to_end(setting, warm_up)
             if end is not None:
@@ -163,9 +163,9 @@ class InferenceSweep:
         """The call path and policy that answer questions."""
         return next(iter(self._prepare))
 
-    def largest_run(self, call_path: str, dtype_policy: str) -> int:
-        """Gives the largest size that nothing but the target speaks against, timed or not."""
-        return self._largest[call_path, dtype_policy]
+    def largest_allowed(self, call_path: str, dtype_policy: str) -> int:
+        """Gives the largest size that memory and time allow; it may miss the target."""
+        return self._largest_allowed[call_path, dtype_policy]
 
     def run(self, on_round: Callable[[int, int], None]) -> TwinRecord | None:
         """Times all settings in rounds, one of them twice.

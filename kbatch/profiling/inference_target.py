@@ -24,7 +24,7 @@ _LEAST_CHECK_S = 0.3
 
 
 def check_reachable(
-    sweep: InferenceSweep, setting: Setting, target_ms: float, quantile: float
+    sweep: InferenceSweep, setting: Setting, *, target_ms: float, quantile: float
 ) -> None:
     """Checks that one example is not far above a target, before all is measured.
 
@@ -53,6 +53,7 @@ def check_reachable(
 def verify_target(
     profile: InferenceProfile,
     sweep: InferenceSweep,
+    *,
     target_ms: float,
     quantile: float,
     time_budget_s: float,
@@ -67,6 +68,9 @@ def verify_target(
         quantile: Share of the calls that has to keep to it.
         time_budget_s: Seconds since the sweep's start after which no size is begun.
         say: Receives a line for each size.
+
+    Returns:
+        The profile with the checks, and with a note where no size kept to the target.
     """
     path, policy = profile.series[0]
     measured = list(profile.answering)
@@ -90,7 +94,7 @@ def verify_target(
         _guess(profile, quantile),
         target_s=target_ms / 1000,
         quantile=quantile,
-        largest=sweep.largest_run(path, policy),
+        largest=sweep.largest_allowed(path, policy),
         drift=drift,
         more_time=lambda: sweep.rounds.spent_s < time_budget_s,
     )
@@ -106,12 +110,15 @@ def verify_target(
 def expected_drift(noise: float | None) -> float:
     """Tells how much slower later calls may be than those that verify an answer.
 
-    The calls of a check are over within a second or some, and know nothing of the minute after.
+    The calls of a check are over within about a second, and know nothing of the minute after.
     How far the rounds of the sweep scatter tells what a machine does between two moments; at least
     20 %, since a short sweep may have seen a calm one.
 
     Args:
         noise: Relative standard deviation of rounds of one size, None if it is not known.
+
+    Returns:
+        A share, at least 0.2.
     """
     return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 

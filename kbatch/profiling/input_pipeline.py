@@ -143,9 +143,9 @@ def _executions_note(model: Any) -> tuple[str, ...]:
     if model.steps_per_execution == 1:
         return ()
     return (
-        f"`fit` runs {model.steps_per_execution} steps of this model in one execution; here each "
-        "was run by itself, with the cost of its start: in `fit` the train step is the faster, and "
-        "training may wait more for data.",
+        f"`fit` runs {model.steps_per_execution} steps of this model in one execution "
+        "(`steps_per_execution`); here each was started by itself. So the train step is faster in "
+        "`fit` than here, and training may wait longer for data.",
     )
 
 

@@ -25,6 +25,9 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
         model: A built model, which stays as it is.
         dtype_policy: Name of a dtype policy.
 
+    Returns:
+        The copy, not compiled.
+
     Raises:
         NoVariant: If it cannot be.
     """

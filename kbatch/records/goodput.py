@@ -15,8 +15,8 @@ class SizeDecision:
 
     Attributes:
         batch_size: Size that came next, None where the search stopped.
-        kind: `"pilot"`, or `"given"` where the pilot's size was; `"gain"`, `"no target yet"`; or
-            `"separated"`, `"tie"`, `"all tried"`.
+        kind: `"pilot"` for a first size that kbatch chose, `"given"` for one that it did not;
+            `"gain"`, `"no target yet"`; or `"separated"`, `"tie"`, `"all tried"`.
         best: Size of the best run until then, None where none came to the target.
         rival: The untried size that was most likely to be better, None without one.
         probability: Probability that it is by more than 5 %, None without a model.

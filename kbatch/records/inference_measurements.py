@@ -186,8 +186,8 @@ class TargetCheck:
         quantile: Which share of the calls has to keep to it.
         latencies_s: Seconds of each fresh call; none where memory ran out.
         best: Whether this is the batch size that the search for the target returned.
-        drift: By which share later calls may be slower than these: the quantile of these keeps so
-            far below the target.
+        drift: By which share later calls may be slower than these: slowed by so much, their
+            quantile still keeps to the target.
     """
 
     call_path: str

@@ -76,7 +76,9 @@ def read_record(kind: type[Record], path: Path) -> Record:
     try:
         return _decode(kind, document["record"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"{path} is damaged: {error!r}.") from error
+        raise RecordError(
+            f"{path} is damaged, or another version of kbatch wrote it: {error!r}."
+        ) from error
 
 
 def load_if_readable(kind: type[Record], path: Path | None) -> Record | None:

@@ -1,4 +1,4 @@
-"""What a recommendation takes where the user gives nothing; read before anything is imported."""
+"""Defaults of `kbatch.recommend`, which the command line reads without TensorFlow."""
 
 BASE_BATCH_SIZE = 32
 BUDGET_S = 60.0

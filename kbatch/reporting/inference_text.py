@@ -46,8 +46,8 @@ def unsettled_lines(profile: InferenceProfile) -> list[str]:
     rounds = counted(fewest, "round")
     return [
         f"{len(wide):,} of {counted(len(timed), 'time')} may be off by more than "
-        f"{percent(_PRECISION)} (from {rounds} or more): give more time, or fewer sizes, call "
-        "paths and policies"
+        f"{percent(_PRECISION)} (the least timed has {rounds}): give more time, or fewer sizes, "
+        "call paths and policies"
     ]
 
 

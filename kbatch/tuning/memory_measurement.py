@@ -33,7 +33,11 @@ class MemoryFound(NamedTuple):
 
 
 def measure_memory(task: Task, *, largest: int) -> MemoryFound:
-    """Searches for the largest batch that fits, no further than the largest of interest.
+    """Searches for the largest batch that fits.
+
+    Args:
+        task: What is to be trained.
+        largest: Largest batch size to try, in examples.
 
     Raises:
         InputError: If the data have one example, or no train step can run on them.

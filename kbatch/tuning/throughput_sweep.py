@@ -40,9 +40,10 @@ def sweep_throughput(
     """Times an update of each batch size of a hypermodel, in interleaved rounds.
 
     One model takes all sizes in turn, and is thrown away. Under "auto" no more examples go through
-    at once than were found to fit; larger sizes than that which is fastest as a whole are timed in
-    parts too, and the faster way counts. Sizes that run out of memory or data, and those
-    above them, get the seconds of the line through the others.
+    at once than were found to fit. Sizes larger than the one that is fastest as a whole are timed
+    in micro-batches too, and the faster way counts; of a model that trains differently on parts of
+    a batch, only what does not fit is cut. Sizes that run out of memory or data, and those above
+    them, get the seconds of the line through the others.
 
     Args:
         hypermodel: The `BatchSizeHyperModel`.
@@ -57,6 +58,7 @@ def sweep_throughput(
     Raises:
         InputError: If the data are not found among the arguments or do not suit the model, or fewer
             than two sizes could be timed where some do not fit.
+        OutOfMemoryError: If one example does not fit, under "auto".
     """
     began_s = time.perf_counter()
     sizes = hypermodel.batch_sizes

@@ -97,7 +97,11 @@ class TrialMicroBatch:
         Args:
             source: The data of the model, which is built on them.
 
+        Returns:
+            The most examples on one device.
+
         Raises:
+            InputError: If the memory limit is below what the weights take.
             OutOfMemoryError: If one example does not fit.
         """
         return self._auto.most(self._model, self._build, source=source, directory=self._directory)
