@@ -129,11 +129,11 @@ class _Target:
     def keeps(self, latencies_s: Sequence[float]) -> bool:
         return keeps_to(latencies_s, self.bound_s, quantile=self.quantile, drift=self.drift)
 
-    def is_lost(self, latencies_s: Sequence[float], *, most: int) -> bool:
-        """Tells whether no further calls, up to so many, could make it keep."""
+    def is_lost(self, latencies_s: Sequence[float], *, calls: int) -> bool:
+        """Tells whether not even fast calls, up to so many in all, could make it keep."""
         above = sum(latency_s > self.bound_s for latency_s in latencies_s)
         slow = sum(latency_s > self.quantile_s for latency_s in latencies_s)
-        return above > _allowed_above(most, self.quantile) or slow > (1 - self.quantile) * most
+        return above > _allowed_above(calls, self.quantile) or slow > (1 - self.quantile) * calls
 
     def use(self, latencies_s: Sequence[float]) -> float:
         """Gives the quantile as a share of what it may be."""
@@ -151,10 +151,11 @@ def _try(call: Callable[[int, int], Sequence[float]], size: int, target: _Target
     most = _MOST_LOOKS * needed
     latencies_s: list[float] = []
     while len(latencies_s) < most:
-        latencies_s += call(size, needed)
+        look = call(size, needed)  # More calls than were asked for where they are short.
+        latencies_s += look
         if target.keeps(latencies_s):
             return TargetTry(size, tuple(latencies_s), True)
-        if target.is_lost(latencies_s, most=most):
+        if target.is_lost(latencies_s, calls=len(latencies_s) + len(look)):
             break
     return TargetTry(size, tuple(latencies_s), False)
 

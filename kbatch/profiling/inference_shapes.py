@@ -31,7 +31,7 @@ def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
     if not tensors:
         return
     for leaf, tensor in zip(ordered_rows(model, inputs.rows), tensors, strict=True):
-        if not _alike(leaf.shape, tuple(tensor.shape)):
+        if not alike(leaf.shape, tuple(tensor.shape)):
             raise InputError(
                 "`x` must have the shapes of the model's inputs, with the examples on the first "
                 "axis: give rows as the model takes them (`x[None]` for a single example). "
@@ -86,8 +86,13 @@ def _other_inputs(names: Sequence[str], received: str) -> InputError:
     )
 
 
-def _alike(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    """Tells whether Keras takes a shape for an expected one: a last axis of 1 comes and goes."""
+def alike(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Tells whether Keras takes a shape for an expected one: a last axis of 1 comes and goes.
+
+    Args:
+        shape: A shape with the examples on the first axis.
+        expected: The same, None where an axis may have any length.
+    """
     missing = len(expected) - len(shape)
     if missing == 1 and expected[-1] == 1:
         shape = (*shape, 1)

@@ -24,6 +24,7 @@ def probe_max_batch(
     memory_window: tuple[float, float],
     max_batch_size: int | None,
     confirm: bool = True,
+    before_probe: Callable[[], None] | None = None,
     on_probe: Callable[[ProbeRecord], None] | None = None,
 ) -> MaxBatchSizeResult:
     """Searches with real probes.
@@ -33,6 +34,7 @@ def probe_max_batch(
         memory_window: Lower and upper share of the limit that is aimed at.
         max_batch_size: Largest size to try, or None.
         confirm: Whether to run the answer again, in a fresh process and after other sizes.
+        before_probe: Called before each probe; what it raises ends the search.
         on_probe: Receives each probe when it has run.
 
     Raises:
@@ -40,7 +42,8 @@ def probe_max_batch(
         OutOfMemoryError: If one example does not fit.
     """
     facts = check_facts(probes.facts)
-    log = _Log(probes, facts, memory_window, max_batch_size, on_probe)
+    log = _Log(probes, facts, memory_window, max_batch_size)
+    log.before_probe, log.on_probe = before_probe, on_probe
     answer = log.search()
     for _ in range(_MOST_CONFIRMATIONS if confirm else 0):
         if answer.batch_size is None or log.confirmed(answer.batch_size):
@@ -80,8 +83,9 @@ class _Log:
         facts: LoadFacts,
         memory_window: tuple[float, float],
         max_batch_size: int | None,
-        on_probe: Callable[[ProbeRecord], None] | None,
     ):
+        self.before_probe: Callable[[], None] | None = None
+        self.on_probe: Callable[[ProbeRecord], None] | None = None
         self.records: list[ProbeRecord] = []
         self.free: FreeMemory | None = None
         self.died: WorkerDied | None = None
@@ -91,7 +95,6 @@ class _Log:
         self._window = memory_window
         self._asked = max_batch_size
         self._rows = facts.examples
-        self._on_probe = on_probe
         self._memory: dict[int, int | None] = {}
 
     def search(self) -> MaxBatchAnswer:
@@ -145,6 +148,8 @@ class _Log:
         return self._memory[size]
 
     def _probe(self, size: int, purpose: str) -> Reading:
+        if self.before_probe is not None:
+            self.before_probe()
         reading = self._probes.read(size)
         peak, rows = reading.peak_bytes, reading.rows
         before = self._memory.get(rows, 0)
@@ -154,8 +159,8 @@ class _Log:
         self.died = reading.died or self.died
         record = ProbeRecord(rows, peak, self._outcome(peak), reading.duration_s, purpose)
         self.records.append(record)
-        if self._on_probe is not None:
-            self._on_probe(record)
+        if self.on_probe is not None:
+            self.on_probe(record)
         return reading
 
     def _outcome(self, peak: int | None) -> str:

@@ -135,7 +135,8 @@ class _Watch(keras.callbacks.Callback):
 
     def _end(self, reason: str) -> None:
         model: Any = self.model
-        if not model.stop_training:
+        # That training diverged shows at the end of a stretch, where another reason may have come.
+        if not model.stop_training or reason == "diverged":
             self.ended_by = reason
         model.stop_training = True
 

@@ -215,7 +215,10 @@ def _arrays(element: Any) -> list[Any]:
 
 
 def _equal(one: list[Any], other: list[Any]) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return all(
+        np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def _bytes(element: list[Any]) -> int:

@@ -5,6 +5,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from kbatch.profiling.inference_shapes import alike, declared_inputs, ordered_rows
+from kbatch.training.errors import InputError
+
 _TEXT = (
     "Targets are numbers to a loss: give each label's index "
     "(`np.unique(y, return_inverse=True)[1]`)."
@@ -35,17 +38,16 @@ def row_mismatch(model: keras.Model, rows: Any) -> str | None:
 
 
 def _of_inputs(model: Any, x: Any) -> str | None:
-    tensors = list(getattr(model, "inputs", None) or [])
-    leaves = keras.tree.flatten(x)
-    if len(tensors) != len(leaves):
+    try:
+        leaves = ordered_rows(model, x) if declared_inputs(model) else []
+    except InputError:
         return None  # Keras names the input that is missing.
-    for tensor, leaf in zip(tensors, leaves, strict=True):
-        wanted, given = tuple(tensor.shape[1:]), tuple(leaf.shape[1:])
-        sizes = zip(wanted, given, strict=False)
-        if len(wanted) != len(given) or any(want not in (None, size) for want, size in sizes):
+    for tensor, leaf in zip(declared_inputs(model), leaves, strict=False):
+        wanted, given = tuple(tensor.shape), tuple(leaf.shape)
+        if not alike(given, wanted):
             return (
-                f"`x` must have the shape that the model takes, {_shape(wanted)}: reshape it, or "
-                f"change the model's `keras.Input`. Received: x of shape {_shape(given)}."
+                f"`x` must have the shape that the model takes, {_shape(wanted[1:])}: reshape it, "
+                f"or change the model's `keras.Input`. Received: x of shape {_shape(given[1:])}."
             )
     return None
 

@@ -212,9 +212,9 @@ class Recommendation(SavedRecord, ShownRecord):
         """
         if not self.updates:
             return None
-        if self.trained.choice is not None:
-            return self.trained.choice
-        choice = choose_batch(self.updates, self.noise_scale, in_fit=self.in_fit.line)
+        choice = self.trained.choice or choose_batch(
+            self.updates, self.noise_scale, in_fit=self.in_fit.line
+        )
         return dataclasses.replace(choice, best=None, most_lost=None) if self.diverged else choice
 
     @property

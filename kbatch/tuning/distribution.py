@@ -14,6 +14,7 @@ from kbatch.instruments.worker_devices import NO_GPU, device_environments, usabl
 
 _CHECK_S = 0.2
 _INTERRUPT_S = 20.0
+_CHIEF_ENDS_S = 5.0
 _WORKERS_END_S = 30.0
 
 
@@ -148,18 +149,20 @@ class _Processes:
         """Lets each write how far it came, then ends what is left."""
         # A worker that asks a chief which has ended would record its trial as failed.
         workers = [process for name, process in self._running.items() if name != "chief"]
-        _interrupt(workers)
-        _interrupt([process for process in self._running.values() if process not in workers])
-        for process in self._running.values():
-            process.close()
+        chiefs = [process for process in self._running.values() if process not in workers]
+        with contextlib.ExitStack() as stack:  # To the end, also where that is interrupted.
+            for process in self._running.values():
+                stack.callback(process.close)
+            stack.callback(_interrupt, chiefs, _CHIEF_ENDS_S)
+            _interrupt(workers, _INTERRUPT_S)
 
 
-def _interrupt(processes: Sequence[LabelledProcess]) -> None:
+def _interrupt(processes: Sequence[LabelledProcess], most_s: float) -> None:
     """Interrupts those that run, and gives them time to end."""
     alive = [process for process in processes if process.status is None]
     for process in alive:
         process.interrupt()
-    end_s = time.monotonic() + _INTERRUPT_S
+    end_s = time.monotonic() + most_s
     for process in alive:
         process.wait(max(0.0, end_s - time.monotonic()))
 

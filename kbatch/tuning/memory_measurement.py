@@ -32,11 +32,13 @@ class MemoryFound(NamedTuple):
     reason: str | None
 
 
-def measure_memory(task: Task, *, largest: int) -> MemoryFound:
+def measure_memory(task: Task, *, smallest: int, largest: int) -> MemoryFound:
     """Searches for the largest batch that fits.
 
     Args:
         task: What is to be trained.
+        smallest: Smallest batch size of interest, in examples: the search goes on in any case until
+            it is known whether that fits.
         largest: Largest batch size to try, in examples.
 
     Raises:
@@ -44,13 +46,15 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
         OutOfMemoryError: If the weights or one example do not fit.
         ValueError: If the model is not compiled, or refuses the data for a reason of its own.
     """
-    watch = _Watch(max(task.part_s(MEMORY), min(_SLOW_SEARCH_S, task.budget_s)))
+    budget_s = max(task.part_s(MEMORY), min(_SLOW_SEARCH_S, task.budget_s))
+    watch = _Watch(budget_s, least=smallest)
     search = functools.partial(
         probe_max_batch,
         memory_window=task.memory_window,
         max_batch_size=largest,
         confirm=False,
-        on_probe=watch,
+        before_probe=watch.check,
+        on_probe=watch.add,
     )
     try:
         found = search_in_place(
@@ -80,16 +84,19 @@ class _TimeSpentError(Exception):
 class _Watch:
     """Ends a search whose probes take too long; the first one, which traces, does not count."""
 
-    def __init__(self, budget_s: float):
+    def __init__(self, budget_s: float, *, least: int):
         self.seconds = 0.0
-        self.fits: int | None = None
+        self.fits = 0
         self._budget_s = budget_s
+        self._least = least
         self._traced = False
 
-    def __call__(self, probe: ProbeRecord) -> None:
+    def add(self, probe: ProbeRecord) -> None:
         self.seconds += probe.duration_s if self._traced else 0.0
         self._traced = True
         if probe.outcome == "fits":
-            self.fits = max(self.fits or 0, probe.batch_size)
-        if self.seconds > self._budget_s and self.fits is not None:
+            self.fits = max(self.fits, probe.batch_size)
+
+    def check(self) -> None:
+        if self.seconds > self._budget_s and self.fits >= self._least:
             raise _TimeSpentError

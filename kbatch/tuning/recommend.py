@@ -138,9 +138,9 @@ def recommend(
 def _measured(
     task: Task, asked: tuple[int, ...] | None, scaling: str | None, ledger: Ledger
 ) -> Recommendation:
-    largest = asked[-1] if asked else _LARGEST
+    smallest, largest = (asked[0], asked[-1]) if asked else (_SMALLEST, _LARGEST)
     # First of all: nothing has taken a GPU yet.
-    memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
+    memory = ledger.run(MEMORY, lambda: measure_memory(task, smallest=smallest, largest=largest))
     model = _checked(task.build(), task.source)
     found = _limits(task, model, memory=memory, asked=asked, scaling=scaling, ledger=ledger)
     checks, ended = ledger.run(

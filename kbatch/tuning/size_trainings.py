@@ -32,6 +32,8 @@ def train_sizes(
         The runs, and why they ended before the best size was found, None if they did not.
     """
     pilot = found.pilot
+    if found.diverged:
+        return (), "the pilot's loss became NaN"
     if pilot is None or pilot.target is None or not found.trained.runs:
         return (), "the pilot came to no loss that others could be trained to"
     spent_s = 0.0

@@ -96,6 +96,17 @@ def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
     assert (found.keeps, len(found.latencies_s)) == (True, 118)
 
 
+@pytest.mark.parametrize(("slow", "looks"), [(6, 2), (12, 1)])
+def test_short_calls_of_which_more_come_than_asked_for_may_all_make_up_for_slow_ones(slow, looks):
+    """A look has 91 calls: 6 slow ones of 182 are few enough, of 118 they would not be."""
+    calls = iter([0.0195] * slow + [0.01] * 1000)
+    machine = Machine(spread=0.0)
+    machine.call = lambda size, count: [next(calls) for _ in range(91)]
+    (found,) = machine.search(drift=0.2, more_time=lambda: False)
+    assert len(found.latencies_s) == 91 * looks
+    assert found.keeps == (looks == 2)
+
+
 def test_no_size_is_tried_twice_nor_above_the_largest():
     for seed in range(20):
         machine = Machine(spread=0.3, fit_error=1.4, seed=seed)

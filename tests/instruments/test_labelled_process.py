@@ -53,21 +53,22 @@ def test_the_status_is_that_of_the_process(code, status):
 def test_an_interruption_reaches_all_of_its_group_and_not_this_process():
     lines = []
     child = (
-        "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('child', flush=True)\n"
+        "import time\n"
+        "try: print('child waits', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt: print('child', flush=True)\n"
     )
     code = (
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
-        "time.sleep(1); print('ready', flush=True)\n"
-        "try: time.sleep(60)\n"
+        "try: print('parent waits', flush=True); time.sleep(60)\n"
         "except KeyboardInterrupt: child.wait(); print('parent', flush=True)\n"
     )
     process = started(code, lines)
-    wait_until(lambda: "[one] ready" in lines)
+    wait_until(lambda: {"[one] child waits", "[one] parent waits"} <= set(lines))
     process.interrupt()
     assert process.wait(30)
     process.close()
-    assert lines[1:] == ["[one] child", "[one] parent"]
+    assert lines[2:] == ["[one] child", "[one] parent"]
 
 
 def test_closing_ends_what_the_process_started():

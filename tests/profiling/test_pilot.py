@@ -96,6 +96,12 @@ def test_a_loss_that_is_not_finite_ends_it():
     assert found.noise_scale.value is None
 
 
+def test_a_loss_that_is_not_finite_in_the_last_stretch_is_the_reason():
+    found = pilot(FitData(*noisy_line(120)), build=lambda: regression(1e18), epochs=1)
+    assert [stretch.loss for stretch in found.stretches] == [None]
+    assert found.ended_by == "diverged"
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_datasets_are_trained_on_without_a_held_out_part(batched):
     dataset = tf.data.Dataset.from_tensor_slices(models.rows(96))

@@ -237,6 +237,13 @@ def test_a_filled_cache_gives_the_same_examples_without_the_work(above, place):
         assert not np.array_equal(first, second)
 
 
+def test_missing_values_are_not_taken_for_random_ones():
+    def with_gaps(x):
+        return tf.where(x % 2 == 0, np.nan, tf.cast(x, "float32"))
+
+    assert isinstance(cached(numbers().map(with_gaps).batch(4)), Change)
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "reason"),
     [

@@ -202,6 +202,14 @@ def test_a_size_that_missed_the_loss_is_not_chosen():
         make_check(64, 1, "tired")
 
 
+def test_a_pilot_that_diverged_names_no_size_whatever_was_trained_beside_it():
+    pilot = dataclasses.replace(make_pilot(), ended_by="diverged")
+    for checks in ((), (make_check(256, 150),)):
+        found = make_recommendation(pilot=pilot, checks=checks)
+        assert found.diverged
+        assert (found.choice.best, found.batch_size, found.learning_rate) == (None, None, None)
+
+
 def test_no_size_is_trained_above_one_that_diverged():
     found = make_recommendation(noise_scale=2000.0, checks=(make_check(256, 4, "diverged"),))
     assert found.trained.runs[-1] == Tried(256, None, None)

@@ -26,7 +26,7 @@ try:
     (folder / f"{name} waits").touch()
     time.sleep(60)
 except KeyboardInterrupt:
-    time.sleep(0 if name == "chief" else 0.5)
+    time.sleep(0 if name == "chief" else float(sys.argv[3]))
     (folder / name).write_text(str(time.time()))
     raise
 """
@@ -129,12 +129,28 @@ def test_nobody_is_left_after_an_interruption(tmp_path, number):
 def test_the_chief_answers_until_its_interrupted_workers_have_ended(tmp_path):
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)
-    run = Run(tmp_path, script=script)
+    run = Run(tmp_path, script=script, seconds=0.5)
     run.wait_until(lambda: len(list(tmp_path.glob("* waits"))) == 3)
     run.process.send_signal(signal.SIGINT)
     run.end(60)
     ended_s = {name: float((tmp_path / name).read_text()) for name in ("chief", *WORKERS)}
     assert ended_s["chief"] == max(ended_s.values())
+
+
+def test_a_second_interruption_ends_the_wait_for_the_workers_and_not_the_chief(tmp_path):
+    script = tmp_path / "waiting.py"
+    script.write_text(WAITING)
+    run = Run(tmp_path, script=script, seconds=15)
+    run.wait_until(lambda: len(list(tmp_path.glob("* waits"))) == 3)
+    for name in ("chief", *WORKERS):
+        run.named(name)
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    run.process.send_signal(signal.SIGINT)
+    run.end(12)
+    assert run.left() == []
+    assert (tmp_path / "chief").exists()
+    assert not any((tmp_path / name).exists() for name in WORKERS)
 
 
 @pytest.mark.parametrize("kind", ["random", "kbatch"])
