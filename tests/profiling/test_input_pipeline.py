@@ -73,8 +73,8 @@ def starved():
     model = models.mlp()
     model.fit(*models.rows(32), verbose=0)
     before = state(model)
-    dataset = examples(40).batch(8).map(slow(0.02))
-    return before, model, dataset, profile(model, dataset, budget_s=4.0)
+    dataset = examples(40).batch(8).map(slow(0.03))
+    return before, model, dataset, profile(model, dataset, budget_s=6.0)
 
 
 def test_a_slow_pipeline_is_input_bound(starved):
@@ -207,16 +207,16 @@ def test_a_shuffle_of_all_the_data_is_measured_with_its_filling():
 
 def test_a_slow_start_and_first_batches_unlike_the_others_are_told():
     def make():
-        time.sleep(0.15)
+        time.sleep(0.5)
         for i in itertools.count():
             time.sleep(0.002)
             yield models.rows(2 if i < 40 else 32)
 
     specs = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
     dataset = tf.data.Dataset.from_generator(make, output_signature=specs)
-    notes = " ".join(profile(models.mlp(), dataset, budget_s=1.0, remedies=False).notes)
+    notes = " ".join(profile(models.mlp(), dataset, budget_s=2.0, remedies=False).notes)
     assert "Batches differ in size: those that the rounds trained on hold 0." in notes
-    assert "instead of 1: three rounds are made in any case, each starts the pipeline" in notes
+    assert "instead of 2: three rounds are made in any case, each starts the pipeline" in notes
 
 
 class Fixed(keras.layers.Layer):

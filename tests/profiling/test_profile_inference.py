@@ -224,7 +224,7 @@ def test_want_of_memory_for_a_batch_is_a_result():
 
 
 def test_a_batch_above_a_bulk_call_is_not_run_there():
-    found = profile(call_paths=("compiled", "predict"), bulk_examples=8)
+    found = profile(call_paths=("compiled", "predict"), bulk_examples=8, time_budget_s=6.0)
     bulk = {t.batch_size: t for t in found.timings if t.call_path == "predict"}
     assert [t.outcome for t in bulk.values()] == ["measured", "measured", "not_run"]
     assert {t.examples_per_call for t in bulk.values() if t.measured} == {8}
