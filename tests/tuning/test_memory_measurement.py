@@ -7,12 +7,10 @@ import models
 import numpy as np
 import pytest
 import tensorflow as tf
+from task_factory import make_task
 
-from kbatch.profiling.max_batch import data_source
-from kbatch.training.data import FitData
 from kbatch.training.errors import InputError
 from kbatch.tuning.memory_measurement import measure_memory
-from kbatch.tuning.recommendation_task import Task
 
 X, Y = models.rows(64)
 ONE_HOT = keras.utils.to_categorical(Y, 3)
@@ -25,18 +23,7 @@ def measure(x=X, y=Y, *, build=models.mlp, budget_s=4.0, smallest=1, limit=2**30
         with lock:
             return build()
 
-    task = Task(
-        build=locked,
-        is_given=False,
-        data=FitData(x, y),
-        source=data_source(x, y),
-        base_batch_size=32,
-        epochs=None,
-        memory_limit_bytes=limit,
-        memory_window=(0.8, 0.9),
-        budget_s=budget_s,
-        seed=0,
-    )
+    task = make_task(x, y, build=locked, memory_limit_bytes=limit, budget_s=budget_s)
     return measure_memory(task, smallest=smallest, largest=64)
 
 

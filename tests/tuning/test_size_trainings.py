@@ -3,27 +3,13 @@
 import models
 import pytest
 from recommendation_factory import make_check, make_pilot, make_recommendation
+from task_factory import make_task
 
-from kbatch.profiling.max_batch import data_source
-from kbatch.training.data import FitData
-from kbatch.tuning.recommendation_task import Task
 from kbatch.tuning.size_trainings import train_sizes
 
 
 def task(build=models.mlp):
-    x, y = models.rows(64)
-    return Task(
-        build=build,
-        is_given=False,
-        data=FitData(x, y),
-        source=data_source(x, y),
-        base_batch_size=32,
-        epochs=None,
-        memory_limit_bytes=None,
-        memory_window=(0.8, 0.9),
-        budget_s=60.0,
-        seed=0,
-    )
+    return make_task(*models.rows(64), build=build)
 
 
 def untouched():

@@ -1,0 +1,23 @@
+"""What a recommendation is asked for, with few rows and no time of its own."""
+
+import models
+
+from kbatch.profiling.max_batch import data_source
+from kbatch.training.data import FitData
+from kbatch.tuning.recommendation_task import Task
+
+
+def make_task(x, y=None, **changed):
+    fields = {
+        "build": models.mlp,
+        "is_given": False,
+        "data": FitData(x, y),
+        "source": data_source(x, y),
+        "base_batch_size": 32,
+        "epochs": None,
+        "memory_limit_bytes": None,
+        "memory_window": (0.8, 0.9),
+        "budget_s": 60.0,
+        "seed": 0,
+    }
+    return Task(**(fields | changed))
