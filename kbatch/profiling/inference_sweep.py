@@ -15,7 +15,12 @@ from kbatch.profiling.inference_inputs import InferenceInputs
 from kbatch.profiling.inference_paths import CallPath
 from kbatch.profiling.timing_plan import Block, TimingPlan
 from kbatch.profiling.timing_rounds import TimingRounds, WarmUp
-from kbatch.records.inference_measurements import MemoryRecord, TimingRecord, TwinRecord
+from kbatch.records.inference_measurements import (
+    BULK_PATH,
+    MemoryRecord,
+    TimingRecord,
+    TwinRecord,
+)
 
 # Share of the time after which no more settings are warmed up: the rest is for the rounds.
 _SHARE_TO_WARM_UP = 0.5
@@ -226,7 +231,7 @@ class InferenceSweep:
             return f"memory ran out at batch size {setting.batch_size}"
         if self._plan.chosen:
             return None
-        end_s, batch_s = self._plan.end_above_s, self._batch_s(setting)
+        end_s, batch_s = self._end_above_s(setting), self._batch_s(setting)
         if end_s is not None and batch_s > end_s:
             return _BEYOND_TARGET
         # Twice the size takes up to twice as long, and so do all smaller ones together.
@@ -238,14 +243,18 @@ class InferenceSweep:
 
     def _is_far_beyond(self, setting: Setting) -> bool:
         """Tells whether the line through the two sizes before is far above the target there."""
-        before = self._timed(setting)[-2:]
-        if self._plan.chosen or self._plan.end_above_s is None or len(before) < 2:
+        before, end_s = self._timed(setting)[-2:], self._end_above_s(setting)
+        if self._plan.chosen or end_s is None or len(before) < 2:
             return False
         small, large = before
         small_s, large_s = map(self._batch_s, before)
         slope_s = (large_s - small_s) / (large.batch_size - small.batch_size)
         expected_s = large_s + slope_s * (setting.batch_size - large.batch_size)
-        return expected_s > _FAR_BEYOND * self._plan.end_above_s
+        return expected_s > _FAR_BEYOND * end_s
+
+    def _end_above_s(self, setting: Setting) -> float | None:
+        """Gives the target; None for a bulk call, whose batches nobody waits for."""
+        return None if setting.call_path == BULK_PATH else self._plan.end_above_s
 
     def _batch_s(self, setting: Setting) -> float:
         call_s = self.rounds.warm_ups[setting].call_s

@@ -152,6 +152,20 @@ def test_with_a_target_default_sizes_are_powers_of_eight_up_to_it():
     assert max(called) < 64
 
 
+def test_a_target_leaves_bulk_calls_alone():
+    """Each of their batches takes longer than the target."""
+    found = profile(
+        batch_sizes=None,
+        call_paths=("compiled", "predict"),
+        bulk_examples=64,
+        latency_slo_ms=0.9,
+        time_budget_s=12.0,
+    )
+    bulk = {t.batch_size: t for t in found.timings if t.call_path == "predict"}
+    assert [size for size, t in bulk.items() if t.measured] == [1, 8, 64]
+    assert "target" not in bulk[512].reason
+
+
 def test_a_target_is_looked_for_from_one_size_as_well():
     found = profile(batch_sizes=(4,), latency_slo_ms=5_000)
     answer = found.batch_for(latency_ms=5_000)
