@@ -1,11 +1,14 @@
 """What do the moments behind the noise scale cost?
 
 python benchmarks/gradient_moments_cost.py [--rounds 9] [--block 0.5] [--whole]
+    [--net NAME ...] [--policy NAME ...]
 
 Time of an accumulated update with the moments of every update, with those of every eighth (the
 default), over the time without. With --whole the batch is one micro-batch: every n-th is halved,
 and the time is held against Keras's own step; the last column is what the first step, tracing
-included, takes beside the stock one's. The last line is the geometric mean.
+included, takes beside the stock one's. Eight updates are timed at once there, as an epoch of eight:
+one of them is halved under "every 8". Nets with masks, at batch 1,024, are among them. The last
+line is the geometric mean.
 """
 
 import argparse
@@ -18,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 from accumulation_vs_keras import compiled, updates_of
-from nets import Net, nets
+from nets import Net, masked_nets, nets
 from side_by_side import interleaved, ratio
 
 import kbatch
@@ -41,19 +44,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--block", type=float, default=0.5, metavar="SECONDS")
     parser.add_argument("--whole", action="store_true", help="batches of one micro-batch")
+    known = nets() | masked_nets()
+    parser.add_argument("--net", nargs="+", choices=known, metavar="NAME", help="only these")
+    parser.add_argument("--policy", nargs="+", default=["float32", "mixed_float16"], metavar="NAME")
     options = parser.parse_args()
+    chosen = options.net or (known if options.whole else nets())
     titles = [*(f"every {n}" for n in EVERY), "first step"]
     print(f"{'net':<15}{'policy':<15}" + "".join(f"{title:>12}" for title in titles))
     rows = []
-    for (name, net), policy in itertools.product(nets().items(), ("float32", "mixed_float16")):
+    for name, policy in itertools.product(chosen, options.policy):
+        net = known[name]
         keras.config.set_dtype_policy(policy)
-        if options.whole:
-            size = net.micro_batch_size
-            net = net._replace(x=net.x[:size], y=net.y[:size])
+        batch_size = net.micro_batch_size if options.whole else len(net.x)
         runs, first_s = {}, {}
         for every in (0, *EVERY):
             model = halving(net, every) if options.whole else accumulating(net, every)
-            runs[every] = updates_of(model, net, len(net.x))
+            runs[every] = updates_of(model, net, batch_size)
             began_s = time.perf_counter()
             runs[every]()
             first_s[every] = time.perf_counter() - began_s

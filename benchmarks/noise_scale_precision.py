@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 from nets import nets
 
-from kbatch.training.accumulation import cut_batches
+from kbatch.training.accumulation import accumulate_gradients, measure_moments
 
 NAMES = ("gradient_variance", "gradient_squared_norm")
 
@@ -30,7 +30,10 @@ def moments(net, policy, weights, *, halves, updates):
     kept = model.get_weights()
     batch = 2 * net.micro_batch_size
     micro_batch_size = batch if halves else batch // 4
-    cut_batches(model, micro_batch_size, rows=batch, moments_every=1)
+    if micro_batch_size < batch:
+        accumulate_gradients(model, micro_batch_size, moments_every=1)
+    else:
+        measure_moments(model, every=1)
     epochs = -(-updates * batch // len(net.x))
     history = model.fit(
         net.x, net.y, batch_size=batch, epochs=epochs, shuffle=False, verbose=0

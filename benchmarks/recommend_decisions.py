@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.batch_choice import TimedUpdate, choose_batch
-from kbatch.analysis.goodput_search import SizeCosts, Tried, forecast_updates, next_size
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.analysis.trained_choice import choose_by_forecast
+from kbatch.analysis.batch_choice import TimedUpdate, relative_time
+from kbatch.analysis.batch_decision import TrainedRuns, decide, promising_sizes
+from kbatch.analysis.goodput_search import Tried
+from kbatch.analysis.size_costs import TimedRounds
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 PILOT, MOST_RUNS, LOST = 32, 5, 1.3
@@ -53,8 +52,8 @@ TASKS = {
 }
 
 
-def decide(task: Task, rng: np.random.Generator) -> dict[str, tuple[int, int]]:
-    """Gives the size that each way chooses, and how many runs it made."""
+def draw(task: Task, rng: np.random.Generator) -> dict[str, tuple[int, int]]:
+    """Draw the size that each way chooses, and how many runs it made."""
     fixed, epoch = rng.lognormal(0, 0.15), rng.lognormal(0, 0.33)
     times_s = {s: task.time_s(s, fixed, epoch) * rng.lognormal(0, 0.05) for s in SIZES}
     needed = {
@@ -62,27 +61,20 @@ def decide(task: Task, rng: np.random.Generator) -> dict[str, tuple[int, int]]:
         for size, updates in zip(SIZES, task.updates, strict=True)
     }
     told = task.noise_scale * rng.lognormal(0, math.log(2))
-    noise = NoiseScale(told, Interval(told / 2, 2 * told), told / 2, 1.0, 1.0, 10)
     ways = [TimedUpdate(size, size, time_s) for size, time_s in times_s.items()]
-    alone = choose_batch(ways, noise).best
-    costs = SizeCosts(times_s)
+    alone = min(ways, key=lambda way: relative_time(way, noise_scale=told))
+    rounds = [TimedRounds(size, size, (0,), (time_s,)) for size, time_s in times_s.items()]
     runs = [Tried(PILOT, needed[PILOT] * times_s[PILOT], needed[PILOT], told, told / 2)]
-    while len(runs) < MOST_RUNS and (size := next_size(costs, runs).batch_size) is not None:
+    while len(runs) < MOST_RUNS and (sizes := promising_sizes(TrainedRuns(rounds, None, runs))):
+        size = sizes[0]
         best = min(run.cost for run in runs if run.cost is not None)
         cost, most = needed[size] * times_s[size], round(LOST * best / times_s[size])
         lost = cost > LOST * best
         runs.append(Tried(size, None if lost else cost, most if lost else needed[size]))
-    forecast = forecast_updates(costs, runs)
-    if alone is None or forecast is None:
-        raise AssertionError("A resolved noise scale and a pilot at its loss decide.")
-    reached = max(run.batch_size for run in runs if run.cost is not None)
-    trained = choose_by_forecast(ways, forecast, largest=reached).best
-    if trained is None:
-        raise AssertionError("A forecast decides.")
-    return {
-        "noise scale": (alone.batch_size, 1),
-        "trained sizes": (trained.batch_size, len(runs)),
-    }
+    answer = decide(TrainedRuns(rounds, None, runs), rate_ratio=lambda size: 1.0)
+    if answer.batch_size is None:
+        raise AssertionError("A pilot at its loss decides.")
+    return {"noise scale": (alone.batch_size, 1), "trained sizes": (answer.batch_size, len(runs))}
 
 
 def main() -> None:
@@ -97,7 +89,7 @@ def main() -> None:
         rng = np.random.default_rng(0)
         true = {s: n * task.time_s(s) for s, n in zip(SIZES, task.updates, strict=True)}
         best = min(true, key=lambda size: true[size])
-        draws = [decide(task, rng) for _ in range(options.draws)]
+        draws = [draw(task, rng) for _ in range(options.draws)]
         for way in draws[0]:
             sizes = np.array([draw[way][0] for draw in draws])
             regrets = np.array([true[int(size)] for size in sizes]) / true[best]

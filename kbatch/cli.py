@@ -1,6 +1,8 @@
 """The command line of kbatch."""
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -41,16 +43,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 after an error that is told in one line, 130 after Ctrl-C.
     """
     options = command_parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # The name of a file need not be text in the terminal's encoding.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options.run(options)
+        sys.stdout.flush()
     except (OSError, ValueError, ImportError, MemoryError) as error:
         # A worker process notes where it failed: the message alone may not tell.
         print("\n".join([f"kbatch: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        _leave_unwritable_output()
         return 1
     except KeyboardInterrupt:
         print("kbatch: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _leave_unwritable_output() -> None:
+    """Drop output that cannot be written, of which Python would complain once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command_parser() -> argparse.ArgumentParser:

@@ -1,14 +1,18 @@
 """Recommendations for tests: a device and a gradient noise scale of one's choice."""
 
+import dataclasses
+
 import numpy as np
 from input_profile_factory import make_profile
 from records_factory import make_environment
 
+from kbatch.analysis.batch_decision import decide
+from kbatch.analysis.learning_rates import learning_rate_ratio
 from kbatch.analysis.size_costs import TimedRounds
 from kbatch.records.fit_time import FitTime
 from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.pilot import PilotRecord, PilotStretch
-from kbatch.records.recommendation import Recommendation
+from kbatch.records.recommendation import Recommendation, trained_runs
 from kbatch.records.size_check import SizeCheck
 
 SIZES = tuple(2**k for k in range(3, 11))
@@ -44,6 +48,13 @@ def make_fit_times(n_half=100.0, input_rate=1e6, *, epoch_s=0.0, sizes=(32, 256)
 
 def make_check(batch_size, updates, ended_by="target"):
     return SizeCheck(batch_size, batch_size, 0.002, updates, 0.2, 3.0, ended_by)
+
+
+def make_checks(noise_scale, timings=(), sizes=SIZES):
+    """Trainings at every timed size but the pilot's, whose updates follow the noise scale."""
+    timed = {one.batch_size for one in timings} or set(sizes)
+    needed = {b: 525 * (1 + noise_scale / b) / (1 + noise_scale / 32) for b in timed - {32}}
+    return tuple(make_check(size, max(1, round(needed[size]))) for size in sorted(needed))
 
 
 def make_memory(max_batch_size=1437, *, limit_bytes=8 * 2**30):
@@ -87,7 +98,10 @@ def make_pilot(noise_scale=200.0, *, scatter=0.05, stretches=40, held_out=True, 
     return PilotRecord(**(fields | changed))
 
 
-def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **changed):
+def make_recommendation(
+    *, n_half=100.0, noise_scale=200.0, input_rate=1e6, short_s=None, older=False, **changed
+):
+    """A recommendation with the answer that follows; `older` as in a file that keeps none."""
     fields = {
         "model_name": "digits",
         "optimizer": "Adam",
@@ -108,4 +122,24 @@ def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **ch
         "notes": (),
         "environment": make_environment(),
     }
-    return Recommendation(**(fields | changed))
+    pilot = (fields | changed)["pilot"]
+    if "checks" not in changed and not older and pilot is not None and pilot.missing is None:
+        fields["checks"] = make_checks(noise_scale, (fields | changed)["timings"])
+    made = Recommendation(**(fields | changed))
+    return made if older or "decision" in changed else decided(made, short_s=short_s)
+
+
+def decided(made, *, short_s=None):
+    found = trained_runs(
+        made.timings, in_fit=made.in_fit.line, pilot=made.pilot, checks=made.checks
+    )
+    answer = decide(
+        found,
+        rate_ratio=lambda size: learning_rate_ratio(
+            batch_size=size, base_batch_size=made.base_batch_size, rule=made.learning_rate_rule
+        ),
+        missing=made.pilot.missing if made.pilot else None,
+        budget_s=made.budget_s,
+        short_s=short_s,
+    )
+    return dataclasses.replace(made, decision=answer)

@@ -3,11 +3,13 @@
 import models
 
 from kbatch.profiling.max_batch import data_source
+from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.training.data import FitData
+from kbatch.tuning.budget_clock import BudgetClock
 from kbatch.tuning.recommendation_task import Task
 
 
-def make_task(x, y=None, **changed):
+def make_task(x, y=None, *, budget_s=60.0, **changed):
     fields = {
         "build": models.mlp,
         "is_given": False,
@@ -17,7 +19,8 @@ def make_task(x, y=None, **changed):
         "epochs": None,
         "memory_limit_bytes": None,
         "memory_window": (0.8, 0.9),
-        "budget_s": 60.0,
+        "clock": BudgetClock(budget_s),
+        "checks": PartsChecks(),
         "seed": 0,
     }
     return Task(**(fields | changed))

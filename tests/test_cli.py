@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import records_factory
 
 import kbatch
 from kbatch import cli
@@ -13,8 +14,8 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
 
 
 def run(*words, cwd=None, code=0):
-    """Runs a command line in a process of its own and returns what it printed."""
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=300)
+    """Run a command line in a process of its own; without float16 units it may take minutes."""
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=1200)
     assert done.returncode == code, done.stderr
     return done
 
@@ -128,3 +129,14 @@ def test_the_example_is_the_script_that_the_demo_runs(tmp_path):
     pd.testing.assert_series_equal(tables[0].val_accuracy, tables[1].val_accuracy)
     assert tables[0].val_accuracy.min() > 0.85
     assert (tmp_path / "example" / "trials.png").stat().st_size > 10_000
+
+
+def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path):
+    records_factory.make_study().save(tmp_path / "study.json")
+    words = [sys.executable, "-m", "kbatch", "export", "study.json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600
+        )
+    assert done.returncode == 1
+    assert done.stderr == "kbatch: [Errno 28] No space left on device\n"

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*words, cwd):
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

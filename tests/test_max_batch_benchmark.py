@@ -16,7 +16,7 @@ def rows(*words):
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     row = re.compile(r"^(.+?)\s+([\d.]+)%\s+[\d.]+%\s+([\d.]+)\s+([\d.]+)\s+[\d.]+%$", re.MULTILINE)

@@ -17,7 +17,7 @@ from kbatch.analysis.latency_batches import (
     knee_batch_size,
 )
 from kbatch.analysis.learning_rate_records import LearningRateScaling, learning_rate_scaling
-from kbatch.analysis.learning_rates import scale_beta_2, scale_learning_rate
+from kbatch.analysis.learning_rates import scale_learning_rate
 from kbatch.analysis.moments import GradientMoments, gradient_moments
 from kbatch.analysis.noise_scale import (
     NoiseScale,
@@ -33,6 +33,7 @@ from kbatch.analysis.quantile_bounds import (
 from kbatch.analysis.ratios import Ratio
 from kbatch.analysis.step_time import StepTime, fit_step_time
 from kbatch.analysis.steps_to_target import StepsToTarget, fit_steps_to_target
+from kbatch.analysis.timescales import scale_beta_2
 
 __all__ = [
     "BatchAnswer",

@@ -1,13 +1,9 @@
-"""Which batch size comes to a target first, by step time, gradient noise and what `fit` adds.
+"""How long a batch size takes to a target, by step time, gradient noise and what `fit` adds.
 
 Updates to a target are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
 equation 2.11). A step takes t(B), and an update in `fit` no less than p(B), with the wait for data:
 
     T(B) = S_min max(t(B), p(B)) (1 + B_noise / B)
-
-Where the noise scale is known to an interval, the most that a size may lose against the best one,
-T(B) / min T - 1, is found at an end of it: T is linear in B_noise and min T, the least of linear
-functions, concave, so their ratio has no maximum in between.
 """
 
 import dataclasses
@@ -19,8 +15,6 @@ from kbatch.analysis.time_in_fit import TimeInFit
 
 # A difference of less than this share changes no decision on a batch size.
 TIE = 0.02
-# The most that a size may lose where the noise scale is unresolved.
-MOST_LOST_UNRESOLVED = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,71 +48,6 @@ class TimedUpdate:
     def samples_per_second(self) -> float:
         """B / t."""
         return self.batch_size / self.time_s
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchChoice:
-    """The batch size to use, as far as it can be told.
-
-    Attributes:
-        best: The update of the least time to a target at the noise scale's value; where that is
-            unresolved, the one that loses least at the worse end of what it may be, None if that
-            is more than 25 %.
-        smallest: The best batch size at the lower end of the noise scale's interval, in examples.
-        largest: The best batch size at the upper end, likewise.
-        most_lost: The largest share by which `best` may be slower than the best size at any noise
-            scale in the interval; None without `best`.
-    """
-
-    best: TimedUpdate | None
-    smallest: int
-    largest: int
-    most_lost: float | None
-
-
-def choose_batch(
-    updates: Iterable[TimedUpdate], noise: NoiseScale, *, in_fit: TimeInFit | None = None
-) -> BatchChoice:
-    """Chooses the batch size that comes to a target first, the smaller one of two equals.
-
-    Sizes within 2 % of each other are equal: the smaller one needs fewer examples.
-
-    Example:
-
-    >>> updates = [TimedUpdate(b, b, 1e-3 + 1e-5 * b) for b in (16, 32, 64, 128, 256)]
-    >>> choose_batch(updates, noise).best.batch_size  # sqrt(a / b * B_noise), B_noise = 160
-    128
-
-    Args:
-        updates: The updates to choose from, at least one; several of one batch size may differ in
-            their micro-batch, and the fastest stands for the size.
-        noise: The gradient noise scale, resolved or with a lower bound alone.
-        in_fit: What an update takes in `fit` at the least; None for the train step alone.
-
-    Returns:
-        The choice.
-
-    Raises:
-        ValueError: If there is no update.
-    """
-    ways = fastest_of_each(updates)
-    ends = noise_bounds(noise)
-    smallest, largest = (_best(ways, scale, in_fit).batch_size for scale in ends)
-
-    def lost(way: TimedUpdate) -> float:
-        return max(
-            relative_time(way, noise_scale=scale, in_fit=in_fit) / _least_time(ways, scale, in_fit)
-            - 1
-            for scale in ends
-        )
-
-    if noise.value is not None:
-        best = _best(ways, noise.value, in_fit)
-        return BatchChoice(best, smallest, largest, lost(best))
-    best = min(ways, key=lost)
-    if lost(best) > MOST_LOST_UNRESOLVED:
-        return BatchChoice(None, smallest, largest, None)
-    return BatchChoice(best, smallest, largest, lost(best))
 
 
 def noise_bounds(noise: NoiseScale) -> tuple[float, float]:
@@ -190,19 +119,6 @@ def update_time_s(update: TimedUpdate, in_fit: TimeInFit | None = None) -> float
     return in_fit.update_s(update.time_s, update.batch_size, in_parts=update.accumulated)
 
 
-def relative_updates(batch_size: int, other_size: int, *, noise_scale: float) -> float:
-    """Computes the updates to a target at one batch size over those at another.
-
-    Args:
-        batch_size: In examples.
-        other_size: In examples.
-        noise_scale: B_noise, in examples; may be infinite.
-    """
-    if noise_scale == math.inf:
-        return other_size / batch_size
-    return (1 + noise_scale / batch_size) / (1 + noise_scale / other_size)
-
-
 def accumulation_gain(
     updates: Iterable[TimedUpdate], *, noise_scale: float, in_fit: TimeInFit | None = None
 ) -> float | None:
@@ -214,8 +130,8 @@ def accumulation_gain(
         in_fit: What an update takes in `fit` at the least, or None.
 
     Returns:
-        The least time without accumulation over the least time of the fastest ways, those among
-        which `choose_batch` chooses, less one; None where nothing was measured with it or without.
+        The least time without accumulation over the least time of the fastest ways, less one; None
+        where nothing was measured with it or without.
     """
     given = tuple(updates)
     plain = [update for update in given if not update.accumulated]
@@ -223,13 +139,6 @@ def accumulation_gain(
         return None
     least = [_least_time(ways, noise_scale, in_fit) for ways in (plain, fastest_of_each(given))]
     return least[0] / least[1] - 1
-
-
-def _best(ways: Sequence[TimedUpdate], noise_scale: float, in_fit: TimeInFit | None) -> TimedUpdate:
-    limit = (1 + TIE) * _least_time(ways, noise_scale, in_fit)
-    return next(
-        way for way in ways if relative_time(way, noise_scale=noise_scale, in_fit=in_fit) <= limit
-    )
 
 
 def _least_time(ways: Sequence[TimedUpdate], noise_scale: float, in_fit: TimeInFit | None) -> float:

@@ -3,6 +3,9 @@
 import operator
 from collections.abc import Iterable
 
+# Beyond it a float does not hold every integer, and indices of the rows overflow.
+LARGEST_SIZE = 2**53
+
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:
     """Lists the powers of two from `low` to `high`, both included.
@@ -20,8 +23,10 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
         The powers of two in ascending order.
 
     Raises:
+        TypeError: If a bound is no integer.
         ValueError: If no power of two lies between the bounds.
     """
+    low, high = _bound(low, "low"), _bound(high, "high")
     first = max(0, (low - 1).bit_length()) if low > 0 else 0
     sizes = tuple(2**k for k in range(first, max(0, high).bit_length()))
     if low < 1 or not sizes:
@@ -61,6 +66,10 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
         raise ValueError(
             f"`batch_sizes` must be positive. {hint} Received: batch_sizes={received}."
         )
+    if max(sizes) > LARGEST_SIZE:
+        raise ValueError(
+            f"`batch_sizes` must be at most 2**53. {hint} Received: batch_sizes={received}."
+        )
     if len(set(sizes)) < len(sizes):
         raise ValueError(f"`batch_sizes` repeats a size. {hint} Received: batch_sizes={received}.")
     if sizes != tuple(sorted(sizes)):
@@ -70,21 +79,22 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
     return sizes
 
 
-def check_size(size: int, name: str) -> int:
+def check_size(size: int, name: str, *, unit: str = ", in examples") -> int:
     """Checks that a number of examples is a positive integer.
 
     Args:
         size: The number.
         name: Name of the argument, for the message.
+        unit: How the message goes on where it is no number of examples.
 
     Returns:
         The number as a Python integer.
 
     Raises:
         TypeError: If it is no integer.
-        ValueError: If it is not positive.
+        ValueError: If it is not positive, or above 2**53.
     """
-    message = f"`{name}` must be a positive integer, in examples. Received: {name}={size!r}."
+    message = f"`{name}` must be a positive integer{unit}. Received: {name}={size!r}."
     try:
         whole = operator.index(size)
     except TypeError as error:
@@ -93,6 +103,8 @@ def check_size(size: int, name: str) -> int:
         raise TypeError(message)
     if whole < 1:
         raise ValueError(message)
+    if whole > LARGEST_SIZE:
+        raise ValueError(f"`{name}` must be at most 2**53. Received: {name}={size!r}.")
     return whole
 
 
@@ -113,6 +125,12 @@ def equal_parts(batch_size: int, largest: int) -> int:
     """
     parts = -(-batch_size // largest)
     return -(-batch_size // parts)
+
+
+def _bound(value: int, name: str) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"`{name}` must be an integer, in examples. Received: {name}={value!r}.")
+    return operator.index(value)
 
 
 def _listed(batch_sizes: Iterable[int]) -> list[int]:

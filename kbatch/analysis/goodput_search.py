@@ -11,8 +11,11 @@ log S(B) may leave it by a random walk that starts at the pilot and grows with t
 octaves: neighbours are told best.
 
 All of it is a normal model of log S for each B_crit on a grid, weighted by how well it explains
-the runs so far. A size is worth trying while it may, with some probability, be better than the best
-run by more than a margin; the one with the largest expected gain comes next.
+the runs so far. A run that was cut short after n updates says S > n and nothing else: its
+likelihood is the survival function P(S > n), and the normal model keeps the mean and the variance
+that follow. A run that failed or diverged says nothing of its speed, and no larger size is tried.
+A size is worth trying while it may, with some probability, be better than the best run by more than
+a margin; the one with the largest expected gain comes next.
 """
 
 import dataclasses
@@ -32,10 +35,10 @@ _LEAST_PROBABILITY = 0.15
 # walk, per octave; of a guess of B_crit by a resolved noise scale, by a bound, and without one.
 _RUN, _WALK = 0.08, 0.12
 _RESOLVED, _BOUNDED, _UNKNOWN = 0.7, 1.0, 1.6
-# A run that missed the target is taken to have needed twice what it had, give or take.
-_MISSED_FACTOR, _MISSED = 2.0, 0.5
 # Of the level of log S, about which nothing is known.
 _LEVEL = 10.0
+# Further out, in standard deviations, a survival probability is no longer a float64.
+_FURTHEST = 35.0
 _NORMAL_975 = 1.96
 
 
@@ -59,9 +62,11 @@ class Tried:
     Attributes:
         batch_size: In examples.
         cost: T, what it took to come to the target; None where it did not.
-        updates: Its updates: to the target, or in all; None where it could not be trained.
+        updates: Its updates: to the target, or in all where it was cut short before it; None where
+            it failed or diverged.
         noise_scale: Gradient noise scale in it, in examples; None if unresolved.
         noise_at_least: Lower bound of that, or None.
+        spread: Standard deviation of the logarithm of `updates`, for another seed.
     """
 
     batch_size: int
@@ -69,6 +74,7 @@ class Tried:
     updates: float | None
     noise_scale: float | None = None
     noise_at_least: float | None = None
+    spread: float = _RUN
 
 
 class NextSize(NamedTuple):
@@ -132,26 +138,38 @@ class UpdatesForecast:
         intervals: The 95 % interval of each.
         critical: B_crit, the median, in examples.
         critical_interval: Its 95 % interval.
-        tied: Sizes, ascending, that may cost no more than 5 % above the best median, of those up to
-            the largest that was asked for.
     """
 
     updates: Mapping[int, float]
     intervals: Mapping[int, Interval]
     critical: float
     critical_interval: Interval
-    tied: tuple[int, ...]
 
 
-def forecast_updates(
-    costs: SizeCosts, runs: Sequence[Tried], *, largest: int | None = None
-) -> UpdatesForecast | None:
+class SizeForecast(NamedTuple):
+    """What a size promises against the best one.
+
+    Attributes:
+        speedup: The best size's cost over its own, the median.
+        most_speedup: The same at the end of the 95 % interval.
+        gain: The mean of what it would save, over what it costs.
+        may_gain: Whether it may be better by more than the margin.
+        may_tie: Whether it may be no more than the margin worse.
+    """
+
+    speedup: float
+    most_speedup: float
+    gain: float
+    may_gain: bool
+    may_tie: bool
+
+
+def forecast_updates(costs: SizeCosts, runs: Sequence[Tried]) -> UpdatesForecast | None:
     """Forecasts the updates to the target of every size, those of the runs too.
 
     Args:
         costs: What updates of each size cost; these are the sizes.
         runs: The runs so far, the pilot first.
-        largest: The largest size that may be `tied`, None for all.
 
     Returns:
         The forecast; None where no run came to the target.
@@ -163,12 +181,8 @@ def forecast_updates(
     outlook = _outlook(costs, told, sizes)
     guesses, _ = _critical_sizes(costs, told)
     low, middle, high = (_quantile(guesses, outlook.weights, p) for p in (0.025, 0.5, 0.975))
-    means = outlook.weights @ outlook.means
-    spread = outlook.weights @ ((outlook.means - means) ** 2 + outlook.deviations**2)
-    half = _NORMAL_975 * np.sqrt(spread)
-    allowed = [largest is None or size <= largest for size in sizes]
-    medians = [m for m, a in zip(outlook.medians(), allowed, strict=True) if a]
-    chances = outlook.chances(float(min(medians, default=0.0)) * (1 + MARGIN))
+    means = outlook.log_means
+    half = outlook.log_halves
     return UpdatesForecast(
         updates=dict(zip(sizes, np.exp(means).tolist(), strict=True)),
         intervals={
@@ -177,12 +191,34 @@ def forecast_updates(
         },
         critical=middle,
         critical_interval=Interval(low, high),
-        tied=tuple(
-            size
-            for size, chance, may in zip(sizes, chances, allowed, strict=True)
-            if may and chance >= _LEAST_PROBABILITY
-        ),
     )
+
+
+def outlook_of(costs: SizeCosts, runs: Sequence[Tried], *, best: int) -> dict[int, SizeForecast]:
+    """Forecasts what every size promises against one that came to the target.
+
+    Args:
+        costs: What updates of each size cost; these are the sizes.
+        runs: The runs so far, the pilot first.
+        best: The size to compare with.
+    """
+    sizes = sorted(costs.update_costs)
+    outlook = _outlook(costs, [run for run in runs if run.updates], sizes)
+    medians = outlook.medians()
+    cost = float(medians[sizes.index(best)])
+    least = costs.start_cost + np.exp(outlook.log_means - outlook.log_halves) * outlook.update_costs
+    gains = outlook.gains(cost)
+    better, near = (outlook.chances(cost * (1 + sign * MARGIN)) for sign in (-1, 1))
+    return {
+        size: SizeForecast(
+            cost / float(medians[i]),
+            cost / float(least[i]),
+            float(gains[i]),
+            bool(better[i] >= _LEAST_PROBABILITY),
+            bool(near[i] >= _LEAST_PROBABILITY),
+        )
+        for i, size in enumerate(sizes)
+    }
 
 
 def pilot_size(costs: SizeCosts) -> int:
@@ -231,9 +267,20 @@ class _Outlook(NamedTuple):
     update_costs: np.ndarray
     start_cost: float
 
+    @property
+    def log_means(self) -> np.ndarray:
+        """The mean of log S of each size."""
+        return self.weights @ self.means
+
+    @property
+    def log_halves(self) -> np.ndarray:
+        """Half of its 95 % interval."""
+        spread = (self.means - self.log_means) ** 2 + self.deviations**2
+        return _NORMAL_975 * np.sqrt(self.weights @ spread)
+
     def medians(self) -> np.ndarray:
         """Gives the typical cost of each size."""
-        return self.start_cost + np.exp(self.weights @ self.means) * self.update_costs
+        return self.start_cost + np.exp(self.log_means) * self.update_costs
 
     def chances(self, cost: float) -> np.ndarray:
         """Gives the probability that each size costs less."""
@@ -252,23 +299,32 @@ class _Outlook(NamedTuple):
 
 
 def _outlook(costs: SizeCosts, runs: Sequence[Tried], sizes: Sequence[int]) -> _Outlook:
-    guesses, prior = _critical_sizes(costs, runs)
-    tried, untried = (np.array(s, float) for s in ([r.batch_size for r in runs], list(sizes)))
-    needed = np.array(
-        [r.updates if r.cost is not None else _MISSED_FACTOR * (r.updates or 1) for r in runs]
-    )
-    noise = np.array([_RUN if r.cost is not None else _MISSED for r in runs])
-    covariance = _covariance(tried, tried, tried[0]) + np.diag(noise**2)
-    across = _covariance(untried, tried, tried[0])
-    gain = np.linalg.solve(covariance, across.T).T
-    variances = np.diag(_covariance(untried, untried, tried[0])) - np.sum(gain * across, axis=1)
-    residuals = np.log(needed) - np.log1p(guesses[:, None] / tried)
-    logs = prior - 0.5 * np.sum(residuals * np.linalg.solve(covariance, residuals.T).T, axis=1)
+    guesses, logs = _critical_sizes(costs, runs)
+    every = sorted({*sizes, *(run.batch_size for run in runs)})
+    known = np.array(every, float)
+    means = np.log1p(guesses[:, None] / known)
+    covariance = np.tile(_covariance(known, known, runs[0].batch_size), (len(guesses), 1, 1))
+    for run in sorted(runs, key=lambda run: run.cost is None):  # What came to the target first.
+        i = every.index(run.batch_size)
+        deviation = np.sqrt(covariance[:, i, i] + run.spread**2)
+        off = (math.log(run.updates or 1) - means[:, i]) / deviation
+        if run.cost is not None:
+            logs, pull, shrink = logs - 0.5 * off**2, off, np.ones_like(off)
+        else:  # The moments of a normal distribution cut off below.
+            off = np.minimum(off, _FURTHEST)
+            survival = _normal(-off)
+            pull = np.exp(-0.5 * off**2) / math.sqrt(2 * math.pi) / survival
+            logs, shrink = logs + np.log(survival), pull * (pull - off)
+        across = covariance[:, :, i] / deviation[:, None]
+        means = means + pull[:, None] * across
+        covariance -= shrink[:, None, None] * across[:, :, None] * across[:, None, :]
     weights = np.exp(logs - logs.max())
+    asked = [every.index(size) for size in sizes]
+    variances = np.diagonal(covariance, axis1=1, axis2=2)[:, asked]
     return _Outlook(
         weights / weights.sum(),
-        np.log1p(guesses[:, None] / untried) + residuals @ gain.T,
-        np.broadcast_to(np.sqrt(variances + _RUN**2), (len(guesses), len(untried))),
+        means[:, asked],
+        np.sqrt(np.maximum(variances, 0.0) + _RUN**2),
         np.array([costs.update_costs[size] for size in sizes]),
         costs.start_cost,
     )

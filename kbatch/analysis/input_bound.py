@@ -1,7 +1,8 @@
 """Whether the input pipeline or the train step limits training, from their rates.
 
 With p examples/s of the pipeline alone and s of the train step alone, training that overlaps
-both runs at min(p, s), and training that does one after the other at 1 / (1/p + 1/s).
+both runs at min(p, s), and training that does one after the other at 1 / (1/p + 1/s). Training
+that ran faster than min(p, s) shows that p or s was disturbed while it was measured.
 
 The time of a step on B examples is close to a + b B, and a pipeline takes c a example. Both take
 as long at
@@ -28,28 +29,51 @@ CLOSEST_RATIO = 1.05
 _CLOSEST_ONCE = 1.1
 # Short blocks and a long reading that differ by more than this saw different things.
 AGREEING_RATIO = 1.3
+# Training surely this much faster than one side alone cannot be.
+_IMPOSSIBLE_RATIO = 1.1
 
 
-def input_verdict(ratio: RoundEstimate | None, *, long_run: Interval | None = None) -> str:
-    """Tells which side limits training.
+def input_verdict(
+    ratio: RoundEstimate | None,
+    *,
+    long_run: Interval | None = None,
+    together: Sequence[RoundEstimate] = (),
+) -> str:
+    """Return which side limits training.
 
     Args:
         ratio: Rate of the pipeline over that of the train step, paired by round.
         long_run: The least and the most that this ratio is over a long reading of the pipeline.
+        together: Rate of both together over that of each alone, paired by round, as far as they
+            can be compared.
 
     Returns:
         `"input-bound"` where the whole interval lies below 1, `"compute-bound"` where it lies
         above, by more than 5 % each; else, and without an interval, `"undetermined"`. Where the
         long reading differs from the rounds, its bounds decide, by more than 10 %. Where it agrees
-        with them and yet lies wholly on the other side of 1, nothing is decided.
+        with them and yet lies wholly on the other side of 1, nothing is decided; nor where one of
+        `together` is impossible.
     """
-    if ratio is None or ratio.interval is None:
+    if ratio is None or ratio.interval is None or any(map(is_impossible, together)):
         return "undetermined"
     if long_run is not None and not agrees(ratio, long_run):
         return _side(long_run, closest=_CLOSEST_ONCE)
     found = _side(ratio.interval, closest=CLOSEST_RATIO)
     # Rounds read the first batches of the data again and again, and these may be unlike the others.
     return "undetermined" if long_run is not None and _is_denied(found, long_run) else found
+
+
+def is_impossible(together: RoundEstimate) -> bool:
+    """Return whether both together ran faster than one of them alone, beyond the noise.
+
+    What was timed alone was disturbed then. Rounds too noisy for an interval above 1 count too
+    where their median is above it by more than 30 %.
+
+    Args:
+        together: Rate of both together over that of one alone, paired by round.
+    """
+    sure = together.interval is not None and together.interval.low > _IMPOSSIBLE_RATIO
+    return sure or together.value > AGREEING_RATIO
 
 
 def agrees(ratio: RoundEstimate, long_run: Interval) -> bool:

@@ -98,6 +98,25 @@ def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> BatchAnswer
     return _answer(latency, size, interval, math.ceil)
 
 
+def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float]) -> bool:
+    """Return whether the larger of two sizes has 90 % of the peak throughput, by what it gained.
+
+    On the line a size of k times another one, at 9 n_half, has 0.9 + 0.1 k times its throughput.
+
+    Example:
+
+    >>> is_saturated((64, 128), (0.010, 0.0195))
+    True
+
+    Args:
+        batch_sizes: Both sizes, ascending, in examples.
+        latencies_s: Latency of each, in seconds.
+    """
+    factor = batch_sizes[1] / batch_sizes[0]
+    gain = factor * latencies_s[0] / latencies_s[1]
+    return gain <= 0.9 + 0.1 * factor
+
+
 def batch_size_within(latency: Latency, *, latency_s: float) -> BatchAnswer:
     """Finds the largest batch size of at most a latency.
 

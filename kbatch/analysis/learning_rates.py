@@ -13,9 +13,6 @@ arXiv:2007.05105, section 3). It is kappa times the statistical efficiency: the 
 below B_noise, and no further growth far above, where it tends to (B_noise + B) / B. For Adam
 McCandlish et al. found exponents between 0.5 and 1 in place of SGD's 1; the root is the choice
 that meets the sqrt rule far below B_noise.
-
-Adam's second moment forgets in steps: beta2' = beta2 ** kappa keeps its half-life in examples
-(Marek et al. 2025, arXiv:2507.07101).
 """
 
 import math
@@ -128,30 +125,6 @@ def capped_learning_rate_ratio(
     return learning_rate_ratio(
         batch_size=min(batch_size, reached), base_batch_size=base_batch_size, rule=rule
     )
-
-
-def scale_beta_2(beta_2: float, *, batch_size: int, base_batch_size: int) -> float:
-    """Scales the decay of Adam's second moment so that its half-life in examples stays.
-
-    Example:
-
-    >>> scale_beta_2(0.99, batch_size=128, base_batch_size=64)
-    0.9801
-
-    Args:
-        beta_2: Decay a step that suits `base_batch_size`.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that `beta_2` was chosen for, in examples.
-
-    Returns:
-        beta_2 to the power of kappa.
-
-    Raises:
-        ValueError: If `beta_2` is not in [0, 1) or a batch size is not positive.
-    """
-    if not 0 <= beta_2 < 1:
-        raise ValueError(f"`beta_2` must lie in [0, 1). Received: beta_2={beta_2}.")
-    return beta_2 ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
 
 
 def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Share of the memory up to which a batch size is run that was not probed.
+SURE_SHARE = 0.5
+
 
 class MemoryFit(NamedTuple):
     """Memory M(b) = fixed + b each, fitted to measured sizes.
@@ -24,6 +27,12 @@ class MemoryFit(NamedTuple):
     def predict(self, batch_size: int) -> float:
         """Gives the bytes that the line has at a batch size."""
         return self.fixed_bytes + batch_size * self.bytes_per_example
+
+    def largest_within(self, most_bytes: float) -> float:
+        """Return the batch size up to which the line keeps within so many bytes, 0 if flat."""
+        if not self.bytes_per_example > 0:
+            return 0.0
+        return (most_bytes - self.fixed_bytes) / self.bytes_per_example
 
 
 def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:

@@ -2,13 +2,20 @@
 
 McCandlish et al. (2018), arXiv:1812.06162, equation 2.9, the simple noise scale. Both moments
 are averaged over steps first and divided last. Neighbouring steps resemble each other while
-training moves, so steps are averaged in blocks whose length grows as the cube root of their
-number (Flegal and Jones 2010, Ann. Stat. 38, 1034-1070), and the interval is Fieller's for the
-means of the blocks.
+training moves, and so do the means of neighbouring epochs. So both are averaged in blocks, and the
+interval is Fieller's for the means of the blocks. A block is at least as long as the cube root of
+the number of steps (Flegal and Jones 2010, Ann. Stat. 38, 1034-1070), and as 2 tau - 1 for
+
+    tau = (1 + rho) / (1 - rho)        the correlation time of an AR(1) process
+
+where rho is the correlation of neighbours, corrected for its bias in short series (Marriott and
+Pope 1954, Biometrika 41, 390-402). There are three blocks at least, so a short series that is
+strongly correlated still has an interval that is too narrow.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +23,9 @@ from numpy.typing import ArrayLike
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.analysis.moments import gradient_moments
 from kbatch.analysis.ratios import ratio_of_means
+
+# A correlation of neighbours that is estimated as larger is not told from 1.
+_MOST_CORRELATED = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +88,8 @@ def gradient_noise_scale(
         accumulation_steps=accumulation_steps,
     )
     steps = len(moments.variance)
-    length = max(1, int(steps ** (1 / 3)))
-    starts = np.arange(steps // length) * steps // max(1, steps // length)
-    lengths = np.diff(starts, append=steps)
-    return _noise_scale(
-        _block_means(moments.variance, starts, lengths),
-        _block_means(moments.squared_norm, starts, lengths),
-        weights=lengths,
-        measurements=steps,
-    )
+    run = _Run(moments.variance, moments.squared_norm, np.ones(steps))
+    return _noise_scale([run], shortest=max(1, int(steps ** (1 / 3))))
 
 
 def noise_scale_of_epochs(
@@ -94,8 +97,8 @@ def noise_scale_of_epochs(
 ) -> NoiseScale:
     """Estimates the gradient noise scale of the late half of training from means by epoch.
 
-    Epochs are the blocks here. The late half is at least three epochs; an epoch without a
-    measured update (NaN) is left out before it is cut.
+    The late half is at least three epochs; an epoch without a measured update (NaN) is left out
+    before it is cut.
 
     Args:
         variances: Mean estimate of tr(Sigma) of every epoch, `gradient_variance` in kbatch's
@@ -115,8 +118,8 @@ def noise_scale_of_epochs(
 def noise_scale_of_runs(runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> NoiseScale:
     """Estimates the gradient noise scale of the late halves of several runs together.
 
-    All their late epochs are blocks of one estimate: what differs between runs widens the
-    interval as what differs between epochs does.
+    All their late epochs make one estimate: what differs between runs widens the interval as what
+    differs between epochs does.
 
     Args:
         runs: Variances, squared norms and weights of each run, one at least, as
@@ -128,14 +131,27 @@ def noise_scale_of_runs(runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]]) 
     Raises:
         ValueError: If the shapes differ or a weight is not positive.
     """
-    late = [_late_half(*run) for run in runs]
-    variances, squared_norms, weights = (np.concatenate(parts) for parts in zip(*late, strict=True))
-    return _noise_scale(variances, squared_norms, weights=weights, measurements=len(weights))
+    return _noise_scale([_late_half(*run) for run in runs])
 
 
-def _late_half(
-    variances: ArrayLike, squared_norms: ArrayLike, weights: ArrayLike
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+class _Run(NamedTuple):
+    """Consecutive steps or epochs: tr(Sigma), |G|^2 and a weight of each."""
+
+    variances: np.ndarray
+    squared_norms: np.ndarray
+    weights: np.ndarray
+
+    def blocks(self, number: int) -> "_Run":
+        """Average so many stretches, about as long as each other."""
+        count = len(self.weights)
+        starts = np.arange(number) * count // number
+        weights = np.add.reduceat(self.weights, starts)
+        variances = np.add.reduceat(self.variances * self.weights, starts) / weights
+        squared_norms = np.add.reduceat(self.squared_norms * self.weights, starts) / weights
+        return _Run(variances, squared_norms, weights)
+
+
+def _late_half(variances: ArrayLike, squared_norms: ArrayLike, weights: ArrayLike) -> _Run:
     pairs = [np.asarray(variances, float), np.asarray(squared_norms, float)]
     counts = np.asarray(weights, float)
     if pairs[0].ndim != 1 or pairs[0].shape != pairs[1].shape:
@@ -150,22 +166,52 @@ def _late_half(
         )
     known = np.flatnonzero(np.isfinite(pairs[0]) & np.isfinite(pairs[1]))
     late = known[-max(FEWEST_VALUES, (len(known) + 1) // 2) :]
-    return pairs[0][late], pairs[1][late], np.broadcast_to(counts, pairs[0].shape)[late]
+    return _Run(pairs[0][late], pairs[1][late], np.broadcast_to(counts, pairs[0].shape)[late])
 
 
-def _noise_scale(
-    variances: np.ndarray, squared_norms: np.ndarray, *, weights: np.ndarray, measurements: int
-) -> NoiseScale:
+def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> NoiseScale:
+    runs = [run for run in runs if len(run.weights)]
+    if not runs:
+        return NoiseScale(None, None, None, None, None, 0)
+    variances, squared_norms, weights = _joined(_cut(runs, max(shortest, _block_length(runs))))
     ratio = ratio_of_means(variances, squared_norms, weights=weights)
     return NoiseScale(
         ratio.value,
         ratio.interval,
         ratio.at_least,
-        variance=float(np.average(variances, weights=weights)) if measurements else None,
-        squared_norm=float(np.average(squared_norms, weights=weights)) if measurements else None,
-        measurements=measurements,
+        variance=float(np.average(variances, weights=weights)),
+        squared_norm=float(np.average(squared_norms, weights=weights)),
+        measurements=sum(len(run.weights) for run in runs),
     )
 
 
-def _block_means(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    return np.add.reduceat(values, starts) / lengths if len(values) else values
+def _cut(runs: Sequence[_Run], length: int) -> list[_Run]:
+    """Cut each run into blocks of a length, or shorter ones for three in all."""
+    counts = [len(run.weights) for run in runs]
+    numbers = [max(1, count // length) for count in counts]
+    for parts in (2, 3):
+        if sum(numbers) < FEWEST_VALUES:
+            numbers = [min(count, max(1, count * parts // max(counts))) for count in counts]
+    return [run.blocks(number) for run, number in zip(runs, numbers, strict=True)]
+
+
+def _joined(runs: Sequence[_Run]) -> _Run:
+    variances, squared_norms, weights = zip(*runs, strict=True)
+    return _Run(np.concatenate(variances), np.concatenate(squared_norms), np.concatenate(weights))
+
+
+def _block_length(runs: Sequence[_Run]) -> int:
+    """Return 2 tau - 1, from the correlation of neighbours within the runs."""
+    variances, squared_norms, weights = _joined(runs)
+    pairs = len(weights) - len(runs)
+    if pairs < 2:
+        return 1
+    means = np.average(variances, weights=weights), np.average(squared_norms, weights=weights)
+    # What the ratio's error consists of, v - r n, without a division by a mean that may be 0.
+    errors = [run.variances * means[1] - run.squared_norms * means[0] for run in runs]
+    spread = np.mean(np.concatenate(errors) ** 2)
+    if not spread > 0:
+        return 1
+    found = sum(np.sum(e[1:] * e[:-1]) for e in errors) / pairs / spread
+    rho = min(max(found + (1 + 3 * found) / len(weights), 0.0), _MOST_CORRELATED)
+    return int(2 * (1 + rho) / (1 - rho) - 1)

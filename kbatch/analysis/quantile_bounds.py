@@ -102,6 +102,11 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
     return max(1, math.ceil(math.log1p(-confidence) / math.log(quantile) - 1e-9))
 
 
+def chance_of_at_most(successes: int, n: int, p: float) -> float:
+    """Compute P(Binomial(n, p) <= successes), for fewer successes than n."""
+    return float(np.sum(_binomial(n, p)[: successes + 1]))
+
+
 def _binomial(n: int, p: float) -> np.ndarray:
     """Gives the probabilities of 0 to n successes, by logarithms so that n may be large."""
     k = np.arange(1, n + 1)

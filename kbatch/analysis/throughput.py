@@ -11,15 +11,18 @@ MOST_WINDOWS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-    """Examples per second of the steady part of training.
+    """Examples per second of training after its first steps.
 
     Attributes:
-        median: Median over the windows, in examples per second.
+        mean: All examples over all seconds, in examples per second.
+        median: Median over the windows, in examples per second. It shows what most steps do, and
+            hides the few that take long.
         low: First quartile over the windows, in examples per second.
         high: Third quartile over the windows, in examples per second.
         windows: How many windows were measured.
     """
 
+    mean: float
     median: float
     low: float
     high: float
@@ -30,8 +33,6 @@ def throughput_of_windows(
     examples: Sequence[int], durations_s: Sequence[float]
 ) -> Throughput | None:
     """Summarises the throughput of several windows of training.
-
-    The median holds against a disturbed window; the quartiles show the spread.
 
     Args:
         examples: Examples trained on in each window.
@@ -44,7 +45,8 @@ def throughput_of_windows(
         return None
     rates = np.asarray(examples, float) / np.asarray(durations_s, float)
     low, median, high = np.quantile(rates, [0.25, 0.5, 0.75])
-    return Throughput(float(median), float(low), float(high), len(rates))
+    mean = float(np.sum(examples) / np.sum(durations_s))
+    return Throughput(mean, float(median), float(low), float(high), len(rates))
 
 
 def steady_windows(
@@ -58,7 +60,7 @@ def steady_windows(
     Args:
         examples: Examples in each step, in order.
         durations_s: Duration of each step, in seconds.
-        steady: Whether each step may be counted: not the first ones, not one that compiled.
+        steady: Whether each step may be counted: not the first one of a shape, which compiled.
 
     Returns:
         Examples and duration (seconds) of each window.

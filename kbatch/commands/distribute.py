@@ -16,7 +16,11 @@ def add_distribute(commands: Any) -> None:
         "--restarts", type=int, default=3, help="how often a worker that dies is started again (3)"
     )
     distribute.add_argument(
-        "--chief-address", metavar="HOST:PORT", help="where the chief answers other hosts"
+        "--chief-address",
+        metavar="HOST:PORT",
+        help="address at which other hosts reach the chief; nothing is encrypted or "
+        "authenticated, so everybody who reaches it can change the search (default: a port of "
+        "this host alone, open to all its users)",
     )
     distribute.add_argument(
         "--join", action="store_true", help="workers only, of the chief at --chief-address"

@@ -5,6 +5,8 @@ from typing import Any
 
 from kbatch.commands.study_arguments import add_study_arguments
 
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
+
 
 def add_export(commands: Any) -> None:
     """Adds the command."""
@@ -26,8 +28,26 @@ def _export(options: argparse.Namespace) -> None:
     study = load_study(options.study)
     refuse_empty(study)
     table = study.to_dataframe()
-    text = (
-        table.to_csv(index=False) if suffix == ".csv" else table.to_json(orient="records", indent=1)
-    )
+    if suffix == ".csv":
+        text = table.map(_no_formula).rename(columns=_no_formula).to_csv(index=False)
+    else:
+        text = table.to_json(orient="records", indent=1)
     write_whole_file(options.output, str(text).encode())
     print(options.output)
+
+
+def _no_formula(cell: object) -> object:
+    """Put an apostrophe before a text that a spreadsheet would run as a formula."""
+    if not isinstance(cell, str):
+        return cell
+    # pandas does not quote a carriage return, which would begin a new row.
+    text = cell.replace("\r\n", "\n").replace("\r", "\n")
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

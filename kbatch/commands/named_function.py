@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kbatch.instruments.python_program import behind_standard_library
+
 
 def check_name(text: str, option: str) -> None:
     """Checks the form of a name and that its package exists; nothing is imported for it.
@@ -117,14 +119,22 @@ def _module_and_name(text: str, option: str) -> tuple[str, str]:
             f"`{option}` must be package.module:function, such as train:build. "
             f"Received: {option} {text}."
         )
+    package = module_name.partition(".")[0]
+    if package in {*sys.stdlib_module_names, "test"}:
+        raise ValueError(
+            f"`{option}` names a module of Python's standard library, which is found first: rename "
+            f"{package}.py. Received: {option} {text}."
+        )
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.insert(behind_standard_library(sys.path), folder)
     return module_name, name
 
 
 def _not_found(text: str, option: str) -> ValueError:
+    given = Path(text.partition(":")[0])
+    folder = given.parent.resolve() if given.suffix == ".py" else Path.cwd()
     return ValueError(
-        f"`{option}` names a module that is not found from {sys.path[0]}: run the command in the "
+        f"`{option}` names a module that is not found from {folder}: run the command in the "
         f"folder that holds it. Received: {option} {text}."
     )
 

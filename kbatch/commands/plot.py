@@ -29,6 +29,12 @@ def add_plot(commands: Any) -> None:
         help="for time-to-target, the value of the metric to come to (that of StopAtTarget)",
     )
     plot.add_argument(
+        "--width",
+        type=float,
+        metavar="INCHES",
+        help="width of the figure (6.4), such as 3.4 for a column; texts keep their size of 8 pt",
+    )
+    plot.add_argument(
         "-o",
         "--output",
         type=Path,
@@ -42,5 +48,6 @@ def _plot(options: argparse.Namespace) -> None:
     from kbatch.reporting.figures.saving import save_figure
 
     output = options.output or Path(f"kbatch-{options.figure}.png")
-    save_figure(draw_figure(options.figure, options.study, target=options.target), output)
+    axes = draw_figure(options.figure, options.study, target=options.target, width_in=options.width)
+    save_figure(axes, output)
     print(output)

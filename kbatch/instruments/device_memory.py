@@ -15,6 +15,7 @@ from kbatch.instruments.worker_devices import workers_on_device
 _BFC = "TF_CPU_ALLOCATOR_USE_BFC"
 _BFC_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 MEBIBYTE = 2**20
+_MOST_BYTES = 2**53
 
 
 def check_memory_limit(limit_bytes: int | None) -> int | None:
@@ -22,17 +23,17 @@ def check_memory_limit(limit_bytes: int | None) -> int | None:
 
     Raises:
         TypeError: If it is no integer.
-        ValueError: If it is less than a MiB.
+        ValueError: If it is less than a MiB, or more than 2**53.
     """
     if limit_bytes is None:
         return None
     message = (
-        "`memory_limit_bytes` must be an integer of at least one MiB (2**20), such as "
-        f"2 * 2**30, or None. Received: memory_limit_bytes={limit_bytes!r}."
+        "`memory_limit_bytes` must be an integer of at least one MiB (2**20) and at most 2**53, "
+        f"such as 2 * 2**30, or None. Received: memory_limit_bytes={limit_bytes!r}."
     )
     if isinstance(limit_bytes, bool) or not hasattr(limit_bytes, "__index__"):
         raise TypeError(message)
-    if operator.index(limit_bytes) < MEBIBYTE:
+    if not MEBIBYTE <= operator.index(limit_bytes) <= _MOST_BYTES:
         raise ValueError(message)
     return operator.index(limit_bytes)
 

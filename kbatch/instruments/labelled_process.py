@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _DRAIN_S = 5.0
 # A progress bar goes back to the start of its line instead of ending it.
@@ -21,6 +21,9 @@ class LabelledProcess:
         words: The command.
         environment: Variables to set beside those of this process.
         write: Receives each line, without its end.
+
+    Attributes:
+        write_error: The error of the line after which none could be written; the process goes on.
     """
 
     def __init__(
@@ -32,15 +35,17 @@ class LabelledProcess:
         write: Callable[[str], None],
     ):
         self.name = name
+        self.write_error: OSError | None = None
         self._write = write
-        self._process = subprocess.Popen(
-            words,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with _interruptible_children():
+            self._process = subprocess.Popen(
+                words,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self._copying = threading.Thread(target=self._copy, daemon=True)
         self._copying.start()
 
@@ -80,6 +85,26 @@ class LabelledProcess:
         self._write_lines([rest])
 
     def _write_lines(self, lines: Sequence[bytes]) -> None:
+        # The pipe is read to its end all the same: a process waits when it is full.
         for line in lines:
-            if line.strip():
-                self._write(f"[{self.name}] {line.decode(errors='replace')}")
+            if line.strip() and self.write_error is None:
+                try:
+                    self._write(f"[{self.name}] {line.decode(errors='replace')}")
+                except OSError as error:
+                    self.write_error = error
+
+
+@contextlib.contextmanager
+def _interruptible_children() -> Iterator[None]:
+    """Let processes started meanwhile be interrupted, though this one may ignore Ctrl-C."""
+    # A background job and `nohup` ignore it, and a process inherits what is ignored, while a
+    # handler ends with its `exec`. Only the main thread may set one.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if not ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from kbatch.instruments.mapped_pickles import MappedPickles, UnsendableError
 from kbatch.instruments.messages import read_message, write_message
 from kbatch.instruments.process_group import ProcessGroup
+from kbatch.instruments.python_program import program_words
 
 # SIGABRT, SIGKILL and SIGSEGV, as Popen tells them and as a shell between the two does.
 _MEMORY_EXITS = (-6, -9, -11, 134, 137, 139)
@@ -109,7 +109,8 @@ class Worker:
             UnsendableError: If the function, its arguments or the subject cannot be pickled, or
                 not be read in the worker.
             WorkerDied: If the process ended; the next call starts another one.
-            Exception: What the function raised, with the worker's traceback as a note.
+            Exception: What the function raised; with the worker's traceback as a note, unless it
+                is kbatch's own message of what it was given.
         """
         process = self._running()
         kind = "call" if on_event is None else "call with events"
@@ -147,7 +148,8 @@ class Worker:
                 f"It cannot be read in another process: {type(value).__name__}: {value}"
             ) from value
         if kind == "error":
-            value.add_note(f"In the worker process:\n{trace}")
+            if trace:
+                value.add_note(f"In the worker process:\n{trace}")
             raise value
         return value
 
@@ -167,12 +169,10 @@ class Worker:
 
     def _running(self) -> ProcessGroup:
         if self._process is None or self._process.ended:
-            path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
-            environment = {**os.environ, **self._environment, "PYTHONPATH": path}
             with open(self._output_path, "wb") as output:
                 self._process = ProcessGroup(
-                    (sys.executable, "-m", _PROGRAM, str(os.getpid()), str(self.folder)),
-                    environment,
+                    program_words(_PROGRAM, str(os.getpid()), str(self.folder)),
+                    {**os.environ, **self._environment},
                     output,
                 )
             if self._subject is not None:

@@ -1,5 +1,6 @@
 """The other end of a `Worker`: reads a function, runs it, answers."""
 
+import dis
 import os
 import pickle
 import shutil
@@ -87,15 +88,24 @@ def _pickled(kind: str, value: Any, trace: str = "") -> bytes:
     return cloudpickle.dumps((kind, value, trace))
 
 
+def _is_own_message(error: Exception) -> bool:
+    """Return whether kbatch refused something in words of its own, which need no traceback."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or not isinstance(error, (TypeError, ValueError, MemoryError)):
+        return False
+    code, module = last.tb_frame.f_code, last.tb_frame.f_globals.get("__name__", "")
+    # What an operation raised in code of kbatch is a fault of kbatch.
+    raised = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raised and module.startswith("kbatch.")
+
+
 def _error(error: Exception, kind: str = "error") -> bytes:
-    trace = "".join(traceback.format_exception(error))
+    trace = "" if _is_own_message(error) else "".join(traceback.format_exception(error))
     try:
         message = _pickled(kind, error, trace)
         pickle.loads(message)  # Some exceptions can be written and not read.
         return message
     except Exception:  # Whatever the exception's own pickling raises: its text is kept.
         return _pickled(kind, WorkerError(f"{type(error).__name__}: {error}"), trace)
-
-
-if __name__ == "__main__":
-    main()

@@ -71,7 +71,8 @@ def profile_inference(
             `tf.data.Dataset`; up to 64 rows are used, repeated into batches. None for random
             inputs of the model's input shapes.
         batch_sizes: Sizes in ascending order. None for powers of two as far as memory and time
-            allow, up to 4096. None with a target is the quickest way to an answer: powers of eight
+            allow, up to 4096, and on to 65536 while throughput still grows and the measured memory
+            says that they fit. None with a target is the quickest way to an answer: powers of eight
             up to the target, and few and short rounds; give sizes for a fuller picture.
         call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
             "predict_on_batch", "call" (eager), "predict" (all of `bulk_examples`, in batches),
@@ -243,7 +244,7 @@ def _time_all(
             check_reachable(sweep, setting, target_ms=request.target_ms, quantile=request.quantile)
 
     by_size = {(record.dtype_policy, record.batch_size): record for record in memory.records}
-    sweep.warm_up(by_size, on_setting)
+    sweep.warm_up(by_size, on_setting, memory_limit_bytes=memory.limit_bytes)
     return sweep.run(
         lambda number, live: say(
             f"round {number}: {counted(live, 'setting')} to go on, "

@@ -19,6 +19,8 @@ from kbatch.records.inference_measurements import BULK_PATH
 from kbatch.training.errors import InputError
 
 _LARGEST_DEFAULT = 4096
+# Where throughput still grows there and nobody waits for a batch, sizes go on up to this one.
+_LARGEST = 65536
 # Share of the time budget for the rounds where an answer is verified afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
 # Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
@@ -118,4 +120,6 @@ def _plan(
         sizes = sizes[::_STEP_WITH_TARGET]
         timing = dataclasses.replace(timing, rounds_beyond=0)
     end_above_s = None if target_ms is None else target_ms / 1000
-    return SweepPlan(sizes, chosen, end_above_s, bulk_examples, timing)
+    goes_on = not chosen and target_ms is None
+    larger = powers_of_two(2 * _LARGEST_DEFAULT, _LARGEST) if goes_on else ()
+    return SweepPlan(sizes, chosen, end_above_s, bulk_examples, timing, larger)

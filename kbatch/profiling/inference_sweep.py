@@ -3,13 +3,16 @@
 import contextlib
 import functools
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kbatch.analysis.kept_calls import kept_calls
-from kbatch.instruments.failures import failure_status, failure_text
+from kbatch.analysis.latency_batches import is_saturated
+from kbatch.analysis.memory_fit import SURE_SHARE, fit_memory
+from kbatch.instruments.failures import failure_text, ran_out_of_memory
 from kbatch.profiling.inference_copy import measure_copy_s
 from kbatch.profiling.inference_inputs import InferenceInputs
 from kbatch.profiling.inference_paths import CallPath
@@ -61,6 +64,8 @@ class SweepPlan(NamedTuple):
             timed, unless fewer than two sizes would be.
         bulk_examples: Examples of a bulk call.
         timing: When a setting has been timed enough.
+        larger: Sizes to go on with, in ascending order, while throughput grows, and memory and
+            time are left.
     """
 
     batch_sizes: tuple[int, ...]
@@ -68,6 +73,7 @@ class SweepPlan(NamedTuple):
     end_above_s: float | None
     bulk_examples: int
     timing: TimingPlan
+    larger: tuple[int, ...] = ()
 
 
 class InferenceSweep:
@@ -79,6 +85,7 @@ class InferenceSweep:
         inputs: Their inputs.
         plan: What to sweep.
         seed: Seed of the order within rounds.
+        clock: Returns the time, in seconds.
     """
 
     def __init__(
@@ -89,9 +96,10 @@ class InferenceSweep:
         plan: SweepPlan,
         *,
         seed: int,
+        clock: Callable[[], float] = time.perf_counter,
     ):
         self.rounds: TimingRounds[Setting] = TimingRounds(
-            plan.timing, seed=seed, is_result=_of_memory
+            plan.timing, seed=seed, clock=clock, is_result=ran_out_of_memory
         )
         self._plan = plan
         self._seed = seed
@@ -122,6 +130,8 @@ class InferenceSweep:
         self,
         memory: Mapping[tuple[str, int], MemoryRecord],
         on_setting: Callable[[Setting, WarmUp | None], None],
+        *,
+        memory_limit_bytes: int = 0,
     ) -> None:
         """Warms all settings up, small sizes first.
 
@@ -131,6 +141,7 @@ class InferenceSweep:
         Args:
             memory: The memory of each policy and size, as far as it was measured.
             on_setting: Receives each setting with its warm-up, None where memory ran out.
+            memory_limit_bytes: Memory that there is, 0 if it is not known.
         """
         ended: dict[tuple[str, str], str] = {}
         for setting in self._in_order():
@@ -158,6 +169,37 @@ class InferenceSweep:
             if end == _BEYOND_TARGET and len(self._timed(setting)) > 2:
                 self.rounds.withdraw(setting)
                 self._not_run[setting] = end
+        for series in self._prepare:
+            if series not in ended:
+                most = _largest_by_memory(memory, series[1], limit_bytes=memory_limit_bytes)
+                self._go_on(series, most, on_setting)
+
+    def _go_on(
+        self,
+        series: tuple[str, str],
+        most: float,
+        on_setting: Callable[[Setting, WarmUp | None], None],
+    ) -> None:
+        """Warm larger sizes up, as far as memory is known to suffice, until throughput is flat."""
+        for size in self._plan.larger:
+            setting = Setting(*series, size)
+            before = self._timed(setting)[-2:]
+            if len(before) < 2 or before[1].batch_size != self._size_before(size):
+                return  # One before it was not run.
+            sizes = (before[0].batch_size, before[1].batch_size)
+            flat = is_saturated(sizes, (self._batch_s(before[0]), self._batch_s(before[1])))
+            path = self._paths[setting.call_path]
+            refused = path.reason_not_to_run(size, self._plan.bulk_examples)
+            if flat or size > most or refused or self._reason_not_to_run(None):
+                return
+            warm_up = self.admit(setting)
+            on_setting(setting, warm_up)
+            if self._reason_to_end(setting, warm_up) is not None:
+                return
+
+    def _size_before(self, larger: int) -> int:
+        sizes = (*self._plan.batch_sizes, *self._plan.larger)
+        return sizes[sizes.index(larger) - 1]
 
     def admit(self, setting: Setting) -> WarmUp | None:
         """Warms one setting up and lets it take part; None where memory ran out."""
@@ -171,6 +213,15 @@ class InferenceSweep:
     def largest_allowed(self, call_path: str, dtype_policy: str) -> int:
         """Gives the largest size that memory and time allow; it may miss the target."""
         return self._largest_allowed[call_path, dtype_policy]
+
+    def stretches(self, call_path: str, dtype_policy: str) -> list[list[tuple[float, ...]]]:
+        """Return the seconds of calls in a row that were timed, a list for each batch size."""
+        found = [
+            [block.durations_s for block in blocks]
+            for setting, blocks in self.rounds.blocks.items()
+            if setting[:2] == (call_path, dtype_policy)
+        ]
+        return [blocks for blocks in found if blocks]
 
     def run(self, on_round: Callable[[int, int], None]) -> TwinRecord | None:
         """Times all settings in rounds, one of them twice.
@@ -198,8 +249,12 @@ class InferenceSweep:
         return tuple(
             self._record(Setting(path, policy, size))
             for path, policy in self._prepare
-            for size in self._plan.batch_sizes
+            for size in (*self._plan.batch_sizes, *self._plan.larger)
+            if size not in self._plan.larger or self._was_tried(Setting(path, policy, size))
         )
+
+    def _was_tried(self, setting: Setting) -> bool:
+        return setting in self.rounds.warm_ups or setting in self.rounds.failures
 
     def _call(self, setting: Setting) -> Callable[[], Any]:
         size = setting.batch_size
@@ -300,8 +355,18 @@ class InferenceSweep:
         return tuple(round(duration_s, 9) for duration_s in kept)
 
 
-def _of_memory(error: Exception) -> bool:
-    return failure_status(error) == "out_of_memory"
+def _largest_by_memory(
+    memory: Mapping[tuple[str, int], MemoryRecord], dtype_policy: str, *, limit_bytes: int
+) -> float:
+    """Return the size up to which batches surely fit, by smaller ones; 0 if unknown."""
+    known = {
+        size: float(record.peak_bytes)
+        for (policy, size), record in memory.items()
+        if policy == dtype_policy and record.peak_bytes is not None
+    }
+    fit = fit_memory(known)
+    # Nothing is probed above these sizes, so only a part of the limit is sure.
+    return 0.0 if fit is None else fit.largest_within(SURE_SHARE * limit_bytes)
 
 
 def _median(block: Block) -> float:

@@ -96,11 +96,24 @@ def verify_target(
         quantile=quantile,
         largest=sweep.largest_allowed(path, policy),
         drift=drift,
+        earlier=sweep.stretches(path, policy),
         more_time=lambda: sweep.rounds.spent_s < time_budget_s,
     )
     best = best_try(tries)
     checks = tuple(
-        TargetCheck(path, policy, t.batch_size, target_ms, quantile, _made(t), t is best, drift)
+        TargetCheck(
+            path,
+            policy,
+            t.batch_size,
+            target_ms,
+            quantile,
+            _made(t),
+            best=t is best,
+            drift=drift,
+            confidence=t.confidence,
+            calls_a_hiccup=t.calls_a_hiccup,
+            missing_calls=t.missing_calls,
+        )
         for t in tries
     )
     found = dataclasses.replace(profile, checks=checks)
@@ -172,10 +185,19 @@ def _made(found: TargetTry) -> tuple[float, ...]:
 
 def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) -> str:
     sizes = ", ".join(str(one.batch_size) for one in tries)
-    return (
+    note = (
         f"No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile. "
         f"Checked: {sizes}."
     )
+    unsure = [one for one in tries if one.missing_calls is not None]
+    if unsure:
+        one = max(unsure, key=lambda found: found.batch_size)
+        note += (
+            f" Batch size {one.batch_size:,} may keep to it, but about {one.missing_calls:,} more "
+            "calls are needed to be sure: the machine slowed some calls, whatever their size. "
+            "Measure on a quieter machine."
+        )
+    return note
 
 
 def _with_note(profile: InferenceProfile, note: str) -> InferenceProfile:

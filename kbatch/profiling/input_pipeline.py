@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 import time
 from typing import Any, NamedTuple
 
@@ -205,8 +206,12 @@ def _remedies(
 
 
 def _check_budgets(budget_s: float, cache_bytes: int) -> None:
-    if not (math.isfinite(budget_s) and budget_s > 0) or cache_bytes < 0:
+    known = all(
+        isinstance(value, numbers.Real) and not isinstance(value, bool)
+        for value in (budget_s, cache_bytes)
+    )
+    if not known or not (math.isfinite(budget_s) and budget_s > 0) or cache_bytes < 0:
         raise ValueError(
             "`budget_s` must be a positive number of seconds and `cache_bytes` at least 0. "
-            f"Received: budget_s={budget_s}, cache_bytes={cache_bytes}."
+            f"Received: budget_s={budget_s!r}, cache_bytes={cache_bytes!r}."
         )

@@ -58,6 +58,8 @@ class InputRounds(NamedTuple):
         notes: What a reader of the numbers must know.
         long_run: The long reading, with training as long where the rounds differ from it; None
             where they count whole epochs.
+        together_comparable: Whether training had batches like those of pipeline and step alone,
+            counted in the same way.
     """
 
     pipeline: RateRecord
@@ -68,6 +70,7 @@ class InputRounds(NamedTuple):
     timeline: tuple[StepSpan, ...]
     notes: tuple[str, ...]
     long_run: LongRunRecord | None
+    together_comparable: bool
 
 
 class WarmStep(NamedTuple):
@@ -143,6 +146,8 @@ def measure_rounds(
         source, warm.step, pipeline=rates["pipeline"], record=record, budget_s=budget_s
     )
     busy = gpu_busy(blocks)
+    size_ratio = _size_ratio(found["together"], reading)
+    counted_alike = lengths["pipeline"].counting == lengths["together"].counting
     starts_s = [block.first_batch_s for block in found["pipeline"]]
     return InputRounds(
         *(dataclasses.replace(rates[n], gpu_busy_share=busy.shares.get(n)) for n in blocks),
@@ -153,10 +158,11 @@ def measure_rounds(
             *_rounds_note(len(starts_s)),
             *warm.notes,
             *reading.notes,
-            *_sizes_note(found["together"], reading),
+            *_sizes_note(size_ratio),
             *_gpu_note(busy),
         ),
         long_run=long_run,
+        together_comparable=counted_alike and size_ratio > 1 / _ALIKE,
     )
 
 
@@ -273,10 +279,14 @@ def _rounds_note(rounds: int) -> tuple[str, ...]:
     )
 
 
-def _sizes_note(trained: Sequence[Block], reading: InputPass) -> tuple[str, ...]:
-    """Says where the first batches of the data, which rounds train on, are unlike the others."""
+def _size_ratio(trained: Sequence[Block], reading: InputPass) -> float:
+    """Compute how much the batches of the rounds hold over the mean of those that were read."""
     sizes = [block.batch_numbers for block in trained if block.batch_numbers is not None]
-    ratio = fmean(sizes) / reading.batch_numbers if sizes and reading.batch_numbers else 1.0
+    return fmean(sizes) / reading.batch_numbers if sizes and reading.batch_numbers else 1.0
+
+
+def _sizes_note(ratio: float) -> tuple[str, ...]:
+    """Say where the first batches of the data, which rounds train on, are unlike the others."""
     if 1 / _ALIKE <= ratio <= _ALIKE:
         return ()
     return (

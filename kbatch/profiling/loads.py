@@ -1,6 +1,7 @@
 """What a memory probe runs: train steps or predictions of one batch size."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -32,12 +33,14 @@ class Run(Protocol):
         examples: Examples of the data set, None where it does not tell.
         note: What a reader must know of the data, or None.
         training: Whether it runs train steps.
+        step_s: Seconds of a train step of the last run after its first, None where none was timed.
     """
 
     model: keras.Model
     training: bool
     examples: int | None
     note: str | None
+    step_s: float | None
 
     @property
     def variables_bytes(self) -> int:
@@ -171,6 +174,7 @@ class _Run:
         self._row_bytes: int | None = None
         self.examples = self._source.examples if known else None
         self.note = self._source.note if known else None
+        self.step_s: float | None = None
 
     @property
     def variables_bytes(self) -> int:
@@ -201,8 +205,11 @@ class _Run:
         meter = InputMeter()
         batches = meter.attach(batches.repeat().take(STEPS).prefetch(tf.data.AUTOTUNE))
         # Not an instance's own `fit`, which may be timed by who measures.
+        self.step_s = None
         if self._load.training:
-            type(target).fit(target, batches, epochs=1, verbose=0, shuffle=False)
+            steps = _Steps()
+            type(target).fit(target, batches, epochs=1, verbose=0, shuffle=False, callbacks=[steps])
+            self.step_s = steps.step_s
         else:
             type(target).predict(target, batches, verbose=0)
         seen = meter.read().largest_batch
@@ -240,6 +247,25 @@ class _Run:
         if isinstance(self._source, SampleRows):
             return self._source.batches(rows)
         return called_for(self._source, self.model, rows)
+
+
+class _Steps(keras.callbacks.Callback):
+    """Times the steps after the first, which is traced; an epoch ends when the device has."""
+
+    def __init__(self):
+        super().__init__()
+        self.step_s: float | None = None
+        self._steps = 0
+        self._first_s = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        self._steps += 1
+        if self._steps == 1:
+            self._first_s = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None):
+        if self._steps > 1:
+            self.step_s = (time.perf_counter() - self._first_s) / (self._steps - 1)
 
 
 def _spec(leaf: Any) -> tf.TensorSpec | None:

@@ -1,7 +1,5 @@
 """The search for the largest batch, driven by probes and confirmed by them."""
 
-from collections.abc import Callable
-
 from kbatch.analysis.max_batch_search import MaxBatchAnswer, search_max_batch
 from kbatch.instruments.allocator_log import FreeMemory
 from kbatch.instruments.environment import read_environment
@@ -9,6 +7,7 @@ from kbatch.instruments.worker import WorkerDied
 from kbatch.profiling.memory_probes import LoadFacts, Probes, Reading
 from kbatch.profiling.memory_refusals import check_facts, no_example_fits
 from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
+from kbatch.training.errors import InputError
 
 # How often an answer that its confirmation refuted is looked for again.
 _MOST_CONFIRMATIONS = 4
@@ -24,8 +23,7 @@ def probe_max_batch(
     memory_window: tuple[float, float],
     max_batch_size: int | None,
     confirm: bool = True,
-    before_probe: Callable[[], None] | None = None,
-    on_probe: Callable[[ProbeRecord], None] | None = None,
+    largest_first: bool = False,
 ) -> MaxBatchSizeResult:
     """Searches with real probes.
 
@@ -34,8 +32,9 @@ def probe_max_batch(
         memory_window: Lower and upper share of the limit that is aimed at.
         max_batch_size: Largest size to try, or None.
         confirm: Whether to run the answer again, in a fresh process and after other sizes.
-        before_probe: Called before each probe; what it raises ends the search.
-        on_probe: Receives each probe when it has run.
+        largest_first: Whether to begin with the largest size, which ends the search where it fits:
+            for a caller that expects so. Where a batch far too large may end this process, the
+            search comes first.
 
     Raises:
         InputError: If the limit is below the weights, or the data have one example.
@@ -43,8 +42,7 @@ def probe_max_batch(
     """
     facts = check_facts(probes.facts)
     log = _Log(probes, facts, memory_window, max_batch_size)
-    log.before_probe, log.on_probe = before_probe, on_probe
-    answer = log.search()
+    answer = (log.largest() if largest_first else None) or log.search()
     for _ in range(_MOST_CONFIRMATIONS if confirm else 0):
         if answer.batch_size is None or log.confirmed(answer.batch_size):
             break
@@ -84,8 +82,6 @@ class _Log:
         memory_window: tuple[float, float],
         max_batch_size: int | None,
     ):
-        self.before_probe: Callable[[], None] | None = None
-        self.on_probe: Callable[[ProbeRecord], None] | None = None
         self.records: list[ProbeRecord] = []
         self.free: FreeMemory | None = None
         self.died: WorkerDied | None = None
@@ -110,6 +106,27 @@ class _Log:
                 )
             except _DataEnded as ended:
                 self._rows = ended.rows
+
+    def largest(self) -> MaxBatchAnswer | None:
+        """Probes the largest size; None where that does not fit, or nothing bounds the sizes."""
+        size = self._cap
+        if size is None or not self._probes.isolated:
+            return None
+        try:
+            reading = self._probe(size, "search")
+        except InputError:
+            raise
+        except Exception:
+            # Whether that was want of memory, smaller batches that run tell; else they raise it.
+            self._probes.renew()
+            return None
+        if reading.rows < size:
+            self._rows = reading.rows
+            return None
+        if self._outcome(reading.peak_bytes) != "fits":
+            return None
+        reason = f"reached {self._cap_name}"
+        return MaxBatchAnswer(size, reason, self.in_window(size), dict(self._memory))
 
     def confirmed(self, size: int) -> bool:
         """Runs the answer in a fresh process, and again after other sizes.
@@ -148,8 +165,6 @@ class _Log:
         return self._memory[size]
 
     def _probe(self, size: int, purpose: str) -> Reading:
-        if self.before_probe is not None:
-            self.before_probe()
         reading = self._probes.read(size)
         peak, rows = reading.peak_bytes, reading.rows
         before = self._memory.get(rows, 0)
@@ -157,10 +172,9 @@ class _Log:
         self._memory[rows] = None if peak is None or before is None else max(before, peak)
         self.free = reading.free or self.free
         self.died = reading.died or self.died
-        record = ProbeRecord(rows, peak, self._outcome(peak), reading.duration_s, purpose)
+        outcome = self._outcome(peak)
+        record = ProbeRecord(rows, peak, outcome, reading.duration_s, purpose, reading.step_s)
         self.records.append(record)
-        if self.on_probe is not None:
-            self.on_probe(record)
         return reading
 
     def _outcome(self, peak: int | None) -> str:

@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol
 
 from kbatch.instruments.allocator_log import FreeMemory, free_memory
 from kbatch.instruments.device_memory import DeviceMemory, gpu_visible, limit_gpu, limited_cpu
-from kbatch.instruments.failures import failure_status
+from kbatch.instruments.failures import device_is_lost, ran_out_of_memory
 from kbatch.instruments.host_memory import available_bytes
-from kbatch.instruments.mapped_pickles import UnsendableError
 from kbatch.instruments.worker import Worker, WorkerDied
 from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.profiling.loads import Load, Run
+from kbatch.training.errors import DeviceLostError
 from kbatch.training.kept_state import kept_state
 
 # Of what the host and its control group leave; the rest is for everything else.
@@ -30,6 +30,8 @@ class Reading(NamedTuple):
         duration_s: Seconds that it took.
         free: What was free when memory ran out, None where the allocator did not tell.
         died: How the worker process ended of it, None where it did not.
+        lost: Whether the device can run nothing more in the process that ran it.
+        step_s: Seconds of a train step after the first, None where none was timed.
     """
 
     peak_bytes: int | None
@@ -37,6 +39,8 @@ class Reading(NamedTuple):
     duration_s: float
     free: FreeMemory | None = None
     died: WorkerDied | None = None
+    lost: bool = False
+    step_s: float | None = None
 
 
 class LoadFacts(NamedTuple):
@@ -64,7 +68,13 @@ class LoadFacts(NamedTuple):
 
 
 class Probes(Protocol):
-    """Where probes run."""
+    """Where probes run.
+
+    Attributes:
+        isolated: Whether a batch far too large can end no process but theirs.
+    """
+
+    isolated: bool
 
     @property
     def facts(self) -> LoadFacts:
@@ -92,7 +102,10 @@ class WorkerProbes:
 
     Attributes:
         limit_bytes: Limit of a CPU's worker.
+        isolated: True: the worker may die of a probe.
     """
+
+    isolated = True
 
     def __init__(self, load: Load, memory_limit_bytes: int | None):
         self.limit_bytes = memory_limit_bytes or _host_bytes()
@@ -100,7 +113,7 @@ class WorkerProbes:
         environment = {"TF_CPP_MIN_LOG_LEVEL": "0"}
         if not gpu_visible():  # Beside a GPU the host only holds the batches on their way.
             environment |= limited_cpu(self.limit_bytes)
-        self._worker = Worker(environment, functools.partial(_Measured, load, memory_limit_bytes))
+        self._worker = Worker(environment, functools.partial(_start, load, memory_limit_bytes))
 
     def close(self) -> None:
         """Ends the worker."""
@@ -114,9 +127,9 @@ class WorkerProbes:
             MemoryError: If the weights do not fit.
         """
         try:
-            return self._worker.call(_facts, self.limit_bytes)
+            return self._worker.call(_Subject.worker_facts, self.limit_bytes)
         except Exception as error:
-            if _of_memory(error):
+            if ran_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             raise
 
@@ -125,15 +138,17 @@ class WorkerProbes:
         started_s = time.perf_counter()
         before = self._worker.output
         try:
-            reading = self._worker.call(_read, batch_size)
+            reading = self._worker.call(_Subject.read, batch_size)
         except Exception as error:
-            if not _of_memory(error):
+            if not ran_out_of_memory(error):
                 raise
             died = error if isinstance(error, WorkerDied) else None
             reading = Reading(None, batch_size, time.perf_counter() - started_s, died=died)
         if reading.peak_bytes is None:
             # A fresh process begins its output anew.
-            return reading._replace(free=free_memory(self._worker.output.removeprefix(before)))
+            reading = reading._replace(free=free_memory(self._worker.output.removeprefix(before)))
+        if reading.lost:
+            self._worker.restart()
         return reading
 
     def renew(self) -> bool:
@@ -149,12 +164,16 @@ class ProcessProbes:
         run: What to run.
         memory_limit_bytes: Memory that it may take; None for what the device has.
         note: Why it runs here, and what that risks.
+
+    Attributes:
+        isolated: False: this process would end with them.
     """
 
+    isolated = False
+
     def __init__(self, run: Run, memory_limit_bytes: int | None, note: str):
-        self._run = run
-        self._memory = DeviceMemory()
-        device = self._memory.limit_bytes
+        self._subject = _Subject(run, DeviceMemory())
+        device = self._subject.memory.limit_bytes
         if device is None:
             self._limit_bytes = memory_limit_bytes or _host_bytes()
         else:
@@ -164,13 +183,20 @@ class ProcessProbes:
     @property
     def facts(self) -> LoadFacts:
         """What is known of the load."""
-        found = _facts_of(self._run, self._memory, self._limit_bytes)
+        found = self._subject.facts(self._limit_bytes)
         return found._replace(notes=(self._note, *found.notes))
 
     def read(self, batch_size: int) -> Reading:
-        """Runs one batch size; the model is put back as it was."""
-        with kept_state(self._run.model):
-            return _measured(self._run, self._memory, batch_size)
+        """Runs one batch size; the model is put back as it was.
+
+        Raises:
+            DeviceLostError: If the device runs nothing more in this process.
+        """
+        with kept_state(self._subject.run.model):
+            reading = self._subject.read(batch_size)
+        if reading.lost:
+            raise DeviceLostError()
+        return reading
 
     def renew(self) -> bool:
         """Cannot start afresh."""
@@ -187,59 +213,57 @@ def worker_probes(load: Load, memory_limit_bytes: int | None) -> Iterator[Worker
         probes.close()
 
 
-class _Measured:
-    """A load and the memory that it takes, in the worker."""
+class _Subject:
+    """A load and the memory that it takes, in the process that runs it."""
 
-    def __init__(self, load: Load, memory_limit_bytes: int | None):
-        if memory_limit_bytes is not None:
-            limit_gpu(memory_limit_bytes)
-        self.memory = DeviceMemory()
-        self.run = load.start()
+    def __init__(self, run: Run, memory: DeviceMemory):
+        self.run = run
+        self.memory = memory
+        self._smallest_that_ran: int | None = None
+
+    def worker_facts(self, limit_bytes: int) -> LoadFacts:
+        """Read the load's facts where the device may know the limit better."""
+        return self.facts(self.memory.limit_bytes or limit_bytes)
+
+    def facts(self, limit_bytes: int) -> LoadFacts:
+        run = self.run
+        return LoadFacts(
+            self.memory.device,
+            limit_bytes,
+            run.training,
+            run.model.dtype_policy.name,
+            run.variables_bytes,
+            max(self.memory.held_bytes, run.variables_bytes),
+            run.examples,
+            () if run.note is None else (run.note,),
+        )
+
+    def read(self, batch_size: int) -> Reading:
+        gc.collect()
+        self.memory.reset()
+        started_s = time.perf_counter()
+        peak, rows, step_s, lost = None, batch_size, None, False
+        try:
+            rows, step_s = self.run.run(batch_size), self.run.step_s
+            # A CPU's plain allocator does not count small blocks: what is held for sure is less.
+            held = max(self.memory.peak_bytes, self.run.variables_bytes, 1)
+            peak = held + self.run.left_out_bytes(batch_size)
+            self._smallest_that_ran = min(rows, self._smallest_that_ran or rows)
+        except Exception as error:
+            smaller = self._smallest_that_ran
+            worked = smaller is not None and smaller < batch_size
+            if not ran_out_of_memory(error, smaller_worked=worked):
+                raise
+            lost = device_is_lost(error)
+        duration_s = time.perf_counter() - started_s
+        return Reading(peak, rows, duration_s, lost=lost, step_s=step_s)
 
 
-def _facts(measured: _Measured, limit_bytes: int) -> LoadFacts:
-    limit = measured.memory.limit_bytes or limit_bytes
-    return _facts_of(measured.run, measured.memory, limit)
-
-
-def _facts_of(run: Run, memory: DeviceMemory, limit_bytes: int) -> LoadFacts:
-    return LoadFacts(
-        memory.device,
-        limit_bytes,
-        run.training,
-        run.model.dtype_policy.name,
-        run.variables_bytes,
-        max(memory.held_bytes, run.variables_bytes),
-        run.examples,
-        () if run.note is None else (run.note,),
-    )
-
-
-def _read(measured: _Measured, batch_size: int) -> Reading:
-    return _measured(measured.run, measured.memory, batch_size)
-
-
-def _measured(run: Run, memory: DeviceMemory, batch_size: int) -> Reading:
-    gc.collect()
-    memory.reset()
-    started_s = time.perf_counter()
-    peak, rows = None, batch_size
-    try:
-        rows = run.run(batch_size)
-        # A CPU's plain allocator does not count small blocks: what is held for sure is less.
-        peak = max(memory.peak_bytes, run.variables_bytes, 1) + run.left_out_bytes(batch_size)
-    except Exception as error:
-        if not _of_memory(error):
-            raise
-    return Reading(peak, rows, time.perf_counter() - started_s)
-
-
-def _of_memory(error: BaseException) -> bool:
-    if isinstance(error, WorkerDied):
-        return error.out_of_memory
-    if isinstance(error, UnsendableError) and error.__cause__ is not None:
-        return _of_memory(error.__cause__)  # It could not be read where there was no room.
-    return failure_status(error) == "out_of_memory"
+def _start(load: Load, memory_limit_bytes: int | None) -> _Subject:
+    if memory_limit_bytes is not None:
+        limit_gpu(memory_limit_bytes)
+    memory = DeviceMemory()
+    return _Subject(load.start(), memory)
 
 
 def _host_bytes() -> int:

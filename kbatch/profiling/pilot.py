@@ -1,6 +1,7 @@
 """The pilot: a short training whose micro-batches tell the gradient noise scale."""
 
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -32,7 +33,8 @@ class PilotPlan(NamedTuple):
     Attributes:
         batch_size: Examples of an update, which its micro-batches share; the learning rate suits
             them.
-        budget_s: Seconds that it may take, its first update not counted.
+        budget_s: Seconds that it may take, building included; half of them follow the first update
+            in any case.
         epochs: Most passes over the data.
         update_s: Seconds that an update takes about, None if not known.
         seed: Seed of weights and order.
@@ -70,7 +72,7 @@ def run_pilot(build: Callable[[], keras.Model], data: FitData, *, plan: PilotPla
             warnings.simplefilter("ignore")
             accumulate_gradients(model, micro_batch_size, moments_every=1)
         learning_rate = current_learning_rate(model.optimizer)
-        watch = _Watch(plan, in_epoch)
+        watch = _Watch(plan, in_epoch, began_s)
         fit_in_stretches(model, batches, stretch=_stretch_length(plan, in_epoch), watch=watch)
     return PilotRecord(
         plan.batch_size,
@@ -81,6 +83,8 @@ def run_pilot(build: Callable[[], keras.Model], data: FitData, *, plan: PilotPla
         watch.ended_by,
         plan.seed,
         watch.trained_s,
+        watch.build_s,
+        watch.look_s,
     )
 
 
@@ -92,13 +96,17 @@ def pilot_micro_batch_size(batch_size: int) -> int:
 class _Watch(keras.callbacks.Callback):
     """Keeps the stretches, each of which is an epoch to Keras, and ends training."""
 
-    def __init__(self, plan: PilotPlan, in_epoch: int | None):
+    def __init__(self, plan: PilotPlan, in_epoch: int | None, began_s: float):
         super().__init__()
         self.stretches: list[PilotStretch] = []
         self.ended_by = "budget"
         self._plan = plan
         self._most = plan.epochs * in_epoch if plan.epochs and in_epoch else math.inf
+        self._ends_s = began_s + plan.budget_s
+        self._begun_s = began_s
         self._began_s = math.nan
+        self._look_began_s = math.nan
+        self._looks_s: list[float] = []
         self._before = 0
         self._made = 0
 
@@ -110,10 +118,17 @@ class _Watch(keras.callbacks.Callback):
         self._made += steps_at_once(self.model)
         if math.isnan(self._began_s):
             self._began_s = time.perf_counter()  # What came before traced and compiled.
+            self._ends_s = max(self._ends_s, self._began_s + self._plan.budget_s / 2)
         if self._made >= self._most:
             self._end("epochs")
-        elif self.trained_s > self._plan.budget_s:
+        elif time.perf_counter() > self._ends_s:
             self._end("budget")
+
+    def on_test_begin(self, logs: Any = None):
+        self._look_began_s = time.perf_counter()
+
+    def on_test_end(self, logs: Any = None):
+        self._looks_s.append(time.perf_counter() - self._look_began_s)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         found = logs or {}
@@ -132,6 +147,16 @@ class _Watch(keras.callbacks.Callback):
     def trained_s(self) -> float:
         """Seconds since the first update."""
         return time.perf_counter() - self._began_s
+
+    @property
+    def look_s(self) -> float:
+        """Seconds of a look at the held-out loss."""
+        return statistics.median(self._looks_s) if self._looks_s else 0.0
+
+    @property
+    def build_s(self) -> float:
+        """Seconds that building took, of the first look too."""
+        return self._began_s - self._begun_s + sum(self._looks_s[:1]) - self.look_s
 
     def _end(self, reason: str) -> None:
         model: Any = self.model

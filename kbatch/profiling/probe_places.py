@@ -19,8 +19,10 @@ from kbatch.profiling.memory_refusals import (
 )
 
 _GPU_IN_USE = (
-    "Measured in this process, which holds the GPU already, and so not confirmed in a fresh one: "
-    "for that, call `find_max_batch_size` before anything else uses the GPU."
+    "Measured in this process, which holds the GPU already, and so not confirmed in a fresh one. "
+    "A model, a tensor or a `tf.data.Dataset` made here takes the GPU: for a measurement in a "
+    "process of its own give a build function, and arrays or a function `batch_size -> Dataset`, "
+    "before anything else uses TensorFlow."
 )
 _NOT_SENDABLE = (
     "Measured in this process, since the build function or the data cannot be sent to a worker "
@@ -38,7 +40,7 @@ def search_in_place(
     *,
     memory_limit_bytes: int | None,
     memory_window: tuple[float, float],
-    model: keras.Model | None = None,
+    model: Callable[[], keras.Model] | None = None,
 ) -> Result:
     """Searches in a worker process, or here if this one holds the GPU or the load cannot be sent.
 
@@ -47,13 +49,14 @@ def search_in_place(
         search: Searches with the probes that it is given.
         memory_limit_bytes: Memory that may be taken, None for what the device has.
         memory_window: Lower and upper share of it that is aimed at.
-        model: The model built already, for probes in this process; it stays as it is.
+        model: Returns the model that this process has or will need itself, for probes here; the
+            model stays as it is. None to build one.
 
     Raises:
         InputError: If the limit is below the weights, or the data have one example.
         OutOfMemoryError: If one example does not fit.
     """
-    here = load if model is None else dataclasses.replace(load, build=lambda: model)
+    here = load if model is None else dataclasses.replace(load, build=model)
     if gpu_in_use():
         return search(ProcessProbes(here.start(), memory_limit_bytes, _GPU_IN_USE))
     try:

@@ -8,10 +8,6 @@ import numpy as np
 from kbatch.profiling.inference_shapes import alike, declared_inputs, ordered_rows
 from kbatch.training.errors import InputError
 
-_TEXT = (
-    "Targets are numbers to a loss: give each label's index "
-    "(`np.unique(y, return_inverse=True)[1]`)."
-)
 _ONE_HOT = (
     "The loss {loss!r} takes the index of each label, and `y` has a value for each class: give "
     '`y.argmax(axis=-1)`, or compile with "categorical_crossentropy".'
@@ -56,8 +52,6 @@ def _of_targets(model: Any, y: Any) -> str | None:
     if not isinstance(y, np.ndarray):
         return None
     given = f"Received: y of shape {_shape(y.shape[1:])} and dtype {y.dtype}."
-    if y.dtype.kind in "USO":
-        return f"{_TEXT} {given}"
     name, outputs = _loss_name(model.loss), list(getattr(model, "outputs", None) or [])
     rank = len(outputs[0].shape) if len(outputs) == 1 else None
     if name == "sparse_categorical_crossentropy" and _has_classes(y):

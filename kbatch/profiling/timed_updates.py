@@ -8,11 +8,11 @@ from typing import NamedTuple
 import keras
 
 from kbatch.analysis.size_costs import TimedRounds
-from kbatch.instruments.failures import failure_status
+from kbatch.instruments.failures import ran_out_of_memory
 from kbatch.profiling.loads import DataEnded, Source, batch_of
+from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.profiling.timing_plan import TimingPlan
 from kbatch.profiling.timing_rounds import TimingRounds
-from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
 from kbatch.training.micro_batch_steps import micro_batch_steps
 
 _BLOCK_S = 0.03
@@ -22,8 +22,8 @@ _PRECISION = 0.02
 _LONGEST_SHARE = 0.03
 _SMALLEST_HALVED = 16
 _FIRST_CALLS = 3
-# XLA may take a minute for each shape.
-_MOST_BUILT_S = 30.0
+# Of the seconds, to build train steps: XLA may take a minute for each shape.
+_BUILDING_SHARE = 0.5
 
 
 class Way(NamedTuple):
@@ -59,6 +59,8 @@ def time_updates(
     batch_sizes: Sequence[int],
     largest_whole: int | None,
     budget_s: float,
+    checks: PartsChecks,
+    first: int | None = None,
     seed: int = 0,
 ) -> UpdateTimes:
     """Times updates of whole batches, in two halves, and of larger ones in the fastest micro-batch.
@@ -70,54 +72,61 @@ def time_updates(
         source: Its data.
         batch_sizes: Batch sizes, ascending, in examples.
         largest_whole: Most examples that fit at once, None where that is not known.
-        budget_s: Seconds to spend; each size is timed once in any case.
+        budget_s: Seconds to spend, half of them at most on building train steps.
+        checks: Compare parts of a batch with the whole.
+        first: Size that is timed in any case, whatever it takes; the larger ones come next, then
+            the smaller ones. None for the smallest.
         seed: Seed of the order in the rounds.
 
     Returns:
         The timings; none where not even the smallest size could be run.
     """
+    began_s = time.perf_counter()
     fitting = [size for size in batch_sizes if largest_whole is None or size <= largest_whole]
-    coupled = coupled_parts(model)
+    first = fitting[0] if first not in fitting and fitting else first
+    smaller = [size for size in reversed(fitting) if first is not None and size < first]
+    difference = checks.difference(model, source, most=largest_whole)
     with micro_batch_steps(model) as steps:
 
         def update(way: Way) -> Callable[[], None]:
             return steps.step(batch_of(source, model, way.batch_size), way.micro_batch_size)
 
         ready = _ReadyWays(update, budget_s)
-        ready.add_while_fast(Way(size, size) for size in fitting)
-        if coupled:
+        ready.add_while_fast(Way(size, size) for size in fitting if size not in smaller)
+        ready.add_while_fast(Way(size, size) for size in smaller)
+        if difference:
             ready.add_while_fast(_beyond(ready.call_s, batch_sizes, largest_whole=largest_whole))
         else:
             ready.add_while_fast(_in_parts(ready.call_s, batch_sizes))
             ready.add_while_fast(_in_halves(ready.call_s))
-        if coupled and not all(map(_is_whole, ready.calls)):
-            ready.notes.append(coupling_note(coupled))
-        return _timed(ready, budget_s, seed)
+        if difference and not all(map(_is_whole, ready.calls)):
+            ready.notes.append(difference)
+        return _timed(ready, budget_s - (time.perf_counter() - began_s), seed)
 
 
-def _timed(ready: "_ReadyWays", budget_s: float, seed: int) -> UpdateTimes:
-    # The budget begins here: building the train steps is not counted.
-    plan = TimingPlan(budget_s, _FEWEST_CALLS, _BLOCK_S, _PRECISION)
-    rounds: TimingRounds[Way] = TimingRounds(plan, seed=seed, is_result=_ran_out)
+def _timed(ready: "_ReadyWays", left_s: float, seed: int) -> UpdateTimes:
+    plan = TimingPlan(max(0.0, left_s), _FEWEST_CALLS, _BLOCK_S, _PRECISION)
+    rounds: TimingRounds[Way] = TimingRounds(plan, seed=seed, is_result=ran_out_of_memory)
+    slow = {way for way, seconds in ready.call_s.items() if seconds > ready.longest_s}
     for way, call in ready.calls.items():
-        rounds.admit(way, call)
+        if way not in slow:
+            rounds.admit(way, call, traced=True)
     rounds.run()
-    found = [
+    # A slow update was timed when it was built, as if in the first round.
+    found = [TimedRounds(*way, (0,), (ready.call_s[way],)) for way in slow]
+    found += [
         TimedRounds(
             way.batch_size,
             way.micro_batch_size,
             tuple(block.round for block in blocks),
             tuple(statistics.median(block.durations_s) for block in blocks),
         )
-        for way, blocks in sorted(rounds.blocks.items())
+        for way, blocks in rounds.blocks.items()
         if blocks and way not in rounds.failures
     ]
+    found.sort(key=lambda timed: (timed.batch_size, timed.micro_batch_size))
     reason = None if found else "not even the smallest batch size could be run"
     return UpdateTimes(tuple(found), tuple(ready.notes), reason)
-
-
-def _ran_out(error: Exception) -> bool:
-    return failure_status(error) == "out_of_memory"
 
 
 def _is_whole(way: Way) -> bool:
@@ -162,13 +171,14 @@ class _ReadyWays:
         self.calls: dict[Way, Callable[[], None]] = {}
         self.call_s: dict[Way, float] = {}
         self.notes: list[str] = []
+        self.longest_s = _LONGEST_SHARE * budget_s
         self._update = update
-        self._longest_s = _LONGEST_SHARE * budget_s
-        self._most_built_s = max(budget_s, _MOST_BUILT_S)
+        self._most_built_s = _BUILDING_SHARE * budget_s
         self._built_s = 0.0
+        self._last_s = 0.0
 
     def add_while_fast(self, ways: Iterable[Way]) -> None:
-        """Builds ways, ascending, until one takes too long or does not fit."""
+        """Builds ways until one takes too long or does not fit."""
         for way in ways:
             reason = self._add(way)
             if reason is not None:
@@ -179,28 +189,34 @@ class _ReadyWays:
     def _add(self, way: Way) -> str | None:
         """Builds a way, or says why the next ones are left out too."""
         smaller = [s for other, s in self.call_s.items() if other.batch_size < way.batch_size]
-        if smaller and max(smaller) > self._longest_s:
+        if smaller and max(smaller) > self.longest_s:
             return (
                 "and larger ones were not timed: an update takes longer than "
-                f"{self._longest_s:.1f} s. A larger `budget_s` is needed."
+                f"{self.longest_s:.1f} s. A larger `budget_s` is needed."
             )
-        if self._built_s > self._most_built_s:
+        if self._built_s and self._built_s + self._last_s > self._most_built_s:
             return (
-                f"and larger ones were not timed: building the others took {self._built_s:.0f} s. "
-                "Give fewer `batch_sizes`, or a larger `budget_s`."
+                "and further ones were not timed: building train steps took "
+                f"{self._built_s:.0f} s. Give fewer `batch_sizes`, or a larger `budget_s`."
             )
         began_s = time.perf_counter()
         try:
             call = self._update(way)
             call()
-            self._built_s += time.perf_counter() - began_s
-            self.call_s[way] = min(_seconds(call) for _ in range(_FIRST_CALLS))
+            # A slow call is not made again only to be sure.
+            calls_s = [_seconds(call)]
+            while len(calls_s) < _FIRST_CALLS and sum(calls_s) < self.longest_s:
+                calls_s.append(_seconds(call))
+            self.call_s[way] = min(calls_s)
         except DataEnded as ended:
             return f"and larger ones were not timed: the data have {ended.rows:,} examples."
         except Exception as error:
-            if not _ran_out(error):
+            if not ran_out_of_memory(error, smaller_worked=bool(self.calls)):
                 raise
             return "ran out of memory."
+        finally:
+            self._last_s = time.perf_counter() - began_s
+            self._built_s += self._last_s
         self.calls[way] = call
         return None
 

@@ -52,8 +52,9 @@ class TimingRounds(Generic[Key]):
         plan: When a contender has been timed enough.
         seed: Seed of the order within rounds.
         clock: Tells seconds.
-        is_result: Tells which errors of a call are a result, such as want of memory: the
-            contender leaves, and the others go on.
+        is_result: Returns whether an error of a call is a result, such as want of memory: the
+            contender leaves, and the others go on. It gets `smaller_worked`, whether another
+            contender ran before.
 
     Attributes:
         blocks: The turns of each contender, in order.
@@ -67,7 +68,7 @@ class TimingRounds(Generic[Key]):
         *,
         seed: int,
         clock: Clock = time.perf_counter,
-        is_result: Callable[[Exception], bool] = lambda error: False,
+        is_result: Callable[..., bool] = lambda error, *, smaller_worked: False,
     ):
         self.blocks: dict[Key, list[Block]] = {}
         self.warm_ups: dict[Key, WarmUp] = {}
@@ -183,7 +184,7 @@ class TimingRounds(Generic[Key]):
             with collection_off():
                 return self._timed(self._calls[key], least_calls=calls, least_s=least_s)
         except Exception as error:
-            if not self._is_result(error):
+            if not self._is_result(error, smaller_worked=True):
                 raise
             return None
 
@@ -199,9 +200,12 @@ class TimingRounds(Generic[Key]):
             self.blocks[key].append(Block(number, durations_s))
 
     def _keep_if_result(self, key: Key, error: Exception) -> None:
-        if not self._is_result(error):
+        if not self._is_result(error, smaller_worked=bool(self.warm_ups)):
             raise error
-        self.failures[key] = error
+        # The frames of a traceback hold the tensors of the call that ran out.
+        self.failures[key] = error.with_traceback(None)
+        error.__context__ = error.__cause__ = None
+        gc.collect()
 
     def _timed(self, call: Call, *, least_calls: int, least_s: float) -> tuple[float, ...]:
         durations_s: list[float] = []

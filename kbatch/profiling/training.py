@@ -1,6 +1,7 @@
 """How the micro-batch size affects a model's step time, throughput and memory in training."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,13 +11,19 @@ import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
+from kbatch.analysis.memory_fit import SURE_SHARE, fit_memory
 from kbatch.instruments.device_memory import check_memory_limit
 from kbatch.instruments.environment import read_environment
 from kbatch.profiling.inference_memory import MemoryPass
 from kbatch.profiling.loads import DataEnded, Load, Run
 from kbatch.profiling.max_batch import data_source
 from kbatch.profiling.training_memory import WINDOW, measure_training_memory
-from kbatch.profiling.training_sweep import TRAINING_TIMING, StepSetting, TrainingSweep
+from kbatch.profiling.training_sweep import (
+    SHARE_TO_WARM_UP,
+    TRAINING_TIMING,
+    StepSetting,
+    TrainingSweep,
+)
 from kbatch.profiling.user_model import BuildFunction, model_builder
 from kbatch.records.inference_measurements import MemoryRecord
 from kbatch.records.training_profile import TrainingPoint, TrainingProfile
@@ -25,8 +32,8 @@ from kbatch.training.errors import InputError
 from kbatch.training.micro_batch_steps import micro_batch_steps
 
 _LARGEST_DEFAULT = 4096
-# Share of the time after which no size is begun: the rest is for the rounds.
-_SHARE_TO_WARM_UP = 0.5
+# Where throughput still grows there, sizes go on up to this one.
+_LARGEST = 65536
 
 Progress = Callable[[str], None]
 
@@ -65,7 +72,8 @@ def profile_training(
             function `batch_size -> tf.data.Dataset`. A few rows are used, repeated into batches.
         y: Targets of arrays.
         batch_sizes: Micro-batch sizes in ascending order. None for powers of two as far as data,
-            memory and time allow, up to 4096.
+            memory and time allow, up to 4096, and on to 65536 while throughput still grows and the
+            measured memory says that they fit.
         batch_size: Examples of an optimizer update, for steps that accumulate over micro-batches
             of these sizes. None for Keras's own step, whose batch is the micro-batch.
         time_budget_s: Seconds for the steps; tracing, compiling and the start of the worker
@@ -95,20 +103,22 @@ def profile_training(
     source = data_source(x, y)
     policy = keras.config.dtype_policy().name
     load = Load(model_builder(build), source, policy, accumulate_below=batch_size or 0)
-    run = load.start()
-    sizes = request.sizes_up_to(run.examples)
+    # Building the model takes the GPU: the worker process comes first.
+    start = functools.cache(load.start)
     memory = MemoryPass((), 0, ())
     if measure_memory:
         say("measuring memory in a worker process")
         memory = measure_training_memory(
             load,
-            run.model,
-            sizes,
+            lambda: start().model,
+            request.sizes_up_to,
             chosen=request.chosen,
             memory_limit_bytes=limit_bytes,
             time_budget_s=time_budget_s,
             on_probe=lambda record: say(_memory_line(record)),
         )
+    run = start()
+    sizes = request.sizes_up_to(run.examples)
     points = _points(run, request, sizes, memory, seed, say)
     return TrainingProfile(
         model_name=run.model.name,
@@ -133,6 +143,13 @@ class _Request(NamedTuple):
         if self.chosen or examples is None or self.batch_size is not None:
             return self.sizes
         return tuple(size for size in self.sizes if size <= examples)
+
+    def larger(self, examples: int | None) -> tuple[int, ...]:
+        """Return the sizes to go on with, beyond the default ones, that the data fill."""
+        smallest = 2 * _LARGEST_DEFAULT
+        if self.chosen or self.batch_size is not None or (examples or 0) < smallest:
+            return ()
+        return powers_of_two(smallest, min(_LARGEST, examples or 0))
 
     def setting(self, size: int) -> StepSetting:
         return StepSetting(size, self.batch_size or size)
@@ -173,6 +190,10 @@ def _points(
     with micro_batch_steps(run.model) as steps:
         sweep = TrainingSweep(steps, run.batch, timing, seed=seed)
         not_run = _warm_up(sweep, request, sizes, probed, memory.limit_bytes, say)
+        if not not_run and not sweep.rounds.failures:
+            fit = fit_memory({r.batch_size: r.peak_bytes for r in memory.records if r.peak_bytes})
+            most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
+            sizes = sweep.go_on(sizes, [s for s in request.larger(run.examples) if s <= most], say)
         sweep.rounds.run(lambda number, live: say(f"round {number}: {live} sizes go on"))
         return tuple(
             _point(sweep, request.setting(size), not_run.get(size), probed.get(size))
@@ -193,7 +214,7 @@ def _warm_up(
     end: str | None = None
     for size in sizes:
         reason = end or _reason_not_to_run(probed.get(size), limit_bytes)
-        if reason is None and sweep.late(_SHARE_TO_WARM_UP):
+        if reason is None and sweep.late(SHARE_TO_WARM_UP):
             reason = "half of the time budget was spent on warming up smaller sizes"
         if reason is not None:
             not_run[size] = reason
@@ -208,9 +229,7 @@ def _warm_up(
             say(f"micro-batch {size}: out of memory")
             continue
         say(f"micro-batch {size}: {readable(1000 * warm_up.call_s)} ms a step after warming up")
-        # Twice the size takes up to twice as long, and so do all smaller ones together.
-        needed_s = 4 * warm_up.call_s * TRAINING_TIMING.needed_calls
-        if not request.chosen and needed_s > sweep.rest_s:
+        if not request.chosen and sweep.is_too_slow(warm_up.call_s):
             end = "too slow for the time budget"
     return not_run
 

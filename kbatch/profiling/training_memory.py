@@ -19,8 +19,8 @@ WINDOW = (0.80, 0.90)
 
 def measure_training_memory(
     load: Load,
-    model: keras.Model,
-    micro_batch_sizes: Sequence[int],
+    model: Callable[[], keras.Model],
+    micro_batch_sizes: Callable[[int | None], Sequence[int]],
     *,
     chosen: bool,
     memory_limit_bytes: int | None,
@@ -31,8 +31,8 @@ def measure_training_memory(
 
     Args:
         load: What to run.
-        model: The model built already, for probes in this process; it stays as it is.
-        micro_batch_sizes: Sizes in ascending order.
+        model: Returns the model of this process, for probes in it; the model stays as it is.
+        micro_batch_sizes: Returns the sizes, ascending, for the number of examples in the data.
         chosen: Whether a person chose them: then one that is expected not to fit is run too,
             unless it would be in this process.
         memory_limit_bytes: Memory that may be taken; None for what the device has, on a CPU half
@@ -58,7 +58,7 @@ def measure_training_memory(
 def _measured(
     probes: Probes,
     *,
-    sizes: Sequence[int],
+    sizes: Callable[[int | None], Sequence[int]],
     chosen: bool,
     time_budget_s: float,
     on_probe: Callable[[MemoryRecord], None] | None,
@@ -69,7 +69,7 @@ def _measured(
     may_die = chosen and isinstance(probes, WorkerProbes)
     records = ascend_memory(
         probes,
-        sizes,
+        sizes(facts.examples),
         dtype_policy=facts.dtype_policy,
         limit_bytes=facts.limit_bytes,
         held_bytes=facts.held_bytes,

@@ -2,17 +2,22 @@
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kbatch.instruments.failures import failure_status, failure_text
+from kbatch.analysis.latency_batches import is_saturated
+from kbatch.instruments.failures import failure_text, ran_out_of_memory
 from kbatch.profiling.timing_plan import TimingPlan
 from kbatch.profiling.timing_rounds import TimingRounds, WarmUp
 from kbatch.records.training_profile import TrainingPoint
+from kbatch.reporting.number_text import readable
 from kbatch.training.micro_batch_steps import MicroBatchSteps
 
 # Rounds that a size is timed in at least, for an interval of their median.
 _FEWEST_ROUNDS = 6
+
+# Share of the time after which no size is begun: the rest is for the rounds.
+SHARE_TO_WARM_UP = 0.5
 
 TRAINING_TIMING = TimingPlan(
     needed_calls=_FEWEST_ROUNDS,
@@ -59,7 +64,7 @@ class TrainingSweep:
         seed: int = 0,
     ):
         self.rounds: TimingRounds[StepSetting] = TimingRounds(
-            timing, seed=seed, is_result=_of_memory
+            timing, seed=seed, is_result=ran_out_of_memory
         )
         self._steps = steps
         self._batch_of = batch_of
@@ -83,6 +88,39 @@ class TrainingSweep:
     def rest_s(self) -> float:
         """Seconds of the time budget that are left."""
         return self._time_budget_s - self.rounds.spent_s
+
+    def is_too_slow(self, step_s: float) -> bool:
+        """Return whether no time is left for twice the size of a step that takes so long."""
+        # Twice the size takes up to twice as long, and so do all smaller ones together.
+        return 4 * step_s * TRAINING_TIMING.needed_calls > self.rest_s
+
+    def go_on(
+        self, sizes: Sequence[int], larger: Sequence[int], say: Callable[[str], None]
+    ) -> tuple[int, ...]:
+        """Warm larger sizes up while throughput grows and time is left.
+
+        Args:
+            sizes: Batch sizes whose whole batches are warmed up, ascending.
+            larger: Sizes that fit in memory, ascending.
+            say: Receives a line for each of them.
+
+        Returns:
+            All sizes that were tried.
+        """
+        tried = tuple(sizes)
+        for size in larger:
+            times_s = [self.rounds.warm_ups[StepSetting(s, s)].call_s for s in tried[-2:]]
+            if len(times_s) < 2 or self.late(SHARE_TO_WARM_UP) or self.is_too_slow(times_s[1]):
+                break
+            if is_saturated((tried[-2], tried[-1]), (times_s[0], times_s[1])):
+                break
+            warm_up = self.warm_up(StepSetting(size, size))
+            tried = (*tried, size)
+            if warm_up is None:
+                say(f"micro-batch {size}: out of memory")
+                break
+            say(f"micro-batch {size}: {readable(1000 * warm_up.call_s)} ms a step after warming up")
+        return tried
 
     def point(self, setting: StepSetting, *, not_run: str | None = None) -> TrainingPoint:
         """Gives what was found of a setting.
@@ -109,7 +147,3 @@ class TrainingSweep:
             rounds=tuple(block.round for block in blocks),
             step_times_s=tuple(round(statistics.median(b.durations_s), 9) for b in blocks),
         )
-
-
-def _of_memory(error: Exception) -> bool:
-    return failure_status(error) == "out_of_memory"

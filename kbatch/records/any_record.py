@@ -1,11 +1,10 @@
 """Records read back from a file or folder that tells itself what it holds."""
 
 import importlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kbatch.records.json_files import RecordError, read_record
+from kbatch.records.json_files import RecordError, read_json, read_record, shown
 from kbatch.records.loading import load_study
 
 if TYPE_CHECKING:
@@ -63,7 +62,6 @@ def load_record(path: str | Path) -> "AnyRecord":
 
 def _kind(path: Path) -> str:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return str(document["kind"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return shown(read_json(path)["kind"], str)
+    except (KeyError, TypeError) as error:
         raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error

@@ -39,15 +39,15 @@ class PolicySpeed:
 
     Attributes:
         dtype_policy: Name of the policy.
-        step_times_s: Seconds a step, one value a round; in each round all policies were timed.
+        step_times_s: Seconds a step, one value a round; of a policy that is very slow one in all.
     """
 
     dtype_policy: str
     step_times_s: tuple[float, ...]
 
     def times_as_fast_as(self, other: "PolicySpeed") -> float:
-        """Gives the median over the rounds of the other policy's step time over this one's."""
-        pairs = zip(other.step_times_s, self.step_times_s, strict=True)
+        """Return the median over common rounds of the other policy's step time over this one's."""
+        pairs = zip(other.step_times_s, self.step_times_s, strict=False)
         return statistics.median(theirs / ours for theirs, ours in pairs)
 
 

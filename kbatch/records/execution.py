@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate_records import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.ranges import SHORTEST_S, check_ranges
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 from kbatch.records.noise import EpochNoiseScale, noise_scale, noise_scale_curve
 from kbatch.records.target import COST_NAMES, Budget, Cost, Target, cost_to_target
 from kbatch.records.usage import UsageRecord
 
+# Of more, an axis of doubles cannot tell one from the next.
+MOST_EXAMPLES = 2**53
 STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
 
 
@@ -39,6 +42,17 @@ class EpochRecord:
     data_wait_s: float | None
     batches: int | None = None
 
+    def __post_init__(self):
+        check_ranges(
+            0,
+            epoch=self.epoch,
+            examples=self.examples,
+            updates=self.updates,
+            train_s=self.train_s,
+            data_wait_s=self.data_wait_s,
+            batches=self.batches,
+        )
+
     def finite(self, metric: str) -> float | None:
         """Gives the value of a metric, None if it is missing or not finite."""
         value = self.metrics.get(metric)
@@ -63,7 +77,8 @@ class ExecutionRecord:
         learning_rate: Learning rate at the first update, after the rule.
         learning_rate_scaling: The rule, or None.
         jit_compile: Whether XLA compiled the train step, likewise.
-        window_examples: Examples in each window of steady training.
+        window_examples: Examples in each window of training; together the windows are all steps
+            but the first one of each new shape.
         window_durations_s: Duration of each of those windows, in seconds.
         first_step_s: Seconds of the first step, tracing and compiling included.
         examples_seen: Examples trained on in all, None if they were not counted.
@@ -90,6 +105,9 @@ class ExecutionRecord:
             built or not scaled yet.
         most_in_memory: Most examples that fit in memory at once, where probes or training met
             the end of it; None where they did not, or were not made.
+        sparse_gradients: "summed" where rows of a gradient for one index were added up before the
+            optimizer saw them, "keras" where a batch that was not cut left that to Keras; None
+            where that makes no difference to the model, or is not known.
     """
 
     status: str
@@ -125,15 +143,35 @@ class ExecutionRecord:
     traceback: str | None = None
     scaling: LearningRateScaling | None = None
     most_in_memory: int | None = None
+    sparse_gradients: str | None = None
 
     def __post_init__(self):
         if self.status not in STATUSES:
             raise ValueError(f"`status` must be one of {STATUSES}. Received: {self.status!r}.")
-        if not 1 <= (self.micro_batch_size or 1) <= self.batch_size:
+        if not 1 <= self.batch_size <= MOST_EXAMPLES:
+            raise ValueError(
+                f"`batch_size` must lie between 1 and {MOST_EXAMPLES:,}. "
+                f"Received: batch_size={self.batch_size}."
+            )
+        if self.micro_batch_size is not None and not 1 <= self.micro_batch_size <= self.batch_size:
             raise ValueError(
                 "A micro-batch has at least one example and at most those of the batch. Received: "
                 f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
             )
+        check_ranges(1, replicas=self.replicas, workers_on_device=self.workers_on_device)
+        check_ranges(
+            0,
+            batch_size_seen=self.batch_size_seen,
+            first_step_s=self.first_step_s,
+            examples_seen=self.examples_seen,
+            batches=self.batches,
+            updates=self.updates,
+            train_s=self.train_s,
+            data_wait_s=self.data_wait_s,
+            total_s=self.total_s,
+        )
+        check_ranges(1, window_examples=self.window_examples)
+        check_ranges(SHORTEST_S, window_durations_s=self.window_durations_s)
         if len(self.window_examples) != len(self.window_durations_s):
             raise ValueError(
                 "`window_examples` and `window_durations_s` must have the same length. Received: "
@@ -191,16 +229,29 @@ class ExecutionRecord:
 
     @functools.cached_property
     def throughput(self) -> Throughput | None:
-        """Examples per second of the steady part, None if there was none."""
+        """Examples per second after the first steps, None if there was nothing else."""
         return throughput_of_windows(self.window_examples, self.window_durations_s)
 
     @property
-    def throughput_quartiles(self) -> Interval | None:
-        """First and third quartile over the windows, None for fewer than two windows."""
-        throughput = self.throughput
-        if throughput is None or throughput.windows < 2:
+    def samples_per_second(self) -> float | None:
+        """Examples over training time after the first step of each new shape."""
+        return self.throughput and self.throughput.mean
+
+    @property
+    def window_samples_per_second(self) -> float | None:
+        """Median over the timing windows: what most steps do, the few slow ones left out."""
+        return self.throughput and self.throughput.median
+
+    @property
+    def samples_per_second_interval(self) -> Interval | None:
+        """First and third quartile over the windows, None for fewer than two windows.
+
+        They are drawn out to `samples_per_second`, which few slow steps take out of them.
+        """
+        found = self.throughput
+        if found is None or found.windows < 2:
             return None
-        return Interval(throughput.low, throughput.high)
+        return Interval(min(found.low, found.mean), max(found.high, found.mean))
 
     @property
     def data_wait_share(self) -> float | None:

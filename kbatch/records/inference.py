@@ -20,6 +20,7 @@ from kbatch.records.inference_measurements import (
     TargetCheck,
     TimingRecord,
     TwinRecord,
+    check_quantile,
 )
 from kbatch.records.inference_within import answer_within
 from kbatch.records.saved_record import SavedRecord
@@ -64,6 +65,9 @@ class InferenceProfile(SavedRecord, ShownRecord):
     checks: tuple[TargetCheck, ...] = ()
     notes: tuple[str, ...] = ()
     environment: EnvironmentRecord | None = None
+
+    def __post_init__(self):
+        check_quantile(self.quantile)
 
     def __repr__(self) -> str:
         """Sums the profile up in a line."""

@@ -19,7 +19,8 @@ class InferenceAnswer:
         batch_size: The size, in examples.
         interval: 95 % interval of the size before it was made whole, in examples; None if
             unknown.
-        verified: Whether fresh calls of this size kept to the target.
+        verified: Whether fresh calls of this size kept to the target, with 95 % confidence over all
+            sizes and looks of the search together.
         reason: Where the answer comes from.
         call_path: How the model was called.
         dtype_policy: Under which policy.

@@ -21,7 +21,7 @@ def most_by_checks(checks: Sequence[TargetCheck], latency_ms: float, quantile: f
     """Gives the largest size that checks leave for a target, None where they say nothing of it.
 
     A stricter target has no larger size than the one that was found for a looser one, and none
-    from the smallest size on that was not verified for it.
+    from the smallest size on that missed it. One that lacks calls for a verification says nothing.
 
     Args:
         checks: Checks of one call path and policy.
@@ -30,5 +30,9 @@ def most_by_checks(checks: Sequence[TargetCheck], latency_ms: float, quantile: f
     """
     looser = [c for c in checks if c.latency_ms >= latency_ms and c.quantile <= quantile]
     found = [c.batch_size for c in looser if c.best]
-    missed = [c.batch_size - 1 for c in looser if not c.best and not c.verified]
+    missed = [
+        c.batch_size - 1
+        for c in looser
+        if not c.best and not c.verified and c.missing_calls is None
+    ]
     return min([*found, *missed], default=None)

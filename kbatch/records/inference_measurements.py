@@ -7,6 +7,7 @@ from kbatch.analysis.intervals import Interval
 from kbatch.analysis.latency_target import keeps_to
 from kbatch.analysis.median_interval import median_interval
 from kbatch.analysis.quantile_bounds import QuantileBound, quantile_upper_bound
+from kbatch.analysis.ranges import SHORTEST_S, check_ranges
 
 TIMING_OUTCOMES = ("measured", "out_of_memory", "not_run")
 MEMORY_OUTCOMES = ("fits", "out_of_memory", "not_run")
@@ -60,6 +61,9 @@ class TimingRecord:
                 "A timing has blocks if, and only if, it was measured. Received: "
                 f"outcome={self.outcome!r}, {len(self.block_medians_s)} blocks."
             )
+        check_ranges(1, batch_size=self.batch_size)
+        check_ranges(0, examples_per_call=self.examples_per_call, first_call_s=self.first_call_s)
+        check_ranges(SHORTEST_S, block_medians_s=self.block_medians_s, latencies_s=self.latencies_s)
 
     @property
     def measured(self) -> bool:
@@ -125,6 +129,8 @@ class MemoryRecord:
                 f"`outcome` must be one of {', '.join(MEMORY_OUTCOMES)}. "
                 f"Received: outcome={self.outcome!r}."
             )
+        check_ranges(1, batch_size=self.batch_size)
+        check_ranges(0, peak_bytes=self.peak_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +194,11 @@ class TargetCheck:
         best: Whether this is the batch size that the search for the target returned.
         drift: By which share later calls may be slower than these: slowed by so much, their
             quantile still keeps to the target.
+        confidence: That with which they have to keep to the target, in (0, 1). All looks of a
+            search, at all its sizes, together verify a wrong size in 5 % at most.
+        calls_a_hiccup: Calls in a row that a hiccup of the machine slowed, on average.
+        missing_calls: Calls that are missing for sure knowledge of a size whose calls may yet keep
+            to the target; None where it is verified or has missed the target.
     """
 
     call_path: str
@@ -198,14 +209,38 @@ class TargetCheck:
     latencies_s: tuple[float, ...]
     best: bool = False
     drift: float = 0.0
+    confidence: float = 0.95
+    calls_a_hiccup: float = 1.0
+    missing_calls: int | None = None
+
+    def __post_init__(self) -> None:
+        check_quantile(self.quantile)
+        check_ranges(1, batch_size=self.batch_size)
+        check_ranges(SHORTEST_S, latency_ms=self.latency_ms, latencies_s=self.latencies_s)
 
     @property
     def verified(self) -> bool:
-        """Whether they keep to the target with 95 % confidence, and with that room."""
-        target_s = self.latency_ms / 1000
-        return keeps_to(self.latencies_s, target_s, quantile=self.quantile, drift=self.drift)
+        """Whether they keep to the target with that confidence, and with that room."""
+        return self.missing_calls is None and keeps_to(
+            self.latencies_s,
+            self.latency_ms / 1000,
+            quantile=self.quantile,
+            drift=self.drift,
+            confidence=self.confidence,
+            calls_a_hiccup=self.calls_a_hiccup,
+        )
 
     @property
     def exceeded(self) -> int:
         """How many calls took longer than the target."""
         return sum(latency_s > self.latency_ms / 1000 for latency_s in self.latencies_s)
+
+
+def check_quantile(quantile: float) -> None:
+    """Checks that a quantile is one.
+
+    Raises:
+        ValueError: If it does not lie between 0 and 1.
+    """
+    if not 0 < quantile < 1:
+        raise ValueError(f"`quantile` must lie between 0 and 1. Received: quantile={quantile}.")

@@ -8,10 +8,12 @@ from kbatch.analysis.input_bound import (
     agrees,
     crossing_batch_size,
     input_verdict,
+    is_impossible,
     overlapped_rate,
     serial_rate,
 )
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.ranges import check_ranges
 from kbatch.analysis.round_ratios import RoundEstimate, ratio_over_rounds
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.input_rates import (
@@ -54,6 +56,8 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         budget_s: Seconds that the measurement was given.
         environment: The machine and the software.
         long_run: One long reading of the pipeline alone; None where the rounds count whole epochs.
+        together_comparable: Whether both together had batches like those of pipeline and step
+            alone, counted in the same way; None if unknown.
     """
 
     source: str
@@ -72,6 +76,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     budget_s: float
     environment: EnvironmentRecord
     long_run: LongRunRecord | None = None
+    together_comparable: bool | None = None
 
     def __post_init__(self):
         if self.source not in SOURCES:
@@ -82,6 +87,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
                 "Pipeline, step and both together must have been measured in the same rounds. "
                 f"Received: {sorted(rounds)} rounds."
             )
+        check_ranges(1, batch_size=self.batch_size)
 
     def __repr__(self) -> str:
         """Sums the profile up in a line."""
@@ -90,12 +96,24 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     @property
     def verdict(self) -> str:
         """What limits training: `"input-bound"`, `"compute-bound"` or `"undetermined"`."""
-        return input_verdict(self.ratio, long_run=self.long_run_ratio)
+        return input_verdict(
+            self.ratio,
+            long_run=self.long_run_ratio,
+            together=[ratio for _, ratio in self._together_over()],
+        )
 
     @property
     def ratio(self) -> RoundEstimate | None:
         """Rate of the pipeline alone over that of the step alone, paired by round."""
         return ratio_over_rounds(self.pipeline.rates, self.step.rates)
+
+    @property
+    def disturbed(self) -> tuple[str, ...]:
+        """Which of `"pipeline"` and `"step"` ran slower alone than both together.
+
+        That cannot be: something else slowed them, so there is no verdict.
+        """
+        return tuple(name for name, ratio in self._together_over() if is_impossible(ratio))
 
     @property
     def long_run_ratio(self) -> Interval | None:
@@ -131,9 +149,10 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     def crossing(self) -> Crossing | None:
         """The batch size from which on the pipeline is slower, None if too little was measured.
 
-        None too where the rounds are not `is_even`: their rate of the pipeline is not its own.
+        None too where the rounds are not `is_even`: their rate of the pipeline is not its own, and
+        where one was `disturbed`.
         """
-        if not self.smaller_steps or not self.is_even:
+        if not self.smaller_steps or not self.is_even or self.disturbed:
             return None
         steps = [
             (self.batch_size, self.step),
@@ -173,9 +192,21 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         rows = [row for name, rate in self._contenders() for row in _rows(name, rate)]
         return pd.DataFrame(rows, columns=[*columns, "wait_s", "cpu_s"])
 
+    def _together_over(self) -> list[tuple[str, RoundEstimate]]:
+        """Rate of both together over that of each alone, by its name."""
+        if self.together_comparable is False:
+            return []
+        alone = {"step": self.step}
+        if self.long_run is None:
+            # Else training may end before a pause of the pipeline; the long reading checks it.
+            alone["pipeline"] = self.pipeline
+        ratios = {n: ratio_over_rounds(self.together.rates, r.rates) for n, r in alone.items()}
+        return [(name, ratio) for name, ratio in ratios.items() if ratio is not None]
+
     def _rates(self) -> tuple[float, float] | None:
         pipeline, step = self.pipeline.samples_per_second, self.step.samples_per_second
-        return (pipeline.value, step.value) if pipeline and step and self.is_even else None
+        usable = self.is_even and not self.disturbed
+        return (pipeline.value, step.value) if pipeline and step and usable else None
 
     def _contenders(self) -> list[tuple[str, RateRecord]]:
         found = [("pipeline", self.pipeline), ("step", self.step), ("together", self.together)]

@@ -3,6 +3,7 @@
 import dataclasses
 
 from kbatch.analysis.long_run import LongRun
+from kbatch.analysis.ranges import SHORTEST_S, check_ranges
 from kbatch.analysis.round_ratios import RoundEstimate, over_rounds, ratio_over_rounds
 
 
@@ -36,6 +37,8 @@ class RateRecord:
                     f"`{name}` must have one value a round. Received: {length} values of {rounds} "
                     "rounds."
                 )
+        check_ranges(1, examples=self.examples)
+        check_ranges(SHORTEST_S, durations_s=self.durations_s)
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -74,6 +77,9 @@ class SmallerStepRecord:
 
     batch_size: int
     rate: RateRecord
+
+    def __post_init__(self):
+        check_ranges(1, batch_size=self.batch_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,18 @@
 """Studies read back from their files, without TensorFlow."""
 
-import json
+import os
 from pathlib import Path
 from typing import Protocol
 
 from kbatch.records.goodput import GOODPUT_NAME, GoodputRecord
-from kbatch.records.json_files import RecordError, read_record
+from kbatch.records.json_files import (
+    RecordError,
+    printable,
+    read_json,
+    read_record,
+    shown,
+)
+from kbatch.records.search_identity import identity_notes
 from kbatch.records.study import SearchRecord, Study
 from kbatch.records.trial import TrialRecord
 
@@ -22,8 +29,8 @@ class _HasProjectDir(Protocol):
 def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     """Reads the study of a search.
 
-    A trial whose file is broken or of a newer kbatch is left out and named in
-    `Study.problems`; the others load.
+    A trial whose file is broken, impossible (no number may exceed 1e100), of another trial or of a
+    newer kbatch is left out and named in `Study.problems`; the others load.
 
     Args:
         tuner_or_directory: A keras-tuner tuner, its project directory
@@ -80,12 +87,22 @@ def _read_project(path: Path) -> Study:
 
     search_file = path / RECORD_NAME
     search = read(SearchRecord, search_file) if search_file.exists() else None
-    found = [read(TrialRecord, file) for file in sorted(path.glob(f"trial_*/{RECORD_NAME}"))]
-    problems += _unrecorded(path)
-    trials = sorted((t for t in found if t), key=lambda t: (t.batch_size, t.trial_id))
+    trials = []
+    for folder in sorted(path.glob("trial_*")):
+        file = folder / RECORD_NAME
+        # A link that leads nowhere is a lost record, which no other test would see.
+        trial = read(TrialRecord, file) if os.path.lexists(file) else None
+        if trial and file.parent.name != f"trial_{trial.trial_id}":
+            problems.append(f"{file} is left out: it holds trial {shown(trial.trial_id)}.")
+        elif trial:
+            trials.append(trial)
+    problems += [*_unrecorded(path), *identity_notes(path)]
+    trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
     goodput_file = path / GOODPUT_NAME
     goodput = read(GoodputRecord, goodput_file) if goodput_file.exists() else None
-    return Study(path.resolve().name, tuple(trials), search, tuple(problems), goodput)
+    # A folder's name may hold bytes that are no text, and lines that would break a title.
+    name = " ".join(printable(os.path.basename(os.path.realpath(path))).split())
+    return Study(name, tuple(trials), search, tuple(map(printable, problems)), goodput)
 
 
 def _unrecorded(path: Path) -> list[str]:
@@ -95,12 +112,12 @@ def _unrecorded(path: Path) -> list[str]:
         if (file.parent / RECORD_NAME).exists():
             continue
         try:
-            trial = json.loads(file.read_text(encoding="utf-8"))
+            trial = read_json(file)
             status, message = trial["status"], trial.get("message") or ""
-        except (OSError, ValueError, KeyError, TypeError):
+        except (RecordError, AttributeError, KeyError, TypeError):
             continue
         if status in ("FAILED", "INVALID"):
-            last = [line for line in message.splitlines() if line.strip()][-1:]
+            last = [line for line in str(message).splitlines() if line.strip()][-1:]
             lines.append(f"{file.parent.name} failed before training: {''.join(last)[:200]}")
     return lines
 
@@ -115,6 +132,6 @@ def _suggestion(path: Path) -> str:
 
 def _holds_search(file: Path) -> bool:
     try:
-        return json.loads(file.read_text(encoding="utf-8")).get("kind") == SearchRecord.__name__
-    except (OSError, ValueError, AttributeError):
+        return read_json(file)["kind"] == SearchRecord.__name__
+    except (RecordError, KeyError, TypeError):
         return False

@@ -4,6 +4,7 @@ import dataclasses
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.analysis.memory_fit import MemoryFit, fit_memory
+from kbatch.analysis.ranges import check_ranges
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.saved_record import SavedRecord
 from kbatch.records.shown_record import ShownRecord
@@ -21,6 +22,7 @@ class ProbeRecord:
         outcome: One of `OUTCOMES`.
         duration_s: Seconds that it took, tracing included.
         purpose: "search", or "fresh process" and "mixed sizes" for runs that confirm the answer.
+        step_s: Seconds of a train step after the first, None where none was timed.
     """
 
     batch_size: int
@@ -28,6 +30,16 @@ class ProbeRecord:
     outcome: str
     duration_s: float
     purpose: str = "search"
+    step_s: float | None = None
+
+    def __post_init__(self):
+        if self.outcome not in OUTCOMES:
+            raise ValueError(
+                f"`outcome` must be one of {', '.join(OUTCOMES)}. "
+                f"Received: outcome={self.outcome!r}."
+            )
+        check_ranges(1, batch_size=self.batch_size)
+        check_ranges(0, peak_memory_bytes=self.peak_memory_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +80,19 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
     largest_free_block_bytes: int | None = None
     notes: tuple[str, ...] = ()
     environment: EnvironmentRecord | None = None
+
+    def __post_init__(self):
+        check_ranges(1, max_batch_size=self.max_batch_size, limit_bytes=self.limit_bytes)
+        if self.max_batch_size not in self.memory_bytes:
+            raise ValueError(
+                "`max_batch_size` must be a size whose memory was probed. "
+                f"Received: max_batch_size={self.max_batch_size}."
+            )
+        if len(self.memory_window) != 2 or not 0 < self.memory_window[0] <= self.memory_window[1]:
+            raise ValueError(
+                "`memory_window` must be two shares in ascending order. "
+                f"Received: memory_window={self.memory_window}."
+            )
 
     def __repr__(self) -> str:
         """Sums the result up in a line."""

@@ -2,14 +2,21 @@
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 
+from kbatch.analysis.batch_decision import FEW_UPDATES, NO_PROGRESS, PILOT_DIVERGED
 from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_epochs
 
 ENDS = ("progress", "budget", "epochs", "diverged")
 # Of fewer stretches the late half says too little.
 _FEWEST_STRETCHES = 6
 _REST = 0.02
+# Fewer updates to a loss compare no sizes, and a loss that fell by less than this many standard
+# deviations of its scatter may not have fallen.
+_FEWEST_UPDATES, _LEAST_FALL = 20, 4.0
+# The median of the absolute second difference of independent values, over their deviation.
+_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +54,9 @@ class PilotRecord:
         seed: Seed of weights and order, None when none was set.
         trained_s: Seconds after its first update, looks at the held-out loss included; None if not
             recorded.
+        build_s: Seconds before its first update and, beyond a look, at the first look; None if not
+            recorded.
+        look_s: Seconds of a look at the held-out loss, the median; None if not recorded.
     """
 
     batch_size: int
@@ -57,6 +67,8 @@ class PilotRecord:
     ended_by: str
     seed: int | None = None
     trained_s: float | None = None
+    build_s: float | None = None
+    look_s: float | None = None
 
     def __post_init__(self):
         if self.ended_by not in ENDS:
@@ -95,6 +107,22 @@ class PilotRecord:
     def updates_to_target(self) -> int:
         """Updates until the loss was there, all where it did not fall."""
         return sum(stretch.updates for stretch in self.stretches[: useful_count(self.stretches)])
+
+    @property
+    def missing(self) -> str | None:
+        """What it lacks for sizes to be compared, as in `BatchDecision`; None if nothing."""
+        if self.ended_by == "diverged":
+            return PILOT_DIVERGED
+        if self.updates < _FEWEST_UPDATES:
+            return FEW_UPDATES
+        losses = [loss for loss in _losses(self.stretches) if loss < math.inf]
+        if self.target is None or len(losses) < _FEWEST_STRETCHES:
+            return NO_PROGRESS
+        bends = [a - 2 * b + c for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
+        scatter = statistics.median(map(abs, bends)) / _SECOND_DIFFERENCE
+        if losses[0] - min(losses) < _LEAST_FALL * scatter:
+            return NO_PROGRESS
+        return FEW_UPDATES if self.updates_to_target < _FEWEST_UPDATES else None
 
     @property
     def noise_scale(self) -> NoiseScale:

@@ -3,33 +3,28 @@
 import dataclasses
 import functools
 import importlib
-import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from kbatch.analysis.batch_choice import (
-    BatchChoice,
-    TimedUpdate,
-    accumulation_gain,
-    choose_batch,
-    fastest_of_each,
-)
+from kbatch.analysis.batch_choice import TimedUpdate, accumulation_gain, fastest_of_each
+from kbatch.analysis.batch_decision import BatchDecision, TrainedRuns
 from kbatch.analysis.binding_limit import binding_limits, with_more_memory
-from kbatch.analysis.goodput_search import UpdatesForecast
+from kbatch.analysis.goodput_search import Tried
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.latency import Latency, fit_latency
 from kbatch.analysis.latency_batches import BatchAnswer, efficient_batch_size
-from kbatch.analysis.learning_rates import capped_learning_rate_ratio, learning_rate_ratio
+from kbatch.analysis.learning_rates import learning_rate_ratio
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.analysis.size_costs import SizeCost, TimedRounds, size_cost
+from kbatch.analysis.size_costs import TimedRounds
+from kbatch.analysis.time_in_fit import TimeInFit
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.fit_time import FitLines, FitTime, fit_lines
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.max_batch import MaxBatchSizeResult
+from kbatch.records.older_answer import older_answer
 from kbatch.records.pilot import PilotRecord
 from kbatch.records.saved_record import SavedRecord
 from kbatch.records.shown_record import ShownRecord
 from kbatch.records.size_check import SizeCheck
-from kbatch.records.trained_sizes import TrainedSizes
 
 # What is measured beside the limits: short trainings.
 OTHER_SIZES = "other batch sizes"
@@ -37,6 +32,7 @@ OTHER_SIZES = "other batch sizes"
 # `shown_record`.
 _PAGE = "kbatch.reporting.recommendation_text"
 _UNRESOLVED = NoiseScale(None, None, None, None, None, 0)
+_NO_ANSWER = BatchDecision(None, None, None, None, older=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +60,8 @@ class Recommendation(SavedRecord, ShownRecord):
         environment: The machine and the software.
         checks: Short trainings at other sizes, to the loss that the pilot came to.
         fit_times: What `fit` takes at one or two batch sizes.
+        decision: The answer, which page, table and figure show; in a file without one, the answer
+            of the version that wrote it.
     """
 
     model_name: str
@@ -85,6 +83,17 @@ class Recommendation(SavedRecord, ShownRecord):
     environment: EnvironmentRecord | None = None
     checks: tuple[SizeCheck, ...] = ()
     fit_times: tuple[FitTime, ...] = ()
+    decision: BatchDecision = _NO_ANSWER
+
+    def __post_init__(self):
+        if self.decision != _NO_ANSWER:
+            return
+        found = trained_runs(
+            self.timings, in_fit=self.in_fit.line, pilot=self.pilot, checks=self.checks
+        )
+        base, rule = self.base_batch_size, self.learning_rate_rule
+        answer = older_answer(found, self.pilot, base_batch_size=base, rule=rule)
+        object.__setattr__(self, "decision", answer)
 
     def __repr__(self) -> str:
         """Sums the recommendation up in a line."""
@@ -102,49 +111,27 @@ class Recommendation(SavedRecord, ShownRecord):
 
     @property
     def batch_size(self) -> int | None:
-        """Examples of an update that come to a target first; None where that cannot be told."""
-        best = self.choice.best if self.choice else None
-        return best.batch_size if best else None
+        """Examples of an update; None where no size can be named."""
+        return self.decision.batch_size
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Examples that go through the device at once: the fastest that fits.
+        """Examples that go through the device at once: the fastest that fits for the batch size.
 
-        That of the batch size; where none can be told, that of the largest throughput.
+        Where no batch size can be named, the one with the largest throughput.
         """
-        if self.choice is None:
-            return None
-        if self.choice.best is not None:
-            return self.choice.best.micro_batch_size
-        return max(self.updates, key=lambda u: u.samples_per_second).micro_batch_size
+        return self.decision.micro_batch_size
 
     @property
     def learning_rate(self) -> float | None:
         """Learning rate at the first update; None without a batch size or where it is no scalar."""
-        if self.base_learning_rate is None or self.batch_size is None:
+        ratio = self.decision.learning_rate_ratio
+        if self.base_learning_rate is None or ratio is None:
             return None
-        return self.base_learning_rate * self.learning_rate_ratio(self.batch_size)
+        return self.base_learning_rate * ratio
 
     def learning_rate_ratio(self, batch_size: int) -> float:
-        """Gives the factor of the learning rate: that of the rule.
-
-        Where no other size was trained it goes no further than the noise scale.
-
-        Args:
-            batch_size: In examples.
-        """
-        if self.forecast is not None:
-            return self.trained_rate_ratio(batch_size)
-        noise = self.noise_scale
-        return capped_learning_rate_ratio(
-            batch_size=batch_size,
-            base_batch_size=self.base_batch_size,
-            rule=self.learning_rate_rule,
-            noise_scale=noise.at_least if noise.value is None else noise.value,
-        )
-
-    def trained_rate_ratio(self, batch_size: int) -> float:
-        """Gives the factor of the learning rate at which other sizes are trained.
+        """Return the factor of the learning rate at a batch size, by the rule.
 
         Args:
             batch_size: In examples.
@@ -176,20 +163,10 @@ class Recommendation(SavedRecord, ShownRecord):
         """The gradient noise scale; unresolved without a pilot."""
         return _UNRESOLVED if self.pilot is None else self.pilot.noise_scale
 
-    @functools.cached_property
-    def trained(self) -> TrainedSizes:
-        """The sizes that were trained, and what they tell of the others."""
-        return TrainedSizes(self.updates, self.in_fit.line, self.pilot, self.checks)
-
     @property
-    def forecast(self) -> UpdatesForecast | None:
-        """What sizes need to the loss that the pilot came to; None where no other was trained."""
-        return self.trained.forecast
-
-    @functools.cached_property
     def critical(self) -> NoiseScale:
         """B_crit of the sizes that were trained; the noise scale where it was the pilot alone."""
-        return self.trained.critical or self.noise_scale
+        return self.decision.critical or self.noise_scale
 
     @property
     def fastest(self) -> tuple[TimedUpdate, ...]:
@@ -200,22 +177,8 @@ class Recommendation(SavedRecord, ShownRecord):
     def updates(self) -> tuple[TimedUpdate, ...]:
         """The timed updates with their median times."""
         return tuple(
-            TimedUpdate(t.batch_size, t.micro_batch_size, statistics.median(t.durations_s))
-            for t in self.timings
+            TimedUpdate(t.batch_size, t.micro_batch_size, t.median_s) for t in self.timings
         )
-
-    @functools.cached_property
-    def choice(self) -> BatchChoice | None:
-        """The choice among the timed updates; None without any.
-
-        There is no best one where the pilot's loss became NaN: then even its learning rate fails.
-        """
-        if not self.updates:
-            return None
-        choice = self.trained.choice or choose_batch(
-            self.updates, self.noise_scale, in_fit=self.in_fit.line
-        )
-        return dataclasses.replace(choice, best=None, most_lost=None) if self.diverged else choice
 
     @property
     def diverged(self) -> bool:
@@ -255,29 +218,6 @@ class Recommendation(SavedRecord, ShownRecord):
         return accumulation_gain(self.updates, noise_scale=scale or 0.0, in_fit=self.in_fit.line)
 
     @property
-    def costs(self) -> tuple[SizeCost, ...]:
-        """What each batch size costs, ascending, against the recommended one.
-
-        None can be told without a batch size or a pilot: then it is empty.
-        """
-        if self.choice is None or self.choice.best is None or self.pilot is None:
-            return ()
-        rounds = {(t.batch_size, t.micro_batch_size): t for t in self.timings}
-        best = self.choice.best
-        return tuple(
-            size_cost(
-                rounds[way.batch_size, way.micro_batch_size],
-                rounds[best.batch_size, best.micro_batch_size],
-                noise=self.noise_scale,
-                updates=self.pilot.updates_to_target,
-                updates_at=self.pilot.batch_size,
-                in_fit=self.in_fit.line,
-                forecast=self.forecast,
-            )
-            for way in self.fastest
-        )
-
-    @property
     def duration_s(self) -> float:
         """Seconds that all measurements took."""
         return sum(self.durations_s.values())
@@ -293,3 +233,29 @@ def _interval(answer: BatchAnswer) -> Interval | None:
         return answer.interval
     size = answer.batch_size
     return None if size is None else Interval(float(size), float(size))
+
+
+def trained_runs(
+    timings: Sequence[TimedRounds],
+    *,
+    in_fit: TimeInFit | None,
+    pilot: PilotRecord | None,
+    checks: Sequence[SizeCheck],
+) -> TrainedRuns:
+    """Collect the evidence for a batch size: the pilot, and the trainings to its loss.
+
+    Args:
+        timings: The updates that were timed.
+        in_fit: What an update takes in `fit`; None for the train step alone.
+        pilot: The training that set the loss, None without one.
+        checks: The trainings at other sizes.
+    """
+    if pilot is None or not timings:
+        return TrainedRuns(timings, in_fit, ())
+    noise, needed = pilot.noise_scale, pilot.updates_to_target
+    first = Tried(pilot.batch_size, 0.0, needed, noise.value, noise.at_least)
+    # What the pilot's size takes is read off the others where it was not timed.
+    costs = TrainedRuns(timings, in_fit, (first,)).costs.update_costs
+    first = dataclasses.replace(first, cost=needed * costs[pilot.batch_size])
+    others = (check.as_tried(costs[check.batch_size]) for check in checks)
+    return TrainedRuns(timings, in_fit, (first, *others))

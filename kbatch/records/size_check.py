@@ -3,8 +3,9 @@
 import dataclasses
 
 from kbatch.analysis.goodput_search import Tried
+from kbatch.analysis.learning_rate_records import LearningRateScaling
 
-CHECK_ENDS = ("target", "lost", "budget", "diverged")
+CHECK_ENDS = ("target", "lost", "budget", "diverged", "failed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,9 @@ class SizeCheck:
         loss: The loss after them, held-out or of training as in the pilot; None if not finite.
         trained_s: Seconds that it took after its first update.
         ended_by: One of `CHECK_ENDS`: it came to the target, was beaten already by another size,
-            spent its time, or its loss became NaN.
+            spent its time, its loss became NaN, or it failed, as for want of memory.
+        scaling: How its settings followed the batch size; None where an earlier version of kbatch
+            did not record it.
     """
 
     batch_size: int
@@ -29,6 +32,7 @@ class SizeCheck:
     loss: float | None
     trained_s: float
     ended_by: str
+    scaling: LearningRateScaling | None = None
 
     def __post_init__(self):
         if self.ended_by not in CHECK_ENDS:
@@ -37,12 +41,12 @@ class SizeCheck:
             )
 
     def as_tried(self, update_s: float) -> Tried:
-        """Gives it as a run of a search; a size that diverged could not be trained.
+        """Return it as a run of a search.
 
         Args:
             update_s: Seconds of an update of its size.
         """
-        if self.ended_by == "diverged":
+        if self.ended_by in ("diverged", "failed"):
             return Tried(self.batch_size, None, None)
         cost = self.updates * update_s if self.reached else None
         return Tried(self.batch_size, cost, self.updates)

@@ -1,9 +1,10 @@
 """A study: the trials of one search."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.goodput import GoodputRecord
@@ -29,10 +30,17 @@ class SearchRecord:
     environment: EnvironmentRecord
 
     def difference(self, settings: Mapping[str, object]) -> str | None:
-        """Words how other settings differ, None if they do not."""
-        names = [name for name in settings if self.settings.get(name) != settings[name]]
-        listed = [f"{n}: {self.settings.get(n)} there, {settings[n]} here" for n in names]
+        """Return how other settings differ, None if they do not; more batch sizes extend these."""
+        known = [name for name in settings if name in self.settings]
+        names = [name for name in known if not self._goes_on(name, settings[name])]
+        listed = [f"{n}: {self.settings[n]} there, {settings[n]} here" for n in names]
         return "; ".join(listed) or None
+
+    def _goes_on(self, name: str, value: Any) -> bool:
+        known: Any = self.settings[name]
+        if name == "batch_sizes":
+            return set(known) <= set(value)
+        return known == value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +66,14 @@ class Study(ShownRecord):
     search: SearchRecord | None = None
     problems: tuple[str, ...] = ()
     goodput: GoodputRecord | None = None
+
+    def __post_init__(self):
+        counts = Counter(trial.trial_id for trial in self.trials)
+        repeated = [trial_id for trial_id, count in counts.items() if count > 1]
+        if repeated:
+            raise ValueError(
+                f"Trials must have ids of their own. Received more than once: {repeated}."
+            )
 
     def __repr__(self) -> str:
         """Sums the study up in a line: its records would fill pages."""
@@ -98,13 +114,12 @@ class Study(ShownRecord):
         return Objective(losses[0], "min") if losses else None
 
     def best_trial(self) -> TrialRecord | None:
-        """Finds the completed trial with the best objective, None if there is none."""
-        objective = self.objective
-        if objective is None:
-            return None
-        sign = -1 if objective.direction == "max" else 1
+        """Find the completed trial with the best mean objective; of equals the smaller batch size.
+
+        It is the trial that the tuner names. None if no trial completed.
+        """
         scored = [
-            (sign * value, t)
+            (t.objective.rank(value, batch_size=t.batch_size, trial_id=t.trial_id), t)
             for t in self.trials
             if t.status == "completed" and (value := t.objective_value) is not None
         ]
@@ -117,7 +132,8 @@ class Study(ShownRecord):
         `accumulation_steps`, `batch_size_seen`, `dtype_policy`, `optimizer`,
         `learning_rate`, `samples_per_second` with `samples_per_second_low` and `_high`
         (a 95 % interval over three executions or more, quartiles over the windows of a single one),
-        `first_step_s`, `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
+        `window_samples_per_second` (the median over timing windows), `first_step_s`,
+        `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
         `seconds_to_target`, `updates_to_target`, `examples_to_target`, `noise_scale` of the late
         half of training in examples, with `noise_scale_low` and `_high` (a 95 % interval; an
         unresolved one may have the lower bound alone), `joules_to_target`, `joules_per_sample`,

@@ -55,6 +55,7 @@ def _trial_row(trial: TrialRecord) -> dict[str, object]:
         "learning_rate": trial.learning_rate,
         "samples_per_second": trial.samples_per_second,
         **_interval_columns(trial.samples_per_second_interval),
+        "window_samples_per_second": trial.window_samples_per_second,
         "first_step_s": trial.mean(lambda e: e.first_step_s),
         "data_wait_share": trial.mean(lambda e: e.data_wait_share),
         "train_s": trial.mean(lambda e: e.train_s),
@@ -71,7 +72,6 @@ def _trial_row(trial: TrialRecord) -> dict[str, object]:
 
 
 def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -> dict[str, object]:
-    throughput = execution.throughput
     return {
         "trial_id": trial.trial_id,
         "execution": index,
@@ -84,8 +84,9 @@ def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -
         "dtype_policy": execution.dtype_policy,
         "optimizer": execution.optimizer,
         "learning_rate": execution.learning_rate,
-        "samples_per_second": throughput and throughput.median,
-        **_interval_columns(execution.throughput_quartiles),
+        "samples_per_second": execution.samples_per_second,
+        **_interval_columns(execution.samples_per_second_interval),
+        "window_samples_per_second": execution.window_samples_per_second,
         "first_step_s": execution.first_step_s,
         "data_wait_share": execution.data_wait_share,
         "train_s": execution.train_s,

@@ -35,6 +35,9 @@ class Target:
     value: float
     direction: str
 
+    def __post_init__(self):
+        check_direction(self.direction)
+
     def is_met(self, value: float | None) -> bool:
         """Tells whether a value of the metric meets it; None does not."""
         if value is None:
@@ -43,6 +46,16 @@ class Target:
         if math.isclose(value, self.value, rel_tol=2e-7):
             return True
         return value >= self.value if self.direction == "max" else value <= self.value
+
+
+def check_direction(direction: str) -> None:
+    """Checks in which direction a metric gets better.
+
+    Raises:
+        ValueError: If it is neither `"max"` nor `"min"`.
+    """
+    if direction not in ("max", "min"):
+        raise ValueError(f'`direction` must be "max" or "min". Received: direction={direction!r}.')
 
 
 class Cost(NamedTuple):

@@ -16,6 +16,7 @@ from kbatch.analysis.latency_batches import (
 from kbatch.analysis.median_interval import median_interval
 from kbatch.analysis.memory_fit import MemoryFit, fit_memory
 from kbatch.analysis.micro_batch_choice import MicroBatchChoice, choose_micro_batch
+from kbatch.analysis.ranges import SHORTEST_S, check_ranges
 from kbatch.analysis.ratios import Ratio
 from kbatch.analysis.step_time import StepTime
 from kbatch.records.environment import EnvironmentRecord
@@ -79,6 +80,8 @@ class TrainingPoint:
                 "Each step time needs its round. Received: "
                 f"{len(self.rounds)} rounds, {len(self.step_times_s)} step times."
             )
+        check_ranges(SHORTEST_S, step_times_s=self.step_times_s)
+        check_ranges(0, first_step_s=self.first_step_s, peak_memory_bytes=self.peak_memory_bytes)
 
     @property
     def measured(self) -> bool:

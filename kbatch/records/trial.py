@@ -9,7 +9,7 @@ from kbatch.analysis.intervals import Interval, mean_interval
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.records.execution import ExecutionRecord
 from kbatch.records.noise import noise_scale
-from kbatch.records.target import COST_NAMES, Target
+from kbatch.records.target import COST_NAMES, Target, check_direction
 
 # Worst first: one execution out of memory makes the trial one that ran out of memory.
 _PRECEDENCE = ("running", "interrupted", "out_of_memory", "failed")
@@ -26,6 +26,19 @@ class Objective:
 
     name: str
     direction: str
+
+    def __post_init__(self):
+        check_direction(self.direction)
+
+    def rank(self, value: float, *, batch_size: int, trial_id: str) -> tuple[float, int, str]:
+        """Return a sort key, the best first: of equals the smaller size, then the lower id.
+
+        Args:
+            value: Value of the objective, the mean over executions.
+            batch_size: Examples of one optimizer update.
+            trial_id: keras-tuner's identifier.
+        """
+        return (-value if self.direction == "max" else value, batch_size, trial_id)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +62,11 @@ class TrialRecord:
             raise ValueError(
                 f"A trial has at least one execution. Received: trial_id={self.trial_id!r}, "
                 "executions=()."
+            )
+        if self.trial_id in ("", ".", "..") or set(self.trial_id) & set("/\\\0"):
+            raise ValueError(
+                "`trial_id` must be the name of a folder, and no path. "
+                f"Received: trial_id={self.trial_id!r}."
             )
 
     def __repr__(self) -> str:
@@ -103,14 +121,19 @@ class TrialRecord:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Throughput in examples per second, the mean over executions."""
+        """Examples over training time after the first steps, the mean over executions."""
         return _mean(self.throughputs)
 
     @property
+    def window_samples_per_second(self) -> float | None:
+        """Median over the timing windows, the mean over executions."""
+        return self.mean(lambda e: e.window_samples_per_second)
+
+    @property
     def throughputs(self) -> tuple[float, ...]:
-        """Median throughput of each execution, in examples per second."""
-        measured = (e.throughput for e in self.executions)
-        return tuple(t.median for t in measured if t is not None)
+        """Throughput of each execution that has one, in examples per second."""
+        measured = (e.samples_per_second for e in self.executions)
+        return tuple(rate for rate in measured if rate is not None)
 
     @property
     def samples_per_second_interval(self) -> Interval | None:
@@ -119,15 +142,13 @@ class TrialRecord:
         None for two executions, and for a single one with fewer than two windows.
         """
         if len(self.executions) == 1:
-            return self.executions[0].throughput_quartiles
+            return self.executions[0].samples_per_second_interval
         return mean_interval(self.throughputs)
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the best epoch under Keras's names, the mean over executions."""
-        names = dict.fromkeys(name for metrics in self._best_metrics for name in metrics)
-        means = {name: _mean(self.metric_values(name)) for name in names}
-        return {name: mean for name, mean in means.items() if mean is not None}
+        return dict(self._mean_metrics)
 
     @property
     def objective_value(self) -> float | None:
@@ -189,6 +210,11 @@ class TrialRecord:
         # Figures and tables ask for each metric of each trial many times.
         objective = self.objective
         return [e.best_metrics(objective.name, objective.direction) for e in self.executions]
+
+    @functools.cached_property
+    def _mean_metrics(self) -> dict[str, float]:
+        names = dict.fromkeys(name for metrics in self._best_metrics for name in metrics)
+        return {name: fmean(self.metric_values(name)) for name in names}
 
 
 def _mean(values: tuple[float, ...]) -> float | None:

@@ -7,6 +7,7 @@ from kbatch.records.trial import TrialRecord
 from kbatch.reporting.budget_caveats import budget_caveats
 from kbatch.reporting.caveat import Caveat, concerned, one_line
 from kbatch.reporting.goodput_text import goodput_caveats
+from kbatch.reporting.lagging_statistics import lagging_caveats
 from kbatch.reporting.noise_text import noise_caveats
 from kbatch.reporting.number_text import listed
 from kbatch.reporting.outcomes import diverged, outcome
@@ -19,6 +20,7 @@ _CUT = "Not equal to the whole batch"
 # How a trial's own notes begin, with what they are about and the column they stand in.
 _NOTES = (
     (_CUT, "batch cut in micro-batches", "quality"),
+    ("Not known to be equal to the whole batch", "batch cut in micro-batches", "quality"),
     ("Up to ", "micro-batch size", "micro_batch_size"),
     ("Micro-batches ", "micro-batch size", "micro_batch_size"),
     ("The batch goes through whole", "micro-batch size", "micro_batch_size"),
@@ -28,6 +30,9 @@ _NOTES = (
     ("The noise scale was not measured", "noise scale", "noise_scale"),
     ("The learning rate follows the noise scale", "learning rate", "learning_rate"),
     ("The noise scale of trial", "learning rate", "learning_rate"),
+    ("The gradient of an embedding was added up", "embeddings", "quality"),
+    ("This batch was cut into micro-batches, which adds up", "embeddings", "quality"),
+    ("A mean over micro-batches, not over batches", "metrics in micro-batches", "quality"),
     ("Training did not go through `model.fit`", "nothing timed", "samples_per_second"),
 )
 
@@ -43,7 +48,7 @@ def caveats(study: Study) -> tuple[Caveat, ...]:
     """
     rules = (
         *(_problems, goodput_caveats, _incomplete, _other_batch, timing_caveats),
-        *(budget_caveats, _few_executions, noise_caveats, _notes),
+        *(budget_caveats, _few_executions, lagging_caveats, noise_caveats, _notes),
     )
     return tuple(caveat for rule in rules for caveat in rule(study))
 

@@ -93,7 +93,8 @@ def _answer_line(profile: InferenceProfile, name: str) -> str:
     except ValueError as error:
         return f"{name}: n/a ({error})"
     span = "" if answer.interval is None else f", 95 % interval {_span(answer.interval)}"
-    return f"{name}: batch size {answer.batch_size:,} ({answer.reason}{span})"
+    unmeasured = ", not measured" if answer.extrapolated else ""
+    return f"{name}: batch size {answer.batch_size:,}{unmeasured} ({answer.reason}{span})"
 
 
 def _fit_lines(profile: InferenceProfile) -> list[str]:

@@ -53,6 +53,8 @@ def headline(profile: InputPipelineProfile) -> str:
         tail = ", though it is not done beside the step: see the waiting below" if waits else ""
         return f"the pipeline keeps up with the train step{tail}."
     ratio = profile.ratio
+    if profile.disturbed:
+        return _disturbed(profile)
     if not profile.is_even:
         return (
             "the batches come unevenly, and what was read does not tell their rate in the long "
@@ -93,6 +95,24 @@ def is_clear_gain(remedy: RemedyRecord) -> bool:
     """Tells whether the whole interval of a gain lies above 5 %, the closest that counts."""
     gain = remedy.gain
     return gain is not None and gain.interval is not None and gain.interval.low > CLOSEST_RATIO
+
+
+def _disturbed(profile: InputPipelineProfile) -> str:
+    alone = {
+        "pipeline": f"the pipeline alone ({_median(profile.pipeline)})",
+        "step": f"the train step alone ({_median(profile.step)})",
+    }
+    return (
+        f"both together ran at {_median(profile.together)} samples/s, faster than "
+        f"{listed(alone[name] for name in profile.disturbed)}. That cannot be: something else "
+        "slowed what was timed alone. Measure again on an idle machine, or with a larger "
+        "`budget_s`."
+    )
+
+
+def _median(rate: RateRecord) -> str:
+    estimate = rate.samples_per_second
+    return "n/a" if estimate is None else readable(estimate.value)
 
 
 def _evidence(profile: InputPipelineProfile) -> list[str]:

@@ -1,6 +1,6 @@
 """How sure a recommendation is, in words: what was assumed, what is disputed, what to check."""
 
-from kbatch.analysis.batch_choice import BatchChoice
+from kbatch.analysis.batch_decision import BatchDecision, UntestedSize
 from kbatch.records.recommendation import OTHER_SIZES, Recommendation
 from kbatch.records.size_check import SizeCheck
 from kbatch.reporting.number_text import listed, percent, readable, setting
@@ -19,8 +19,7 @@ def certainty_lines(recommendation: Recommendation) -> list[str]:
     """Says how sure the answer is, a line an aspect."""
     return [
         *_trained_lines(recommendation),
-        *_interval_line(recommendation),
-        *_larger_line(recommendation),
+        *_untested_line(recommendation),
         *_grid_line(recommendation),
         *_accumulation_line(recommendation),
         *_learning_rate_line(recommendation),
@@ -31,22 +30,35 @@ def certainty_lines(recommendation: Recommendation) -> list[str]:
     ]
 
 
+def untested_text(untested: UntestedSize, decision: BatchDecision) -> str:
+    """Say how much faster a size may be that did not reach the loss, and what would settle it."""
+    made = {row.batch_size: row.ended_by for row in decision.sizes}
+    why = "cut short" if made.get(untested.batch_size) else "not trained"
+    text = (
+        f"Batch size {untested.batch_size:,} was {why} and may be up to "
+        f"{readable(untested.most_speedup, 2)} times faster "
+        f"({readable(untested.speedup, 2)} times expected)"
+    )
+    if untested.budget_s is None:
+        return f"{text}."
+    return f"{text}: give `budget_s={setting(untested.budget_s)}` to train it to the loss."
+
+
 def _trained_lines(recommendation: Recommendation) -> list[str]:
     pilot = recommendation.pilot
-    if pilot is None:
+    if pilot is None or recommendation.decision.missing is not None:
         return []
     why = recommendation.unknown.get(OTHER_SIZES)
     ended = f" No further one: {why}." if why else ""
     if not recommendation.checks:
-        none = "" if ended else " None of the others was likely to be more than 5 % faster."
-        return [f"No size but the pilot's was trained.{ended}{none}"]
+        return [f"No size but the pilot's was trained.{ended}"]
     loss = "held-out" if pilot.has_held_out else "training"
     runs = {pilot.batch_size: f"{pilot.updates_to_target:,} updates at {pilot.batch_size:,}"}
     runs |= {check.batch_size: _run(check) for check in recommendation.checks}
     return [
         f"Trained from the start to the pilot's {loss} loss, {readable(pilot.target or 0.0)}: "
         f"{listed(runs[size] for size in sorted(runs))}. One run a size: another seed may need a "
-        f"tenth more or less.{ended}"
+        f"tenth more or less, so the table weighs each with its neighbours.{ended}"
     ]
 
 
@@ -56,45 +68,20 @@ def _run(check: SizeCheck) -> str:
         return f"{check.updates:,} updates at {size}"
     if check.ended_by == "diverged":
         return f"not at {size}, where the loss became NaN"
+    if check.ended_by == "failed":
+        return f"not at {size}, which failed"
     return f"not in {check.updates:,} updates at {size}"
 
 
-def _interval_line(recommendation: Recommendation) -> list[str]:
-    choice = recommendation.choice
-    if choice is None or choice.best is None:
+def _untested_line(recommendation: Recommendation) -> list[str]:
+    decision = recommendation.decision
+    if decision.older or decision.batch_size is None:
         return []
-    if len(recommendation.fastest) == 1:
-        return ["No other size was timed."]
-    if choice.most_lost is None:
-        return [_tie_line(choice)]
-    noise = recommendation.noise_scale
-    if noise.value is None:
-        bound = f" above {readable(noise.at_least, 2)}" if noise.at_least else ""
-        return [
-            f"The noise scale is not known: whatever it is{bound}, this size takes at most "
-            f"{percent(choice.most_lost)} longer than the best one."
-        ]
-    if choice.smallest == choice.largest:
-        return ["It is the best size at every noise scale in its interval."]
-    return [
-        f"At the ends of the noise scale's interval {choice.smallest:,} and {choice.largest:,} "
-        f"would be best; this size takes at most {percent(choice.most_lost)} longer there."
-    ]
-
-
-def _tie_line(choice: BatchChoice) -> str:
-    if choice.smallest == choice.largest:
-        return "No other size is likely to come within 5 % of it."
-    return (
-        f"Sizes from {choice.smallest:,} to {choice.largest:,} may come within 5 % of the best. "
-        "This is the smallest of those that are forecast within 2 % of it."
-    )
-
-
-def _larger_line(recommendation: Recommendation) -> list[str]:
-    if not recommendation.trained.faster_untrained:
-        return []
-    return ["Larger sizes may be faster; they were not trained."]
+    if not decision.untested:
+        if len(decision.sizes) == 1:
+            return []
+        return ["No other size that was timed is likely to be more than 5 % faster."]
+    return [untested_text(untested, decision) for untested in decision.untested[1:]]
 
 
 def _grid_line(recommendation: Recommendation) -> list[str]:
@@ -107,11 +94,11 @@ def _grid_line(recommendation: Recommendation) -> list[str]:
 
 
 def _accumulation_line(recommendation: Recommendation) -> list[str]:
-    gain, choice = recommendation.accumulation_gain, recommendation.choice
-    if choice is None or gain is None:
+    gain, size = recommendation.accumulation_gain, recommendation.batch_size
+    if size is None or gain is None:
         return []
-    if gain >= _LITTLE and choice.best is not None and not choice.best.accumulated:
-        return []  # What gains is larger than all that were trained.
+    if gain >= _LITTLE and recommendation.micro_batch_size == size:
+        return []  # What gains is another size.
     if gain >= _LITTLE:
         return [
             f"Accumulation makes the way {percent(gain)} shorter on this device, as smaller parts "
@@ -129,23 +116,15 @@ def _learning_rate_line(recommendation: Recommendation) -> list[str]:
     rule = recommendation.learning_rate_rule
     if size is None:
         return []
-    ratio = recommendation.learning_rate_ratio(size)
+    ratio = recommendation.decision.learning_rate_ratio or 1.0
     own = recommendation.base_learning_rate
     value = "" if own is None or recommendation.scheduled else f" {setting(own)}"
     line = f"The model's learning rate{value} is taken to suit batch size {base:,}"
-    if rule is None or size == base:
+    if rule is None or ratio == 1:
         return [f"{line}, and is left as it is."]
     how = {"linear": "in proportion to it", "sqrt": "with its square root"}[rule]
     words = f"{'grows' if ratio > 1 else 'shrinks'} {how}"
-    noise = recommendation.noise_scale
-    reach = noise.at_least if noise.value is None else noise.value
-    capped = recommendation.forecast is None and size > max(base, round(reach or 0))
-    if ratio == 1:
-        return [f"{line}, and is left as it is: it goes no further than the noise scale."]
-    line = f"{line}; for {recommendation.optimizer} it {words} ({setting(ratio)} times)"
-    if capped:
-        return [f"{line}, and no further than the noise scale."]
-    return [f"{line}."]
+    return [f"{line}; for {recommendation.optimizer} it {words} ({setting(ratio)} times)."]
 
 
 def _pilot_line(recommendation: Recommendation) -> list[str]:
@@ -173,15 +152,12 @@ def _dispute_line(recommendation: Recommendation) -> list[str]:
 
 def _check_line(recommendation: Recommendation) -> list[str]:
     size = recommendation.batch_size
-    sizes = sorted({update.batch_size for update in recommendation.updates})
+    sizes = sorted({update.batch_size for update in recommendation.updates} | {size or 0} - {0})
     if size is None or len(sizes) < 2:
         return []
     place = sizes.index(size)
     near = [str(near) for near in sizes[max(0, place - 1) : place + 2]]
-    doubt = "The page is a model's"
-    if any(run.batch_size == size for run in recommendation.trained.runs):
-        if recommendation.forecast is not None:
-            doubt = "One short run a size decided"
-    else:
-        doubt += "; nothing was trained at this size"
-    return [f"{doubt}. To check it, train at {listed(near)} with `kbatch.BatchSizeTuner`."]
+    return [
+        f"One short run a size decided. To check it, train at {listed(near)} with "
+        "`kbatch.BatchSizeTuner`."
+    ]

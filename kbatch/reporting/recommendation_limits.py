@@ -52,10 +52,12 @@ def _doubled(recommendation: Recommendation) -> str:
     """Says what twice the batch would gain and lose, where it was timed."""
     size, noise = recommendation.batch_size, recommendation.critical.value
     ways = {way.batch_size: way for way in fastest_of_each(recommendation.updates)}
-    if size is None or noise is None or 2 * size not in ways:
+    if size is None or noise is None or not {size, 2 * size} <= ways.keys():
         return "."
     faster = ways[2 * size].samples_per_second / ways[size].samples_per_second
     worth = (noise + size) / (noise + 2 * size)
+    if faster * worth > 1:
+        return "."  # By these two alone twice the batch would win.
     return (
         f": at {2 * size:,} it would make {readable(faster)} times the samples/s, each worth "
         f"{readable(worth)} of one at {size:,}."
@@ -122,7 +124,7 @@ def noise_line(recommendation: Recommendation) -> str:
     noise, pilot = recommendation.noise_scale, recommendation.pilot
     if pilot is None:
         return _cannot_tell(recommendation, NOISE)
-    if recommendation.forecast is not None:
+    if recommendation.decision.critical is not None:
         return _critical_line(recommendation)
     measured = (
         f"in a pilot of {counted(pilot.updates, 'update')} at batch size {pilot.batch_size:,}"

@@ -2,11 +2,18 @@
 
 import textwrap
 
+from kbatch.analysis.batch_decision import (
+    CUT_SHORT,
+    DIVERGED,
+    PILOT_DIVERGED,
+    SizeOutlook,
+)
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.size_costs import Estimate, SizeCost
+from kbatch.analysis.size_costs import Estimate
 from kbatch.records.recommendation import Recommendation
+from kbatch.reporting.followed_settings import settings_line
 from kbatch.reporting.number_text import counted, listed, readable, setting
-from kbatch.reporting.recommendation_certainty import certainty_lines
+from kbatch.reporting.recommendation_certainty import certainty_lines, untested_text
 from kbatch.reporting.recommendation_limits import binding_line, diverged_text, limit_lines
 
 _WIDTH = 88
@@ -35,7 +42,11 @@ def recommendation_text(recommendation: Recommendation) -> str:
         recommendation: What `kbatch.recommend` returned.
     """
     blocks = [
-        [answer_line(recommendation), *binding_line(recommendation)],
+        [
+            answer_line(recommendation),
+            *settings_line(recommendation),
+            *binding_line(recommendation),
+        ],
         ["Why", *_indented(limit_lines(recommendation))],
         _costs(recommendation),
         _certainty(recommendation),
@@ -51,24 +62,32 @@ def _certainty(recommendation: Recommendation) -> list[str]:
 
 
 def answer_line(recommendation: Recommendation) -> str:
-    """Says in a sentence which sizes to use, or why that cannot be told."""
+    """Say in a few sentences which sizes to use, or why none can be named."""
     size, micro = recommendation.batch_size, recommendation.micro_batch_size
     if micro is None:
         return f"No size can be recommended, because {_reason(recommendation)}."
     if size is None:
         return _unknown_size(recommendation, micro)
     parts = "the whole batch at once" if micro == size else f"{-(-size // micro):,} to an update"
+    verb = "Keep" if size == recommendation.base_batch_size else "Use"
     rate = learning_rate_text(recommendation, size)
-    answer = f"Use batch size {size:,}, micro-batch size {micro:,} ({parts}) and {rate}."
-    choice = recommendation.choice
-    if recommendation.forecast is None or choice is None or choice.smallest == choice.largest:
-        return answer
-    return f"{answer} Sizes from {choice.smallest:,} to {choice.largest:,} may be as good."
+    sentences = [
+        *_older(recommendation),
+        f"{verb} batch size {size:,}, micro-batch size {micro:,} ({parts}) and {rate}.",
+    ]
+    decision = recommendation.decision
+    if decision.as_good:
+        sentences.append(f"{listed(f'{other:,}' for other in decision.as_good)} may be as good.")
+    if len(decision.sizes) == 1:
+        sentences.append("No other size was timed.")
+    if decision.untested:
+        sentences.append(untested_text(decision.untested[0], decision))
+    return " ".join(sentences)
 
 
 def learning_rate_text(recommendation: Recommendation, batch_size: int) -> str:
-    """Writes the learning rate of a batch size."""
-    ratio = recommendation.learning_rate_ratio(batch_size)
+    """Write the learning rate of the recommended batch size."""
+    ratio = recommendation.decision.learning_rate_ratio or 1.0
     if recommendation.scheduled:
         kappa = batch_size / recommendation.base_batch_size
         return (
@@ -81,33 +100,44 @@ def learning_rate_text(recommendation: Recommendation, batch_size: int) -> str:
     return f"learning rate {setting(base * ratio)}"
 
 
+def _older(recommendation: Recommendation) -> list[str]:
+    if not recommendation.decision.older:
+        return []
+    return ["The version of kbatch that wrote this file answered:"]
+
+
 def _unknown_size(recommendation: Recommendation, micro: int) -> str:
-    choice = recommendation.choice
-    between = ""
-    if choice is not None and recommendation.forecast is None:
-        between = f"; as far as can be told, from {choice.smallest:,} to {choice.largest:,}"
+    older, missing = _older(recommendation), recommendation.decision.missing
+    start = " ".join([*older, "The batch size cannot be told, because"])
     fastest = f"the device is fastest with {counted(micro, 'example')} at once."
-    if recommendation.diverged:
-        reason = _noise_reason(recommendation)
-        return f"The batch size cannot be told, because {reason}; {fastest}"
+    reason = _missing_text(recommendation)
+    if missing == PILOT_DIVERGED or recommendation.diverged:
+        return f"{start} {reason}; {fastest}"
     return (
-        f"The batch size cannot be told, because {_noise_reason(recommendation)}{between}. Until "
-        f"it is known, keep batch size {recommendation.base_batch_size:,}, which the learning "
-        f"rate suits; {fastest}"
+        f"{start} {reason}. Until it is known, keep batch size "
+        f"{recommendation.base_batch_size:,}, which the learning rate suits; {fastest}"
     )
 
 
-def _noise_reason(recommendation: Recommendation) -> str:
-    if recommendation.forecast is not None:
-        return "none of the sizes that were timed came to the pilot's loss"
-    reason = recommendation.unknown.get("gradient noise")
-    if reason is not None:
-        return reason
+def _missing_text(recommendation: Recommendation) -> str:
     pilot = recommendation.pilot
-    if pilot is not None and recommendation.diverged:
+    if pilot is None:
+        return recommendation.unknown.get("gradient noise", "there was no pilot")
+    if recommendation.diverged:
         return diverged_text(pilot)
-    ended_by = None if pilot is None else pilot.ended_by
-    return f"the gradient noise scale is unresolved{_LONGER.get(ended_by or '', '')}"
+    more = _LONGER.get(pilot.ended_by, "")
+    match recommendation.decision.missing:
+        case "few updates":
+            made = counted(pilot.updates, "update")
+            found = f"reached its loss after {pilot.updates_to_target:,} of its {made}"
+            return f"the pilot {found}, too few to compare sizes by{more}"
+        case "no progress":
+            return (
+                f"the pilot's loss fell by no more than its scatter in "
+                f"{counted(pilot.updates, 'update')}{more}"
+            )
+        case _:
+            return "neither the gradient noise nor the trained sizes showed it"
 
 
 def _reason(recommendation: Recommendation) -> str:
@@ -115,19 +145,22 @@ def _reason(recommendation: Recommendation) -> str:
 
 
 def cost_rows(recommendation: Recommendation) -> list[tuple[str, ...]]:
-    """Writes what the sizes near the recommended one cost, a row each under `COST_TITLES`."""
-    best = recommendation.batch_size
-    costs = [c for c in recommendation.costs if best and best / 4 <= c.batch_size <= best * 4]
-    return [_row(cost) for cost in costs]
+    """Write what the sizes cost that were trained, a row each under `COST_TITLES`."""
+    return [_row(row) for row in trained_sizes(recommendation)]
+
+
+def trained_sizes(recommendation: Recommendation) -> list[SizeOutlook]:
+    """List the sizes that were trained, ascending."""
+    return [row for row in recommendation.decision.sizes if row.ended_by is not None]
 
 
 def cost_title(recommendation: Recommendation) -> str:
-    """Says what the rows compare."""
-    return f"What another choice would cost, to {_target(recommendation)}"
+    """Say what the rows compare."""
+    return f"What the trained sizes cost, to {_target(recommendation)}"
 
 
 def other_choices(recommendation: Recommendation) -> list[str]:
-    """Says what other micro-batches and learning rates would cost."""
+    """Say what other micro-batches and learning rates would cost."""
     return [*_micro_batch_lines(recommendation), _LEARNING_RATE_COST]
 
 
@@ -148,14 +181,19 @@ def _costs(recommendation: Recommendation) -> list[str]:
     return [cost_title(recommendation), *table, *_indented(other_choices(recommendation))]
 
 
-def _row(cost: SizeCost) -> tuple[str, ...]:
+def _row(row: SizeOutlook) -> tuple[str, ...]:
+    costs = (row.updates, row.seconds, row.relative_time)
+    if row.ended_by == DIVERGED:
+        cells = ["failed", "", ""]
+    elif row.ended_by == CUT_SHORT:
+        cells = [f"> {readable(cost.value or 0.0, 2)}" for cost in costs]
+    else:
+        cells = [_spread(cost) for cost in costs]
     return (
-        f"{cost.batch_size:,}",
-        f"{cost.micro_batch_size:,}",
-        readable(cost.samples_per_second.value),
-        _spread(cost.updates),
-        _spread(cost.seconds),
-        _spread(cost.relative_time),
+        f"{row.batch_size:,}",
+        f"{row.micro_batch_size:,}",
+        readable(row.samples_per_second.value or 0.0),
+        *cells,
     )
 
 

@@ -5,18 +5,27 @@ from collections.abc import Iterator
 from kbatch.records.study import Study
 from kbatch.records.trial import TrialRecord
 from kbatch.reporting.caveat import Caveat, concerned
-from kbatch.reporting.number_text import percent
+from kbatch.reporting.number_text import percent, readable
 
 # Above this share of the training time, waiting for data is what the samples/s show.
 MUCH_DATA_WAIT = 0.2
 _UNSTABLE_SPREAD = 0.2
+_UNEVEN = 0.1
 _BUSY_LOAD_SHARE = 0.5
 _SPEED = ("samples_per_second",)
 
 
 def timing_caveats(study: Study) -> Iterator[Caveat]:
     """Lists what limits the samples/s of a study with at least one trial."""
-    rules = (_data_wait, _one_window, _unstable, _busy_host, _shared_device, _float16_on_cpu)
+    rules = (
+        _data_wait,
+        _one_window,
+        _unstable,
+        _uneven,
+        _busy_host,
+        _shared_device,
+        _float16_on_cpu,
+    )
     for rule in rules:
         yield from rule(study)
 
@@ -65,6 +74,25 @@ def _unstable(study: Study) -> Iterator[Caveat]:
             "unstable timing",
             f"Timing was not stable at {found.sizes}: the quartiles of samples/s lie more than "
             f"{percent(_UNSTABLE_SPREAD)} of the median apart. Repeat on an idle machine.",
+            _SPEED,
+            found.trial_ids,
+        )
+
+
+def _uneven(study: Study) -> Iterator[Caveat]:
+    def difference(trial: TrialRecord) -> float:
+        got, median = trial.samples_per_second, trial.window_samples_per_second
+        return abs(got / median - 1) if got and median else 0.0
+
+    if found := concerned(study.trials, lambda trial: difference(trial) > _UNEVEN):
+        most = max(study.trials, key=difference)
+        got, median = most.samples_per_second or 0.0, most.window_samples_per_second or 0.0
+        where = f" at {most.batch_size:,}, the most" if len(found.trial_ids) > 1 else ""
+        yield Caveat(
+            "uneven steps",
+            f"Some steps took far longer than most at {found.sizes}. The samples/s count all steps "
+            f"and differ by more than {percent(_UNEVEN)} from the median of the timing windows: "
+            f"{readable(got)} against {readable(median)}{where}.",
             _SPEED,
             found.trial_ids,
         )

@@ -9,6 +9,7 @@ from kbatch.records.execution import ExecutionRecord
 from kbatch.records.study import Study
 from kbatch.records.trial import Objective, TrialRecord
 from kbatch.reporting.empty_study import refuse_empty
+from kbatch.reporting.followed_settings import followed_text
 from kbatch.reporting.metric_names import metric_words
 from kbatch.reporting.noise_text import NOISE_FOOTNOTE, noise_scale_text
 from kbatch.reporting.number_text import percent, readable, setting
@@ -57,6 +58,7 @@ def trial_table(study: Study) -> Table:
     quality = study.quality_metric
     noise = bool(_noise_scales(study.trials))
     used = _gpu_figures(study.trials)
+    targets = _target_titles(study.trials)
     return Table(
         title="Trials",
         best_means="best objective",
@@ -70,7 +72,7 @@ def trial_table(study: Study) -> Table:
             *(Column(name, True) for name in tuned),
             Column("Samples/s", True, "samples_per_second"),
             Column(_quality_title(quality), True, "quality"),
-            *(Column(title, True) for title in _target_titles(study.trials)),
+            *(Column(title, True) for title in targets),
             *((Column("Noise scale", True, "noise_scale"),) if noise else ()),
             Column("Updates", True, "updates"),
             Column("First step (s)", True),
@@ -86,7 +88,7 @@ def trial_table(study: Study) -> Table:
                     trial,
                     quality,
                     tuned,
-                    target=bool(_target_titles(study.trials)),
+                    target=bool(targets),
                     noise=noise,
                     used=used,
                 ),
@@ -209,12 +211,15 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
         sentences.append("Two executions have a mean and no interval.")
     if found.quartiles:
         sentences.append(
-            "Samples/s of a single execution: the median over timing windows (first to third "
-            "quartile); its quality has no interval."
+            "Samples/s are examples over training time after the first steps. A single execution "
+            "shows the first and third quartile of its timing windows beside them, and no interval "
+            "of its quality."
         )
     elif found.single:
         sentences.append("A single execution has no interval.")
     sentences.append("Quality is that of each execution's best epoch.")
+    if followed := followed_text(e.scaling for trial in trials for e in trial.executions):
+        sentences.append(followed)
     if _noise_scales(trials):
         sentences.append(NOISE_FOOTNOTE)
     if _gpu_figures(trials):

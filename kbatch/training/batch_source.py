@@ -14,8 +14,9 @@ from keras.src.trainers.data_adapters.array_data_adapter import (
 )
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
+from kbatch.analysis.batch_sizes import LARGEST_SIZE
 from kbatch.training.batched import is_batched
-from kbatch.training.data import called_for, rebatched
+from kbatch.training.data import called_for, check_targets, rebatched
 from kbatch.training.errors import InputError
 from kbatch.training.py_dataset_workers import Workers
 
@@ -56,9 +57,11 @@ def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> Ba
     Raises:
         InputError: If the data can be read once only, or cannot be put into batches.
     """
-    if batch_size is not None and (isinstance(batch_size, bool) or not batch_size >= 1):
+    whole = hasattr(batch_size, "__index__") and not isinstance(batch_size, bool)
+    if batch_size is not None and not (whole and 1 <= batch_size <= LARGEST_SIZE):
         raise InputError(
-            f"`batch_size` must be an integer of at least 1. Received: batch_size={batch_size!r}."
+            "`batch_size` must be an integer of at least 1 and at most 2**53. "
+            f"Received: batch_size={batch_size!r}."
         )
     if isinstance(data, Iterator):
         raise InputError(
@@ -171,6 +174,7 @@ def _of_py_dataset(dataset: Any, batch_size: int | None) -> BatchSource:
 
 
 def _of_arrays(arrays: tuple[Any, ...], batch_size: int) -> BatchSource:
+    check_targets(arrays[1] if len(arrays) > 1 else None)
     try:
         adapter = ArrayDataAdapter(*arrays, batch_size=batch_size, shuffle=True)
     except (ValueError, TypeError) as error:

@@ -13,9 +13,6 @@ from kbatch.training.input_meter import InputReading
 from kbatch.training.learning_rate import current_learning_rate
 from kbatch.training.update_count import updates_made
 
-# The first steps trace, compile and fill caches.
-WARM_UP_STEPS = 2
-
 
 class _Meter(Protocol):
     def read(self) -> InputReading: ...
@@ -27,8 +24,8 @@ class TrainingClock(keras.callbacks.Callback):
     A step begins after all other callbacks' `on_train_batch_begin` and ends before their
     `on_train_batch_end`, which waits for the device: data loading is in it; validation,
     checkpoints and what other callbacks do are not. So the clock stands first among the
-    callbacks and `clock.last` stands last. The first steps, and a step whose batch has a shape
-    not seen before (it may have compiled), are not steady.
+    callbacks and `clock.last` stands last. The first step of a `fit`, and a step whose batch has
+    a shape not seen before, may have compiled: they are not steady, and all others are.
 
     Args:
         meter: Counts what reaches the train step.
@@ -67,7 +64,7 @@ class TrainingClock(keras.callbacks.Callback):
         self._steady: list[bool] = []
         self._shapes: set[float] = set()
         self._begun_s = 0.0
-        self._steps_since_begin = 0
+        self._first_of_fit = True
         self._reading = self._epoch_reading = meter.read()
         self._epoch_train_s = 0.0
         self._epoch_iterations = 0
@@ -80,7 +77,7 @@ class TrainingClock(keras.callbacks.Callback):
 
     @property
     def throughput(self) -> Throughput | None:
-        """Examples per second of the steady part, None before there is one."""
+        """Examples per second of the steady steps, None before there is one."""
         return throughput_of_windows(*self.windows)
 
     @property
@@ -100,8 +97,8 @@ class TrainingClock(keras.callbacks.Callback):
         return sum(epoch.updates for epoch in self.epochs) + now
 
     def on_train_begin(self, logs: Any = None):
-        """Starts the warm-up: a new `fit` may build a new train function."""
-        self._steps_since_begin = 0
+        """Begins with a step that is not steady: a new `fit` may build a new train function."""
+        self._first_of_fit = True
         self.in_step = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
@@ -128,8 +125,8 @@ class TrainingClock(keras.callbacks.Callback):
         if self.first_step_s is None:
             self.first_step_s = duration_s
         shape = reading.shape_number if self._every_shape_compiles else float(examples)
-        self._steady.append(self._steps_since_begin >= WARM_UP_STEPS and shape in self._shapes)
-        self._steps_since_begin += 1
+        self._steady.append(not self._first_of_fit and shape in self._shapes)
+        self._first_of_fit = False
         self._shapes.add(shape)
         self._examples.append(examples)
         self._durations_s.append(duration_s)
@@ -139,7 +136,7 @@ class TrainingClock(keras.callbacks.Callback):
         """Adds `samples_per_second` to the logs, for the callbacks that follow."""
         throughput = self.throughput
         if logs is not None and throughput is not None:
-            logs["samples_per_second"] = throughput.median
+            logs["samples_per_second"] = throughput.mean
 
     def keep_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """Keeps the epoch with the metrics that all callbacks have left."""
@@ -151,7 +148,8 @@ class TrainingClock(keras.callbacks.Callback):
                 metrics=_scalars(logs),
                 examples=self._reading.examples - before.examples,
                 batches=self._reading.batches - before.batches,
-                updates=updates_made(self.model) - self._epoch_iterations,
+                # A callback that compiles the model again starts the count over.
+                updates=max(0, updates_made(self.model) - self._epoch_iterations),
                 train_s=self.train_s - self._epoch_train_s,
                 data_wait_s=_difference(self._reading.wait_s, before.wait_s),
             )

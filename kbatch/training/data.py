@@ -177,7 +177,23 @@ def _split(data: FitData) -> FitData:
 
 
 def tensors_of(data: FitData) -> tuple[Any, int]:
-    """Gives inputs, targets and sample weights as tensors, and their number of rows.
+    """Return inputs, targets and sample weights as tensors, and their number of rows.
+
+    Raises:
+        InputError: If kbatch cannot cut them into batches.
+    """
+    arrays, rows = arrays_of(data)
+    with tf.device("CPU:0"):
+        return keras.tree.map_structure(
+            lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), arrays
+        ), rows
+
+
+def arrays_of(data: FitData) -> tuple[Any, int]:
+    """Return inputs, targets and sample weights as arrays, and their number of rows.
+
+    No tensor is made of an array: that would start TensorFlow's devices in this process, and a
+    worker process would find the GPU taken.
 
     Raises:
         InputError: If kbatch cannot cut them into batches.
@@ -193,17 +209,37 @@ def tensors_of(data: FitData) -> tuple[Any, int]:
     given = (data.x, data.y, weight)
     while given[-1] is None:
         given = given[:-1]
-    with tf.device("CPU:0"):
-        arrays = keras.tree.map_structure(
-            lambda leaf: None if leaf is None else tf.convert_to_tensor(_array(leaf)), given
-        )
+    arrays: Any = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else _array(leaf), given
+    )
     lengths = {leaf.shape[0] for leaf in keras.tree.flatten(arrays) if leaf is not None}
     if len(lengths) != 1:
         raise InputError(
             "Inputs, targets and sample weights must have as many rows as each other. "
             f"Received: {sorted(lengths)} rows."
         )
+    check_targets(arrays[1] if len(arrays) > 1 else None)
     return arrays, lengths.pop()
+
+
+def check_targets(y: Any) -> None:
+    """Check that targets are numbers.
+
+    Args:
+        y: Nested arrays.
+
+    Raises:
+        InputError: If some are texts or objects.
+    """
+    for leaf in keras.tree.flatten(y):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype == tf.string or getattr(dtype, "kind", None) in ("O", "S", "U"):
+            shape = ", ".join(["examples", *map(str, leaf.shape[1:])])
+            raise InputError(
+                "Targets are numbers to a loss: give each label's index "
+                "(`np.unique(y, return_inverse=True)[1]`). "
+                f"Received: y of shape ({shape}) and dtype {dtype}."
+            )
 
 
 def _array(leaf: Any) -> Any:

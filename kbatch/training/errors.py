@@ -9,6 +9,21 @@ class InputTypeError(InputError, TypeError):
     """What was given is of a type that kbatch cannot use; it says what to give."""
 
 
+class DeviceLostError(RuntimeError):
+    """The GPU runs nothing more in this process, as after an illegal memory access."""
+
+    def __init__(self):
+        super().__init__(
+            "The GPU failed in a way that lasts as long as this process: every later step would "
+            "fail too. Start the script again, or restart the notebook's kernel; a search goes on "
+            "from its last finished trial. `isolate=True` gives each trial a process of its own."
+        )
+
+    def __reduce__(self):
+        """Pickle without arguments."""
+        return type(self), ()
+
+
 class OutOfMemoryError(MemoryError):
     """Not even one example fits in memory.
 

@@ -8,8 +8,11 @@ import keras
 
 from kbatch.training.own_code import function_code, own_code
 
-# They change the steps, not what these need.
+# They change the steps, not what these need: the momentum is that of BatchNormalization.
 _NOT_OF_MEMORY = ("learning_rate", "name")
+_NOT_OF_LAYERS_MEMORY = (*_NOT_OF_MEMORY, "momentum")
+# Keras counts names up, and draws seeds that are not given.
+_DRAWN = ("name", "seed")
 
 
 def model_fingerprint(model: keras.Model) -> str:
@@ -23,35 +26,64 @@ def model_fingerprint(model: keras.Model) -> str:
     Args:
         model: A compiled model.
     """
+    described = _description(model, _NOT_OF_MEMORY, of_layers=_NOT_OF_LAYERS_MEMORY)
+    described["optimizer"] = _zero_or_not(described["optimizer"])
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def model_description(model: keras.Model) -> dict[str, Any]:
+    """Describe what a compiled model is and how it trains, equal in any process.
+
+    Names and seeds of layers are left out: Keras counts or draws those that are not given.
+
+    Args:
+        model: A compiled model, built or not.
+
+    Returns:
+        Plain data: layers, their own code, the shapes of weights, optimizer and compilation.
+    """
+    return _description(model, _DRAWN, of_layers=_DRAWN)
+
+
+def _description(
+    model: keras.Model, dropped: tuple[str, ...], *, of_layers: tuple[str, ...]
+) -> dict[str, Any]:
     target: Any = model
-    names = {layer.name: f"layer {i}" for i, layer in enumerate(target._flatten_layers())}
+    parts = target._flatten_layers()
+    # Operations such as a sum of two tensors are no layers, and counted up as these are.
+    operations = [o for part in parts for o in getattr(part, "operations", ())]
+    counted = dict.fromkeys(part.name for part in (*parts, *operations))
+    names = {name: f"layer {i}" for i, name in enumerate(counted)}
     compiled = dict(target._compile_config.config)
     del compiled["optimizer"]
-    described = {
-        "model": _described(model, names),
+
+    def described(value: Any) -> Any:
+        return _described(value, names, dropped)
+
+    return {
+        "model": _described(model, names, of_layers),
         "own code": [own_code(layer) for layer in target._flatten_layers()],
         "weights": [(tuple(weight.shape), weight.dtype) for weight in target.weights],
         "trainable": [tuple(weight.shape) for weight in target.trainable_weights],
         "policy": target.dtype_policy.name,
-        "optimizer": _zero_or_not(_described(target.optimizer, names)),
-        "compiled": _described(compiled | {"jit_compile": target.jit_compile}, names),
+        "optimizer": described(target.optimizer),
+        "compiled": described(compiled | {"jit_compile": target.jit_compile}),
     }
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def _described(value: Any, names: dict[str, str]) -> Any:
+def _described(value: Any, names: dict[str, str], dropped: tuple[str, ...]) -> Any:
     """Gives plain data: never a `repr`, which may hold an address in memory."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, dict):
-        kept = {str(key): item for key, item in value.items() if key not in _NOT_OF_MEMORY}
-        return {key: _described(item, names) for key, item in kept.items()}
+        kept = {str(key): item for key, item in value.items() if key not in dropped}
+        return {key: _described(item, names, dropped) for key, item in kept.items()}
     if isinstance(value, (list, tuple)):
-        return [_described(item, names) for item in value]
+        return [_described(item, names, dropped) for item in value]
     if hasattr(value, "get_config") and not isinstance(value, type):
-        return [_class(type(value)), _described(_config(value), names)]
+        return [_class(type(value)), _described(_config(value), names, dropped)]
     if hasattr(value, "__code__"):
         return [_class(value), function_code(value)]
     return _class(value if isinstance(value, type) else type(value))

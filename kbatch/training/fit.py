@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -14,13 +14,14 @@ from kbatch.records.target import Budget, Target
 from kbatch.training.budgets import BudgetCallback, joint_budget
 from kbatch.training.clock import TrainingClock
 from kbatch.training.data import Batches, FitData, in_batches
-from kbatch.training.epoch_check import EpochCheck
+from kbatch.training.epoch_check import EpochCheck, batch_metrics
 from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
 from kbatch.training.replica_meter import ReplicaMeter, replica_count
 from kbatch.training.seeds import seed_of
 from kbatch.training.stop_at_target import StopAtTarget
 from kbatch.training.tensorboard_scalars import TensorBoardScalars
+from kbatch.training.waiting_step import waiting_for_data
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
 
@@ -39,8 +40,8 @@ class TimedFit:
         seed: Seed of the shuffling, or None.
         metrics: Metrics that each epoch must have.
         to_target: Whether the cost of a target is asked for, so that there must be one.
-        prepare: Called with the data, and whether to print, before they are batched; returns the
-            most examples that a validation batch may have, None for `validation_batch_size`.
+        prepare: Called with the data and the other arguments before the data are batched; returns
+            the most examples that a validation batch may have, None for `validation_batch_size`.
         callbacks_of: Gives the callbacks to train with for those of a call and the model.
 
     Attributes:
@@ -61,7 +62,7 @@ class TimedFit:
         seed: int | None,
         metrics: tuple[str, ...] = (),
         to_target: bool = False,
-        prepare: Callable[[FitData, bool], int | None] | None = None,
+        prepare: Callable[[FitData, Mapping[str, Any]], int | None] | None = None,
         callbacks_of: Callable[[list[Any], keras.Model], list[Any]] | None = None,
     ):
         self._model = model
@@ -102,10 +103,11 @@ class TimedFit:
         )
         data = FitData(**{name: call.pop(name) for name in FitData._fields if name in call})
         if self._prepare is not None:
-            most = self._prepare(data, bool(call.get("verbose", True)))
+            most = self._prepare(data, call)
             if most is not None:
                 self._validation_batch_size = min(self._validation_batch_size, most)
         initial_epoch = call.get("initial_epoch", 0)
+        _check_epochs(call.get("epochs", 1), initial_epoch, call.get("steps_per_epoch"))
         batches = in_batches(
             data,
             self._model,
@@ -138,7 +140,11 @@ class TimedFit:
         ]
         started_s = time.perf_counter()
         try:
-            with _without_end_of_data_warning(batches), self._counted(batches.dataset) as dataset:
+            with (
+                _without_end_of_data_warning(batches),
+                waiting_for_data(self._model, batches.dataset),
+                self._counted(batches.dataset) as dataset,
+            ):
                 history = self._fit(
                     dataset,
                     validation_data=batches.validation_data,
@@ -149,6 +155,11 @@ class TimedFit:
                 )
         finally:
             self.total_s += time.perf_counter() - started_s
+        if coupled := sorted(batch_metrics(self._model)):
+            self.notes.append(
+                f"A mean over micro-batches, not over batches: {', '.join(coupled)}, since its "
+                "function returns one value for all rows that it is given."
+            )
         self._add_throughput(history)
         return history
 
@@ -194,7 +205,7 @@ class TimedFit:
     def _add_throughput(self, history: keras.callbacks.History) -> None:
         throughput = self.clock.throughput
         if throughput is not None:
-            history.history["samples_per_second"] = [throughput.median] * len(history.epoch)
+            history.history["samples_per_second"] = [throughput.mean] * len(history.epoch)
 
 
 @contextlib.contextmanager
@@ -205,6 +216,18 @@ def _without_end_of_data_warning(batches: Batches) -> Iterator[None]:
         if any(dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY for dataset in datasets):
             warnings.filterwarnings("ignore", message="Your input ran out of data")
         yield
+
+
+def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:
+    """Checks that training makes an update at least: Keras ends at once, as if it had completed."""
+    given = [epochs, initial_epoch, *([] if steps is None else [steps])]
+    whole = all(hasattr(one, "__index__") and not isinstance(one, bool) for one in given)
+    if not whole or not 0 <= initial_epoch < epochs or (steps is not None and steps < 1):
+        raise InputError(
+            "`epochs` must be an integer of at least 1 and above `initial_epoch`, and "
+            "`steps_per_epoch` None or at least 1. Received: "
+            f"epochs={epochs!r}, initial_epoch={initial_epoch!r}, steps_per_epoch={steps!r}."
+        )
 
 
 def _check_end(dataset: tf.data.Dataset, call: dict[str, Any]) -> None:

@@ -1,94 +1,14 @@
-"""A learning-rate rule applied to a compiled optimizer."""
+"""The learning rate of an optimizer, and a ratio applied to it."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
-
-from kbatch.analysis.learning_rate_records import LearningRateScaling, learning_rate_scaling
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 # Arguments of Keras's schedules that are learning rates, and those that count steps.
 _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values")
 _STEPS = ("decay_steps", "first_decay_steps", "warmup_steps", "boundaries")
-
-
-# The decay of the second moment, whose half-life in examples stays.
-_SECOND_MOMENT_DECAYS = (
-    ((keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers.Lamb), "beta_2"),
-    (keras.optimizers.RMSprop, "rho"),
-)
-_SCALING = "_kbatch_learning_rate_scaling"
-
-
-def scale_model(
-    model: keras.Model,
-    *,
-    batch_size: int,
-    base_batch_size: int,
-    rule: str | None,
-    noise_scale: float | None = None,
-) -> None:
-    """Scales the optimizer of a compiled model from one batch size to another, by a rule.
-
-    Args:
-        model: A compiled model. It is changed, and remembers what was done.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that its learning rate suits, in examples.
-        rule: The rule, or None.
-        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
-    """
-    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    name = _second_moment_decay(optimizer)
-    learning_rate = current_learning_rate(optimizer)
-    scaling = learning_rate_scaling(
-        1.0 if learning_rate is None else learning_rate,
-        getattr(optimizer, name) if name else None,
-        batch_size=batch_size,
-        base_batch_size=base_batch_size,
-        rule=rule,
-        noise_scale=noise_scale,
-        adaptive=not isinstance(optimizer, keras.optimizers.SGD),
-    )
-    if rule is not None:
-        scale_optimizer(optimizer, ratio=scaling.learning_rate_ratio, kappa=scaling.kappa)
-        if name:
-            setattr(optimizer, name, scaling.beta_2)
-    setattr(model, _SCALING, scaling)
-
-
-@contextlib.contextmanager
-def scaled_rate(model: keras.Model, *, ratio: float, kappa: float) -> Iterator[None]:
-    """Scales the learning rate of a compiled model as `scale_optimizer` does, and puts it back.
-
-    Args:
-        model: A compiled model.
-        ratio: Factor of the learning rate.
-        kappa: Batch size over base batch size.
-    """
-    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    kept, value = optimizer._learning_rate, current_learning_rate(optimizer)
-    scale_optimizer(optimizer, ratio=ratio, kappa=kappa)
-    try:
-        yield
-    finally:
-        if isinstance(kept, keras.Variable):
-            optimizer.learning_rate = value
-        else:
-            optimizer._learning_rate = kept
-
-
-def scaling_of(model: keras.Model) -> LearningRateScaling | None:
-    """Gives what `scale_model` did to a model, None if it did nothing."""
-    return vars(model).get(_SCALING)
-
-
-def _second_moment_decay(optimizer: Any) -> str | None:
-    return next(
-        (name for kinds, name in _SECOND_MOMENT_DECAYS if isinstance(optimizer, kinds)), None
-    )
 
 
 def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:

@@ -9,8 +9,8 @@ import keras
 _PLAIN = (bool, int, float, str)
 # `fit` sets it.
 _CHANGED_BY_TRAINING = {"stop_training"}
-# TensorFlow's own begin so.
-_TRACKING = "_self_"
+# TensorFlow's own begin so, and what kbatch leaves in a layer.
+_TRACKING = ("_self_", "_kbatch_")
 
 
 def own_code(layer: keras.Layer) -> Any:
@@ -36,6 +36,8 @@ def own_code(layer: keras.Layer) -> Any:
         if name in ("__init__", "__call__") or not name.startswith("__")
     ]
     ignored = _CHANGED_BY_TRAINING | vars(keras.Model(name="model")).keys()
+    if isinstance(layer, keras.layers.BatchNormalization):
+        ignored |= {"momentum"}  # Its configuration tells it, and it may follow the batch size.
     held = [
         (name, _described(value, seen))
         for name, value in sorted(vars(layer).items())

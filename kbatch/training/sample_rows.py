@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.training.batched import is_batched
-from kbatch.training.data import FitData, is_dataset, tensors_of
+from kbatch.training.data import FitData, arrays_of, is_dataset
 from kbatch.training.errors import InputError
 
 _MOST_ROWS = 64
@@ -122,7 +122,7 @@ def sample_of(data: FitData) -> SampleRows | SampleElements:
         if examples == 0:
             raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
         first = [_first_rows(part) for part in (x, data.y, data.sample_weight)]
-        rows, _ = tensors_of(FitData(*first, class_weight=data.class_weight))
+        rows, _ = arrays_of(FitData(*first, class_weight=data.class_weight))
         return SampleRows(_numpy(rows), examples)
     if data.y is not None:
         raise InputError(
@@ -158,6 +158,7 @@ def _read(
     dataset: tf.data.Dataset, wanted: tuple[bool, bool]
 ) -> tuple[_Reading | None, _Reading | None]:
     """Reads elements one after the other, as batches and as examples where that is wanted."""
+    _check_rows(dataset.element_spec)
     batches, examples = (_Reading(None) if each else None for each in wanted)
     empty = True
     for element in map(_numpy, dataset.take(_ELEMENTS_LOOKED_AT)):
@@ -169,9 +170,21 @@ def _read(
     return batches, examples
 
 
+def _check_rows(spec: Any) -> None:
+    """Checks that the parts of an element have rows that can be taken and repeated."""
+    for part in tf.nest.flatten(spec):
+        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+            kind = part.value_type.__name__
+            raise InputError(
+                f"No rows can be taken out of a {kind}: convert the data with `.to_tensor()` or "
+                "`tf.sparse.to_dense`. A search trains them in whole batches with "
+                f"`micro_batch_size=None`. Received: a dataset with a {kind}."
+            )
+
+
 def example_rows(example: Any) -> SampleRows:
     """Makes rows of one example, (x, y) without a batch axis."""
-    rows, _ = tensors_of(FitData(*_with_axis(example)))
+    rows, _ = arrays_of(FitData(*_with_axis(example)))
     return SampleRows(_numpy(rows), None)
 
 

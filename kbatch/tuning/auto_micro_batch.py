@@ -13,12 +13,14 @@ import psutil
 from kbatch.instruments.control_group import read_control_group
 from kbatch.instruments.environment import read_environment
 from kbatch.instruments.worker_devices import workers_on_device
-from kbatch.profiling.loads import Load, Source, row_shapes
+from kbatch.profiling.loads import STEPS, Load, Source, row_shapes
 from kbatch.profiling.max_batch_probing import probe_max_batch
+from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.profiling.probe_places import search_in_place
 from kbatch.records.json_files import load_if_readable, write_record
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.micro_batch_limit import MicroBatchLimit
+from kbatch.reporting.number_text import counted
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.replica_meter import replica_count
 from kbatch.tuning.fastest_micro_batch import FastestMicroBatch
@@ -45,6 +47,27 @@ class FoundMicroBatch(NamedTuple):
     key: str
 
 
+class TrainingLeft(NamedTuple):
+    """What a search is still to train at its large batch sizes, as far as it is known.
+
+    Attributes:
+        examples: Examples of these trainings, or None.
+        train_s: Seconds that budgets let them take, or None.
+    """
+
+    examples: float | None = None
+    train_s: float | None = None
+
+    def seconds(self, example_s: float) -> float | None:
+        """Forecasts the seconds of training, None where nothing is known.
+
+        Args:
+            example_s: Seconds of training on an example.
+        """
+        by_examples = None if self.examples is None else self.examples * example_s
+        return min((s for s in (by_examples, self.train_s) if s is not None), default=None)
+
+
 class AutoMicroBatch:
     """Finds the fastest micro-batch that fits, and remembers it for each model and batch size.
 
@@ -56,6 +79,7 @@ class AutoMicroBatch:
 
     Attributes:
         data: Takes rows of the data of the search.
+        checks: Compare parts of a batch with the whole.
     """
 
     def __init__(
@@ -67,6 +91,7 @@ class AutoMicroBatch:
         moments_every: int,
     ):
         self.data = SearchData()
+        self.checks = PartsChecks()
         self._largest = largest_batch_size
         self._limit_bytes = memory_limit_bytes
         self._window = memory_window
@@ -74,7 +99,7 @@ class AutoMicroBatch:
         self._found: dict[str, MaxBatchSizeResult] = {}
         self._limits: dict[str, MicroBatchLimit] = {}
         self._fastest = FastestMicroBatch(
-            largest_batch_size=largest_batch_size, moments_every=moments_every
+            self.checks, largest_batch_size=largest_batch_size, moments_every=moments_every
         )
 
     def find(
@@ -85,6 +110,7 @@ class AutoMicroBatch:
         source: Source,
         directory: Path | None,
         rows: int,
+        left: TrainingLeft | None = None,
     ) -> FoundMicroBatch:
         """Finds the size for a model and a batch.
 
@@ -94,6 +120,7 @@ class AutoMicroBatch:
             source: Its data.
             directory: Where results are kept for later runs of the search, or None.
             rows: Examples that a device has of a batch.
+            left: What the search is still to train, None where nothing is known.
 
         Raises:
             InputError: If the limit is below the weights.
@@ -105,7 +132,13 @@ class AutoMicroBatch:
         )
         most = min(result.max_batch_size, self._limit(key, directory))
         fastest = self._fastest.find(
-            model, source, batch_size=rows, most=most, key=key, directory=directory
+            model,
+            source,
+            batch_size=rows,
+            most=most,
+            key=key,
+            directory=directory,
+            left_s=None if left is None else left.seconds(self._example_s(result)),
         )
         notes = (fastest.note, _note(result, most, search_s))
         bound = most < result.max_batch_size or result.memory_bound
@@ -198,7 +231,11 @@ class AutoMicroBatch:
             moments_every=self._moments_every,
         )
         search = functools.partial(
-            probe_max_batch, memory_window=self._window, max_batch_size=rows, confirm=False
+            probe_max_batch,
+            memory_window=self._window,
+            max_batch_size=rows,
+            confirm=False,
+            largest_first=True,
         )
         return search_in_place(
             load,
@@ -206,8 +243,14 @@ class AutoMicroBatch:
             memory_limit_bytes=self._limit_bytes,
             memory_window=self._window,
             # One of several replicas cannot be probed with the others: a model on one device can.
-            model=model if replica_count(model) == 1 else None,
+            model=(lambda: model) if replica_count(model) == 1 else None,
         )
+
+    def _example_s(self, result: MaxBatchSizeResult) -> float:
+        """Return the seconds of training on an example, an upper bound for older records."""
+        size = result.max_batch_size
+        probes = [probe for probe in result.probes if probe.batch_size == size]
+        return min(p.step_s or p.duration_s / STEPS for p in probes) / size
 
     def _rows(self, model: keras.Model) -> int:
         """Gives the most examples that a replica has of a batch."""
@@ -229,7 +272,7 @@ def _note(result: MaxBatchSizeResult, size: int, search_s: float) -> str:
     took = f"found in {search_s:.1f} s" if search_s else "from an earlier search"
     return (
         f"Up to {size} examples fit at once ({result.reason}), {took} with "
-        f"{len(result.probes)} probes."
+        f"{counted(len(result.probes), 'probe')}."
     )
 
 

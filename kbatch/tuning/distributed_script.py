@@ -34,8 +34,9 @@ def main() -> None:
     # The script may set variables before it imports TensorFlow: nothing is imported for it.
     after_import("keras_tuner.src.engine.base_tuner", _adapt_tuner)
     after_import("keras_tuner.src.distribute.oracle_client", _adapt_client)
+    after_import("keras_tuner.src.distribute.oracle_chief", _adapt_chief)
     sys.argv = [script, *words]
-    sys.path[0] = str(Path(script).resolve().parent)
+    sys.path.insert(0, str(Path(script).resolve().parent))
     with contextlib.suppress(KeyboardInterrupt):
         runpy.run_path(script, run_name="__main__")
         return
@@ -108,6 +109,35 @@ def _adapt_client(module: ModuleType) -> None:
     client.create_trial = _with_pauses(client.create_trial)
 
 
+def _adapt_chief(module: ModuleType) -> None:
+    give_lock_back(vars(module)["OracleServicer"])
+
+
+def give_lock_back(servicer: Any) -> None:
+    """Change a class of keras-tuner's servicers: a call that fails gives the oracle's lock back.
+
+    keras-tuner keeps it, and the chief, which takes it to see whether it may end, waits for ever.
+    """
+    for name in ("CreateTrial", "UpdateTrial", "EndTrial", "UpdateSpace"):
+        setattr(servicer, name, _giving_back(getattr(servicer, name)))
+
+
+def _giving_back(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def giving_back(servicer: Any, *args: Any) -> Any:
+        from keras_tuner.src.engine.oracle import LOCKS, THREADS
+
+        try:
+            return call(servicer, *args)
+        except BaseException:
+            if THREADS[servicer.oracle] == threading.current_thread().name:
+                THREADS[servicer.oracle] = None
+                LOCKS[servicer.oracle].release()
+            raise
+
+    return giving_back
+
+
 def _with_pauses(create_trial: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create_trial)
     def with_pauses(*args: Any, **kwargs: Any) -> Any:
@@ -117,7 +147,3 @@ def _with_pauses(create_trial: Callable[..., Any]) -> Callable[..., Any]:
         return trial
 
     return with_pauses
-
-
-if __name__ == "__main__":
-    main()

@@ -3,13 +3,13 @@
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kbatch.instruments.chief_address import ChiefAddress, RemoteChief, free_local_address
 from kbatch.instruments.labelled_process import LabelledProcess
+from kbatch.instruments.python_program import program_words
 from kbatch.instruments.worker_devices import NO_GPU, device_environments, usable_gpus
 
 _CHECK_S = 0.2
@@ -50,6 +50,7 @@ def run_distributed(plan: DistributionPlan, write: Callable[[str], None]) -> Non
 
     Raises:
         ChildProcessError: If the chief or a worker ended with an error, with what to do.
+        OSError: If the output cannot be written.
         KeyboardInterrupt: If it is interrupted or terminated; nothing is left running.
     """
     with _terminated_as_interrupted(), _Processes(plan, write) as processes:
@@ -93,6 +94,12 @@ class _Processes:
             time.sleep(_CHECK_S)
 
     def _ended(self) -> bool:
+        for error in [one.write_error for one in self._running.values() if one.write_error]:
+            raise OSError(
+                "The output cannot be written, and the chief and its workers were ended: run the "
+                "same command again with its output in a file, and the search goes on. "
+                f"Received: {error}."
+            ) from error
         chief = self._remote or self._running["chief"]
         status = chief.status
         if status:
@@ -134,7 +141,7 @@ class _Processes:
         module = "kbatch.tuning.distributed_script"
         self._running[name] = LabelledProcess(
             name,
-            [sys.executable, "-m", module, str(os.getpid()), *self._plan.words],
+            program_words(module, str(os.getpid()), *self._plan.words),
             environment={**self._variables, **variables, "KERASTUNER_TUNER_ID": name},
             write=self._write,
         )
@@ -178,7 +185,10 @@ def _terminated_as_interrupted() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ended_by = (signal.SIGTERM, signal.SIGHUP)
+    # `nohup` and its like have some ignored, which stay so.
+    heeded = [number for number in ended_by if signal.getsignal(number) != signal.SIG_IGN]
+    numbers = (signal.SIGINT, *heeded)
     before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,16 +10,24 @@ from typing import Any
 import keras
 import keras_tuner
 
-from kbatch.instruments.failures import failure_status, failure_text, failure_traceback
+from kbatch.instruments.failures import (
+    failure_status,
+    failure_text,
+    failure_traceback,
+    ran_out_of_memory,
+)
 from kbatch.instruments.gpu_monitor import GpuMonitor
 from kbatch.records.execution import ExecutionRecord
 from kbatch.records.target import COST_NAMES, cost_to_target
 from kbatch.records.usage import UsageRecord
+from kbatch.training.accumulation.summed_gradients import sparse_note
 from kbatch.training.data import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.fit import TimedFit
-from kbatch.tuning.execution_plan import ExecutionPlan, begun_record, plan_notes
+from kbatch.training.replica_meter import replica_count
+from kbatch.tuning.execution_plan import ExecutionPlan, begun_record
 from kbatch.tuning.fresh_callbacks import FreshCallbacks
+from kbatch.tuning.trial_cut import TrialCut
 from kbatch.tuning.trial_files import TrialFiles
 from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
@@ -30,6 +39,7 @@ class Execution:
         model: The model to train.
         plan: What is asked.
         files: Where it is written, or None.
+        cut: Makes the model train with the micro-batches that the plan has.
         micro_batch: Finds the micro-batch size, None where the plan has it.
     """
 
@@ -38,11 +48,13 @@ class Execution:
         model: keras.Model,
         plan: ExecutionPlan,
         files: TrialFiles | None,
+        cut: TrialCut,
         micro_batch: TrialMicroBatch | None = None,
     ):
         self._model: Any = model
         self._plan = plan
         self._files = files
+        self._cut = cut
         self._micro_batch = micro_batch
         self._callbacks = FreshCallbacks()
         self._fit = self._timed_fit()
@@ -93,20 +105,25 @@ class Execution:
                     raise
             finally:
                 del self._model.fit
+            gc.collect()  # What the step that ran out held, by the frames of its error.
             self._callbacks.start_again()
             self._fit, self._monitor = self._timed_fit(), None
 
-    def _prepare(self, data: FitData, verbose: bool) -> int | None:
+    def _prepare(self, data: FitData, call: Mapping[str, Any]) -> int | None:
         """Finds the micro-batch size, then watches what training takes: the search is not in it."""
-        found = self._micro_batch
-        most = None if found is None else found.prepare(data, verbose=verbose)
+        found, most = self._micro_batch, None
+        if found is not None:
+            most = found.prepare(data, call)
+        elif self._plan.micro_batch_size is not None:
+            self._cut.apply(self._plan.micro_batch_size, data)
         if self._monitor is None:
             self._monitor = self._watched.enter_context(GpuMonitor())
         return None if self._plan.validation_is_chosen else most
 
     def _goes_on(self, error: Exception) -> bool:
         """Makes the micro-batches smaller where a step ran out, and tells whether it could."""
-        if self._micro_batch is None or failure_status(error) != "out_of_memory":
+        # The size was found by probes, so that it or a smaller one ran before.
+        if self._micro_batch is None or not ran_out_of_memory(error, smaller_worked=True):
             return False
         if not self._fit.clock.in_step:
             return False  # Validation or a callback ran out: smaller micro-batches are no cure.
@@ -161,7 +178,7 @@ class Execution:
     def _figures(self) -> dict[str, float]:
         clock, target = self._fit.clock, self._fit.target
         throughput = clock.throughput
-        figures = {} if throughput is None else {"samples_per_second": throughput.median}
+        figures = {} if throughput is None else {"samples_per_second": throughput.mean}
         if target is None:
             return figures
         cost = cost_to_target(target, clock.epochs)
@@ -212,15 +229,22 @@ class Execution:
 
     def _started_with_micro_batch(self) -> ExecutionRecord:
         found = self._micro_batch
+        notes = (*self._started.notes, *self._cut.notes)
         if found is None:
-            return self._started
+            return dataclasses.replace(self._started, notes=notes)
         return dataclasses.replace(
             self._started,
             micro_batch_size=found.size,
             micro_batch_search_s=found.search_s,
             most_in_memory=found.most_in_memory,
-            notes=(*plan_notes(self._model, self._plan, found.size), *found.notes),
+            notes=tuple(dict.fromkeys((*notes, *self._sparse_note(found.size), *found.notes))),
         )
+
+    def _sparse_note(self, size: int | None) -> tuple[str, ...]:
+        plan = self._plan
+        in_parts = size is not None and size < -(-plan.batch_size // replica_count(self._model))
+        note = sparse_note(self._model, plan.sparse_gradients, in_parts=in_parts)
+        return () if note is None else (note,)
 
     def _learning_rate_note(self) -> tuple[str, ...]:
         ruled, seen = self._started.learning_rate, self._fit.clock.first_learning_rate

@@ -6,11 +6,11 @@ import keras
 
 from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.records.execution import ExecutionRecord
-from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
-from kbatch.training.accumulation.halving import uncut_note, uncut_part
+from kbatch.training.accumulation.summed_gradients import differ_in_parts, sparse_note
 from kbatch.training.dtype_policy import loss_scaled
-from kbatch.training.learning_rate import current_learning_rate, scaling_of
+from kbatch.training.learning_rate import current_learning_rate
 from kbatch.training.replica_meter import replica_count
+from kbatch.training.scaled_model import scaling_of
 
 
 class ExecutionPlan(NamedTuple):
@@ -25,9 +25,11 @@ class ExecutionPlan(NamedTuple):
         validation_batch_size: Examples in a validation batch.
         validation_is_chosen: Whether a person chose that size.
         learning_rate_scaling: Rule that was applied, or None.
+        sparse_gradients: What the optimizer gets of sparse gradients: "summed" or "keras".
         scaling_note: What a reader must know of the noise scale that the rule used, or None.
         metrics: Metrics that each epoch must have.
         to_target: Whether the cost of a target is the objective.
+        path_notes: Where callbacks write in place of the path that was given.
     """
 
     number: int
@@ -38,9 +40,11 @@ class ExecutionPlan(NamedTuple):
     validation_batch_size: int
     validation_is_chosen: bool
     learning_rate_scaling: str | None
+    sparse_gradients: str
     scaling_note: str | None
     metrics: tuple[str, ...]
     to_target: bool
+    path_notes: tuple[str, ...] = ()
 
 
 def begun_record(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
@@ -51,6 +55,9 @@ def begun_record(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
         plan: What is asked.
     """
     optimizer: Any = model.optimizer
+    rows, size = -(-plan.batch_size // replica_count(model)), plan.micro_batch_size
+    in_parts = size is not None and size < rows
+    sparse = sparse_note(model, plan.sparse_gradients, in_parts=in_parts)
     return ExecutionRecord(
         status="running",
         seed=plan.seed,
@@ -62,32 +69,9 @@ def begun_record(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
         learning_rate=current_learning_rate(optimizer),
         learning_rate_scaling=plan.learning_rate_scaling,
         jit_compile=bool(model.jit_compile),
-        notes=plan_notes(model, plan, plan.micro_batch_size),
+        notes=(*(note for note in (plan.scaling_note, sparse) if note), *plan.path_notes),
         workers_on_device=workers_on_device(),
         replicas=replica_count(model),
         scaling=scaling_of(model),
+        sparse_gradients=plan.sparse_gradients if differ_in_parts(model) else None,
     )
-
-
-def plan_notes(
-    model: keras.Model, plan: ExecutionPlan, micro_batch_size: int | None
-) -> tuple[str, ...]:
-    """Gives what a reader must know of an execution before it trains.
-
-    Args:
-        model: The model to train.
-        plan: What is asked.
-        micro_batch_size: Examples that go through the device at once, None where it is not known.
-    """
-    cut = _cut_note(model, -(-plan.batch_size // replica_count(model)), micro_batch_size)
-    return tuple(note for note in (plan.scaling_note, cut) if note is not None)
-
-
-def _cut_note(model: keras.Model, rows: int, micro_batch_size: int | None) -> str | None:
-    if micro_batch_size is None:
-        return None
-    if micro_batch_size < rows:
-        parts = coupled_parts(model)
-        return coupling_note(parts) if parts else None
-    uncut = uncut_part(model)
-    return uncut_note(uncut) if uncut else None

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from kbatch.instruments.failures import failure_status, failure_text, failure_traceback
-from kbatch.instruments.worker import WorkerDied
 from kbatch.records.execution import ExecutionRecord
 from kbatch.tuning.hypermodel import BatchSizeHyperModel
 from kbatch.tuning.trial_files import TrialFiles
@@ -27,7 +26,7 @@ def record_failure(
     executions = record.executions if record else ()
     last = executions[-1] if executions else None
     ended = {
-        "status": _status(error),
+        "status": failure_status(error),
         "failure": failure_text(error),
         "traceback": failure_traceback(error),
     }
@@ -36,12 +35,6 @@ def record_failure(
     elif last is None or last.status == "completed":
         unbuilt = _unbuilt(hypermodel, hp, len(executions))
         files.write(len(executions), dataclasses.replace(unbuilt, **ended))
-
-
-def _status(error: BaseException) -> str:
-    if isinstance(error, WorkerDied):
-        return "out_of_memory" if error.out_of_memory else "failed"
-    return failure_status(error)
 
 
 def _unbuilt(hypermodel: BatchSizeHyperModel, hp: Any, number: int) -> ExecutionRecord:

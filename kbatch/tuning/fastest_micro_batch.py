@@ -16,12 +16,15 @@ from kbatch.analysis.micro_batch_choice import (
 )
 from kbatch.instruments.environment import read_environment
 from kbatch.profiling.loads import DataEnded, Source, batch_of
-from kbatch.profiling.micro_batch_timing import time_micro_batches
+from kbatch.profiling.micro_batch_timing import TIMING, time_micro_batches
+from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.records.json_files import load_if_readable, write_record
 from kbatch.records.training_profile import TrainingProfile
 from kbatch.reporting.number_text import readable
-from kbatch.training.accumulation.batch_coupling import coupled_parts
 from kbatch.training.replica_meter import replica_count
+
+# Geometric mean of the nets of `benchmarks/auto_micro_batch.py` at eight times their own batches.
+_PLAUSIBLE_GAIN = 1.2
 
 
 class TimedMicroBatch(NamedTuple):
@@ -41,15 +44,17 @@ class TimedMicroBatch(NamedTuple):
 class FastestMicroBatch:
     """Chooses the fastest micro-batch size by train steps as they will run, and remembers it.
 
-    The largest batch of the search is timed first. A smaller one is timed itself only where it is
-    larger than the micro-batch that was chosen for that.
+    Sizes are timed where the search is long enough to repay it: the largest batch of the search
+    first, a smaller one only where it is larger than the micro-batch that was chosen for that.
 
     Args:
+        checks: Compare parts of a batch with the whole: speed must not decide on what is trained.
         largest_batch_size: Largest batch of the search.
         moments_every: As in `accumulate_gradients`.
     """
 
-    def __init__(self, *, largest_batch_size: int, moments_every: int):
+    def __init__(self, checks: PartsChecks, *, largest_batch_size: int, moments_every: int):
+        self._checks = checks
         self._largest = largest_batch_size
         self._moments_every = moments_every
         self._profiles: dict[str, TrainingProfile] = {}
@@ -63,6 +68,7 @@ class FastestMicroBatch:
         most: int,
         key: str,
         directory: Path | None,
+        left_s: float | None = None,
     ) -> TimedMicroBatch:
         """Chooses the size for a batch.
 
@@ -73,15 +79,21 @@ class FastestMicroBatch:
             most: Most examples that fit at once.
             key: What tells the model and its data from others.
             directory: Where times are kept for later runs of the search, or None.
+            left_s: Seconds of training that the search has left at its large sizes, None where
+                that is not known: sizes are timed only where they could save as much.
         """
         largest_fit = equal_parts(batch_size, most)
-        reason = _reason_not_to_time(model, batch_size, most)
+        reason = self._reason_not_to_time(model, source, batch_size, most, directory)
         if reason is not None:
             return TimedMicroBatch(largest_fit, 0.0, f"Micro-batches of {largest_fit}: {reason}.")
         began_s, timed = time.perf_counter(), False
         for size in dict.fromkeys((max(self._largest, batch_size), batch_size)):
             profile = self._known(model, key, size, directory)
             if profile is None:
+                reason = _reason_of_cost(left_s)
+                if reason is not None:
+                    note = f"Micro-batches of {largest_fit}: {reason}."
+                    return TimedMicroBatch(largest_fit, 0.0, note)
                 timed = True
                 profile = self._timed(model, source, size, most, key, directory)
             choice = _choice(profile, most)
@@ -98,6 +110,22 @@ class FastestMicroBatch:
         search_s = time.perf_counter() - began_s if timed else 0.0
         note = f"Micro-batches of {largest_fit}, the most that fit: no step could be timed."
         return TimedMicroBatch(largest_fit, search_s, note)
+
+    def _reason_not_to_time(
+        self,
+        model: keras.Model,
+        source: Source,
+        batch_size: int,
+        most: int,
+        directory: Path | None,
+    ) -> str | None:
+        if len(micro_batch_candidates(batch_size, most)) == 1:
+            return "fewer examples at once are never faster"
+        if replica_count(model) > 1:
+            return "the most that fit, since steps of several replicas are not timed"
+        if self._checks.difference(model, source, most=most, directory=directory):
+            return "the most that fit, since fewer at once may not train as the whole batch does"
+        return None
 
     def _known(
         self, model: keras.Model, key: str, batch_size: int, directory: Path | None
@@ -142,15 +170,13 @@ class FastestMicroBatch:
         return profile
 
 
-def _reason_not_to_time(model: keras.Model, batch_size: int, most: int) -> str | None:
-    if len(micro_batch_candidates(batch_size, most)) == 1:
-        return "fewer examples at once are never faster"
-    if replica_count(model) > 1:
-        return "the most that fit, since steps of several replicas are not timed"
-    if coupled_parts(model):
-        # Speed must not decide on what is trained.
-        return "the most that fit, since layers that look at other rows train differently on fewer"
-    return None
+def _reason_of_cost(left_s: float | None) -> str | None:
+    if left_s is None or left_s * (1 - 1 / _PLAUSIBLE_GAIN) >= TIMING.time_budget_s:
+        return None
+    return (
+        "the most that fit, since smaller ones could not save what timing them takes in about "
+        f"{readable(left_s, 2)} s of training at the largest sizes"
+    )
 
 
 def _choice(profile: TrainingProfile, most: int) -> MicroBatchChoice | None:

@@ -23,7 +23,7 @@ class FitProgress:
             not known.
         epoch: Number of the epoch that runs, from 0.
         epochs: Epochs of an execution.
-        samples_per_second: Examples per second of the steady part, None before there is one.
+        samples_per_second: Examples per second so far without the first steps, None before others.
         memory_bytes: Memory in use, of the GPU or of the process.
         metrics: Metrics of the last epoch that ended.
         epoch_ended: Whether an epoch has just ended.

@@ -97,7 +97,8 @@ def _run(trial: TrialRecord, target: Target | None, part: str) -> Tried:
     return Tried(
         trial.batch_size,
         cost=statistics.fmean(getattr(cost, part) for cost in met) if reached else None,
-        updates=None if trial.status == "out_of_memory" else updates,
+        # One that failed, diverged or ran out of memory says nothing of its size's speed.
+        updates=updates if trial.status == "completed" else None,
         noise_scale=scale and scale.value,
         noise_at_least=scale and scale.at_least,
     )

@@ -1,5 +1,6 @@
 """The strategy "goodput": a throughput sweep, a pilot trial, then sizes that may be better."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class GoodputStrategy:
         objective: Any,
         *,
         callbacks: Any,
+        batch_sizes: tuple[int, ...],
         sweep: Callable[[], GoodputRecord],
     ) -> str:
         """Reads what an earlier run of the search measured, or measures it.
@@ -51,6 +53,7 @@ class GoodputStrategy:
             project: The project directory.
             objective: keras-tuner's objective.
             callbacks: The callbacks of the search.
+            batch_sizes: Its sizes: all are timed again where there were fewer before.
             sweep: Times an update of each size.
 
         Returns:
@@ -63,10 +66,13 @@ class GoodputStrategy:
         self._project = project
         self._objective = Objective(objective.name, objective.direction)
         known = read_goodput(project)
-        self._sweep = known or sweep()
-        if known is None:
+        if known is not None and known.batch_sizes == batch_sizes:
+            self._sweep, took = known, "from an earlier run"
+        else:
+            decisions = known.decisions if known else ()
+            self._sweep = dataclasses.replace(sweep(), decisions=decisions)
             write_goodput(self._sweep, project)
-        took = "from an earlier run" if known else f"in {self._sweep.sweep_s:.1f} s"
+            took = f"in {self._sweep.sweep_s:.1f} s"
         return f"Timed an update of {len(self._sweep.batch_sizes)} batch sizes {took}."
 
     def __call__(

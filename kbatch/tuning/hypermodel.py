@@ -1,6 +1,6 @@
 """Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,11 +10,13 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import check_batch_sizes
 from kbatch.analysis.learning_rates import check_rule
 from kbatch.analysis.max_batch_search import check_window
+from kbatch.analysis.timescales import FOLLOWERS, check_followers
 from kbatch.instruments.device_memory import check_memory_limit
 from kbatch.profiling.user_model import BuildFunction, as_hypermodel
 from kbatch.records.json_files import RecordError
 from kbatch.records.target import COST_NAMES
-from kbatch.training.accumulation import cut_batches
+from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
+from kbatch.training.accumulation.summed_gradients import check_sparse_gradients
 from kbatch.training.dtype_policy import (
     check_active_policy,
     check_dtype_policies,
@@ -25,11 +27,13 @@ from kbatch.training.replica_meter import replica_count
 from kbatch.training.seeds import check_seed, seeded
 from kbatch.training.trainable_model import check_model
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch
+from kbatch.tuning.callback_paths import give_own_paths
 from kbatch.tuning.execution import Execution
 from kbatch.tuning.execution_number import ExecutionNumber
 from kbatch.tuning.execution_plan import ExecutionPlan
 from kbatch.tuning.live_plot import live_plots
 from kbatch.tuning.search_errors import ending_the_search, failing_the_trial
+from kbatch.tuning.search_identity import model_facts
 from kbatch.tuning.size_checks import (
     check_base_batch_size,
     check_micro_batch_size,
@@ -38,6 +42,7 @@ from kbatch.tuning.size_checks import (
     replica_rows,
     size_or_none,
 )
+from kbatch.tuning.trial_cut import TrialCut
 from kbatch.tuning.trial_files import TrialFiles, trial_files
 from kbatch.tuning.trial_learning_rate import TrialLearningRate
 from kbatch.tuning.trial_micro_batch import TrialMicroBatch
@@ -69,18 +74,28 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
             Under a `distribution_strategy` each replica has its part of the batch, and this is of
-            that part. `"auto"` finds, when a model's first trial starts, the sizes that fit into
-            the memory window, takes the fastest of them by a few train steps, the larger one where
-            they tie, and half of it whenever a trial runs out of memory after all. None for the
+            that part. `"auto"` takes the most that fit into the memory window, which it finds when
+            a model's first trial starts. Where the search is long enough to repay it, it times
+            smaller sizes by a few train steps and takes the fastest, the larger one where they
+            tie. It halves the size whenever a trial runs out of memory after all. None for the
             whole batch at once.
         dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
             (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
             `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale that the trial of
-            `base_batch_size` measured, which comes first) or None (it does not). Adam's `beta_2`
-            keeps its half-life in examples under each of them.
-        base_batch_size: Batch size that the model's learning rate suits; the smallest one if
-            None.
+            `base_batch_size` measured, which comes first) or None (it does not).
+        base_batch_size: Batch size that the model's settings suit; the smallest one if None.
+        follow_batch_size: Which other settings keep their timescale in examples, with a rule for
+            the learning rate or without one. `"beta_2"`, the decay of Adam's second moment (`rho`
+            of RMSprop), and `"batch_norm_momentum"`, the momentum of moving statistics, are taken
+            to the power of the ratio of the batch sizes. `"weight_decay"` of any optimizer is
+            multiplied by that ratio and divided by the factor of the learning rate. `()` leaves
+            all as they are.
+        sparse_gradients: What the optimizer gets where a gradient has several rows for one index,
+            as for an `Embedding`: `"summed"` adds them up, at every size, whole or in parts.
+            `"keras"` trains a batch that is not cut exactly as a plain `fit` does, where Adam and
+            RMSprop square the rows one by one; a batch that is cut then trains otherwise, and the
+            trial's notes say so.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         memory_window: Lower and upper share of that limit which `"auto"` aims at.
@@ -104,6 +119,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         dtype_policy: str | Sequence[str] = "mixed_float16",
         learning_rate_scaling: Literal["linear", "sqrt", "noise"] | None = None,
         base_batch_size: int | None = None,
+        follow_batch_size: Sequence[str] = FOLLOWERS,
+        sparse_gradients: Literal["summed", "keras"] = "summed",
         memory_limit_bytes: int | None = None,
         memory_window: tuple[float, float] = (0.80, 0.90),
         validation_batch_size: int | None = None,
@@ -118,19 +135,26 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.memory_window = check_window(memory_window)
         self.dtype_policies = check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(learning_rate_scaling, "learning_rate_scaling")
-        self.base_batch_size = (
-            size_or_none(base_batch_size, "base_batch_size") or self.batch_sizes[0]
-        )
+        self._chosen_base = size_or_none(base_batch_size, "base_batch_size")
+        self.base_batch_size = self._chosen_base or self.batch_sizes[0]
         check_base_batch_size(
             self.base_batch_size, self.batch_sizes, rule=self.learning_rate_scaling
         )
+        self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
+        self.sparse_gradients = check_sparse_gradients(sparse_gradients)
         self._chosen_validation = size_or_none(validation_batch_size, "validation_batch_size")
         self.validation_batch_size = self._chosen_validation or default_validation_batch_size(
             self.batch_sizes, self._given_micro_batch_size
         )
         self.seed = check_seed(seed)
+        # The first model that was built: its hyperparameters, and what it is.
+        self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         self._number = ExecutionNumber()
-        self._learning_rate = TrialLearningRate(self.learning_rate_scaling, self.base_batch_size)
+        self._learning_rate = TrialLearningRate(
+            self.learning_rate_scaling,
+            self.base_batch_size,
+            follow_batch_size=self.follow_batch_size,
+        )
         self._auto = AutoMicroBatch(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
@@ -147,6 +171,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "dtype_policy": list(self.dtype_policies),
             "learning_rate_scaling": self.learning_rate_scaling,
             "base_batch_size": self.base_batch_size,
+            "follow_batch_size": list(self.follow_batch_size),
+            "sparse_gradients": self.sparse_gradients,
             "validation_batch_size": self.validation_batch_size,
             "seed": self.seed,
             "memory_limit_bytes": self.memory_limit_bytes,
@@ -165,18 +191,63 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         with ending_the_search(TypeError, ValueError):
             check_model(model)
             check_active_policy(model, policy)
+        if self._first is None:
+            self._first = (dict(hp.values), model_facts(model))
         self._learning_rate.at_build(model, batch_size)
         with ending_the_search(InputError):
             rows = replica_rows(batch_size, replica_count(model))
+        if self.sparse_gradients == "summed":
+            sum_sparse_gradients(model)
         micro_batch_size = self._micro(rows)
-        if micro_batch_size is not None:
-            cut_batches(model, micro_batch_size, rows=rows, moments_every=_MOMENTS_EVERY)
+        if micro_batch_size is not None and micro_batch_size < rows:
+            accumulate_gradients(model, micro_batch_size, moments_every=_MOMENTS_EVERY)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
         """Declares the batch size and what the wrapped HyperModel declares; for keras-tuner."""
         self._declare(hp)
         self._inner.declare_hyperparameters(hp)
+
+    def described(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
+        """Describe the model as the wrapped HyperModel builds it, for the identity of a search.
+
+        Args:
+            values: Hyperparameters to build it with, None for those of the first model that was
+                built here.
+
+        Returns:
+            The hyperparameters, and the facts of the model.
+        """
+        if self._first is None or (values is not None and values != self._first[0]):
+            hp = keras_tuner.HyperParameters()
+            hp.values = dict(values or {})
+            with dtype_policy_scope(self._declare(hp)[1]), seeded(self.seed):
+                model = self._inner.build(hp)
+            self._first = (dict(hp.values), model_facts(model))
+        return self._first
+
+    def take_over(self, settings: Mapping[str, object]) -> None:
+        """Keep what an earlier run of the search derived from its sizes; `BatchSizeTuner` calls it.
+
+        Adding sizes must not change the learning rates of the trials there, by another smallest
+        size, or the batches that all of them are validated with.
+
+        Args:
+            settings: `settings` of the earlier run.
+        """
+        sizes: Any = settings.get("batch_sizes")
+        if not sizes or sizes == list(self.batch_sizes) or not set(sizes) <= set(self.batch_sizes):
+            return
+        base: Any = settings.get("base_batch_size")
+        if self._chosen_base is None and base == sizes[0]:
+            self.base_batch_size = base
+            self._learning_rate = TrialLearningRate(
+                self.learning_rate_scaling, base, follow_batch_size=self.follow_batch_size
+            )
+        validation: Any = settings.get("validation_batch_size")
+        default = default_validation_batch_size(tuple(sizes), self._given_micro_batch_size)
+        if self._chosen_validation is None and validation == default:
+            self.validation_batch_size = default
 
     def begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
         """Sets which execution of its trial `hp` comes to next; `BatchSizeTuner` calls it.
@@ -198,15 +269,23 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             What the wrapped `fit` returns, with `samples_per_second` among the metrics.
         """
         with ending_the_search(InputError, RecordError), failing_the_trial():
-            files = trial_files(kwargs.get("callbacks"))
-            note = self._learning_rate.at_fit(model, hp.values, project=files and files.project)
-            plan = self._plan(hp, files, replica_count(model), note)
-            directory = None if files is None else files.project
-            micro_batch = self.micro_batch(hp, model, directory=directory)
-            execution = Execution(model, plan, files, micro_batch)
+            callbacks = kwargs.get("callbacks")
+            files = trial_files(callbacks)
             if files is not None:
                 files.check_settings(self.settings)
-                for plot in live_plots(kwargs.get("callbacks")):
+                files.check_identity(self, hp, args, kwargs)
+            note = self._learning_rate.at_fit(model, hp.values, project=files and files.project)
+            plan = self._plan(hp, files, replica_count(model), note)
+            if files is not None:
+                own = give_own_paths(callbacks, trial_id=files.trial_id, execution=plan.number)
+                plan = plan._replace(path_notes=own)
+            directory = None if files is None else files.project
+            trainings = 1 if files is None else files.trainings_left(self.batch_sizes)
+            micro_batch = self.micro_batch(hp, model, directory=directory, trainings_left=trainings)
+            cut = self._cut(hp, model, directory) if micro_batch is None else micro_batch.cut
+            execution = Execution(model, plan, files, cut, micro_batch)
+            if files is not None:
+                for plot in live_plots(callbacks):
                     plot.follow(files, number=plan.number, so_far=execution.so_far)
             try:
                 results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
@@ -217,7 +296,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return results
 
     def micro_batch(
-        self, hp: keras_tuner.HyperParameters, model: keras.Model, *, directory: Path | None
+        self,
+        hp: keras_tuner.HyperParameters,
+        model: keras.Model,
+        *,
+        directory: Path | None,
+        trainings_left: float = 1,
     ) -> TrialMicroBatch | None:
         """Gives what finds the micro-batch size of a model; None where that was given.
 
@@ -225,22 +309,41 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             hp: Hyperparameters of the model.
             model: The model.
             directory: Where results are kept, or None.
+            trainings_left: How many trainings the search has left at its large sizes, this one
+                counted by their share.
         """
         if self.micro_batch_size != "auto":
             return None
         inner, policy, seed = self._inner, model.dtype_policy.name, self._seed(hp)
+        summed = self.sparse_gradients == "summed"
 
         def build() -> keras.Model:
             with dtype_policy_scope(policy), seeded(seed):
-                return inner.build(hp)
+                built = inner.build(hp)
+            return sum_sparse_gradients(built) if summed else built
 
         batch_size: Any = hp.get("batch_size")
         return TrialMicroBatch(
             self._auto,
             model,
             build,
+            self._cut(hp, model, directory),
             batch_size=batch_size,
+            directory=directory,
+            trainings_left=trainings_left,
+        )
+
+    def _cut(
+        self, hp: keras_tuner.HyperParameters, model: keras.Model, directory: Path | None
+    ) -> TrialCut:
+        batch_size: Any = hp.get("batch_size")
+        return TrialCut(
+            model,
+            self._auto.checks,
+            self._auto.data,
+            rows=replica_rows(batch_size, replica_count(model)),
             moments_every=_MOMENTS_EVERY,
+            summed=self.sparse_gradients == "summed",
             directory=directory,
         )
 
@@ -272,6 +375,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             validation_batch_size=self.validation_batch_size,
             validation_is_chosen=self._chosen_validation is not None,
             learning_rate_scaling=self.learning_rate_scaling,
+            sparse_gradients=self.sparse_gradients,
             scaling_note=scaling_note,
             metrics=files.objective_names if files is not None and stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),

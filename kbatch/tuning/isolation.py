@@ -87,11 +87,14 @@ class IsolatedTrials:
             self._worker.restart()
 
 
-def explored_space(tuner: Any) -> keras_tuner.HyperParameters:
+def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
     """Finds the search space in another process, so that this one never takes the device.
 
     Args:
         tuner: The tuner, whose copy's `explore` builds the models.
+
+    Returns:
+        The space, and what `explore` returned.
     """
     with Worker() as worker:
         return worker.call(_explore, tuner)
@@ -116,8 +119,8 @@ def _sweep(tuner: Any, data: bytes) -> GoodputRecord:
 
 
 def _explore(tuner: Any) -> Any:
-    tuner.explore()
-    return tuner.oracle.get_space()
+    explored = tuner.explore()
+    return tuner.oracle.get_space(), explored
 
 
 def _refuse_datasets(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
-from kbatch.instruments.failures import failure_status
+from kbatch.instruments.failures import ran_out_of_memory
 from kbatch.profiling.loads import DataEnded
 from kbatch.records.recommendation import OTHER_SIZES
 from kbatch.reporting.number_text import counted
@@ -72,7 +72,7 @@ def reason_of(error: Exception) -> str | None:
         return _as_reason(str(error))
     if isinstance(error, DataEnded):
         return f"the data ended after {counted(error.rows, 'example')} of a batch"
-    return "it ran out of memory" if failure_status(error) == "out_of_memory" else None
+    return "it ran out of memory" if ran_out_of_memory(error) else None
 
 
 def _as_reason(message: str) -> str:

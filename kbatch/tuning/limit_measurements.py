@@ -15,10 +15,15 @@ from kbatch.profiling.timed_updates import UpdateTimes, time_updates
 from kbatch.records.fit_time import FitTime
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.pilot import PilotRecord
-from kbatch.training.accumulation.batch_coupling import coupled_parts, coupling_note
+from kbatch.reporting.number_text import readable
 from kbatch.training.errors import InputError
 from kbatch.training.kept_state import kept_state
 from kbatch.tuning.recommendation_task import Task
+
+# `fit` is timed at the base size or above, and at this part of it.
+_APART = 8
+# Steps that measuring the data and `fit` makes, however short its time.
+_FEWEST_STEPS, _MUCH_LONGER = 100, 1.5
 
 
 class InputFound(NamedTuple):
@@ -42,7 +47,9 @@ def measure_updates(
         task.source,
         batch_sizes=batch_sizes,
         largest_whole=fits,
-        budget_s=task.part_s(SATURATION),
+        budget_s=task.clock.part_s(SATURATION),
+        first=task.base_batch_size,
+        checks=task.checks,
     )
 
 
@@ -62,7 +69,7 @@ def measure_noise(task: Task, *, timings: Sequence[TimedRounds]) -> PilotRecord:
     near = [min(t.durations_s) / t.batch_size for t in timings if t.batch_size <= size]
     plan = PilotPlan(
         size,
-        budget_s=task.part_s(NOISE),
+        budget_s=task.clock.part_s(NOISE),
         epochs=task.epochs,
         update_s=min(near) * size if near else None,
         seed=task.seed,
@@ -71,26 +78,44 @@ def measure_noise(task: Task, *, timings: Sequence[TimedRounds]) -> PilotRecord:
         return run_pilot(task.build, task.data, plan=plan)
 
 
-def measure_input(task: Task, model: keras.Model, *, batch_sizes: Sequence[int]) -> InputFound:
-    """Measures what `fit` takes at some batch sizes, and what the input pipeline delivers.
+def measure_input(task: Task, model: keras.Model, *, timings: Sequence[TimedRounds]) -> InputFound:
+    """Measure what `fit` takes at some batch sizes, and what the input pipeline delivers.
 
     Args:
         task: What is to be trained.
         model: A compiled, built model, which stays as it is.
-        batch_sizes: In examples, ascending; the pipeline is measured at the last one.
+        timings: The updates that were timed; those of whole batches tell the sizes.
 
     Raises:
-        InputError: If the data cannot be read again and again.
+        InputError: If the data cannot be read again and again, or updates take too long.
     """
     data: Any = task.data.x if task.data.y is None else (task.data.x, task.data.y)
-    budget_s = task.part_s(INPUT) / 2
+    sizes = sizes_to_time(timings, task.base_batch_size)
+    part_s = task.clock.part_s(INPUT)
+    least_s = _FEWEST_STEPS * max(t.median_s for t in timings if t.batch_size in sizes)
+    if least_s > _MUCH_LONGER * part_s:
+        raise InputError(
+            f"measuring `fit` takes {readable(least_s, 2)} s at least, and its part of `budget_s` "
+            f"was {readable(part_s, 2)} s"
+        )
     profile = profile_input_pipeline(
-        model, data, batch_size=batch_sizes[-1], budget_s=budget_s, remedies=False
+        model, data, batch_size=sizes[-1], budget_s=part_s / 2, remedies=False
     )
-    times = time_fit(
-        model, task.data, source=task.source, sizes=tuple(batch_sizes), budget_s=budget_s
-    )
+    times = time_fit(model, task.data, source=task.source, sizes=sizes, budget_s=part_s / 2)
     return InputFound(profile, times)
+
+
+def sizes_to_time(timings: Sequence[TimedRounds], base_batch_size: int) -> tuple[int, ...]:
+    """Choose two batch sizes to time `fit` at.
+
+    Args:
+        timings: The updates that were timed: `fit` runs no larger batch whole than they did.
+        base_batch_size: In examples.
+    """
+    whole = sorted(t.batch_size for t in timings if t.micro_batch_size == t.batch_size)
+    near = [size for size in whole if size <= _APART * base_batch_size]
+    largest = max(near, default=base_batch_size)
+    return (largest // _APART, largest) if largest >= _APART else (largest,)
 
 
 def pilot_notes(task: Task, model: keras.Model) -> tuple[str, ...]:
@@ -100,8 +125,8 @@ def pilot_notes(task: Task, model: keras.Model) -> tuple[str, ...]:
         task: What is to be trained.
         model: The model.
     """
-    parts = coupled_parts(model)
-    if not parts:
+    difference = task.checks.difference(model, task.source)
+    if difference is None:
         return ()
     size = pilot_micro_batch_size(task.base_batch_size)
-    return (f"The pilot trains in micro-batches of {size:,}. {coupling_note(parts)}",)
+    return (f"The pilot trains in micro-batches of {size:,}. {difference}",)

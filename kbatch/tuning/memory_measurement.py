@@ -1,6 +1,5 @@
 """How many examples fit at once: the first measurement of a recommendation."""
 
-import functools
 from typing import NamedTuple
 
 import keras
@@ -9,13 +8,14 @@ from kbatch.analysis.binding_limit import MEMORY
 from kbatch.profiling.data_refusal import REFUSALS, refusal_text
 from kbatch.profiling.loads import Load
 from kbatch.profiling.max_batch_probing import probe_max_batch
+from kbatch.profiling.memory_probes import LoadFacts, Probes, Reading
 from kbatch.profiling.probe_places import search_in_place
-from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
+from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.training.errors import InputError
 from kbatch.tuning.recommendation_task import Task
 
-# Slow probes may take as long, but no longer than the whole budget.
-_SLOW_SEARCH_S = 60.0
+# From one batch to the next one while the time of an example is looked for.
+_GROWTH = 8
 
 
 class MemoryFound(NamedTuple):
@@ -32,13 +32,13 @@ class MemoryFound(NamedTuple):
     reason: str | None
 
 
-def measure_memory(task: Task, *, smallest: int, largest: int) -> MemoryFound:
-    """Searches for the largest batch that fits.
+def measure_memory(task: Task, *, largest: int) -> MemoryFound:
+    """Search for the largest batch that fits, as far as its part of the budget goes.
+
+    Where it ends before, the base batch size is taken to fit: the user trains at it.
 
     Args:
         task: What is to be trained.
-        smallest: Smallest batch size of interest, in examples: the search goes on in any case until
-            it is known whether that fits.
         largest: Largest batch size to try, in examples.
 
     Raises:
@@ -46,16 +46,15 @@ def measure_memory(task: Task, *, smallest: int, largest: int) -> MemoryFound:
         OutOfMemoryError: If the weights or one example do not fit.
         ValueError: If the model is not compiled, or refuses the data for a reason of its own.
     """
-    budget_s = max(task.part_s(MEMORY), min(_SLOW_SEARCH_S, task.budget_s))
-    watch = _Watch(budget_s, least=smallest)
-    search = functools.partial(
-        probe_max_batch,
-        memory_window=task.memory_window,
-        max_batch_size=largest,
-        confirm=False,
-        before_probe=watch.check,
-        on_probe=watch.add,
-    )
+
+    def search(probes: Probes) -> MaxBatchSizeResult:
+        return probe_max_batch(
+            _Bounded(probes, task),
+            memory_window=task.memory_window,
+            max_batch_size=largest,
+            confirm=False,
+        )
+
     try:
         found = search_in_place(
             Load(task.build, task.source, keras.config.dtype_policy().name),
@@ -68,11 +67,11 @@ def measure_memory(task: Task, *, smallest: int, largest: int) -> MemoryFound:
         if told is None:
             raise
         raise InputError(told) from error
-    except _TimeSpentError:
+    except _TimeSpentError as spent:
         return MemoryFound(
             None,
-            watch.fits,
-            f"its search did not end in {watch.seconds:.0f} s; {watch.fits:,} examples fit",
+            max(spent.fits, task.base_batch_size),
+            f"its search did not end in its part of `budget_s`; {spent.fits:,} examples fit",
         )
     return MemoryFound(found, found.max_batch_size, None)
 
@@ -80,23 +79,60 @@ def measure_memory(task: Task, *, smallest: int, largest: int) -> MemoryFound:
 class _TimeSpentError(Exception):
     """The time for a search is spent."""
 
+    def __init__(self, fits: int):
+        super().__init__(fits)
+        self.fits = fits
 
-class _Watch:
-    """Ends a search whose probes take too long; the first one, which traces, does not count."""
 
-    def __init__(self, budget_s: float, *, least: int):
-        self.seconds = 0.0
-        self.fits = 0
-        self._budget_s = budget_s
-        self._least = least
-        self._traced = False
+class _Bounded:
+    """Probes of which, after the first, none is begun that would not end in time."""
 
-    def add(self, probe: ProbeRecord) -> None:
-        self.seconds += probe.duration_s if self._traced else 0.0
-        self._traced = True
-        if probe.outcome == "fits":
-            self.fits = max(self.fits, probe.batch_size)
+    # Their part of the budget begins after the first: starting a process is worth some probes.
+    # The base batch size is probed before any larger one, for the seconds of an example.
 
-    def check(self) -> None:
-        if self.seconds > self._budget_s and self.fits >= self._least:
-            raise _TimeSpentError
+    def __init__(self, probes: Probes, task: Task):
+        self.isolated = probes.isolated
+        self._probes = probes
+        self._task = task
+        self._until_s = 0.0
+        self._fits = 0
+        self._example_s: float | None = None
+
+    @property
+    def facts(self) -> LoadFacts:
+        return self._probes.facts
+
+    def renew(self) -> bool:
+        return self._probes.renew()
+
+    def read(self, batch_size: int) -> Reading:
+        known = self._task.base_batch_size
+        while self._fits and known < batch_size and not self._holds(batch_size):
+            # What a call costs beside its examples counts less and less.
+            self._check(known)
+            self._example_s = self._read(known).duration_s / known
+            known *= _GROWTH
+        if self._fits:
+            self._check(batch_size)
+            return self._read(batch_size)
+        reading = self._read(batch_size)
+        clock = self._task.clock
+        self._until_s = clock.left_s - clock.part_s(MEMORY)
+        return reading
+
+    def _check(self, batch_size: int) -> None:
+        if self._example_s is not None and not self._holds(batch_size):
+            raise _TimeSpentError(self._fits)
+
+    def _holds(self, batch_size: int) -> bool:
+        """Return whether the time that is left holds a batch, by the last one that was read."""
+        if self._example_s is None:
+            return False
+        return self._task.clock.left_s - batch_size * self._example_s >= self._until_s
+
+    def _read(self, batch_size: int) -> Reading:
+        reading = self._probes.read(batch_size)
+        most = self._task.memory_window[1] * self.facts.limit_bytes
+        if reading.peak_bytes is not None and reading.peak_bytes <= most:
+            self._fits = max(self._fits, reading.rows)
+        return reading

@@ -1,20 +1,39 @@
 """The oracle: which trial comes next, known from the trials on disk alone."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras_tuner
+from keras.src.metrics import ALL_OBJECTS_DICT
+from keras_tuner.src.engine.metrics_tracking import infer_metric_direction
 from keras_tuner.src.engine.trial import Trial, TrialStatus
 
+from kbatch.records.trial import Objective
 from kbatch.tuning.checkpoints import delete_checkpoints
 from kbatch.tuning.grid import Values
-from kbatch.tuning.trial_states import read_trial_states, write_trial_state
+from kbatch.tuning.trial_states import ENDED, read_trial_states, write_trial_state
 
 Strategy = Callable[[keras_tuner.HyperParameters, Iterable[Values]], Iterator[Values]]
 
-_ENDED = (TrialStatus.COMPLETED, TrialStatus.FAILED, TrialStatus.INVALID)
+# Metrics that keras-tuner takes for errors, to be minimised.
+_LARGER_IS_BETTER = {
+    "BinaryIoU",
+    "ConcordanceCorrelation",
+    "CosineSimilarity",
+    "F1Score",
+    "FBetaScore",
+    "IoU",
+    "MeanIoU",
+    "OneHotIoU",
+    "OneHotMeanIoU",
+    "PearsonCorrelation",
+    "PrecisionAtRecall",
+    "R2Score",
+    "RecallAtPrecision",
+}
 
 
 class BatchSizeOracle(keras_tuner.Oracle):
@@ -33,7 +52,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def __init__(self, objective: Any, strategy: Strategy, *, keep_checkpoints: int):
         # No count of failures in a row ends the search.
-        super().__init__(objective, max_consecutive_failed_trials=sys.maxsize)
+        super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
         self._strategy = strategy
         self._keep_checkpoints = keep_checkpoints
         self.verbose = 0  # keras-tuner's own display wipes notebook cells.
@@ -41,7 +60,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
     @property
     def ended_trials(self) -> list[Any]:
         """The trials that ended, well or not, by their ids."""
-        return [self.trials[i] for i in sorted(self.trials) if self.trials[i].status in _ENDED]
+        return [self.trials[i] for i in sorted(self.trials) if self.trials[i].status in ENDED]
 
     @keras_tuner.synchronized
     def create_trial(self, tuner_id: str) -> Any:
@@ -73,10 +92,16 @@ class BatchSizeOracle(keras_tuner.Oracle):
         self._drop_checkpoints()
 
     def get_best_trials(self, num_trials: int = 1) -> list[Any]:
-        """Gives the best of the trials that completed, fewer than asked for if there are fewer."""
-        completed = [t for t in self.ended_trials if t.status == TrialStatus.COMPLETED]
-        best = sorted(completed, key=lambda t: t.score, reverse=self.objective.direction == "max")
-        return best[:num_trials]
+        """Return the best of the trials that completed, fewer than asked for if there are fewer.
+
+        Of trials with equal scores the smaller batch size comes first, as in `Study.best_trial`.
+        """
+        scored = [
+            t
+            for t in self.ended_trials
+            if t.status == TrialStatus.COMPLETED and t.score is not None and not math.isnan(t.score)
+        ]
+        return sorted(scored, key=self._rank)[:num_trials]
 
     def remaining_trials(self) -> int:
         """Counts the trials that have not ended, as far as the space is known."""
@@ -91,6 +116,10 @@ class BatchSizeOracle(keras_tuner.Oracle):
         self.trials = {trial.trial_id: trial for trial in read_trial_states(self._project)}
         for trial in self.trials.values():
             self.update_space(trial.hyperparameters)
+        for trial in self.trials.values():
+            # Batch sizes may have come to the space since.
+            values, trial.hyperparameters = trial.hyperparameters.values, self.get_space()
+            trial.hyperparameters.values = values
         self.start_order = list(self.trials)
         self.end_order = [trial.trial_id for trial in self.ended_trials]
         self.ongoing_trials = {}
@@ -99,12 +128,18 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def _project(self) -> Path:
         return Path(self._project_dir)
 
+    def _rank(self, trial: Any) -> tuple[float, int, str]:
+        # A trial of another tuner may have no batch size.
+        size = trial.hyperparameters.values.get("batch_size", 0)
+        objective = Objective(self.objective.name, self.objective.direction)
+        return objective.rank(trial.score, batch_size=size, trial_id=trial.trial_id)
+
     def _interrupted(self) -> Any:
         """Gives a trial that nobody runs and that has not ended, as new under its own id."""
         running = {trial.trial_id for trial in self.ongoing_trials.values()}
         for trial_id in sorted(self.trials.keys() - running):
             trial = self.trials[trial_id]
-            if trial.status not in _ENDED:
+            if trial.status not in ENDED:
                 return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
         return None
 
@@ -130,3 +165,17 @@ class BatchSizeOracle(keras_tuner.Oracle):
         kept = {trial.trial_id for trial in self.get_best_trials(self._keep_checkpoints)}
         ended = {trial.trial_id for trial in self.ended_trials}
         delete_checkpoints(self._project, ended - kept)
+
+
+def _with_direction(objective: Any) -> Any:
+    """Give the name of a Keras metric its direction; other names are left to keras-tuner."""
+    # keras-tuner would build the metric, which takes the GPU.
+    if isinstance(objective, list):
+        return [_with_direction(part) for part in objective]
+    if not isinstance(objective, str):
+        return objective
+    kind = ALL_OBJECTS_DICT.get(objective.removeprefix("val_").removeprefix("weighted_"))
+    if not isinstance(kind, type):
+        return objective
+    direction = "max" if kind.__name__ in _LARGER_IS_BETTER else infer_metric_direction(kind)
+    return keras_tuner.Objective(objective, direction)

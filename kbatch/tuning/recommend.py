@@ -1,7 +1,7 @@
 """The recommendation: the limits of the batch size are measured, and the size follows from them."""
 
-import dataclasses
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -9,39 +9,40 @@ import keras
 import keras_tuner
 import numpy as np
 
+from kbatch.analysis.batch_decision import decide
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
-from kbatch.analysis.learning_rates import check_rule
+from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
 from kbatch.analysis.max_batch_search import check_window
 from kbatch.instruments.device_memory import check_memory_limit
 from kbatch.instruments.environment import read_environment
 from kbatch.profiling.loads import Source, build_on
 from kbatch.profiling.max_batch import data_source
+from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.profiling.user_model import BuildFunction, model_builder
-from kbatch.records.recommendation import OTHER_SIZES, Recommendation
+from kbatch.records.fit_time import fit_lines
+from kbatch.records.recommendation import OTHER_SIZES, Recommendation, trained_runs
 from kbatch.records.recommendation_defaults import BASE_BATCH_SIZE, BUDGET_S
-from kbatch.training.data import FitData, is_dataset, tensors_of
+from kbatch.training.data import FitData, arrays_of, is_dataset
 from kbatch.training.errors import InputError
 from kbatch.training.learning_rate import Schedule, current_learning_rate
 from kbatch.training.replica_meter import replica_count
 from kbatch.training.sample_rows import SampleElements, SampleRows
 from kbatch.training.seeds import check_seed
 from kbatch.training.trainable_model import check_model
+from kbatch.tuning.budget_clock import BudgetClock
 from kbatch.tuning.ledger import Ledger
 from kbatch.tuning.limit_measurements import (
-    InputFound,
     measure_input,
     measure_noise,
     measure_updates,
     pilot_notes,
 )
-from kbatch.tuning.memory_measurement import MemoryFound, measure_memory
+from kbatch.tuning.memory_measurement import measure_memory
 from kbatch.tuning.recommendation_task import Task
 from kbatch.tuning.size_trainings import train_sizes
 
 _SMALLEST, _LARGEST = 8, 2048
-# `fit` is timed at the largest size that may be best, and at this part of it.
-_APART = 8
 
 
 def recommend(
@@ -60,13 +61,14 @@ def recommend(
     seed: int | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Recommendation:
-    """Recommends a batch size, a micro-batch size and a learning rate, and says why.
+    """Recommend a batch size, a micro-batch size and a learning rate, and say why.
 
     Four limits are measured: how many examples fit in memory at once, from how many on the device
     is saturated, beyond how many the gradient noise wastes them, and what the input pipeline
-    delivers. A pilot tells the noise and a loss to come to; the sizes that promise to be there
-    sooner are trained to it too while the budget lasts. The answer is the one that is there first,
-    by its updates and by what an update takes in `fit`; the record says how sure that is.
+    delivers. A pilot at the base batch size sets a target loss; the sizes that may reach it sooner
+    are trained to it too while the budget lasts. The answer is the size with the least expected
+    time, updates times the time of an update in `fit`, of those that reached the loss; it may be
+    the base size. Sizes that were not trained and may be faster are named beside it.
 
     Example:
 
@@ -82,8 +84,8 @@ def recommend(
         x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
             function `batch_size -> tf.data.Dataset`.
         y: Targets of arrays.
-        batch_sizes: Sizes to choose from, ascending; None for the powers of two from 8 to 2,048
-            that the data fill.
+        batch_sizes: Sizes to choose from beside `base_batch_size`, ascending; None for the powers
+            of two from 8 to 2,048 that the data fill.
         base_batch_size: Batch size that the model's learning rate suits; the pilot trains at it.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"`,
             None (it does not), or `"auto"` for linear under SGD and sqrt under any other
@@ -94,10 +96,9 @@ def recommend(
         memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on a
             CPU half of what the host and its control group leave.
         memory_window: Lower and upper share of that limit which a batch may fill.
-        budget_s: Seconds to spend, in parts: 10 % on memory, 25 % on step times, 25 % at most on
-            the pilot, 10 % on the data, 30 % at most on other sizes. Where batches are slow, the
-            search in memory takes up to 60 s or as much as this, whichever is less. Starting
-            processes and building graphs are not counted.
+        budget_s: Seconds for the whole call, starting processes and building graphs included;
+            each measurement receives a part of what is left. From 20 s on the call ends within
+            1.5 times the budget.
         seed: Seed of weights and order in the pilot and at other sizes, None for one that is
             drawn and recorded.
         on_progress: Receives a line before each measurement.
@@ -119,17 +120,18 @@ def recommend(
         data=FitData(x, y, validation_data=validation_data),
         source=data_source(x, y),
         base_batch_size=check_size(base_batch_size, "base_batch_size"),
-        epochs=None if epochs is None else check_size(epochs, "epochs"),
+        epochs=None if epochs is None else check_size(epochs, "epochs", unit=""),
         memory_limit_bytes=check_memory_limit(memory_limit_bytes),
         memory_window=check_window(memory_window),
-        budget_s=_check_budget(budget_s),
+        clock=BudgetClock(_check_budget(budget_s)),
+        checks=PartsChecks(),
         seed=_drawn(check_seed(seed)),
     )
     if learning_rate_scaling != "auto":
         check_rule(learning_rate_scaling, "learning_rate_scaling")
     asked = None if batch_sizes is None else check_batch_sizes(batch_sizes)
     if not (is_dataset(x) or callable(x)):
-        tensors_of(task.data)  # Rows that do not fit each other are told at once.
+        arrays_of(task.data)  # Rows that do not fit each other are told at once.
     if isinstance(task.source, SampleRows):
         _sizes(asked, task.source.examples)  # A dataset tells its examples to a model only.
     return _measured(task, asked, learning_rate_scaling, Ledger(on_progress))
@@ -138,65 +140,58 @@ def recommend(
 def _measured(
     task: Task, asked: tuple[int, ...] | None, scaling: str | None, ledger: Ledger
 ) -> Recommendation:
-    smallest, largest = (asked[0], asked[-1]) if asked else (_SMALLEST, _LARGEST)
+    largest = asked[-1] if asked else _LARGEST
     # First of all: nothing has taken a GPU yet.
-    memory = ledger.run(MEMORY, lambda: measure_memory(task, smallest=smallest, largest=largest))
+    memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
     model = _checked(task.build(), task.source)
-    found = _limits(task, model, memory=memory, asked=asked, scaling=scaling, ledger=ledger)
-    checks, ended = ledger.run(
-        OTHER_SIZES, lambda: train_sizes(task, found, budget_s=task.part_s(OTHER_SIZES))
-    )
-    reasons = {MEMORY: memory.reason, OTHER_SIZES: ended}
-    return dataclasses.replace(
-        found,
-        checks=checks,
-        unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
-        durations_s=ledger.durations_s,
-    )
-
-
-def _limits(
-    task: Task,
-    model: keras.Model,
-    *,
-    memory: MemoryFound,
-    asked: tuple[int, ...] | None,
-    scaling: str | None,
-    ledger: Ledger,
-) -> Recommendation:
-    """Measures the other limits; no size but the pilot's is trained yet."""
     examples = _examples(task.source, model)
     sizes = _sizes(asked, examples)
+    if examples is None or task.base_batch_size <= examples:
+        sizes = tuple(sorted({*sizes, task.base_batch_size}))  # The pilot trains at it.
     updates = ledger.run(
         SATURATION, lambda: measure_updates(task, model, batch_sizes=sizes, fits=memory.fits)
     )
-    if updates.reason is not None:
-        ledger.unknown[SATURATION] = updates.reason
     pilot = ledger.try_run(NOISE, lambda: measure_noise(task, timings=updates.timings))
-    found = Recommendation(
+    data = None
+    if updates.timings:
+        timings = updates.timings
+        data = ledger.try_run(INPUT, lambda: measure_input(task, model, timings=timings))
+    in_fit = fit_lines(data.fit_times if data else (), data and data.pipeline).line
+    rule = _rule(model) if scaling == "auto" else scaling
+    trained = ledger.run(
+        OTHER_SIZES,
+        lambda: train_sizes(task, pilot, timings=updates.timings, in_fit=in_fit, rule=rule),
+    )
+    reasons = {MEMORY: memory.reason, SATURATION: updates.reason, OTHER_SIZES: trained.ended}
+    decision = decide(
+        trained_runs(updates.timings, in_fit=in_fit, pilot=pilot, checks=trained.checks),
+        rate_ratio=lambda size: learning_rate_ratio(
+            batch_size=size, base_batch_size=task.base_batch_size, rule=rule
+        ),
+        missing=pilot.missing if pilot else None,
+        budget_s=task.clock.budget_s,
+        short_s=trained.short_s,
+    )
+    return Recommendation(
         model_name=model.name,
         **_optimizer_facts(model),
         dtype_policy=model.dtype_policy.name,
         base_batch_size=task.base_batch_size,
-        learning_rate_rule=_rule(model) if scaling == "auto" else scaling,
+        learning_rate_rule=rule,
         examples=examples,
         timings=updates.timings,
         memory=memory.result,
         pilot=pilot,
-        pipeline=None,
-        unknown={},
-        durations_s={},
-        budget_s=task.budget_s,
+        pipeline=data.pipeline if data else None,
+        unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
+        durations_s=ledger.durations_s,
+        budget_s=task.clock.budget_s,
         notes=(*updates.notes, *(pilot_notes(task, model) if pilot else ())),
         environment=read_environment(),
+        checks=trained.checks,
+        fit_times=data.fit_times if data else (),
+        decision=decision,
     )
-    apart = sizes_to_time(found)
-    data = ledger.try_run(INPUT, lambda: measure_input(task, model, batch_sizes=apart))
-    return found if data is None else _with_data(found, data)
-
-
-def _with_data(found: Recommendation, data: InputFound) -> Recommendation:
-    return dataclasses.replace(found, pipeline=data.pipeline, fit_times=data.fit_times)
 
 
 def _checked(model: keras.Model, source: Source) -> keras.Model:
@@ -229,20 +224,6 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
     return asked
 
 
-def sizes_to_time(recommendation: Recommendation) -> tuple[int, ...]:
-    """Gives two batch sizes to time `fit` at, the larger one near where it matters.
-
-    Args:
-        recommendation: What was measured; `fit` runs no larger batch whole than that did.
-    """
-    choice, base = recommendation.choice, recommendation.base_batch_size
-    whole = {update.batch_size for update in recommendation.updates if not update.accumulated}
-    sizes = sorted(whole) or [base]
-    near = min(choice.largest, _APART * base) if choice else base
-    largest = max([size for size in sizes if size <= near], default=sizes[0])
-    return (largest // _APART, largest) if largest >= _APART else (largest,)
-
-
 def _rule(model: Any) -> str:
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     return "linear" if isinstance(inner, keras.optimizers.SGD) else "sqrt"
@@ -263,8 +244,9 @@ def _drawn(seed: int | None) -> int:
 
 
 def _check_budget(budget_s: float) -> float:
-    if not (math.isfinite(budget_s) and budget_s > 0):
+    real = isinstance(budget_s, numbers.Real) and not isinstance(budget_s, bool)
+    if not (real and math.isfinite(budget_s) and budget_s > 0):
         raise ValueError(
-            f"`budget_s` must be a positive number of seconds. Received: budget_s={budget_s}."
+            f"`budget_s` must be a positive number of seconds. Received: budget_s={budget_s!r}."
         )
     return budget_s

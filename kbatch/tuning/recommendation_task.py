@@ -5,13 +5,10 @@ from typing import NamedTuple
 
 import keras
 
-from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.profiling.loads import Source
-from kbatch.records.recommendation import OTHER_SIZES
+from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.training.data import FitData
-
-# Parts of the budget; what one leaves over is not spent.
-_SHARES = {MEMORY: 0.1, SATURATION: 0.25, NOISE: 0.25, INPUT: 0.1, OTHER_SIZES: 0.3}
+from kbatch.tuning.budget_clock import BudgetClock
 
 
 class Task(NamedTuple):
@@ -26,7 +23,8 @@ class Task(NamedTuple):
         epochs: Most passes over the data in the pilot, None for no limit.
         memory_limit_bytes: Memory that may be taken, None for what the device has.
         memory_window: Lower and upper share of it that a batch may fill.
-        budget_s: Seconds to spend.
+        clock: The seconds that are left.
+        checks: Compare parts of a batch with the whole, once.
         seed: Seed of the pilot and of other sizes.
     """
 
@@ -38,9 +36,6 @@ class Task(NamedTuple):
     epochs: int | None
     memory_limit_bytes: int | None
     memory_window: tuple[float, float]
-    budget_s: float
+    clock: BudgetClock
+    checks: PartsChecks
     seed: int
-
-    def part_s(self, measurement: str) -> float:
-        """Seconds for one of the limits, or for other sizes."""
-        return _SHARES[measurement] * self.budget_s

@@ -1,12 +1,17 @@
 """Short trainings at the sizes that may beat the pilot's, each decided on by those before it."""
 
 import contextlib
-import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
-from kbatch.analysis.goodput_search import forecast_updates, next_size
+from kbatch.analysis.batch_decision import TrainedRuns, promising_sizes
+from kbatch.analysis.goodput_search import forecast_updates
+from kbatch.analysis.size_costs import TimedRounds
+from kbatch.analysis.time_in_fit import TimeInFit
 from kbatch.profiling.size_check import CheckPlan, run_size_check
 from kbatch.records.pilot import PilotRecord
-from kbatch.records.recommendation import Recommendation
+from kbatch.records.recommendation import trained_runs
 from kbatch.records.size_check import SizeCheck
 from kbatch.reporting.number_text import readable
 from kbatch.training.kept_state import kept_state
@@ -18,73 +23,100 @@ _LOST = 1.3
 _STRETCHES = 30
 
 
+class Trainings(NamedTuple):
+    """The trainings at other sizes.
+
+    Attributes:
+        checks: The runs.
+        ended: Why they ended before the best size was found, None if they did not.
+        short_s: Seconds that the budget lacked for the sizes that may be faster, by the size.
+    """
+
+    checks: tuple[SizeCheck, ...] = ()
+    ended: str | None = None
+    short_s: Mapping[int, float] = MappingProxyType({})
+
+
 def train_sizes(
-    task: Task, found: Recommendation, *, budget_s: float
-) -> tuple[tuple[SizeCheck, ...], str | None]:
-    """Trains sizes to the loss that the pilot came to, while one may be better and time is left.
+    task: Task,
+    pilot: PilotRecord | None,
+    *,
+    timings: Sequence[TimedRounds],
+    in_fit: TimeInFit | None,
+    rule: str | None,
+) -> Trainings:
+    """Train sizes to the loss that the pilot reached, while one may be better and time is left.
+
+    Of the sizes that can finish in the time left, the one with the largest expected gain is next.
 
     Args:
         task: What is to be trained.
-        found: What was measured; its pilot is the first run.
-        budget_s: Seconds to spend, building train steps not counted.
-
-    Returns:
-        The runs, and why they ended before the best size was found, None if they did not.
+        pilot: The first run, None without one.
+        timings: The updates that were timed.
+        in_fit: What an update takes in `fit`; None for the train step alone.
+        rule: How the learning rate follows the batch size.
     """
-    pilot = found.pilot
-    if found.diverged:
-        return (), "the pilot's loss became NaN"
-    if pilot is None or pilot.target is None or not found.trained.runs:
-        return (), "the pilot came to no loss that others could be trained to"
-    spent_s = 0.0
-    while (size := next_size(found.trained.costs, found.trained.runs).batch_size) is not None:
-        plan, needed_s = _planned(task, found, pilot, size)
-        left_s = budget_s - spent_s
-        if needed_s > left_s:
-            return found.checks, (
-                f"batch size {size:,} would need about {readable(needed_s, 2)} s and "
-                f"{readable(max(0.0, left_s), 2)} s of `budget_s` were left"
-            )
+    checks: tuple[SizeCheck, ...] = ()
+    failures: list[str] = []
+    while True:
+        found = trained_runs(timings, in_fit=in_fit, pilot=pilot, checks=checks)
+        if pilot is None or pilot.missing is not None or not found.tried:
+            return Trainings(ended="the pilot reached no loss that other sizes could be trained to")
+        needed_s = {size: _needed_s(found, pilot, size) for size in promising_sizes(found)}
+        left_s = task.clock.left_s
+        size = next((size for size, seconds in needed_s.items() if seconds <= left_s), None)
+        if size is None:
+            reasons = [*failures, *_short_of_time(needed_s, left_s)]
+            short_s = {size: seconds - left_s for size, seconds in needed_s.items()}
+            return Trainings(checks, "; ".join(reasons) or None, short_s)
+        plan = _plan(task, found, pilot, batch_size=size, rule=rule)
         try:
             with kept_state(task.build()) if task.is_given else contextlib.nullcontext():
-                check = run_size_check(task.build, task.data, plan=plan._replace(budget_s=left_s))
+                check = run_size_check(task.build, task.data, plan=plan)
         except Exception as error:
             reason = reason_of(error)
             if reason is None:
                 raise
-            return found.checks, f"at batch size {size:,} {reason}"
-        spent_s += check.trained_s
-        found = dataclasses.replace(found, checks=(*found.checks, check))
-    return found.checks, None
+            failures.append(f"at batch size {size:,} {reason}")
+            check = SizeCheck(size, plan.micro_batch_size, None, 0, None, 0.0, "failed")
+        checks = (*checks, check)
 
 
-def _planned(
-    task: Task, found: Recommendation, pilot: PilotRecord, batch_size: int
-) -> tuple[CheckPlan, float]:
-    """Plans a run, and tells the seconds that it is expected to take."""
-    costs, runs = found.trained.costs, found.trained.runs
-    update_s = costs.update_costs[batch_size]
-    forecast = forecast_updates(costs, runs)
-    updates = forecast.updates[batch_size] if forecast else pilot.useful_updates
-    least_s = min(run.cost for run in runs if run.cost is not None)
-    micro = {way.batch_size: way.micro_batch_size for way in found.fastest}
-    look_s = _look_s(pilot, (runs[0].cost or 0.0) / max(1, pilot.updates_to_target))
-    plan = CheckPlan(
+def _short_of_time(needed_s: dict[int, float], left_s: float) -> list[str]:
+    return [
+        f"batch size {size:,} would need about {readable(seconds, 2)} s and "
+        f"{readable(left_s, 2)} s of `budget_s` were left"
+        for size, seconds in list(needed_s.items())[:1]
+    ]
+
+
+def _needed_s(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> float:
+    """Estimate the seconds of a run, building and looks at the held-out loss included."""
+    update_s = found.costs.update_costs[batch_size]
+    training_s = _updates(found, pilot, batch_size) * update_s
+    looks_s = _STRETCHES * (pilot.look_s or 0.0)
+    return (pilot.build_s or 0.0) + training_s + looks_s
+
+
+def _updates(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> float:
+    forecast = forecast_updates(found.costs, found.tried)
+    return forecast.updates[batch_size] if forecast else pilot.updates_to_target
+
+
+def _plan(
+    task: Task, found: TrainedRuns, pilot: PilotRecord, *, batch_size: int, rule: str | None
+) -> CheckPlan:
+    update_s = found.costs.update_costs[batch_size]
+    least_s = min(run.cost for run in found.tried if run.cost is not None)
+    return CheckPlan(
         batch_size=batch_size,
-        micro_batch_size=micro[batch_size],
+        micro_batch_size=found.ways[batch_size].micro_batch_size,
         base_batch_size=task.base_batch_size,
-        rate_ratio=found.trained_rate_ratio(batch_size),
+        rule=rule,
         target=pilot.target or 0.0,
         held_out=pilot.has_held_out,
-        stretch=max(1, round(updates / _STRETCHES)),
+        stretch=max(1, round(_updates(found, pilot, batch_size) / _STRETCHES)),
         most_updates=max(1, round(_LOST * least_s / update_s)),
-        budget_s=0.0,
+        budget_s=task.clock.most_s,
         seed=task.seed,
     )
-    return plan, updates * update_s + _STRETCHES * look_s
-
-
-def _look_s(pilot: PilotRecord, update_s: float) -> float:
-    """Gives the seconds of a look at the held-out loss, from those that the pilot took."""
-    trained_s = pilot.duration_s if pilot.trained_s is None else pilot.trained_s
-    return max(0.0, trained_s - pilot.updates * update_s) / max(1, len(pilot.stretches))

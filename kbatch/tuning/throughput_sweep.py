@@ -17,7 +17,6 @@ from kbatch.profiling.loads import DataEnded, Source, batch_of, build_on
 from kbatch.profiling.timing_plan import TimingPlan
 from kbatch.profiling.training_sweep import StepSetting, TrainingSweep
 from kbatch.records.goodput import GoodputRecord
-from kbatch.training.accumulation.batch_coupling import coupled_parts
 from kbatch.training.data import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.errors import InputError
@@ -74,7 +73,9 @@ def sweep_throughput(
         try:
             auto = hypermodel.micro_batch(hp, model, directory=directory)
             most = None if auto is None else auto.most_at_once(source)
-            timed = _timed(model, source, _Ways(sizes, hypermodel.micro_batch_size, most))
+            whole_only = auto is not None and auto.trains_whole_only(source)
+            ways = _Ways(sizes, hypermodel.micro_batch_size, most, whole_only)
+            timed = _timed(model, source, ways)
         except (ValueError, TypeError, *REFUSALS) as error:
             told = refusal_text(error, model=lambda: model, source=source)
             if told is None:
@@ -110,11 +111,13 @@ class _Ways(NamedTuple):
         sizes: Batch sizes, in examples.
         micro_batch_size: That which was given, `"auto"`, or None.
         most: Most examples that fit at once, found under "auto"; None else.
+        whole_only: Whether the model trains differently on parts: only what does not fit is cut.
     """
 
     sizes: tuple[int, ...]
     micro_batch_size: int | str | None
     most: int | None
+    whole_only: bool
 
     @property
     def first(self) -> list[StepSetting]:
@@ -124,17 +127,16 @@ class _Ways(NamedTuple):
             return [StepSetting(min(size, given), size) for size in self.sizes]
         return [StepSetting(size, size) for size in self.sizes if size <= (self.most or size)]
 
-    def in_parts(self, whole: Mapping[int, float], *, coupled: bool) -> list[StepSetting]:
+    def in_parts(self, whole: Mapping[int, float]) -> list[StepSetting]:
         """Gives sizes in parts: of the size that is fastest as a whole, and of the most that fit.
 
         Args:
             whole: Seconds of an update of the sizes that went through whole.
-            coupled: Whether the model trains differently on parts: only what does not fit is cut.
         """
         if self.most is None:
             return []
         parts = {self.most}
-        if whole and not coupled:
+        if whole and not self.whole_only:
             parts.add(max(whole, key=lambda size: size / whole[size]))
         settings = [
             StepSetting(equal_parts(size, part), size)
@@ -157,7 +159,7 @@ def _timed(model: Any, source: Source, ways: _Ways) -> dict[int, list[float]]:
         sweep = TrainingSweep(steps, lambda size: batch_of(source, model, size), timing)
         _warm_up(sweep, ways.first)
         whole = {way.batch_size: found.call_s for way, found in sweep.rounds.warm_ups.items()}
-        parts = ways.in_parts(whole, coupled=bool(coupled_parts(model)))
+        parts = ways.in_parts(whole)
         _warm_up(sweep, parts)
         sweep.rounds.run()
         points = [sweep.point(way) for way in (*ways.first, *parts)]

@@ -1,7 +1,7 @@
 """The sidecar files of a search: kbatch.json of the project and of each trial."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from kbatch.instruments.environment import read_environment
 from kbatch.records.execution import ExecutionRecord
 from kbatch.records.json_files import NewerRecordError, RecordError, read_record, write_record
 from kbatch.records.loading import RECORD_NAME
+from kbatch.records.search_identity import SearchIdentity
 from kbatch.records.study import SearchRecord
 from kbatch.records.target import COST_NAMES
 from kbatch.records.trial import Objective, TrialRecord
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.training.errors import InputError
+from kbatch.tuning.search_identity import check_identity, fit_facts, objective_facts
 
 # What kbatch measures is of the whole run, and stands in the record already, in full.
 _MEASURED = ("samples_per_second", *COST_NAMES, *USAGE_METRICS)
@@ -31,11 +33,7 @@ class TrialFiles:
     """
 
     def __init__(self, tuner: Any, trial: Any):
-        if "://" in str(tuner.project_dir):
-            raise InputError(
-                "kbatch writes its records to local directories only: give a local `directory`. "
-                f"Received: {tuner.project_dir}."
-            )
+        check_local(tuner.project_dir)
         self._tuner = tuner
         self._trial = trial
         self._objective = _objective(tuner.oracle.objective)
@@ -68,6 +66,20 @@ class TrialFiles:
         """How many executions the tuner makes of each trial."""
         return getattr(self._tuner, "executions_per_trial", 1)
 
+    def trainings_left(self, batch_sizes: Sequence[int]) -> float:
+        """Forecast how many trainings are left that fewer examples at once may speed up.
+
+        The best part of a batch is a half of the largest one, or less where most gain: smaller
+        batches go through whole.
+
+        Args:
+            batch_sizes: Sizes of the search: one trial each, for a tuner that does not tell.
+        """
+        left = getattr(self._tuner.oracle, "remaining_trials", lambda: None)()
+        trials = max(1, len(batch_sizes) if left is None else left)
+        large = sum(2 * size > batch_sizes[-1] for size in batch_sizes)
+        return trials * self.executions * large / len(batch_sizes)
+
     @property
     def objective_names(self) -> tuple[str, ...]:
         """Names of the metrics that the search optimises, those of a model only."""
@@ -96,8 +108,37 @@ class TrialFiles:
             InputError: If the project directory holds a search with other settings.
             RecordError: If it cannot be read or written.
         """
-        if not compare_settings(self._project, settings):
-            _write(SearchRecord(settings, read_environment()), self._project / RECORD_NAME)
+        known = compare_settings(self._project, settings)
+        if known is None or known.settings != settings:
+            environment = read_environment() if known is None else known.environment
+            _write(SearchRecord(settings, environment), self._project / RECORD_NAME)
+
+    def check_identity(
+        self,
+        hypermodel: Any,
+        hp: keras_tuner.HyperParameters,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+    ) -> None:
+        """Compare what a trial trains with the search of the directory, unless its tuner has.
+
+        A tuner of keras-tuner knows nothing of it, and asks for no trial where a search is at its
+        end; the space is the one that it keeps.
+
+        Raises:
+            InputError: If the directory holds another search.
+        """
+        if getattr(self._tuner, "compares_searches", False):
+            return
+
+        def present(known: SearchIdentity | None) -> SearchIdentity:
+            values, facts = hypermodel.described(known and known.hyperparameters)
+            given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
+            return SearchIdentity(
+                objective_facts(self._tuner.oracle.objective) | facts | given, values
+            )
+
+        check_identity(self._project, present, unchecked=None)
 
     def record(self) -> TrialRecord | None:
         """Reads what there is of the trial, None where it is missing, damaged or another's.
@@ -110,6 +151,8 @@ class TrialFiles:
         except NewerRecordError:
             raise
         except RecordError:
+            return None
+        if record.trial_id != self.trial_id:
             return None
         mine, found = self._values(), record.hyperparameters
         # Training may have declared more of them since.
@@ -148,7 +191,20 @@ class TrialFiles:
         return read_record(TrialRecord, self._file).executions[:index]
 
 
-def compare_settings(project: Path, settings: Mapping[str, object]) -> bool:
+def check_local(project: str) -> None:
+    """Check that a project directory lies in the file system.
+
+    Raises:
+        InputError: If it does not.
+    """
+    if "://" in str(project):
+        raise InputError(
+            "kbatch writes its records to local directories only: give a local `directory`. "
+            f"Received: {project}."
+        )
+
+
+def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRecord | None:
     """Compares the settings of a search with those that its directory holds.
 
     Args:
@@ -156,22 +212,30 @@ def compare_settings(project: Path, settings: Mapping[str, object]) -> bool:
         settings: Settings of the hypermodel.
 
     Returns:
-        Whether the directory holds any.
+        The record that the directory holds, None if there is none.
 
     Raises:
         InputError: If it holds others.
         RecordError: If they cannot be read.
     """
-    file = project / RECORD_NAME
-    if not file.exists():
-        return False
-    difference = read_record(SearchRecord, file).difference(settings)
+    found = recorded_search(project)
+    difference = None if found is None else found.difference(settings)
     if difference:
         raise InputError(
             f"The project directory {project} holds a search with other settings: give another "
             f"`project_name`, or `overwrite=True` to start over. Received: {difference}."
         )
-    return True
+    return found
+
+
+def recorded_search(project: Path) -> SearchRecord | None:
+    """Read what holds for all trials of the search in a directory, None where there is none.
+
+    Raises:
+        RecordError: If it cannot be read.
+    """
+    file = project / RECORD_NAME
+    return read_record(SearchRecord, file) if file.exists() else None
 
 
 def trial_files(callbacks: Any) -> TrialFiles | None:

@@ -1,4 +1,4 @@
-"""The learning rate of a trial, which follows its batch size by a rule."""
+"""The settings of a trial that follow its batch size, its learning rate by a rule."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,23 +6,27 @@ from typing import Any
 
 import keras
 
-from kbatch.training.learning_rate import scale_model, scaling_of
+from kbatch.training.scaled_model import forget_scaling, scale_model, scaling_of
 from kbatch.tuning.base_noise_scale import base_noise_scale
 
 
 class TrialLearningRate:
-    """Scales the learning rate of a model when it is built, or, by the noise scale, when it trains.
+    """Scales the settings of a model when it is built, or, by the noise scale, when it trains.
 
     The rule "noise" waits for the trial of the base batch size, whose records lie in the project.
 
     Args:
         rule: `"linear"`, `"sqrt"`, `"noise"` or None.
-        base_batch_size: Batch size that the model's learning rate suits, in examples.
+        base_batch_size: Batch size that the model's settings suit, in examples.
+        follow_batch_size: Which settings follow the batch size besides the learning rate.
     """
 
-    def __init__(self, rule: str | None, base_batch_size: int):
+    def __init__(
+        self, rule: str | None, base_batch_size: int, *, follow_batch_size: tuple[str, ...]
+    ):
         self._rule = rule
         self._base_batch_size = base_batch_size
+        self._follow_batch_size = follow_batch_size
 
     def at_build(self, model: keras.Model, batch_size: int) -> None:
         """Applies a rule that needs nothing but the sizes.
@@ -33,6 +37,8 @@ class TrialLearningRate:
         """
         if self._rule != "noise" or batch_size == self._base_batch_size:
             self._scale(model, batch_size)
+        else:
+            forget_scaling(model)  # That of an earlier trial, where it is built around again.
 
     def at_fit(
         self, model: keras.Model, values: Mapping[str, Any], *, project: Path | None
@@ -59,5 +65,6 @@ class TrialLearningRate:
             batch_size=batch_size,
             base_batch_size=self._base_batch_size,
             rule=self._rule,
+            follow_batch_size=self._follow_batch_size,
             noise_scale=noise_scale,
         )

@@ -5,13 +5,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from keras_tuner.src.engine.trial import Trial
+from keras_tuner.src.engine.trial import Trial, TrialStatus
 
-from kbatch.records.json_files import RecordError
+from kbatch.records.json_files import RecordError, read_json
 from kbatch.records.whole_files import write_whole_file
 
+ENDED = (TrialStatus.COMPLETED, TrialStatus.FAILED, TrialStatus.INVALID)
 STATE_NAME = "trial.json"
 STATE_VERSION = 1
+_STATUSES = [status for name, status in vars(TrialStatus).items() if name.isupper()]
 _VERSION_KEY = "kbatch_state"
 
 
@@ -45,17 +47,28 @@ def read_trial_states(project: Path) -> list[Any]:
 
 def _read(file: Path) -> Any:
     try:
-        state = json.loads(file.read_text(encoding="utf-8"))
+        state = read_json(file)
         version = state.get(_VERSION_KEY, 0)
         if version <= STATE_VERSION:
-            return Trial.from_state(state)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return _checked(Trial.from_state(state), file)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         warnings.warn(f"{file} is damaged, its trial is run again: {error!r}.", stacklevel=2)
         return None
     raise RecordError(
         f"{file} has state version {version}, this kbatch reads up to {STATE_VERSION}: upgrade "
         "kbatch (pip install --upgrade kbatch)."
     )
+
+
+def _checked(trial: Any, file: Path) -> Any:
+    """Return the trial; its id names files, and its score is compared."""
+    if f"trial_{trial.trial_id}" != file.parent.name:
+        raise ValueError(f"it holds trial {trial.trial_id!r}")
+    if trial.score is not None and not isinstance(trial.score, (int, float)):
+        raise ValueError(f"its score is {trial.score!r}")
+    if trial.status not in _STATUSES:
+        raise ValueError(f"its status is {trial.status!r}")
+    return trial
 
 
 def _plain(value: Any) -> Any:

@@ -5,14 +5,19 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import keras
 import keras_tuner
 from keras_tuner.src.engine.trial import TrialStatus
 
+from kbatch.instruments.failures import device_is_lost
 from kbatch.records.goodput import GoodputRecord
+from kbatch.records.json_files import RecordError
+from kbatch.records.loading import RECORD_NAME
+from kbatch.records.search_identity import SearchIdentity, read_identity
 from kbatch.reporting.number_text import counted
+from kbatch.training.errors import DeviceLostError
 from kbatch.tuning.checkpoints import check_kept
 from kbatch.tuning.executions import run_executions
 from kbatch.tuning.failed_execution import record_failure
@@ -24,15 +29,26 @@ from kbatch.tuning.live_plot import LivePlot, live_plots
 from kbatch.tuning.no_best_trial import no_best_trial
 from kbatch.tuning.oracle import BatchSizeOracle
 from kbatch.tuning.progress import SearchProgress
+from kbatch.tuning.search_identity import (
+    check_identity,
+    fit_facts,
+    note_in_identity,
+    objective_facts,
+    space_facts,
+)
+from kbatch.tuning.search_lock import check_unlocked, search_lock
 from kbatch.tuning.throughput_sweep import sweep_throughput
-from kbatch.tuning.trial_files import TrialFiles, compare_settings
+from kbatch.tuning.trial_files import TrialFiles, check_local, compare_settings, recorded_search
 from kbatch.tuning.trial_result import TrialResult, trial_result
 from kbatch.tuning.tuner_checks import (
     check_count,
+    check_directory,
     check_hypermodel,
     check_isolation,
     check_objective,
+    check_resume,
     check_strategy,
+    check_verbose,
 )
 
 
@@ -69,6 +85,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         directory: Where results go; the working directory if None.
         project_name: Name of the folder in it, `"untitled_project"` if None.
         overwrite: Whether to delete what the folder holds, instead of going on from there.
+        resume: `"checked"` goes on with the trials of the folder only where model, data, arguments
+            of `fit` and search space are the same; more batch sizes and more executions extend
+            them. `"unchecked"` goes on also where these differ or cannot be compared, as with a
+            search by version 0.1.0, and the study says so.
 
     Raises:
         TypeError: If `hypermodel` is something else.
@@ -77,6 +97,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     hypermodel: Any
     oracle: Any
+    # A hypermodel compares the searches of other tuners.
+    compares_searches: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -91,10 +113,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
         directory: str | Path | None = None,
         project_name: str | None = None,
         overwrite: bool = False,
+        resume: Literal["checked", "unchecked"] = "checked",
     ):
         check_hypermodel(hypermodel)
+        self.hypermodel = hypermodel
         check_strategy(strategy, distribution_strategy)
+        check_resume(resume)
         check_isolation(isolate, distribution_strategy)
+        check_directory(directory, project_name)
         executions = check_count(executions_per_trial, "executions_per_trial", least=1)
         self.isolate = isolate
         # keras-tuner sets it after the reload, which needs it.
@@ -106,6 +132,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         # Seconds after which the present trial has lost, None where it may go on.
         self.time_cap_s: float | None = None
         self._live: list[LivePlot] = []
+        self._resume = resume
+        self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
+        # What is said when a search begins.
+        self._found: list[str] = []
+        self._before(Path(directory or ".") / (project_name or "untitled_project"), overwrite)
         super().__init__(
             BatchSizeOracle(
                 objective, self._goodput or untried_in_grid, keep_checkpoints=keep_checkpoints
@@ -131,12 +162,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
             KeyboardInterrupt: When it is interrupted, with how to go on.
             ValueError: If something that was given cannot be used: no other trial fares better.
         """
-        self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
+        check_local(self.project_dir)
+        self._progress = SearchProgress(verbose=check_verbose(verbose))
         self._live = live_plots(kwargs.get("callbacks"))
         for plot in self._live:
             plot.stay()
         try:
-            with self._progress, self._isolation(args, kwargs):
+            with self._progress, self._lock(), self._isolation(args, kwargs):
+                self._compare_search(args, kwargs)
                 self._say_what_is_kept()
                 self._begin_goodput(args, kwargs)
                 # keras-tuner's display and Keras's bar are silent: this one shows both.
@@ -180,9 +213,16 @@ class BatchSizeTuner(keras_tuner.Tuner):
         else:
             trial.hyperparameters = self._isolated.run(self, trial, self._progress.show)
 
-    def explore(self) -> None:
-        """Builds the model to find the search space, in this process."""
+    def explore(self) -> tuple[dict[str, str], dict[str, Any]]:
+        """Builds the model to find the search space, in this process.
+
+        Returns:
+            The facts of the space and the model, and the hyperparameters that it was built with.
+        """
         super()._populate_initial_space()
+        known = _readable_identity(Path(self.project_dir))
+        values, facts = self.hypermodel.described(known and known.hyperparameters)
+        return space_facts(self.oracle.get_space()) | facts, values
 
     def on_trial_begin(self, trial: Any) -> None:
         """Shows that a trial begins; keras-tuner calls it."""
@@ -227,9 +267,16 @@ class BatchSizeTuner(keras_tuner.Tuner):
         files = TrialFiles(self, trial)
         record = files.record()
         if record is None:
+            # Its result is in no study.
+            trial.status = TrialStatus.RUNNING
+            self._found.append(
+                f"Trial {trial.trial_id} ended, but its {RECORD_NAME} was missing or damaged: it "
+                "was run again."
+            )
             return
         check_objective(files.objective, record.objective, project=self.project_dir)
-        missing = len(record.executions) < self.executions_per_trial
+        completed = sum(run.status == "completed" for run in record.executions)
+        missing = completed < self.executions_per_trial
         if missing and trial.status == TrialStatus.COMPLETED:
             trial.status = TrialStatus.RUNNING
 
@@ -241,9 +288,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _populate_initial_space(self) -> None:
         if self.isolate:
-            self.oracle.update_space(explored_space(self))
+            space, self._explored = explored_space(self)
+            self.oracle.update_space(space)
         else:
-            self.explore()
+            self._explored = self.explore()
         self.reload()
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
@@ -256,6 +304,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             raise
         except Exception as error:
             record_failure(files, self.hypermodel, trial.hyperparameters, error)
+            if self._isolated is None and device_is_lost(error):
+                raise DeviceLostError() from error
             trial.message = traceback.format_exc()
         self._take(trial_result(files.record()), trial)
 
@@ -287,8 +337,44 @@ class BatchSizeTuner(keras_tuner.Tuner):
             )
 
         callbacks = kwargs.get("callbacks")
-        said = self._goodput.begin(project, self.oracle.objective, callbacks=callbacks, sweep=sweep)
+        said = self._goodput.begin(
+            project,
+            self.oracle.objective,
+            callbacks=callbacks,
+            batch_sizes=self.hypermodel.batch_sizes,
+            sweep=sweep,
+        )
         self._progress.say(said)
+
+    def _before(self, project: Path, overwrite: bool) -> None:
+        """Looks at what the project directory holds, before keras-tuner deletes or reads it."""
+        if overwrite:
+            if not self._is_worker():
+                check_unlocked(project)
+            return
+        with contextlib.suppress(RecordError):  # The reload says so.
+            found = recorded_search(project)
+            if found is not None:
+                self.hypermodel.take_over(found.settings)
+
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
+        # The workers of a search share the directory that its chief holds.
+        return (
+            contextlib.nullcontext() if self._is_worker() else search_lock(Path(self.project_dir))
+        )
+
+    def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Compares the search with the one in the directory, and says what was found there."""
+        project, (facts, values) = Path(self.project_dir), self._explored
+        given = objective_facts(self.oracle.objective) | facts | fit_facts(args, kwargs)
+        present = SearchIdentity(given, values)
+        note = check_identity(project, lambda _: present, unchecked=self._resume == "unchecked")
+        if note is not None:
+            self._progress.say(note)
+        for line in self._found:
+            note_in_identity(project, line)
+            self._progress.say(line)
+        self._found = []
 
     def _say_what_is_kept(self) -> None:
         ended = 0 if self._is_worker() else len(self.oracle.ended_trials)
@@ -308,3 +394,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 yield
             finally:
                 self._isolated = None
+
+
+def _readable_identity(project: Path) -> SearchIdentity | None:
+    try:
+        return read_identity(project)
+    except RecordError:
+        return None  # The search says so.

@@ -1,5 +1,7 @@
 """Checks of the arguments of a tuner."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 from keras_tuner.src.distribute.utils import has_chief_oracle
@@ -59,6 +61,16 @@ def check_isolation(isolate: bool, distribution_strategy: Any) -> None:
         )
 
 
+def check_resume(resume: Any) -> None:
+    """Checks that a way to go on exists.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    if resume not in ("checked", "unchecked"):
+        raise ValueError(f'`resume` must be "checked" or "unchecked". Received: resume={resume!r}.')
+
+
 def check_count(count: Any, name: str, *, least: int) -> int:
     """Checks a number of things.
 
@@ -70,6 +82,38 @@ def check_count(count: Any, name: str, *, least: int) -> int:
             f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
         )
     return count
+
+
+def check_directory(directory: str | Path | None, project_name: str | None) -> None:
+    """Checks that the folder of a search can be made and written.
+
+    Raises:
+        ValueError: If not.
+    """
+    if "://" in str(directory):
+        return  # `check_local` refuses it.
+    folder = Path(directory or ".", project_name or "untitled_project")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError("it cannot be written")
+    except OSError as error:
+        raise ValueError(
+            "`directory` must be a folder in which the search can make its own: give another "
+            f"`directory` or `project_name`. Received: directory={str(directory)!r}, "
+            f"project_name={project_name!r} ({error.strerror or error})."
+        ) from error
+
+
+def check_verbose(verbose: Any) -> int:
+    """Checks how much a search shows; "auto" is 1.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if verbose not in ("auto", 0, 1, 2):
+        raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
+    return 1 if verbose == "auto" else int(verbose)
 
 
 def check_objective(objective: Objective, recorded: Objective, *, project: str) -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.batch_sizes import check_batch_sizes, powers_of_two
+from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 
 
 @pytest.mark.parametrize("low", [1, 2, 3, 16, 17])
@@ -14,6 +14,19 @@ def test_powers_of_two_are_those_between_the_bounds(low, high):
 def test_bounds_without_a_power_of_two_are_refused(low, high):
     with pytest.raises(ValueError, match=f"low={low}, high={high}"):
         powers_of_two(low, high)
+
+
+@pytest.mark.parametrize("bounds", [("1", 8), (1.0, 8), (1, None), (True, 8)])
+def test_bounds_that_are_no_integers_are_refused(bounds):
+    with pytest.raises(TypeError, match=r"must be an integer, in examples\. Received: (low|high)="):
+        powers_of_two(*bounds)
+
+
+@pytest.mark.parametrize("check", [lambda n: check_batch_sizes((n,)), lambda n: check_size(n, "n")])
+def test_a_size_beyond_all_counters_is_refused(check):
+    check(2**53)
+    with pytest.raises(ValueError, match=r"at most 2\*\*53.*Received: .*9007199254740993"):
+        check(2**53 + 1)
 
 
 @pytest.mark.parametrize(

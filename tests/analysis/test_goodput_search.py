@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from kbatch.analysis.goodput_search import (
     Tried,
     forecast_updates,
     next_size,
+    outlook_of,
     pilot_size,
 )
 
@@ -189,6 +191,59 @@ def test_a_missed_target_speaks_against_sizes_beyond():
     assert (other.probability or 0.0) < (one.probability or 0.0)
 
 
+def sampled(size, runs, draws=400_000):
+    """The updates of a size by importance sampling: the model written down, nothing solved."""
+    rng = np.random.default_rng(0)
+    guess = runs[0].noise_scale * np.exp(0.7 * rng.uniform(-3, 3, draws))
+    octaves = np.log2([*(run.batch_size for run in runs), size])
+    order = np.argsort(octaves)  # All above the pilot, the first run.
+    steps = np.sqrt(np.diff(octaves[order])) * 0.12 * rng.normal(size=(draws, len(runs)))
+    walk = np.zeros((draws, len(octaves)))
+    walk[:, order[1:]] = np.cumsum(steps, axis=1)
+    # The pilot's updates fix the level, to the 8 % of a run.
+    level = np.log(runs[0].updates) + 0.08 * rng.normal(size=draws)
+    sizes = np.array([*(run.batch_size for run in runs), size])
+    shape = np.log1p(guess[:, None] / sizes) + walk
+    logs = level[:, None] + shape - shape[:, :1]
+    weights = np.exp(-0.5 * (np.log(guess / runs[0].noise_scale) / 0.7) ** 2)
+    for column, run in enumerate(runs[1:], start=1):
+        z = (logs[:, column] - np.log(run.updates)) / 0.08
+        if run.cost is None:
+            weights *= np.vectorize(lambda v: 0.5 * math.erfc(-v / math.sqrt(2)))(z)
+        else:
+            weights *= np.exp(-0.5 * z**2)
+    return float(np.exp(weights @ logs[:, -1] / weights.sum()))
+
+
+@pytest.mark.parametrize("cut", [100.0, 300.0, 450.0, 700.0])
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_a_run_that_was_cut_short_says_that_it_needed_more(cut, size):
+    costs = Task().costs
+    pilot = Tried(32, 1.0, 900.0, 150.0)
+    runs = [pilot, Tried(128, None, cut)]
+    found = forecast_updates(costs, runs).updates[size]
+    assert found == pytest.approx(sampled(size, runs, 100_000), rel=0.04)
+
+
+def test_a_run_cut_short_far_before_the_forecast_changes_nothing():
+    costs, met = Task().costs, Task().run(64)
+    alone, early = (forecast_updates(costs, [met, *more]) for more in ([], [Tried(256, None, 1.0)]))
+    for size in SIZES:
+        assert early.updates[size] == pytest.approx(alone.updates[size], rel=1e-6)
+    late = [forecast_updates(costs, [met, Tried(256, None, n)]).updates[256] for n in (300, 1000)]
+    assert 300 < late[0] < late[1]
+    assert late[1] > 900
+
+
+def test_a_run_that_diverged_changes_no_forecast():
+    task = Task()
+    alone, broken = (
+        forecast_updates(task.costs, [task.run(64), *more])
+        for more in ([], [Tried(512, None, None)])
+    )
+    assert broken == alone
+
+
 def test_a_forecast_goes_through_what_runs_needed():
     task = Task(critical=100.0, told=0.2)
     found = forecast_updates(task.costs, [task.run(size) for size in (16, 64, 256)])
@@ -216,11 +271,16 @@ def test_a_forecast_is_wider_where_nothing_was_trained():
 @pytest.mark.parametrize("critical", [20.0, 100.0, 1000.0])
 def test_the_best_size_ties_with_itself(critical):
     task = Task(critical=critical)
-    found = forecast_updates(task.costs, [task.run(size) for size in SIZES])
     costs = {size: task.run(size).cost for size in SIZES}
-    assert min(costs, key=costs.get) in found.tied
-    assert len(found.tied) < len(SIZES)
-    assert found.tied == tuple(sorted(found.tied))
+    best = min(costs, key=costs.get)
+    found = outlook_of(task.costs, [task.run(size) for size in SIZES], best=best)
+    assert found[best].speedup == 1
+    assert found[best].may_tie
+    assert found[best].gain < 0.1
+    assert not all(one.may_tie for one in found.values())
+    for size, one in found.items():
+        assert one.speedup == pytest.approx(costs[best] / costs[size], rel=0.1)
+        assert one.most_speedup > one.speedup
 
 
 def test_without_a_run_at_the_target_there_is_no_forecast():

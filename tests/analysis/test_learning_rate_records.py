@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.learning_rate_records import learning_rate_scaling
-from kbatch.analysis.learning_rates import scale_beta_2, scale_learning_rate
+from kbatch.analysis.learning_rates import scale_learning_rate
+from kbatch.analysis.timescales import FOLLOWERS, scale_beta_2
 
 SIZES = {"batch_size": 256, "base_batch_size": 64}
 
@@ -20,15 +21,28 @@ def test_the_record_holds_what_the_rule_gives(rule, beta_2):
     assert scaling.kappa == 4
 
 
-@pytest.mark.parametrize("rule", ["linear", "sqrt", "noise"])
-def test_adams_half_life_follows_every_rule(rule):
-    scaling = learning_rate_scaling(0.1, 0.99, **SIZES, rule=rule, noise_scale=100.0)
+@pytest.mark.parametrize("rule", ["linear", "sqrt", "noise", None])
+def test_the_other_settings_follow_under_every_rule_and_none(rule):
+    scaling = learning_rate_scaling(
+        0.1,
+        0.99,
+        **SIZES,
+        rule=rule,
+        noise_scale=100.0,
+        weight_decay=0.004,
+        batch_norm_momenta=(0.99, 0.9, 0.99),
+    )
     assert scaling.beta_2 == scale_beta_2(0.99, **SIZES)
+    np.testing.assert_allclose(scaling.weight_decay * scaling.learning_rate, 4 * 0.1 * 0.004)
+    np.testing.assert_allclose(scaling.batch_norm_momenta, [0.9**4, 0.99**4])
+    assert scaling.follow_batch_size == FOLLOWERS
 
 
-def test_without_a_rule_nothing_changes():
-    scaling = learning_rate_scaling(0.1, 0.99, **SIZES, rule=None)
+def test_what_is_not_to_follow_stays():
+    settings = {"weight_decay": 0.004, "batch_norm_momenta": (0.99,)}
+    scaling = learning_rate_scaling(0.1, 0.99, **SIZES, rule=None, **settings, follow_batch_size=())
     assert (scaling.learning_rate, scaling.beta_2) == (0.1, 0.99)
+    assert (scaling.weight_decay, scaling.batch_norm_momenta) == (0.004, (0.99,))
 
 
 def test_a_noise_scale_is_recorded_where_it_was_used():

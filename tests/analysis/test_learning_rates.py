@@ -8,7 +8,6 @@ from kbatch.analysis.learning_rates import (
     capped_learning_rate_ratio,
     check_rule,
     learning_rate_ratio,
-    scale_beta_2,
     scale_learning_rate,
 )
 
@@ -98,20 +97,6 @@ def test_the_noise_rule_needs_a_noise_scale(noise_scale):
 def test_a_rule_has_a_name():
     with pytest.raises(ValueError, match=r"'noise' .*scaling='cubic'"):
         check_rule("cubic", "scaling")
-
-
-@pytest.mark.parametrize("beta_2", [0.0, 0.9, 0.999])
-@pytest.mark.parametrize(("size", "base"), [(512, 64), (8, 64), (64, 64)])
-def test_the_second_moment_forgets_an_example_as_fast_at_every_size(beta_2, size, base):
-    scaled = scale_beta_2(beta_2, batch_size=size, base_batch_size=base)
-    # What is left after 512 examples.
-    np.testing.assert_allclose(scaled ** (512 / size), beta_2 ** (512 / base))
-
-
-@pytest.mark.parametrize("beta_2", [-0.1, 1.0, 1.5])
-def test_beta_2_lies_below_one(beta_2):
-    with pytest.raises(ValueError, match=f"beta_2={beta_2}"):
-        scale_beta_2(beta_2, **SIZES)
 
 
 def test_without_a_rule_every_size_keeps_the_learning_rate():

@@ -183,3 +183,55 @@ def test_runs_are_pooled_by_their_late_halves():
     assert found.measurements == 8
     expected = np.average(variances, weights=weights) / np.average(norms, weights=weights)
     np.testing.assert_allclose(found.value, expected)
+
+
+def correlated_moments(rng, count, rho, shape=()):
+    """tr(Sigma) about 100 and |G|^2 about 1, each like its neighbours: AR(1) noise."""
+    noise = rng.standard_normal((2, *shape, count))
+    for i in range(1, count):
+        noise[..., i] = rho * noise[..., i - 1] + np.sqrt(1 - rho**2) * noise[..., i]
+    return 100 * (1 + 0.2 * noise[0]), 1 + 0.1 * noise[1]
+
+
+def share_covered(found):
+    return np.mean(
+        [s.interval is not None and s.interval.low <= 100 <= s.interval.high for s in found]
+    )
+
+
+@pytest.mark.parametrize("late", [10, 20, 50])
+def test_epochs_that_resemble_their_neighbours_count_as_fewer(late):
+    # As independent ones they cover in about 60 of 100 cases.
+    moments = correlated_moments(np.random.default_rng(0), 2 * late, 0.7, (400,))
+    found = [noise_scale_of_epochs(*pair) for pair in zip(*moments, strict=True)]
+    assert share_covered(found) > 0.8
+
+
+def test_steps_that_resemble_their_neighbours_count_as_fewer():
+    moments = correlated_moments(np.random.default_rng(0), 200, 0.9, (400,))
+    found = [
+        gradient_noise_scale(norm + 4 / 32 * variance, norm + 1 / 32 * variance, **SIZES)
+        for variance, norm in zip(*moments, strict=True)
+    ]
+    assert share_covered(found) > 0.8
+
+
+def test_epochs_unlike_their_neighbours_keep_their_number():
+    moments = correlated_moments(np.random.default_rng(0), 40, 0.0, (400,))
+    found = [noise_scale_of_epochs(*pair) for pair in zip(*moments, strict=True)]
+    assert 0.92 < share_covered(found) < 0.98
+    widths = [scale.interval.high - scale.interval.low for scale in found]
+    assert np.median(widths) < 1.1 * 2 * 2.09 * 100 * np.hypot(0.2, 0.1) / np.sqrt(20)
+
+
+def test_what_differs_between_runs_widens_the_interval():
+    rng = np.random.default_rng(0)
+
+    def pooled():
+        offsets = 100 * (1 + 0.2 * rng.standard_normal(4))
+        return noise_scale_of_runs(
+            [(o + 5 * rng.standard_normal(12), np.ones(12), 1.0) for o in offsets]
+        )
+
+    # Four runs of six late epochs are four values, not 24.
+    assert share_covered([pooled() for _ in range(300)]) > 0.85

@@ -21,6 +21,9 @@ def data():
 def few():
     return np.zeros((37, 64), "float32"), np.zeros(37, int)
 
+def uncompiled():
+    return keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
+
 def broken():
     raise ValueError("the file is not there")
 """
@@ -54,6 +57,14 @@ def test_flags_bound_the_search(folder, capsys):
     assert "Largest batch for inference: 20 examples" in printed
     assert "under mixed_bfloat16" in printed
     assert "reached `max_batch_size`" in printed
+
+
+@pytest.mark.slow  # A worker process each.
+@pytest.mark.parametrize("command", ["max-batch", "recommend"])
+def test_a_model_that_is_not_compiled_is_told_in_a_line(folder, capsys, command):
+    assert cli.main([command, "given_training:uncompiled", "--data", "given_training:few"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kbatch: The model must be compiled: call `model.compile(")
 
 
 def test_a_build_function_that_raises_is_told_with_its_place(folder, capsys):

@@ -66,6 +66,22 @@ def test_a_wrong_name_says_what_to_give(folder, text, message):
     assert f"Received: --build {text}" in str(caught.value)
 
 
+def test_the_present_folder_hides_no_module_of_the_standard_library(folder):
+    (folder / "colorsys.py").write_text("raise AssertionError('this is not that of Python')")
+    (folder / "given_module.py").write_text("import colorsys\n" + MODULE)
+    sys.modules.pop("colorsys", None)
+    assert named("given_module:build", "--build")() == "built"
+
+
+@pytest.mark.parametrize("name", ["colorsys", "test"])
+@pytest.mark.parametrize("look_up", [named, check_name])
+def test_a_module_named_as_one_of_the_standard_library_is_to_be_renamed(folder, name, look_up):
+    (folder / f"{name}.py").write_text(MODULE)
+    for text in (f"{name}.py:build", f"{name}:build"):
+        with pytest.raises(ValueError, match=rf"rename {name}\.py.*Received: --build {name}"):
+            look_up(text, "--build")
+
+
 def test_a_module_that_the_named_one_imports_is_missing_by_its_own_name(folder):
     (folder / "given_module.py").write_text("import not_installed")
     with pytest.raises(ModuleNotFoundError, match="not_installed"):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from figure_studies import learned_study, max_batch_result, target_study
 
@@ -70,3 +72,22 @@ def test_a_target_of_the_record_is_found(tmp_path):
     target_study().save(tmp_path / "study.json")
     words = ["plot", str(tmp_path / "study.json"), "--figure", "time-to-target"]
     assert cli.main([*words, "-o", str(tmp_path / "t.svg")]) == 0
+
+
+def width_in(path):
+    points = re.search(r'<svg[^>]*width="([\d.]+)pt"', path.read_text())
+    return float(points[1]) / 72
+
+
+@pytest.mark.parametrize("width", [3.4, 7.0])
+def test_the_width_can_be_given(study, tmp_path, width):
+    path = tmp_path / "t.svg"
+    assert cli.main(["plot", str(study), "--width", str(width), "-o", str(path)]) == 0
+    assert width_in(path) == pytest.approx(width)
+
+
+@pytest.mark.parametrize("width", ["0", "-3", "nan", "1e9"])
+def test_a_width_that_holds_no_figure_is_told(study, width, capsys):
+    assert "width must lie between 3.25 and 40 inches" in error_of(
+        capsys, study, f"--width={width}"
+    )

@@ -16,7 +16,7 @@ from kbatch.records.study import SearchRecord
 def project(tmp_path):
     """The project directory of a search with two trials."""
     for size in (16, 32):
-        write_record(make_trial(size), tmp_path / "search" / f"trial_{size}" / "kbatch.json")
+        write_record(make_trial(size), tmp_path / "search" / f"trial_{size:04d}" / "kbatch.json")
     search = SearchRecord({"seed": 0}, make_environment())
     write_record(search, tmp_path / "search" / "kbatch.json")
     return tmp_path / "search"
@@ -46,7 +46,7 @@ def test_several_records_make_one_document(project, tmp_path, capsys):
 
 
 def test_a_study_in_which_all_failed_has_a_report_that_says_so(tmp_path):
-    write_record(make_trial(16, status="failed"), tmp_path / "trial_0" / "kbatch.json")
+    write_record(make_trial(16, status="failed"), tmp_path / "trial_0016" / "kbatch.json")
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "report.html")]) == 0
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "No batch size can be named: none of 1 trial completed (1 failed)" in text

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from kbatch.analysis.batch_sizes import check_batch_sizes, equal_parts
 from kbatch.instruments.mapped_pickles import UnsendableError
 from kbatch.instruments.worker import Worker, WorkerDied, WorkerError
 
@@ -70,6 +71,16 @@ def test_an_exception_comes_with_its_class_and_the_traceback_of_the_worker(worke
         worker.call(fails)
     assert "in fails" in caught.value.__notes__[0]
     assert worker.call(int, "3") == 3
+
+
+def test_a_message_of_kbatchs_own_comes_without_the_traceback_of_the_worker(worker):
+    """And a fault of kbatch's code, as of the caller's, with it."""
+    with pytest.raises(ValueError, match="`batch_sizes` is empty") as caught:
+        worker.call(check_batch_sizes, ())
+    assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(TypeError) as caught:
+        worker.call(equal_parts, "eight", 8)
+    assert "in equal_parts" in caught.value.__notes__[0]
 
 
 def test_an_exception_that_cannot_be_read_again_keeps_its_text(worker):
@@ -145,17 +156,17 @@ import os, time
 from kbatch.instruments.worker import Worker
 worker = Worker()
 print(worker.call(os.getpid), flush=True)
-worker.call(time.sleep, 60)
+worker.call(time.sleep, 600)
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     worker = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()
-    worker.wait(timeout=20)
+    worker.wait(timeout=300)
 
 
 def wait_for_the_end_of(process):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -164,7 +175,7 @@ def wait_for_the_end_of(process):
 def fork_a_sleeper(slept=None):
     child = os.fork()
     if not child:
-        time.sleep(60)
+        time.sleep(600)
         if slept is not None:
             slept.touch()
         os._exit(0)
@@ -200,11 +211,11 @@ from kbatch.instruments.worker import Worker
 def fork_a_sleeper():
     child = os.fork()
     if not child:
-        time.sleep(60)
+        time.sleep(600)
     return child
 worker = Worker()
 print(worker.call(fork_a_sleeper), flush=True)
-worker.call(time.sleep, 60) if {busy} else time.sleep(60)
+worker.call(time.sleep, 600) if {busy} else time.sleep(600)
 """
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -233,7 +244,7 @@ def test_closing_ends_the_process_and_removes_its_files(tmp_path, monkeypatch):
         process = psutil.Process(worker.call(os.getpid))
         assert list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while process.is_running() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not process.is_running()

@@ -57,7 +57,6 @@ def test_several_batches_at_once_are_counted_one_by_one():
     model.steps_per_execution = 4
     found = timed(model, slow, sizes=(2, 4))
     assert [one.epoch_batches for one in found] == [12, 8]
-    assert max(one.batch_times_s[0] / (one.batch_size * SLOW_S) for one in found) < 2.5
     arrays = timed(model, *models.rows(EXAMPLES), sizes=(4,))
     assert arrays[0].epoch_batches == 6
 

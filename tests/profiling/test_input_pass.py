@@ -1,8 +1,8 @@
 import contextlib
-import time
 
 import numpy as np
 import pytest
+from fake_clock import FakeClock
 
 from kbatch.profiling.input_blocks import BlockLength
 from kbatch.profiling.input_pass import Epoch, read_pass
@@ -15,37 +15,50 @@ def source(make):
     return BatchSource("tf.data.Dataset", lambda: contextlib.nullcontext(make()), None, None)
 
 
-def chunks():
-    while True:
-        time.sleep(0.05)
-        yield from (np.zeros((8, 2)) for _ in range(10))
+@pytest.fixture
+def clock(monkeypatch):
+    """The machine's clock, which only the data move on."""
+    found = FakeClock()
+    monkeypatch.setattr("time.perf_counter", found)
+    return found
 
 
-def test_chunks_are_read_until_one_pause_more_matters_little():
+@pytest.fixture
+def chunks(clock):
+    def make():
+        while True:
+            clock.sleep(0.05)
+            yield from (np.zeros((8, 2)) for _ in range(10))
+
+    return make
+
+
+def test_chunks_are_read_until_one_pause_more_matters_little(chunks):
     reading = read_pass(source(chunks), least_s=0.01, most_s=5.0)
     assert reading.record.counted.basis == "whole chunks"
     assert reading.record.counted.examples % 80 == 0
-    assert 0.2 < reading.duration_s < 2.0
+    # Six pauses, of which one is less than a fifth, and the seventh, which ends the last chunk.
+    assert reading.duration_s == pytest.approx(0.3)
     low, high = reading.record.counted.bounds
-    assert low == high <= 80 / 0.05
+    assert low == high == pytest.approx(80 / 0.05)
     assert reading.epoch is None
 
 
-def test_a_pause_that_was_seen_once_leaves_two_bounds_and_the_time_ends():
+def test_a_pause_that_was_seen_once_leaves_two_bounds_and_the_time_ends(chunks):
     reading = read_pass(source(chunks), least_s=0.01, most_s=0.0)
     low, high = reading.record.counted.bounds
     assert reading.record.counted.basis == "part of the data"
     assert low < high
 
 
-def test_an_epoch_and_its_start_are_known():
+def test_an_epoch_and_its_start_are_known(clock):
     def shuffled():
-        time.sleep(0.02)
+        clock.sleep(0.02)
         yield from (np.zeros((rows, 2)) for rows in (8, 8, 4))
 
     reading = read_pass(source(shuffled), least_s=0.0, most_s=5.0)
     assert reading.epoch.batches == 3
-    assert reading.epoch.duration_s >= 0.02
+    assert reading.epoch.duration_s == pytest.approx(0.02)
     assert reading.record.counted.basis == "whole epochs"
     assert [len(batch) for batch in reading.batches] == [8, 8, 4]
 

@@ -1,4 +1,7 @@
-"""The experiment from end to end. Delays are so far apart that no timing of the host matters."""
+"""The experiment from end to end.
+
+Delays are so far apart that no timing of the host matters, or pass on a clock of their own.
+"""
 
 import itertools
 import time
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from batch_data import Rows, examples, raising
+from fake_clock import FakeClock
 from fake_nvml import FakeGpu, FakeNvml
 from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.python.client import device_lib
@@ -40,19 +44,19 @@ def slow(delay_s):
 class Slow(keras.layers.Layer):
     """Takes `delay_s` a step."""
 
-    def __init__(self, delay_s):
+    def __init__(self, delay_s, sleep):
         super().__init__()
-        self.delay_s = delay_s
+        self.delay_s, self.sleep = delay_s, sleep
 
     def call(self, x):
-        waited = tf.py_function(lambda v: pause(v, self.delay_s), [x], tf.float32)
+        waited = tf.py_function(lambda v: (self.sleep(self.delay_s), v)[1], [x], tf.float32)
         return x + 0 * tf.stop_gradient(tf.ensure_shape(waited, x.shape))
 
 
-def slow_model(delay_s=0.05):
+def slow_model(delay_s=0.05, sleep=time.sleep):
     layers = keras.layers
     model = keras.Sequential(
-        [layers.Input((8,)), Slow(delay_s), layers.Dense(3, activation="softmax")]
+        [layers.Input((8,)), Slow(delay_s, sleep), layers.Dense(3, activation="softmax")]
     )
     model.compile("adam", "sparse_categorical_crossentropy")
     return model
@@ -152,7 +156,15 @@ def test_batches_of_one_example_have_no_crossing():
     assert found.crossing is None
 
 
-def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said():
+@pytest.fixture
+def clock(monkeypatch):
+    """The machine's clock, moved on by who sleeps on it, and a little at every reading."""
+    found = FakeClock(tick_s=1e-4)
+    monkeypatch.setattr("time.perf_counter", found)
+    return found
+
+
+def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said(clock):
     calls = []
 
     def count(v):
@@ -166,30 +178,31 @@ def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said():
     assert any("filled it first" in note for note in found.notes)
     # The first batch, which is read to see its shapes, ends before the cache is full.
     assert len(calls) < 2 * 20
-    slow_fill = examples(400).batch(8).map(slow(0.01)).cache()
+    clock.tick_s = 0.01
+    slow_fill = examples(400).batch(8).cache()
     found = profile(models.mlp(), slow_fill, remedies=False)
     assert any("was not full" in note for note in found.notes)
 
 
-def chunked(burst, pause_s, batch_s):
+def chunked(burst, pause_s, batch_s, *, sleep):
     """Batches that come in chunks, with a pause before each."""
 
     def make():
         batch = models.rows(8)
         while True:
-            time.sleep(pause_s)
+            sleep(pause_s)
             for _ in range(burst):
-                time.sleep(batch_s)
+                sleep(batch_s)
                 yield batch
 
     specs = (tf.TensorSpec((8, 8), tf.float32), tf.TensorSpec((8,), tf.int64))
     return tf.data.Dataset.from_generator(make, output_signature=specs)
 
 
-def test_chunks_longer_than_a_round_are_not_taken_for_a_fast_pipeline():
+def test_chunks_longer_than_a_round_are_not_taken_for_a_fast_pipeline(clock):
     # 60 steps take 240 ms, 60 batches 120 ms within a chunk and 420 ms with the pause before it.
-    dataset = chunked(60, 0.3, 0.002)
-    found = profile(slow_model(0.004), dataset, budget_s=4.0, remedies=False)
+    dataset = chunked(60, 0.3, 0.002, sleep=clock.sleep)
+    found = profile(slow_model(0.004, clock.sleep), dataset, budget_s=4.0, remedies=False)
     assert not found.is_even
     assert found.ratio.value > 1.3
     assert found.verdict == "input-bound"
@@ -344,6 +357,20 @@ def test_what_builds_a_model_is_called_for_it():
             {"cache_bytes": -1},
             ValueError,
             "cache_bytes=-1",
+        ),
+        (
+            lambda: (models.mlp(), examples().batch(8)),
+            {"budget_s": "2"},
+            ValueError,
+            "budget_s='2'",
+        ),
+        (lambda: (models.mlp(), models.rows(9)), {"batch_size": 2**70}, InputError, r"2\*\*53"),
+        (lambda: (models.mlp(), models.rows(9)), {"batch_size": 1.5}, InputError, "batch_size=1.5"),
+        (
+            lambda: (models.mlp(), (models.rows(3)[0], np.array(["a", "b", "c"]))),
+            {},
+            InputError,
+            "give each label's index",
         ),
     ],
 )

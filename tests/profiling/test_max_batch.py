@@ -30,7 +30,7 @@ def workers():
     return [
         process
         for process in psutil.Process().children(recursive=True)
-        if "kbatch.instruments.worker_process" in process.cmdline()
+        if "kbatch.instruments.worker_process" in " ".join(process.cmdline())
     ]
 
 

@@ -23,9 +23,13 @@ class ComputedProbes:
         rows: Examples of the data, which no batch exceeds; None without end.
         examples: Those that it tells.
         renewable: Whether it starts afresh.
+        isolated: Whether a batch far too large ends no process but theirs.
     """
 
-    def __init__(self, *, fresh=None, rows=None, examples=None, renewable=True, **facts):
+    def __init__(
+        self, *, fresh=None, rows=None, examples=None, renewable=True, isolated=True, **facts
+    ):
+        self.isolated = isolated
         self.runs = []
         self.processes = 1
         self._fresh = fresh or (lambda size, run: 1.0)
@@ -87,6 +91,48 @@ def test_without_confirmation_it_is_the_search_itself(window):
     assert (found.max_batch_size, found.reason) == (answer.batch_size, answer.reason)
     assert probes.runs == list(answer.memory_bytes)
     assert {p.purpose for p in found.probes} == {"search"}
+
+
+def test_the_largest_size_ends_the_search_where_it_fits():
+    probes = ComputedProbes()
+    found = probe(probes, max_batch_size=64, confirm=False, largest_first=True)
+    assert (found.max_batch_size, found.reason) == (64, "reached `max_batch_size`")
+    assert [(p.batch_size, p.purpose) for p in found.probes] == [(64, "search")]
+    assert not found.in_window
+
+
+@pytest.mark.parametrize(
+    ("cap", "known", "runs"),
+    [
+        # Too large, beyond the data, or where this process may end of it: the search as ever.
+        (5000, {}, [5000, 1]),
+        (64, {"rows": 20}, [20, 1]),
+        (64, {"isolated": False}, [1, 8, 64]),
+        (None, {}, [1]),
+    ],
+)
+def test_where_it_does_not_the_search_finds_what_it_does_without(cap, known, runs):
+    probes = ComputedProbes(**known)
+    found = probe(probes, max_batch_size=cap, confirm=False, largest_first=True)
+    plain = probe(ComputedProbes(**known), max_batch_size=cap, confirm=False)
+    assert probes.runs[: len(runs)] == runs
+    assert (found.max_batch_size, found.reason) == (plain.max_batch_size, plain.reason)
+    assert found.in_window == plain.in_window
+
+
+def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
+    class NoAlgorithm(ComputedProbes):
+        """A library that finds no way at a large size: want of memory, if smaller ones ran."""
+
+        def read(self, size):
+            if size > 100 and not self.runs:
+                raise RuntimeError("No algorithm worked!")
+            return super().read(size) if size <= 100 else Reading(None, size, 0.5)
+
+    probes = NoAlgorithm()
+    found = probe(probes, max_batch_size=5000, confirm=False, largest_first=True)
+    assert found.max_batch_size <= 100
+    assert probes.runs[0] == 1
 
 
 def test_other_sizes_come_between_the_first_and_the_last_run_of_the_answer():
@@ -179,12 +225,6 @@ def test_data_that_end_early_end_the_search(rows):
     assert (found.max_batch_size, found.reason) == (rows, "reached the data set")
     assert set(probes.runs) >= {rows}
     assert max(p.batch_size for p in found.probes) == rows
-
-
-def test_each_probe_is_told_when_it_has_run():
-    told = []
-    found = probe(ComputedProbes(), on_probe=told.append)
-    assert tuple(told) == found.probes
 
 
 @pytest.mark.parametrize(("each", "needed"), [(8500, 9500), (20_000, None)])

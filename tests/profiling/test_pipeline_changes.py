@@ -1,11 +1,10 @@
 """Pipelines walked, put together anew, and changed without changing their examples."""
 
-import time
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from fake_clock import FakeClock
 
 from kbatch.profiling.pipeline_cache import cached_pipeline, fill_cache
 from kbatch.profiling.pipeline_changes import Change, pipeline_changes
@@ -325,9 +324,12 @@ def test_a_cache_that_cannot_be_filled_beforehand_is_told():
     assert "not full after 0.05 s" in fill_cache(source_of_dataset(endless), 0.05)[0]
 
 
-def test_a_cache_that_takes_longer_than_its_first_elements_foretold_is_given_up():
+def test_a_cache_that_takes_longer_than_its_first_elements_foretold_is_given_up(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr("time.perf_counter", clock)
+
     def slower(x):
-        return tf.numpy_function(lambda v: (time.sleep(0.02 * (v > 40)), v)[1], [x], tf.int64)
+        return tf.numpy_function(lambda v: (clock.sleep(0.02 * (v > 40)), v)[1], [x], tf.int64)
 
     found = cached(numbers(400).map(slower).batch(4), budget_s=0.5)
     assert isinstance(found, UntriedRecord)

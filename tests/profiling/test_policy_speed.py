@@ -1,5 +1,6 @@
 import keras
 import pytest
+from fake_clock import FakeClock
 
 from kbatch.profiling.policy_speed import POLICIES, measure_policy_speeds, policy_finding
 from kbatch.records.examination import PolicySpeed
@@ -40,3 +41,17 @@ def test_every_policy_is_timed_in_every_round_and_the_global_one_is_kept():
     assert all(len(speed.step_times_s) == 2 for speed in speeds)
     assert all(time_s > 0 for speed in speeds for time_s in speed.step_times_s)
     assert keras.config.dtype_policy() == before
+
+
+def test_a_policy_that_is_far_too_slow_is_timed_once(monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    step_s = {"float32": 0.01, "mixed_float16": 8.0, "mixed_bfloat16": 0.005}
+
+    def make_step(policy, width):
+        return lambda: clock.sleep(step_s[policy])
+
+    float32, float16, bfloat16 = measure_policy_speeds(make_step=make_step)
+    assert [len(speed.step_times_s) for speed in (float32, float16, bfloat16)] == [5, 1, 5]
+    assert float16.times_as_fast_as(float32) == pytest.approx(0.01 / 8)
+    assert bfloat16.times_as_fast_as(float32) == pytest.approx(2)

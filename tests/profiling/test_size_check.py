@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from kbatch.analysis.timescales import FOLLOWERS
 from kbatch.profiling.size_check import CheckPlan, run_size_check
 from kbatch.training.data import FitData
 
@@ -23,7 +24,7 @@ def check(build=line, **changed):
         "batch_size": 32,
         "micro_batch_size": 32,
         "base_batch_size": 16,
-        "rate_ratio": 1.0,
+        "rule": None,
         "target": 0.5,
         "held_out": True,
         "stretch": 2,
@@ -45,11 +46,12 @@ def test_it_ends_at_the_target(reached):
     assert 2 < reached.updates < 500
     assert reached.updates % 2 == 0
     assert reached.learning_rate == pytest.approx(0.05)
+    assert (reached.scaling.kappa, reached.scaling.follow_batch_size) == (2, FOLLOWERS)
 
 
 def test_a_larger_rate_needs_fewer_updates(reached):
-    faster = check(rate_ratio=3.0)
-    assert faster.learning_rate == pytest.approx(0.15)
+    faster = check(rule="linear")
+    assert faster.learning_rate == pytest.approx(0.1)
     assert faster.updates < reached.updates
 
 
@@ -93,7 +95,7 @@ def test_the_optimizer_gets_its_settings_back():
     for rate in (0.05, schedule):
         model = line(rate)
         kept = model.optimizer._learning_rate
-        check(lambda model=model: model, rate_ratio=2.0, target=9.0)
+        check(lambda model=model: model, rule="linear", target=9.0)
         assert model.optimizer._learning_rate is kept
         if rate != schedule:
             assert float(keras.ops.convert_to_numpy(kept)) == pytest.approx(0.05)

@@ -3,7 +3,9 @@
 import keras
 import models
 import pytest
+from fake_clock import FakeClock
 
+from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.profiling.timed_updates import time_updates
 from kbatch.training.data import FitData
 from kbatch.training.sample_rows import sample_of
@@ -24,12 +26,23 @@ def normalised():
     return model
 
 
-def timed(build, *, fits, budget_s=0.3):
+def timed(build, *, fits, budget_s=6.0):
     model = build()
     model.build((None, 8))
     return time_updates(
-        model, SOURCE, batch_sizes=(8, 16, 32), largest_whole=fits, budget_s=budget_s
+        model,
+        SOURCE,
+        batch_sizes=(8, 16, 32),
+        largest_whole=fits,
+        budget_s=budget_s,
+        checks=PartsChecks(),
     )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """An update takes a millisecond to it, so that none is too slow to be timed."""
+    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
 
 
 def ways(found):

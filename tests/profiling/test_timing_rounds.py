@@ -28,6 +28,10 @@ class Clock:
         return work
 
 
+def of_memory(error, *, smaller_worked):
+    return isinstance(error, MemoryError)
+
+
 def rounds_of(clock, durations_s, **plan):
     rounds = TimingRounds(TimingPlan(**plan), seed=0, clock=clock)
     for key, duration_s in durations_s.items():
@@ -187,7 +191,10 @@ def test_who_is_withdrawn_takes_no_part():
 def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
     clock = Clock()
     rounds = TimingRounds(
-        TimingPlan(), seed=0, clock=clock, is_result=lambda error: isinstance(error, MemoryError)
+        TimingPlan(),
+        seed=0,
+        clock=clock,
+        is_result=of_memory,
     )
     work = clock.worker(0.1)
     left = [None] * 6
@@ -218,7 +225,10 @@ def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
 
 def test_what_a_contender_is_made_of_may_end_in_a_result_too():
     rounds = TimingRounds(
-        TimingPlan(), seed=0, clock=Clock(), is_result=lambda error: isinstance(error, MemoryError)
+        TimingPlan(),
+        seed=0,
+        clock=Clock(),
+        is_result=of_memory,
     )
 
     def no_room():
@@ -228,13 +238,32 @@ def test_what_a_contender_is_made_of_may_end_in_a_result_too():
     assert rounds.admit_prepared("large", no_room) is None
     assert set(rounds.blocks) == {"fits"}
     assert str(rounds.failures["large"]) == "no room for the batch"
+    # Its frames would hold what the call had of the device.
+    assert rounds.failures["large"].__traceback__ is None
     with pytest.raises(ZeroDivisionError):
         rounds.admit_prepared("broken", lambda: 1 / 0)
 
 
+def test_an_error_may_be_a_result_only_where_another_contender_ran():
+    rounds = TimingRounds(
+        TimingPlan(), seed=0, clock=Clock(), is_result=lambda _, *, smaller_worked: smaller_worked
+    )
+
+    def does_not_start():
+        raise RuntimeError("the library did not start")
+
+    with pytest.raises(RuntimeError, match="did not start"):
+        rounds.admit("first", does_not_start)
+    rounds.admit("small", lambda: None)
+    assert rounds.admit("large", does_not_start) is None
+
+
 def test_fresh_calls_that_end_in_a_result_give_none_and_other_errors_come_as_they_are():
     rounds = TimingRounds(
-        TimingPlan(), seed=0, clock=Clock(), is_result=lambda error: isinstance(error, MemoryError)
+        TimingPlan(),
+        seed=0,
+        clock=Clock(),
+        is_result=of_memory,
     )
     errors = []
 

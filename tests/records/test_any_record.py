@@ -31,7 +31,7 @@ def test_a_file_is_read_as_what_it_holds(record, tmp_path):
 
 
 def test_a_folder_is_a_study(tmp_path):
-    write_record(make_trial(16), tmp_path / "trial_0" / "kbatch.json")
+    write_record(make_trial(16), tmp_path / "trial_0016" / "kbatch.json")
     assert [trial.batch_size for trial in load_record(tmp_path).trials] == [16]
 
 

@@ -123,3 +123,40 @@ def test_the_table_has_a_row_for_each_contender_and_round():
     assert list(step.samples_per_second) == list(profile.step.rates)
     assert step.wait_s.isna().all()
     assert (table[table.contender == "together"].wait_s > 0).all()
+
+
+def make_disturbed_step(rates=(449, 2550, 2400, 11_700, 2700)):
+    """A train step alone that something else slowed in most rounds."""
+    return RateRecord((640,) * len(rates), tuple(640 / rate for rate in rates))
+
+
+@pytest.mark.parametrize(
+    ("changed", "disturbed"),
+    [
+        # Seen on a busy machine; the pipeline alone was the faster one in every round.
+        ({"pipeline": 100_000, "step": make_disturbed_step(), "together": 9610}, ("step",)),
+        ({"pipeline": 2400, "step": 800, "together": 900}, ("step",)),
+        ({"pipeline": 800, "step": 2400, "together": 900}, ("pipeline",)),
+        ({"pipeline": 2400, "step": 800, "together": 2700}, ("step", "pipeline")),
+        ({"pipeline": 2400, "step": 800, "together": 830}, ()),
+        ({"pipeline": 800, "step": 2400, "together": 830}, ()),
+    ],
+)
+def test_training_faster_than_a_side_alone_leaves_no_verdict(changed, disturbed):
+    profile = make_profile(
+        **{n: rate if isinstance(rate, int) else 800 for n, rate in changed.items()}
+    )
+    if isinstance(changed["step"], RateRecord):
+        profile = dataclasses.replace(profile, step=changed["step"])
+    assert profile.disturbed == disturbed
+    assert (profile.verdict == "undetermined") == bool(disturbed)
+    assert (profile.overlapped is None) == (profile.crossing is None) == bool(disturbed)
+
+
+def test_what_cannot_be_compared_is_no_sign_of_a_disturbance():
+    faster = {"pipeline": 800, "step": 2400, "together": 1600}
+    assert make_profile(**faster).verdict == "undetermined"
+    # Training may end before a pause of the pipeline that a long reading counts.
+    assert make_profile(**faster, long_run=make_long_run(800)).verdict == "input-bound"
+    # The rounds trained on shorter texts than those that were read.
+    assert make_profile(**faster, together_comparable=False).verdict == "input-bound"

@@ -1,6 +1,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from input_profile_factory import make_long_run, make_profile
 from recommendation_factory import (
@@ -14,12 +15,12 @@ from recommendation_factory import (
     make_timings,
 )
 
-from kbatch.analysis.goodput_search import Tried, next_size
+from kbatch.analysis.goodput_search import Tried
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.records.fit_time import FitTime
 from kbatch.records.json_files import RecordError
 from kbatch.records.pilot import PilotRecord, PilotStretch, useful_count
-from kbatch.records.recommendation import Recommendation
+from kbatch.records.recommendation import Recommendation, trained_runs
 
 NOTHING = {"timings": (), "memory": None, "pilot": None, "pipeline": None, "fit_times": ()}
 
@@ -38,11 +39,7 @@ def test_a_recommendation_is_read_as_it_was_written(tmp_path, changed):
     made.save(tmp_path / "there" / "found.json")
     read = Recommendation.load(str(tmp_path / "there" / "found.json"))
     assert read == made
-    assert (read.batch_size, read.binding, read.costs) == (
-        made.batch_size,
-        made.binding,
-        made.costs,
-    )
+    assert (read.batch_size, read.binding) == (made.batch_size, made.binding)
 
 
 def test_a_file_of_something_else_is_named(tmp_path):
@@ -57,8 +54,11 @@ def test_the_size_is_near_the_closed_form(n_half, scale):
     found = make_recommendation(n_half=n_half, noise_scale=scale)
     exact = min(max(math.sqrt(n_half * scale), SIZES[0]), SIZES[-1])
     assert abs(math.log2(found.batch_size / exact)) <= 1
-    assert found.micro_batch_size == found.batch_size
-    assert found.binding == (
+    if found.batch_size < SIZES[-1]:  # Which is timed in parts alone.
+        assert found.micro_batch_size == found.batch_size
+    # Which one binds, by the noise scale of the pilot.
+    alone = make_recommendation(n_half=n_half, noise_scale=scale, checks=())
+    assert alone.binding == (
         ("hardware saturation",) if 9 * n_half < scale else ("gradient noise",)
     )
 
@@ -91,27 +91,53 @@ def test_a_slow_pipeline_binds_and_takes_the_batch_down():
     assert slow.batch_size < make_recommendation().batch_size
 
 
-def test_the_learning_rate_follows_by_its_rule_up_to_the_noise_scale():
+def test_the_learning_rate_follows_by_its_rule():
     plain = make_recommendation(learning_rate_rule=None)
     assert plain.learning_rate == 0.001
     root, linear = make_recommendation(), make_recommendation(learning_rate_rule="linear")
     assert root.batch_size == 128
     assert root.learning_rate == pytest.approx(0.002)
     assert linear.learning_rate == pytest.approx(0.004)
-    capped = make_recommendation(n_half=800, noise_scale=50.0)
-    assert capped.batch_size > 50
-    scale = round(capped.noise_scale.value)
-    assert capped.learning_rate == pytest.approx(0.001 * math.sqrt(scale / 32))
     assert make_recommendation(base_learning_rate=None).learning_rate is None
 
 
-def test_an_unresolved_noise_scale_leaves_the_batch_size_open():
-    vague = make_recommendation(pilot=make_pilot(200, scatter=30.0))
-    assert vague.noise_scale.value is None
-    assert (vague.batch_size, vague.learning_rate, vague.costs) == (None, None, ())
-    assert vague.micro_batch_size == SIZES[-1]  # The fastest.
-    assert vague.binding == ("hardware saturation", "gradient noise")
-    assert make_recommendation(pilot=None).batch_size is None
+def test_the_base_size_is_kept_where_it_alone_was_trained():
+    for scatter in (0.05, 30.0):
+        alone = make_recommendation(pilot=make_pilot(200, scatter=scatter), checks=())
+        assert (alone.batch_size, alone.learning_rate, alone.micro_batch_size) == (32, 0.001, 32)
+        assert {128, 256} <= {one.batch_size for one in alone.decision.untested}
+    assert alone.noise_scale.value is None
+    assert alone.binding == ("hardware saturation", "gradient noise")
+    missing = make_recommendation(pilot=None)
+    assert (missing.batch_size, missing.decision.missing) == (None, "no pilot")
+    assert missing.micro_batch_size == SIZES[-1]  # The fastest.
+
+
+def few_updates(count, *, fall=1.0, scatter=0.0):
+    """A pilot of one update a stretch."""
+    rng = np.random.default_rng(1)
+    losses = 2.0 - fall * np.arange(count) / count + scatter * rng.normal(size=count)
+    stretches = tuple(PilotStretch(1, 2.0, loss, 200.0, 1.0) for loss in losses.tolist())
+    return dataclasses.replace(make_pilot(ended_by="budget"), stretches=stretches)
+
+
+@pytest.mark.parametrize(
+    ("pilot", "missing"),
+    [
+        (few_updates(9), "few updates"),
+        (few_updates(60), None),
+        (few_updates(60, scatter=0.01), None),
+        (few_updates(60, fall=0.0), "no progress"),
+        (few_updates(60, fall=0.05, scatter=0.5), "no progress"),
+        (make_pilot(stretches=0), "few updates"),
+        (dataclasses.replace(make_pilot(), ended_by="diverged"), "pilot diverged"),
+    ],
+)
+def test_a_pilot_that_resolved_nothing_names_no_size(pilot, missing):
+    assert pilot.missing == missing
+    found = make_recommendation(pilot=pilot, checks=())
+    assert (found.batch_size is None) == (missing is not None)
+    assert found.decision.missing == missing
 
 
 def test_an_update_in_fit_is_a_line_through_what_was_measured():
@@ -142,7 +168,7 @@ def test_parts_that_run_faster_than_the_whole_batch_gain_in_fit_too():
     found = make_recommendation(noise_scale=2000.0, timings=timings)
     assert found.micro_batch_size == 32 < found.batch_size
     assert found.accumulation_gain > 0.5
-    by_size = {cost.batch_size: cost.samples_per_second.value for cost in found.costs}
+    by_size = {row.batch_size: row.samples_per_second.value for row in found.decision.sizes}
     assert by_size[256] == pytest.approx(2 * 256 / (PER_EXAMPLE_S * 356), rel=0.02)
     # What the data take stays a floor.
     slow = make_recommendation(noise_scale=2000.0, timings=timings, input_rate=1e4)
@@ -175,29 +201,31 @@ def needed(size):
     return round(525 * math.sqrt(32 / size))
 
 
-def test_trained_sizes_decide_where_there_are_some():
+def runs_of(found):
+    return trained_runs(
+        found.timings, in_fit=found.in_fit.line, pilot=found.pilot, checks=found.checks
+    ).tried
+
+
+def test_trained_sizes_decide():
     device = {"n_half": 800.0, "noise_scale": 60.0}
-    plain = make_recommendation(**device)
     checks = tuple(make_check(size, needed(size)) for size in (128, 512))
     found = make_recommendation(**device, checks=checks)
-    assert plain.forecast is None
-    assert plain.critical == plain.noise_scale
-    assert found.batch_size > plain.batch_size
+    assert found.batch_size == 512
     assert found.critical.value > found.noise_scale.value
-    assert [run.updates for run in found.trained.runs] == [525, needed(128), needed(512)]
-    # The learning rate is that of the runs, beyond the noise scale too.
+    assert [run.updates for run in runs_of(found)] == [525, needed(128), needed(512)]
     assert found.learning_rate == pytest.approx(0.001 * math.sqrt(found.batch_size / 32))
-    by_size = {cost.batch_size: cost for cost in found.costs}
-    assert by_size[found.batch_size].relative_time.value == 1
+    rows = {row.batch_size: row for row in found.decision.sizes}
+    assert rows[found.batch_size].relative_time.value == 1
     for size in (32, 128, 512):
-        assert by_size[size].updates.value == pytest.approx(needed(size), rel=0.1)
+        assert rows[size].updates.value == pytest.approx(needed(size), rel=0.1)
 
 
 def test_a_size_that_missed_the_loss_is_not_chosen():
     lost = (make_check(256, 900, "lost"), make_check(64, 380))
     found = make_recommendation(noise_scale=2000.0, checks=lost)
-    assert [run.cost is None for run in found.trained.runs] == [False, True, False]
-    assert found.batch_size < 256
+    assert [run.cost is None for run in runs_of(found)] == [False, True, False]
+    assert found.batch_size == 64
     with pytest.raises(ValueError, match=r"`ended_by` must be one of.*'tired'"):
         make_check(64, 1, "tired")
 
@@ -207,50 +235,71 @@ def test_a_pilot_that_diverged_names_no_size_whatever_was_trained_beside_it():
     for checks in ((), (make_check(256, 150),)):
         found = make_recommendation(pilot=pilot, checks=checks)
         assert found.diverged
-        assert (found.choice.best, found.batch_size, found.learning_rate) == (None, None, None)
+        assert (found.batch_size, found.learning_rate) == (None, None)
 
 
-def test_no_size_is_trained_above_one_that_diverged():
-    found = make_recommendation(noise_scale=2000.0, checks=(make_check(256, 4, "diverged"),))
-    assert found.trained.runs[-1] == Tried(256, None, None)
-    size = next_size(found.trained.costs, found.trained.runs).batch_size
-    assert size is None or size < 256
-    assert found.choice.largest <= 32
-    assert found.trained.faster_untrained == ()
+@pytest.mark.parametrize("ended_by", ["diverged", "failed"])
+def test_a_size_that_diverged_or_failed_is_no_evidence_and_ends_the_larger_ones(ended_by):
+    found = make_recommendation(noise_scale=2000.0, checks=(make_check(256, 4, ended_by),))
+    alone = make_recommendation(noise_scale=2000.0, checks=())
+    assert runs_of(found)[-1] == Tried(256, None, None)
+    rows, before = ({r.batch_size: r for r in f.decision.sizes} for f in (found, alone))
+    assert rows[256].ended_by == "diverged"
+    assert all(rows[size].updates == before[size].updates for size in SIZES if size != 256)
+    assert {one.batch_size for one in found.decision.untested} == {64, 128}
 
 
-def test_a_pilot_at_a_size_that_was_not_timed():
+def test_the_size_of_the_pilot_has_a_row_where_it_was_not_timed():
     sizes = (256, 512, 1024)
     changed = {"timings": make_timings(sizes=sizes), "checks": (make_check(256, 4, "diverged"),)}
     found = make_recommendation(**changed)
     step_s = PER_EXAMPLE_S * (100 + 32)
-    assert found.trained.runs[0].cost == pytest.approx(525 * step_s, rel=0.02)
-    assert found.batch_size is None
-    assert "none of the sizes that were timed came to the pilot's loss" in " ".join(
-        str(found).split()
-    )
+    assert runs_of(found)[0].cost == pytest.approx(525 * step_s, rel=0.02)
+    assert found.batch_size == 32
+    assert [row.batch_size for row in found.decision.sizes if row.ended_by] == [32, 256]
+    assert str(found).startswith("Keep batch size 32")
 
 
 def test_without_timings_nothing_is_recommended():
     empty = make_recommendation(**NOTHING)
-    assert (empty.batch_size, empty.micro_batch_size, empty.choice) == (None, None, None)
-    assert (empty.binding, empty.costs, empty.saturation) == ((), (), None)
-    assert (empty.trained.runs, empty.forecast) == ((), None)
-    one = make_recommendation(timings=make_timings()[:1])
-    assert one.batch_size == SIZES[0]
+    assert (empty.batch_size, empty.micro_batch_size) == (None, None)
+    assert empty.decision.missing == "no times"
+    assert (empty.binding, empty.saturation) == ((), None)
+    one = make_recommendation(timings=make_timings()[2:3])
+    assert one.batch_size == 32
     assert one.saturation is None
     assert one.binding == ("hardware saturation", "gradient noise")
 
 
-def test_costs_are_relative_to_the_recommended_size():
-    found = make_recommendation()
-    by_size = {cost.batch_size: cost for cost in found.costs}
-    assert sorted(by_size) == list(SIZES)
-    assert by_size[found.batch_size].relative_time.value == 1
-    # Ties of 2 % go to the smaller size.
-    assert all(cost.relative_time.value > 0.98 for cost in found.costs)
-    assert by_size[32].updates.value == pytest.approx(found.pilot.useful_updates)
-    assert found.duration_s == pytest.approx(58)
+def test_a_file_without_an_answer_has_that_of_its_version():
+    older = make_recommendation(older=True)
+    # By the noise scale alone, beyond which the learning rate did not go.
+    assert older.decision.older
+    assert older.batch_size == 128
+    assert older.learning_rate == pytest.approx(0.002)
+    capped = make_recommendation(older=True, n_half=800, noise_scale=50.0)
+    scale = round(capped.noise_scale.value)
+    assert capped.batch_size > 50
+    assert capped.learning_rate == pytest.approx(0.001 * math.sqrt(scale / 32))
+    vague = make_recommendation(older=True, pilot=make_pilot(200, scatter=30.0))
+    assert (vague.batch_size, vague.decision.missing) == (None, "untold")
+    # By trained sizes it named one that was not trained itself.
+    checks = tuple(make_check(size, needed(size)) for size in (128, 512))
+    between = make_recommendation(older=True, n_half=400.0, noise_scale=60.0, checks=checks)
+    assert between.batch_size == 256
+    assert between.learning_rate == pytest.approx(0.001 * math.sqrt(8))
+    broken = dataclasses.replace(make_pilot(), ended_by="diverged")
+    assert make_recommendation(older=True, pilot=broken).batch_size is None
+    assert make_recommendation(older=True, **NOTHING).decision.missing == "no times"
+
+
+def test_an_answer_is_kept_with_its_file_and_never_derived_again(tmp_path):
+    older = make_recommendation(older=True)
+    older.save(tmp_path / "found.json")
+    assert Recommendation.load(tmp_path / "found.json") == older
+    other = dataclasses.replace(older.decision, batch_size=64)
+    dataclasses.replace(older, decision=other).save(tmp_path / "other.json")
+    assert Recommendation.load(tmp_path / "other.json").batch_size == 64
 
 
 @pytest.mark.parametrize("held_out", [True, False])

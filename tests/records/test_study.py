@@ -22,8 +22,9 @@ from kbatch.records.trial import Objective
 COMMON = [
     *("status", "batch_size", "micro_batch_size", "accumulation_steps"),
     *("dtype_policy", "optimizer", "learning_rate", "samples_per_second"),
-    *("samples_per_second_low", "samples_per_second_high", "first_step_s", "data_wait_share"),
-    *("train_s", "total_s", "examples_seen", "updates", "epochs", "failure"),
+    *("samples_per_second_low", "samples_per_second_high", "window_samples_per_second"),
+    *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen"),
+    *("updates", "epochs", "failure"),
 ]
 USAGE = [
     *("joules_to_target", "joules_per_sample", "gpu_energy_j", "gpu_power_w"),
@@ -37,6 +38,7 @@ def test_the_columns_are_the_documented_ones():
         *("trial_id", "status", "batch_size", "micro_batch_size", "accumulation_steps"),
         *("batch_size_seen", "dtype_policy", "optimizer", "learning_rate"),
         *("samples_per_second", "samples_per_second_low", "samples_per_second_high"),
+        "window_samples_per_second",
         *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen", "updates"),
         *("seconds_to_target", "updates_to_target", "examples_to_target"),
         *("noise_scale", "noise_scale_low", "noise_scale_high"),
@@ -50,7 +52,7 @@ def test_the_columns_are_the_documented_ones():
         for i, word in enumerate(words)
     ]
     of_executions = ("execution", "seed")
-    assert columns[:34] == [name for name in documented if name not in of_executions]
+    assert columns[:35] == [name for name in documented if name not in of_executions]
 
 
 def test_the_columns_of_executions_are_the_documented_ones():
@@ -131,6 +133,21 @@ def test_a_single_timing_window_has_no_spread(executions):
     assert (row["samples_per_second_low"], row["samples_per_second_high"]) == (None, None)
     two = make_trial(64, window_examples=(100, 100), window_durations_s=(0.1, 0.2))
     assert two.samples_per_second_interval.low < two.samples_per_second_interval.high
+
+
+def test_samples_per_second_are_those_really_got_and_its_bar_reaches_them():
+    # Few steps take long: the windows' quartiles do not hold them.
+    trial = make_trial(64, window_examples=(100,) * 9, window_durations_s=(0.1,) * 8 + (3.7,))
+    got = 900 / 4.5
+    for row in (trial, *trial.executions):
+        assert row.samples_per_second == pytest.approx(got)
+        assert row.window_samples_per_second == pytest.approx(1000)
+        interval = row.samples_per_second_interval
+        np.testing.assert_allclose([interval.low, interval.high], [got, 1000])
+    for executions in (True, False):
+        row = make_study(trial).to_dataframe(executions=executions).iloc[0]
+        assert row["samples_per_second"] == pytest.approx(got)
+        assert row["window_samples_per_second"] == pytest.approx(1000)
 
 
 def test_two_executions_have_a_mean_without_an_interval():

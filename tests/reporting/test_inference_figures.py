@@ -11,6 +11,8 @@ from kbatch.reporting.figures.inference_noise import noise_points, noise_reach
 from kbatch.reporting.figures.inference_paths import PathRatio, label_places, path_ratios
 from kbatch.reporting.figures.inference_tails import missing_notes, tail_points
 from kbatch.reporting.figures.saving import figure_bytes
+from kbatch.reporting.inference_text import inference_lines
+from kbatch.reporting.sections.inference import inference_section
 
 PLOTS = {
     "throughput": kbatch.plot_inference_throughput,
@@ -244,3 +246,20 @@ def test_names_of_answers_and_targets_stand_above_all_points():
 def test_nothing_timed_is_told(name):
     with pytest.raises(ValueError, match="Received"):
         PLOTS[name](make_profile(make_failed(1)))
+
+
+def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
+    profile = make_profile(*(make_timing(size) for size in (1, 2, 4, 8)))
+    size = profile.efficient.batch_size
+    assert size > 8
+    assert f"efficient {size} (not measured)" in words(kbatch.plot_inference_throughput(profile))
+    text = inference_alt_text(inference_info(profile))
+    assert f"Marked as efficient: {size}, which was not measured." in text
+    assert f"batch size {size}, not measured" in "\n".join(inference_lines(profile))
+    section = inference_section(profile)
+    assert section.headline.endswith("by the fit: it was not measured.")
+    (row,) = (row for row in section.tables[0].rows if row.key == "90 % of the peak throughput")
+    assert row.cells[1].text == f"{size} (not measured)"
+    far = make_profile(*(make_timing(size) for size in (1, 8, 64, 256)))
+    measured = words(kbatch.plot_inference_throughput(far))
+    assert "not measured" not in measured

@@ -11,6 +11,7 @@ from input_profile_factory import (
 
 from kbatch.records.input_rates import CostRecord, RateRecord, SmallerStepRecord
 from kbatch.reporting.input_text import input_lines
+from kbatch.reporting.sections.input_pipeline import input_section
 
 
 def text(profile):
@@ -143,3 +144,16 @@ def test_processor_gpu_and_costs_are_told_where_they_were_measured():
     assert "GPU busy: step 50 %." in text(dataclasses.replace(make_profile(), step=busy))
     costs = (CostRecord("slicing rows in order", (1e-3, 1.1e-3, 0.9e-3)),)
     assert "Slicing rows in order: 1.00 ms a batch (0.7" in text(make_profile(costs=costs))
+
+
+def test_an_impossible_order_of_rates_is_the_reason_for_no_verdict():
+    profile = make_profile(pipeline=50_000, step=2550, together=9610)
+    found = text(profile)
+    assert found.startswith(
+        "undetermined: both together ran at 9,610 samples/s, faster than the train step alone "
+        "(2,550). That cannot be"
+    )
+    assert "side by side" not in found and "batch size 1" not in found
+    assert input_section(profile).lead == (
+        "The ratio of the rates is not known: what was timed alone was disturbed.",
+    )

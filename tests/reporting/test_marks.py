@@ -61,7 +61,7 @@ def test_every_caveat_of_a_study_finds_the_numbers_it_concerns():
         "Not equal to the whole batch, since computed on each micro-batch by itself: bn "
         "(BatchNormalization)."
     )
-    unstable = {"window_examples": (10,) * 4, "window_durations_s": (0.1, 0.1, 0.3, 0.3)}
+    unstable = {"window_examples": (10,) * 4, "window_durations_s": (0.1, 0.1, 0.13, 0.13)}
     study = make_study(
         make_trial(16, make_execution(16, notes=(note,))),
         make_trial(32, make_execution(32, workers_on_device=2)),

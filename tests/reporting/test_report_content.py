@@ -210,6 +210,15 @@ def test_unstable_timing_is_named(slow_s, said):
     assert bool(caveat(study, "not stable at batch size 16")) is said
 
 
+@pytest.mark.parametrize(("slow_s", "said"), [(0.18, False), (0.3, True)])
+def test_steps_that_take_longer_than_most_are_named(slow_s, said):
+    uneven = {"window_examples": (100,) * 9, "window_durations_s": (0.1,) * 8 + (slow_s,)}
+    study = make_study(make_trial(16, **uneven), make_trial(32))
+    found = caveat(study, "far longer than most at batch size 16.")
+    assert bool(found) is said
+    assert all("median of the timing windows: 818 against 1,000." in text for text in found)
+
+
 @pytest.mark.parametrize(("load", "said"), [(None, False), (8.0, False), (8.1, True)])
 def test_a_busy_machine_is_named(load, said):
     search = dataclasses.replace(make_search(), environment=make_environment(load_average=load))

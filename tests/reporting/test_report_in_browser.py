@@ -49,7 +49,7 @@ def browse(folder, *arguments):
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
 
 

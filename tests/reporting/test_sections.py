@@ -55,7 +55,8 @@ def test_a_verified_latency_target_is_the_decision_of_a_profile():
     assert section.headline.startswith("Batch size 32 is the largest of which 95 % of the calls")
     assert section.lead[0].startswith("Verified by 120 fresh calls")
     assert section_of(PROFILE).headline == (
-        "Batch size 90 is the smallest with 90 % of the peak rate (compiled, float32)."
+        "Batch size 90 is the smallest with 90 % of the peak rate (compiled, float32), by the fit: "
+        "it was not measured."
     )
 
 
@@ -81,8 +82,8 @@ def test_a_recommendation_is_told_by_its_sizes_its_limits_and_its_doubts():
     assert [line.split()[0] for line in section.details] == ["Memory", "The", "Beyond", "The"]
     (best,) = [row for row in section.tables[0].rows if row.best]
     assert best.texts[0] == "128"
-    assert any("nothing was trained at this size" in note.text for note in section.notes)
-    untold = section_of(make_recommendation(pilot=make_pilot(scatter=30.0)))
+    assert any("One short run a size decided" in note.text for note in section.notes)
+    untold = section_of(make_recommendation(pilot=make_pilot(stretches=0)))
     assert untold.headline.startswith("The batch size cannot be told, because")
     assert untold.tables == ()
 

@@ -142,3 +142,12 @@ def test_a_report_of_a_profile_without_times_has_no_figure(tmp_path):
     bare = training_profile(points=(left_out(8, "out_of_memory", "memory ran out"),))
     kbatch.write_report(bare, tmp_path / "training.html")
     assert "No step could be timed." in (tmp_path / "training.html").read_text()
+
+
+def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
+    profile = training_profile(points=tuple(point(b, 2e-3 + 1e-4 * b) for b in (1, 4, 16)))
+    size = profile.efficient.batch_size
+    assert size > 16
+    info = training_profile_info(profile)
+    assert dict(info.answers) == {"90 % of peak, not measured": size, "fastest": 16}
+    assert f"90 % of peak, not measured: {size}" in words(kbatch.plot_training_profile(profile))

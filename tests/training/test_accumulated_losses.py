@@ -4,6 +4,7 @@ import keras
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
 from equal_training import assert_equal_training
 
 layers = keras.layers
@@ -311,3 +312,22 @@ def test_loss_functions_of_the_users(function):
         return model
 
     assert_equal_training(build, (X, random(94, 3)))
+
+
+def known_only(y_true, y_pred):
+    """The losses of the labels that are known, which are fewer than the rows."""
+    known = tf.math.is_finite(y_true)
+    return tf.boolean_mask(keras.ops.square(y_pred - tf.where(known, y_true, 0.0)), known)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_loss_that_returns_fewer_values_than_rows(eager):
+    def build():
+        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+        model.compile(sgd(0.01), known_only, run_eagerly=eager)
+        return model
+
+    labels = random(94, 3).astype("float32") * np.arange(94)[:, None]
+    labels[np.arange(94) % 32 < 8] = np.nan  # No label of the first micro-batch is known.
+    labels[np.arange(94) % 5 == 1, 0] = np.nan
+    assert_equal_training(build, (X, labels))

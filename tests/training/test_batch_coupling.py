@@ -6,6 +6,7 @@ import keras
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import kbatch
 
@@ -59,20 +60,125 @@ def test_the_variance_holds_far_from_zero():
     np.testing.assert_allclose(statistics(parts)[1], statistics(whole)[1], rtol=1e-2)
 
 
-@pytest.mark.parametrize("renorm", [False, True])
-def test_a_layer_that_cannot_advance_once_keeps_to_kerases_way(renorm):
-    def build():
-        inputs = keras.Input((8,))
-        norm = layers.BatchNormalization(momentum=0.9, name="norm", renorm=renorm)
-        outputs = norm(inputs) if renorm else layers.Add()([norm(inputs), norm(2 * inputs)])
-        model = keras.Model(inputs, layers.Dense(3, activation="softmax")(outputs))
-        model.compile("sgd", "sparse_categorical_crossentropy")
-        return model
+def classifier(inputs, vectors):
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax")(vectors))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
 
-    whole, parts = build(), build()
-    with pytest.warns(UserWarning):
-        kbatch.accumulate_gradients(parts, 32)
-    np.testing.assert_allclose(after_steps(parts), after_steps(whole), rtol=1e-5, atol=1e-6)
+
+def called_twice():
+    inputs, norm = keras.Input((8,)), layers.BatchNormalization(momentum=0.9, name="norm")
+    return classifier(inputs, layers.Add()([norm(inputs), norm(2 * inputs)]))
+
+
+def nested_encoder_called_twice():
+    norm = layers.BatchNormalization(momentum=0.9, name="norm")
+    encoder = keras.Sequential([layers.Input((8,)), norm, layers.Dense(4)])
+    inputs = keras.Input((8,))
+    return classifier(inputs, layers.Add()([encoder(inputs), encoder(2 * inputs)]))
+
+
+def called_at_every_time_step():
+    norm = layers.BatchNormalization(momentum=0.9, name="norm")
+    inputs = keras.Input((8,))
+    steps = layers.Reshape((4, 2))(inputs)
+    encoded = layers.TimeDistributed(keras.Sequential([norm, layers.Dense(2)]))(steps)
+    return classifier(inputs, layers.Flatten()(encoded))
+
+
+def of_masked_entries():
+    inputs, norm = keras.Input((8,)), layers.BatchNormalization(momentum=0.9, name="norm")
+    # Only negative entries count: other rows have more of them than some.
+    steps = layers.Reshape((4, 2))(layers.ReLU(negative_slope=1.0)(inputs))
+    kept = layers.Lambda(lambda x: keras.ops.where(x[..., :1] < 0, x, 0.0))(steps)
+    return classifier(inputs, layers.Flatten()(norm(layers.Masking()(kept))))
+
+
+class Twice(keras.Model):
+    """Calls its normalisation twice, as no graph of layers tells."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = layers.BatchNormalization(momentum=0.9, name="norm")
+        self.out = layers.Dense(3, activation="softmax")
+
+    def call(self, x, training=False):
+        return self.out(self.norm(x, training=training) + self.norm(2 * x, training=training))
+
+
+class InLoop(Twice):
+    """Does so out of sight, in a loop of TensorFlow's."""
+
+    def call(self, x, training=False):
+        norms = tf.map_fn(lambda part: self.norm(part, training=training), tf.stack([x, 2 * x]))
+        return self.out(norms[0] + norms[1])
+
+
+def subclassed(kind=Twice):
+    model = kind()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def renormalised():
+    return normalised(renorm=True)
+
+
+CALLED_OFTEN = [
+    called_twice,
+    nested_encoder_called_twice,
+    called_at_every_time_step,
+    of_masked_entries,
+    subclassed,
+]
+
+
+def trained_equally(build, micro_batch_size, *, run_eagerly=False):
+    """The norm's statistics and `evaluate` of a model, stock and accumulated, from equal states."""
+    found = []
+    for size in (None, micro_batch_size):
+        keras.utils.set_random_seed(1)
+        model = build()
+        model.run_eagerly = run_eagerly
+        if size is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                kbatch.accumulate_gradients(model, size)
+        model.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+        norms = [one for one in model._flatten_layers() if one.name == "norm"]
+        found.append(
+            (
+                [np.asarray(norms[0].moving_mean), np.asarray(norms[0].moving_variance)],
+                model.evaluate(X, Y, verbose=0),
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("build", [*CALLED_OFTEN, lambda: subclassed(InLoop), renormalised])
+def test_one_cut_moves_the_statistics_as_keras_does(build):
+    (expected, expected_loss), (found, found_loss) = trained_equally(build, 32)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found_loss, expected_loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", CALLED_OFTEN)
+def test_every_call_joins_its_own_statistics_over_the_parts(build):
+    (expected, _), (found, _) = trained_equally(build, 5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_calls_are_joined_in_a_model_that_runs_eagerly():
+    (expected, _), (found, _) = trained_equally(subclassed, 5, run_eagerly=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_calls_inside_a_loop_average_what_the_parts_showed():
+    (expected, _), (found, _) = trained_equally(lambda: subclassed(InLoop), 8)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    # What is between the parts is missing in the variance: eight rows have 7/8 of it, on average.
+    batch_share = (found[1] - 0.9**6) / (expected[1] - 0.9**6)  # It began at 1: six calls.
+    assert 0.85 < batch_share.mean() < 0.9
 
 
 def test_they_advance_once_a_micro_batch_when_asked():

@@ -1,10 +1,10 @@
 import copy
 import math
-import time
 
 import keras
 import models
 import pytest
+from fake_clock import FakeClock
 
 import kbatch
 from kbatch.records.target import Budget
@@ -16,17 +16,9 @@ from kbatch.training.fit import TimedFit
 X, Y = models.rows(94)
 
 
-class FakeTime:
-    """A clock that each train step moves on by a second, and everything else by a minute."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
 class Ticks(keras.callbacks.Callback):
+    """Moves a clock on by a second in each train step, and by a minute between epochs."""
+
     def __init__(self, time):
         super().__init__()
         self.time = time
@@ -38,7 +30,7 @@ class Ticks(keras.callbacks.Callback):
         self.time.now_s += 60
 
 
-def timed(*callbacks, batch_size=32, epochs=5, model=None, **arguments):
+def timed(*callbacks, batch_size=32, epochs=5, model=None, now=None, **arguments):
     """Trains as a search does and returns the fit."""
     fit = TimedFit(
         model or models.mlp(),
@@ -48,13 +40,15 @@ def timed(*callbacks, batch_size=32, epochs=5, model=None, **arguments):
         seed=0,
         **arguments,
     )
+    if now is not None:
+        fit.clock._now = now
     fit(X, Y, validation_data=(X, Y), epochs=epochs, callbacks=list(callbacks), verbose=0)
     return fit
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1, 3, 4, 7.5])
 def test_a_time_budget_counts_steps_and_leaves_out_what_lies_between(seconds):
-    clock = FakeTime()
+    clock = FakeClock()
     budget = kbatch.TimeBudget(seconds)
     budget._now = clock
     model = models.mlp()
@@ -74,15 +68,18 @@ def test_in_a_search_the_seconds_are_those_of_the_record():
 
 
 def test_a_search_for_the_micro_batch_is_not_charged_to_the_budget():
-    model = models.mlp()
-    model.fit(X, Y, batch_size=32, verbose=0)  # Traced: a step takes milliseconds.
+    clock = FakeClock()
+
+    def step(rows):
+        clock.sleep(1.0)
+        return 0.0
 
     def prepare(data, verbose):
-        time.sleep(0.4)
+        clock.sleep(100.0)
 
-    fit = timed(kbatch.TimeBudget(0.3), model=model, epochs=10**6, prepare=prepare)
-    assert fit.clock.updates > 1
-    assert fit.clock.train_s >= 0.3
+    model = models.waiting(step)
+    fit = timed(kbatch.TimeBudget(5), model=model, epochs=9, prepare=prepare, now=clock)
+    assert (fit.clock.updates, fit.clock.train_s) == (5, 5.0)
 
 
 @pytest.mark.parametrize("updates", [1, 3, 4, 8])

@@ -5,9 +5,11 @@ import models
 import numpy as np
 import pytest
 
+from kbatch.analysis.timescales import FOLLOWERS
 from kbatch.instruments.worker import Worker
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.scaled_model import scale_model
 
 layers = keras.layers
 
@@ -99,6 +101,27 @@ def test_the_policy_and_what_is_trained_matter():
         return model
 
     assert of() != of(build=frozen)
+
+
+class OwnBatchNormalization(layers.BatchNormalization):
+    """A class of the user's own, whose attributes are in the fingerprint."""
+
+
+@pytest.mark.parametrize("kind", [layers.BatchNormalization, OwnBatchNormalization])
+def test_what_follows_the_batch_size_is_no_other_model(kind):
+    def build(batch_size):
+        model = keras.Sequential([layers.Input((8,)), kind(), layers.Dense(3)])
+        model.compile(keras.optimizers.AdamW(), "mse")
+        scale_model(
+            model,
+            batch_size=batch_size,
+            base_batch_size=8,
+            rule="sqrt",
+            follow_batch_size=FOLLOWERS,
+        )
+        return model
+
+    assert len({of(build=build, batch_size=size) for size in (8, 16, 64)}) == 1
 
 
 def test_names_that_keras_counts_up_do_not_matter_in_a_graph_of_layers():

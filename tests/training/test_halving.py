@@ -4,6 +4,7 @@ import keras
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
 from equal_training import MOMENTS, assert_equal_weights, trained
 from test_gradient_moments import X, Y, reference, still, tokens
 
@@ -116,6 +117,48 @@ def test_every_nth_update_is_halved():
     expected = np.mean([reference(model, X[p], Y[p], len(X[p]) // 2) for p in parts], axis=0)
     result = found(measure_moments(model, every=2), X, Y, batch_size=32, epochs=2)
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
+
+
+class Watched(layers.Layer):
+    """Counts the rows of each pass that really runs, as a recurrent layer does."""
+
+    def __init__(self):
+        super().__init__()
+        self.supports_masking = True
+        self.rows = []
+
+    def call(self, x):
+        def count(rows):
+            self.rows.append(int(rows))
+            return np.float32(0)
+
+        counted = tf.numpy_function(count, [tf.shape(x)[0]], tf.float32)
+        return x + tf.stop_gradient(tf.ensure_shape(counted, []))
+
+
+def masked(watched=None):
+    model = keras.Sequential(
+        [
+            layers.Input((6,), dtype="int32"),
+            layers.Embedding(10, 4, mask_zero=True),
+            watched or layers.LSTM(4, return_sequences=True),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    return model
+
+
+def test_masks_are_counted_on_the_halves():
+    watched = Watched()
+    model = measure_moments(masked(watched), every=1)
+    model.fit(IDS[:31], IDS[:31] % 3, batch_size=31, verbose=0)
+    assert watched.rows == [16, 15]
+
+
+def test_a_masked_recurrent_net_trains_as_with_the_stock_step():
+    ids = IDS * (np.arange(6) < np.arange(94)[:, None] % 32 // 4)  # The first rows are padding.
+    assert_equal_to_stock(masked, (ids, IDS % 3), every=1)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**15])

@@ -1,14 +1,11 @@
 import keras
-import models
 import numpy as np
 import pytest
 
 from kbatch.training.learning_rate import (
     current_learning_rate,
-    scale_model,
     scale_optimizer,
     scaled_schedule,
-    scaling_of,
 )
 
 schedules = keras.optimizers.schedules
@@ -58,44 +55,3 @@ def test_a_callable_rate_is_scaled_when_it_is_read():
     scale_optimizer(optimizer, ratio=2.0, kappa=2.0)
     rate[0] = 0.5
     assert current_learning_rate(optimizer) == pytest.approx(1.0)
-
-
-SIZES = {"batch_size": 64, "base_batch_size": 16}
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "name"),
-    [
-        (keras.optimizers.Adam, "beta_2"),
-        (keras.optimizers.AdamW, "beta_2"),
-        (keras.optimizers.RMSprop, "rho"),
-    ],
-)
-@pytest.mark.parametrize("rule", ["sqrt", "linear", "noise"])
-def test_the_second_moment_keeps_its_half_life_in_examples(optimizer, name, rule):
-    model = models.mlp(optimizer=keras.optimizers.LossScaleOptimizer(optimizer(0.01)))
-    before = getattr(model.optimizer.inner_optimizer, name)
-    scale_model(model, **SIZES, rule=rule, noise_scale=48.0)
-    assert getattr(model.optimizer.inner_optimizer, name) == pytest.approx(before**4)
-    scaling = scaling_of(model)
-    assert (scaling.rule, scaling.kappa, scaling.beta_2) == (rule, 4, pytest.approx(before**4))
-    assert current_learning_rate(model.optimizer) == pytest.approx(scaling.learning_rate)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "ratio"), [("sgd", 4 * 64 / 112), ("adam", (4 * 64 / 112) ** 0.5), ("lion", None)]
-)
-def test_the_noise_rule_goes_by_the_kind_of_optimizer(optimizer, ratio):
-    model = models.mlp(optimizer=optimizer)
-    scale_model(model, **SIZES, rule="noise", noise_scale=48.0)
-    expected = (4 * 64 / 112) ** 0.5 if ratio is None else ratio
-    assert scaling_of(model).learning_rate_ratio == pytest.approx(expected)
-    assert (scaling_of(model).beta_2 is not None) == (optimizer == "adam")
-
-
-def test_without_a_rule_nothing_changes_and_that_is_known():
-    model = models.mlp()
-    assert scaling_of(model) is None
-    scale_model(model, **SIZES, rule=None)
-    assert model.optimizer.beta_2 == 0.999
-    assert scaling_of(model).learning_rate_ratio == 1

@@ -28,10 +28,11 @@ KINDS = {
 class Slow(keras.callbacks.Callback):
     def __init__(self, seconds):
         super().__init__()
-        self.seconds = seconds
+        # Under another name: a callback's configuration is part of a search, its pace is none.
+        self.pause_s = seconds
 
     def on_epoch_end(self, epoch, logs=None):
-        time.sleep(self.seconds)
+        time.sleep(self.pause_s)
 
 
 def main(directory, kind, seconds, mode):

@@ -15,12 +15,17 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.instruments.control_group import ControlGroup
+from kbatch.records.training_profile import TrainingPoint, TrainingProfile
 from kbatch.training.data import FitData
 from kbatch.training.sample_rows import sample_of
-from kbatch.tuning.auto_micro_batch import AutoMicroBatch
+from kbatch.tuning.auto_micro_batch import AutoMicroBatch, TrainingLeft
+from kbatch.tuning.fastest_micro_batch import _name
 from kbatch.tuning.fit_reporter import FitReporter
 from kbatch.tuning.fresh_callbacks import FreshCallbacks
 from kbatch.tuning.search_data import SearchData
+from kbatch.tuning.trial_cut import TrialCut
+from kbatch.tuning.trial_files import TrialFiles
+from kbatch.tuning.trial_micro_batch import TrialMicroBatch
 
 layers = keras.layers
 LIMIT = 100 * 10**6
@@ -49,7 +54,8 @@ def search(directory, build=models.mlp, sizes=(8, 16, 32), *, settings=None, **a
 
 def files(directory):
     found = (directory / "search" / FOLDER).glob("*.json")
-    return sorted(f for f in found if not f.name.endswith(("-limit.json", "-times.json")))
+    others = ("-limit.json", "-parts.json", "-times.json")
+    return sorted(f for f in found if not f.name.endswith(others))
 
 
 def plant(source, directory, size, **changed):
@@ -90,15 +96,20 @@ def test_a_model_is_probed_once_whatever_its_learning_rate(study, directory):
     first, *later = runs(study)
     assert len({run.learning_rate for run in runs(study)}) == 3
     assert first.micro_batch_search_s > 0
-    # Batches of 8 are not cut; one timing of the largest batch tells of all.
-    assert later[0].micro_batch_search_s > 0
-    assert later[1].micro_batch_search_s == 0.0
+    assert [run.micro_batch_search_s for run in later] == [0.0, 0.0]
     (file,) = files(directory)
     found = kbatch.MaxBatchSizeResult.load(file)
     assert (found.max_batch_size, found.limit_bytes) == (32, LIMIT)
-    assert max(probe.batch_size for probe in found.probes) == 32
-    # One that fits at once ends the probing.
-    assert len(found.probes) == 2
+    # The largest fits, which ends the probing.
+    (probe,) = found.probes
+    assert probe.batch_size == 32
+    assert 0 < probe.step_s < probe.duration_s
+
+
+def test_sizes_are_not_timed_in_a_search_that_ends_sooner(study, directory):
+    assert not list((directory / "search" / FOLDER).glob("*-times.json"))
+    for run in runs(study)[1:]:
+        assert "could not save what timing them takes" in run.notes[-2]
 
 
 def test_what_fits_goes_through_whole_and_the_record_says_how_it_was_found(study):
@@ -135,20 +146,20 @@ def test_a_search_that_goes_on_later_reads_the_file(study, directory, tmp_path, 
 def test_the_fastest_size_is_trained_with(study, directory, tmp_path):
     """Another search found 16 examples at once to be the fastest part of 32."""
     plant(directory, tmp_path, 32)
-    (times,) = (directory / "search" / FOLDER).glob("*-times.json")
-    content = json.loads(times.read_text())
-    rounds = list(range(9))
-    content["record"]["points"] = [
-        {
-            "micro_batch_size": size,
-            "batch_size": 32,
-            "outcome": "measured",
-            "rounds": rounds,
-            "step_times_s": [seconds + 1e-5 * number for number in rounds],
-        }
+    rounds = tuple(range(9))
+    points = tuple(
+        TrainingPoint(
+            micro_batch_size=size,
+            batch_size=32,
+            outcome="measured",
+            rounds=rounds,
+            step_times_s=tuple(seconds + 1e-5 * number for number in rounds),
+        )
         for size, seconds in ((16, 1e-3), (32, 2e-3))
-    ]
-    (tmp_path / "search" / FOLDER / times.name).write_text(json.dumps(content))
+    )
+    profile = TrainingProfile("mlp", "mixed_float16", False, points, duration_s=1.0)
+    (file,) = files(directory)
+    profile.save(tmp_path / "search" / FOLDER / f"{_name(file.stem, 32)}-times.json")
     later = search(tmp_path, sizes=(8, 32))
     assert [run.micro_batch_size for run in runs(later)] == [8, 16]
     assert [run.micro_batch_search_s for run in runs(later)] == [0.0, 0.0]
@@ -443,11 +454,63 @@ def test_trials_that_go_on_and_further_executions_do_not_probe_again(tmp_path, k
     study = search(tmp_path, Locked(), (8, 32), kind=tuner, **arguments)
     searched = [run.micro_batch_search_s for run in runs(study)]
     assert len(searched) >= 2
-    # Probed once; timed once, in the same trial or in the first whose batch can be cut.
-    assert sum(seconds > 0 for seconds in searched) in (1, 2)
+    assert sum(seconds > 0 for seconds in searched) == 1
     kept = [path.name for path in (tmp_path / "search" / FOLDER).iterdir()]
-    assert len(kept) == len(files(tmp_path)) + 1 == 2
+    assert len(files(tmp_path)) == 1
+    assert [name.endswith("-parts.json") for name in kept].count(True) == len(kept) - 1 == 1
     assert {run.status for run in runs(study)} == {"completed"}
+
+
+BUDGETS = {
+    "epochs": ({}, 94 * 3 * 5, None),
+    "later epochs": ({"initial_epoch": 1}, 94 * 2 * 5, None),
+    "steps": ({"steps_per_epoch": 2}, 2 * 32 * 3 * 5, None),
+    "time": ({"callbacks": [kbatch.TimeBudget(4)]}, 94 * 3 * 5, 4.0 * 5),
+    "updates": ({"callbacks": [kbatch.UpdateBudget(2)]}, 2 * 32 * 5, None),
+}
+
+
+def left_to(auto, model, **left):
+    settings = {"rows": 32, "moments_every": 8, "summed": True, "directory": None}
+    cut = TrialCut(model, auto.checks, auto.data, **settings)
+    return TrialMicroBatch(auto, model, models.mlp, cut, batch_size=32, directory=None, **left)
+
+
+@pytest.mark.parametrize("given", BUDGETS)
+def test_the_training_that_is_left_is_that_of_all_trials_to_come(given):
+    call, examples, train_s = BUDGETS[given]
+    model = models.mlp()
+    trial = left_to(auto(), model, trainings_left=5)
+    left = trial._left(sample_of(FitData(*models.rows(94))), {"epochs": 3} | call)
+    assert left == TrainingLeft(examples, train_s)
+    assert left.seconds(0.5) == min(examples * 0.5, train_s or np.inf)
+
+
+def test_trainings_count_where_fewer_examples_at_once_may_be_faster():
+    def left(sizes, remaining, executions=1):
+        oracle = types.SimpleNamespace(
+            objective=keras_tuner.Objective("loss", "min"), remaining_trials=lambda: remaining
+        )
+        tuner = types.SimpleNamespace(
+            project_dir="here",
+            oracle=oracle,
+            executions_per_trial=executions,
+            get_trial_dir=lambda trial_id: trial_id,
+        )
+        files = TrialFiles(tuner, types.SimpleNamespace(trial_id="0000"))
+        return files.trainings_left(sizes)
+
+    sizes = (16, 32, 64, 128, 256, 512, 1024)
+    assert left(sizes, None) == pytest.approx(1.0)
+    assert left(sizes, 70, executions=3) == pytest.approx(30.0)
+    assert left((64,), 5) == 5.0
+    assert left((600, 800, 1000), 3) == 3.0
+    assert left(sizes, 0) == pytest.approx(1 / 7)
+
+
+def test_what_a_data_function_holds_is_not_known():
+    trial = left_to(auto(), models.mlp())
+    assert trial._left(as_function()[0], {"epochs": 3}).seconds(1.0) is None
 
 
 def test_the_rows_of_a_dataset_are_read_once_for_all_executions():

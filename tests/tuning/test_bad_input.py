@@ -3,6 +3,7 @@
 import keras
 import keras_tuner
 import models
+import numpy as np
 import pytest
 import searches
 import tensorflow as tf
@@ -17,6 +18,13 @@ import kbatch
         ({"batch_sizes": (0, 8)}, ValueError, r"\[0, 8\]"),
         ({"batch_sizes": (8, 8)}, ValueError, "repeats"),
         ({"batch_sizes": (8.5,)}, TypeError, "integers"),
+        ({"batch_sizes": (True,)}, TypeError, r"\[True\]"),
+        ({"batch_sizes": (float("nan"),)}, TypeError, r"\[nan\]"),
+        ({"batch_sizes": (8, 2**70)}, ValueError, r"at most 2\*\*53"),
+        ({"batch_sizes": (np.uint64(2**63),)}, ValueError, r"at most 2\*\*53"),
+        ({"micro_batch_size": 2**70}, ValueError, r"`micro_batch_size` must be at most 2\*\*53"),
+        ({"validation_batch_size": 2**70}, ValueError, r"`validation_batch_size` must be at most"),
+        ({"memory_limit_bytes": 2**70}, ValueError, "memory_limit_bytes"),
         ({"dtype_policy": "float12"}, ValueError, "mixed_float16"),
         ({"dtype_policy": ()}, ValueError, "at least one"),
         ({"learning_rate_scaling": "cubic"}, ValueError, "'linear'"),
@@ -90,6 +98,55 @@ class Py(keras.utils.PyDataset):
 def test_data_that_cannot_be_rebatched_ends_the_search(tmp_path, data, fit, message):
     with pytest.raises(ValueError, match=message):
         searches.search(tmp_path, searches.hypermodel(), data=data, fit=fit)
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        {"epochs": 0},
+        {"epochs": -1},
+        {"epochs": 1.5},
+        {"epochs": "3"},
+        {"epochs": True},
+        {"epochs": 2, "initial_epoch": 2},
+        {"steps_per_epoch": 0},
+    ],
+    ids=str,
+)
+def test_training_that_would_make_no_update_ends_the_search(tmp_path, fit):
+    ((name, value),) = list(fit.items())[-1:]
+    with pytest.raises(ValueError, match=rf"`epochs` must be .*Received: .*{name}={value!r}"):
+        searches.search(tmp_path, searches.stock(batch_sizes=(8,)), fit=fit)
+    assert len(list(tmp_path.glob("search/trial_*"))) == 1
+
+
+@pytest.mark.parametrize("dtype", [str, object])
+def test_labels_that_are_texts_end_the_search(tmp_path, dtype):
+    x, y = models.rows(94)
+    y = np.array(["a", "b", "c"], dtype)[y]
+    with pytest.raises(ValueError, match=r"np\.unique\(y, return_inverse=True\)\[1\].*dtype"):
+        searches.search(tmp_path, searches.stock(), data=(x, y))
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "project"])
+def test_a_file_where_the_folder_shall_be_is_refused(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "search").write_text("")
+    directory = tmp_path if place == "project" else tmp_path / place
+    with pytest.raises(ValueError, match=r"`directory` must be a folder.*Received: directory="):
+        searches.tuner(directory, searches.stock(), kbatch.BatchSizeTuner)
+
+
+def test_a_folder_that_cannot_be_made_is_refused():
+    with pytest.raises(ValueError, match=r"`directory` must be .*directory='/proc/nothing'"):
+        searches.tuner("/proc/nothing", searches.stock(), kbatch.BatchSizeTuner)
+
+
+@pytest.mark.parametrize("verbose", ["loud", 3, None])
+def test_how_much_is_shown_is_checked(tmp_path, verbose):
+    tuner = searches.tuner(tmp_path, searches.stock(), kbatch.BatchSizeTuner)
+    with pytest.raises(ValueError, match=rf"`verbose` must be .*verbose={verbose!r}"):
+        tuner.search(*models.rows(94), verbose=verbose)
 
 
 def test_a_batch_larger_than_the_training_set_ends_the_search_at_once(tmp_path):

@@ -12,6 +12,7 @@ from kbatch.analysis.micro_batch_choice import choice_for_smaller, micro_batch_c
 from kbatch.instruments.device_memory import limited_cpu
 from kbatch.instruments.worker import Worker
 from kbatch.profiling.micro_batch_timing import time_micro_batches
+from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.profiling.timing_plan import TimingPlan
 from kbatch.records.training_profile import TrainingProfile
 from kbatch.training.data import FitData
@@ -22,7 +23,9 @@ BRIEF = TimingPlan(time_budget_s=2.0, needed_calls=1, block_s=0.002, rounds_beyo
 SOURCE = sample_of(FitData(*models.rows(94)))
 
 
-def find(fastest, directory, *, batch_size=64, most=64, model=None, source=SOURCE, key="key"):
+def find(
+    fastest, directory, *, batch_size=64, most=64, model=None, source=SOURCE, key="key", left_s=None
+):
     return fastest.find(
         model or models.mlp(),
         source,
@@ -30,11 +33,12 @@ def find(fastest, directory, *, batch_size=64, most=64, model=None, source=SOURC
         most=most,
         key=key,
         directory=directory,
+        left_s=left_s,
     )
 
 
 def fresh(largest=64):
-    return FastestMicroBatch(largest_batch_size=largest, moments_every=8)
+    return FastestMicroBatch(PartsChecks(), largest_batch_size=largest, moments_every=8)
 
 
 def times(directory):
@@ -91,6 +95,15 @@ def test_the_steps_that_will_run_are_timed_once_and_kept(timed):
     assert len(times(directory)) == 1
 
 
+def test_what_could_not_save_its_own_time_is_not_timed(tmp_path, planted):
+    found = find(fresh(), tmp_path / "none", most=32, left_s=60.0)
+    assert (found.size, found.search_s) == (32, 0.0)
+    assert "in about 60 s of training at the largest sizes" in found.note
+    assert not times(tmp_path / "none")
+    # What is known costs nothing.
+    assert find(fresh(), planted, left_s=60.0).size == 16
+
+
 def test_the_fastest_is_chosen(planted):
     found = find(fresh(), planted)
     assert (found.size, found.search_s) == (16, 0.0)
@@ -143,13 +156,21 @@ def test_batches_too_small_to_cut_are_not_timed(tmp_path):
     assert not times(tmp_path)
 
 
-def test_speed_does_not_decide_where_it_would_change_what_is_trained(tmp_path):
+class Centred(keras.layers.Layer):
+    """Looks at the whole batch, which no type tells."""
+
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.BatchNormalization, Centred])
+def test_speed_does_not_decide_where_it_would_change_what_is_trained(tmp_path, layer):
     layers = keras.layers
-    model = keras.Sequential([layers.Input((8,)), layers.BatchNormalization(), layers.Dense(3)])
+    model = keras.Sequential([layers.Input((8,)), layer(), layers.Dense(3)])
     model.compile("adam", "mse")
     found = find(fresh(), tmp_path, model=model)
     assert (found.size, found.search_s) == (64, 0.0)
-    assert "other rows" in found.note
+    assert "may not train as the whole batch" in found.note
     assert not times(tmp_path)
 
 

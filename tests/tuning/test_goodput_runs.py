@@ -3,7 +3,7 @@
 import numpy as np
 from records_factory import make_epochs, make_execution, make_trial
 
-from kbatch.analysis.goodput_search import SizeCosts
+from kbatch.analysis.goodput_search import SizeCosts, forecast_updates, next_size
 from kbatch.records.goodput import GoodputRecord
 from kbatch.records.target import Target
 from kbatch.records.trial import Objective
@@ -35,6 +35,20 @@ def test_runs_of_equal_time_have_that_to_what_the_first_held():
 def test_a_trial_out_of_memory_tells_that_it_cannot_be_trained():
     trials = [timed(16, 8.0), make_trial(64, status="out_of_memory")]
     assert runs_of(trials, Objective("val_accuracy", "max"))[1].updates is None
+
+
+def test_a_trial_that_diverged_is_no_evidence_that_its_size_is_fast():
+    objective = Objective("seconds_to_target", "min")
+    costs = SizeCosts({size: 1e-3 + 1e-6 * size for size in (32, 128, 512, 1024)})
+    target = Target("val_accuracy", 0.8, "max")
+    met = timed(32, 8.0, target=target)
+    # It trained for some updates before its loss became NaN.
+    diverged = timed(512, 0.1, target=target, status="failed")
+    alone, both = (runs_of(trials, objective) for trials in ([met], [met, diverged]))
+    assert both[1].updates is None
+    assert forecast_updates(costs, both) == forecast_updates(costs, alone)
+    assert next_size(costs, alone).batch_size >= 512
+    assert next_size(costs, both).batch_size < 512
 
 
 SWEEP = GoodputRecord((16, 32), (0.001, 0.002), (), 1.0)

@@ -1,16 +1,22 @@
 """What a measurement that could not be made leaves; `test_recommend` makes them all."""
 
-import dataclasses
-
+import keras
+import models
 import pytest
 import tensorflow as tf
-from recommendation_factory import make_memory, make_recommendation, make_timings
+from recommendation_factory import make_timings
+from task_factory import make_task
 
 from kbatch.analysis.binding_limit import INPUT
 from kbatch.profiling.loads import DataEnded
 from kbatch.training.errors import InputError
 from kbatch.tuning.ledger import Ledger
-from kbatch.tuning.recommend import sizes_to_time
+from kbatch.tuning.limit_measurements import (
+    measure_input,
+    measure_updates,
+    pilot_notes,
+    sizes_to_time,
+)
 
 
 def raising(error):
@@ -41,16 +47,43 @@ def test_other_errors_are_raised():
         Ledger(None).try_run(INPUT, raising(RuntimeError("a mistake")))
 
 
-def test_fit_runs_no_batch_that_did_not_go_through_the_device_whole():
-    free = make_recommendation(noise_scale=2000.0)
-    assert sizes_to_time(free) == (32, 256)
-    # Larger batches are faster, in parts.
-    timings = [
-        dataclasses.replace(one, durations_s=tuple(s / 3 for s in one.durations_s))
-        if one.batch_size > 64
-        else one
-        for one in make_timings(fits=64)
-    ]
-    few = make_recommendation(noise_scale=2000.0, timings=tuple(timings), memory=make_memory(70))
-    assert few.batch_size > 64
-    assert sizes_to_time(few) == (8, 64)
+@pytest.mark.parametrize(
+    ("fits", "sizes"), [(1024, (32, 256)), (64, (8, 64)), (8, (1, 8)), (4, (4, 32))]
+)
+def test_fit_runs_no_batch_that_did_not_go_through_the_device_whole(fits, sizes):
+    timings = [one for one in make_timings() if one.batch_size <= fits or one.micro_batch_size < 8]
+    assert sizes_to_time(timings, 32) == sizes
+
+
+def test_data_are_not_measured_where_updates_take_too_long():
+    x, y = models.rows(8)
+    with pytest.raises(InputError, match="measuring `fit` takes 130 s at least"):
+        measure_input(make_task(x, y, budget_s=20.0), None, timings=make_timings(130_000 - 32)[2:3])
+
+
+class Tally:
+    """No plain value, so that it does not tell one model from another."""
+
+    calls = 0
+
+
+TALLY = Tally()
+
+
+class Counting(keras.layers.Layer):
+    """Counts how often it is called by Python."""
+
+    def call(self, x):
+        TALLY.calls += 1
+        return x
+
+
+def test_a_batch_is_compared_with_its_parts_once():
+    model = keras.Sequential([keras.layers.Input((8,)), Counting(), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    x, _ = models.rows(64)
+    task = make_task(x, x[:, :3], budget_s=8.0)
+    measure_updates(task, model, batch_sizes=(8, 16), fits=16)
+    calls = TALLY.calls
+    assert pilot_notes(task, model) == ()
+    assert TALLY.calls == calls > 0

@@ -9,14 +9,16 @@ import pytest
 import tensorflow as tf
 from task_factory import make_task
 
+from kbatch.profiling.memory_probes import LoadFacts, Reading
 from kbatch.training.errors import InputError
-from kbatch.tuning.memory_measurement import measure_memory
+from kbatch.tuning.budget_clock import BudgetClock
+from kbatch.tuning.memory_measurement import _Bounded, _TimeSpentError, measure_memory
 
 X, Y = models.rows(64)
 ONE_HOT = keras.utils.to_categorical(Y, 3)
 
 
-def measure(x=X, y=Y, *, build=models.mlp, budget_s=4.0, smallest=1, limit=2**30):
+def measure(x=X, y=Y, *, build=models.mlp, budget_s=60.0, limit=2**30):
     lock = threading.Lock()
 
     def locked():
@@ -24,7 +26,7 @@ def measure(x=X, y=Y, *, build=models.mlp, budget_s=4.0, smallest=1, limit=2**30
             return build()
 
     task = make_task(x, y, build=locked, memory_limit_bytes=limit, budget_s=budget_s)
-    return measure_memory(task, smallest=smallest, largest=64)
+    return measure_memory(task, largest=64)
 
 
 def mostly_weights():
@@ -36,18 +38,56 @@ def mostly_weights():
     return model
 
 
-def test_a_search_that_takes_longer_than_the_budget_ends_with_what_fits():
-    # The first of several probes traces, and does not count.
+class Probes:
+    """Probes whose batches take the seconds that they are told, on a clock of their own."""
+
+    def __init__(self, example_s, *, start_s=0.0):
+        self.example_s = example_s
+        self.now_s = 0.0
+        self.start_s = start_s
+        self.sizes = []
+        self.isolated = True
+        self.facts = LoadFacts("CPU", 2**30, True, "float32", 1000, 0, 2048, ())
+
+    def read(self, batch_size):
+        self.sizes.append(batch_size)
+        seconds = self.example_s * batch_size
+        self.now_s += seconds + (self.start_s if len(self.sizes) == 1 else 0.0)
+        return Reading(1000 * batch_size, batch_size, seconds)
+
+    def renew(self):
+        return False
+
+
+def bounded(example_s, sizes, *, budget_s=20.0, **changed):
+    probes = Probes(example_s, **changed)
+    task = make_task(X, Y)._replace(clock=BudgetClock(budget_s, lambda: probes.now_s))
+    limited = _Bounded(probes, task)
+    try:
+        for size in sizes:
+            limited.read(size)
+    except _TimeSpentError as spent:
+        return probes, spent.fits
+    return probes, None
+
+
+def test_no_probe_is_begun_that_would_not_end_in_its_part():
+    # A BiLSTM at 15 ms an example: 2,048 of them would take 31 s of 20.
+    slow, fits = bounded(0.015, [1, 2048])
+    assert (slow.sizes, fits) == ([1, 32], 32)
+    fast, fits = bounded(1e-5, [1, 2048])
+    assert (fast.sizes, fits) == ([1, 32, 2048], None)
+    # Starting the process took most of the budget: the probes that it is worth are made.
+    late, fits = bounded(1e-5, [1, 2048], start_s=15.0)
+    assert (late.sizes, fits) == ([1, 32, 2048], None)
+    gone, fits = bounded(1e-3, [1, 2048], start_s=30.0)
+    assert (gone.sizes, fits) == ([1, 32], 32)
+
+
+def test_a_search_without_time_takes_the_base_size_to_fit():
     short = measure(build=mostly_weights, limit=2**26, budget_s=1e-6)
-    assert short.result is None
-    assert 1 < short.fits < 64
-    assert "did not end in" in short.reason
-
-
-def test_a_search_whose_last_probe_took_the_time_has_its_result():
-    found = measure(build=mostly_weights, limit=2**26, budget_s=1e-6, smallest=64)
-    assert (found.fits, found.reason) == (64, None)
-    assert found.result.probes[-1].batch_size == 64
+    assert (short.result, short.fits) == (None, 32)
+    assert "did not end in its part of `budget_s`" in short.reason
 
 
 def categorical():

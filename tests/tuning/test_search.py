@@ -572,3 +572,96 @@ def test_a_damaged_record_leaves_the_other_trials(tmp_path):
     assert [trial.batch_size for trial in study.trials] == [16]
     assert "trial_0000" in study.problems[0]
     assert "upgrade kbatch" in study.problems[0]
+
+
+class SummedPenalty(keras.layers.Layer):
+    """Adds a sum over the batch: halved, it would be another update."""
+
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.sum(keras.ops.square(x)))
+        return x
+
+
+def summed():
+    model = keras.Sequential(
+        [keras.layers.Input((8,)), keras.layers.Dense(3), SummedPenalty(), keras.layers.Softmax()]
+    )
+    metrics = ["accuracy"]
+    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy", metrics=metrics)
+    return model
+
+
+def test_no_batch_is_halved_that_does_not_train_in_parts_as_whole(tmp_path):
+    tuner = searches.search(tmp_path, searches.stock(summed, (16,), dtype_policy="float32"))
+    study = kbatch.load_study(tuner)
+    (trial,) = study.trials
+    assert searches.noted_columns(study) == {"noise scale": "noise_scale"}
+    assert "(SummedPenalty) adds differed by" in trial.notes[0]
+    assert trial.noise_scale is None
+    # It is the stock step, then: the weights are those of a plain `fit`.
+    assert "gradient_variance" not in trial.executions[0].epochs[0].metrics
+    assert len(list((tmp_path / "search" / "kbatch-micro-batches").glob("*-parts.json"))) == 1
+
+
+def test_a_cut_that_trains_otherwise_is_warned_of_and_noted(tmp_path):
+    with pytest.warns(UserWarning, match=r"\(SummedPenalty\) adds differed by"):
+        hypermodel = searches.hypermodel(summed, (16,), dtype_policy="float32")
+        tuner = searches.search(tmp_path, hypermodel)
+    study = kbatch.load_study(tuner)
+    assert searches.noted_columns(study) == {"batch cut in micro-batches": "quality"}
+    assert "(SummedPenalty) adds differed by" in study.trials[0].notes[0]
+
+
+class OfRagged(keras.Model):
+    """Takes rows of varying length."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(3, activation="softmax", dtype="float32")
+
+    def call(self, x):
+        return self.head(x.to_tensor(shape=(None, 8)))
+
+
+def test_data_whose_rows_cannot_be_taken_train_in_whole_batches(tmp_path):
+    def build():
+        model = OfRagged()
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    x, y = models.rows(94)
+    rows = tf.data.Dataset.from_tensor_slices((tf.RaggedTensor.from_tensor(x), y)).batch(16)
+    fit = {"validation_data": None}
+    search = searches.stock(build, (8, 16), dtype_policy="float32")
+    tuner = searches.search(tmp_path, search, data=(rows,), fit=fit, objective="accuracy")
+    trials = kbatch.load_study(tuner).trials
+    assert [trial.status for trial in trials] == ["completed", "completed"]
+    assert "no rows can be taken out of its data" in trials[0].notes[0]
+
+
+class Unfreezing(keras_tuner.HyperModel):
+    """Trains with frozen statistics first, as a fine-tuning does, and goes on with its own."""
+
+    def build(self, hp):
+        layers = [keras.layers.BatchNormalization(trainable=False), keras.layers.Dense(3)]
+        return compiled(keras.Sequential([keras.layers.Input((8,)), *layers]))
+
+    def fit(self, hp, model, *args, **kwargs):
+        model.fit(*args, **kwargs)
+        model.layers[0].trainable = True
+        return compiled(model).fit(*args, **kwargs)
+
+
+def compiled(model):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("size", ["auto", None])
+def test_a_model_that_changes_between_two_trainings_is_looked_at_again(tmp_path, size):
+    search = searches.stock(Unfreezing(), (16,), micro_batch_size=size, dtype_policy="float32")
+    (trial,) = kbatch.load_study(searches.search(tmp_path, search)).trials
+    measured = [epoch.metrics.get("gradient_variance") for epoch in trial.executions[0].epochs]
+    assert [value is not None for value in measured] == [True, True, False, False]
+    assert any("batch_normalization (BatchNorm" in note for note in trial.notes)

@@ -6,6 +6,7 @@ import pytest
 from keras_tuner.src.engine.trial import Trial
 
 from kbatch.records.json_files import RecordError
+from kbatch.tuning.oracle import BatchSizeOracle
 from kbatch.tuning.trial_states import read_trial_states, write_trial_state
 
 
@@ -63,3 +64,46 @@ def test_a_file_of_a_newer_kbatch_is_refused(tmp_path):
     file(tmp_path, 0).write_text(json.dumps(state | {"kbatch_state": 99}))
     with pytest.raises(RecordError, match=r"trial_0000.*version 99.*upgrade"):
         read_trial_states(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"score": "0.5"},
+        {"score": [0.5]},
+        {"status": "LOST"},
+        {"status": None},
+        {"trial_id": 0},
+        {"trial_id": "../0000"},
+        {"trial_id": "0001"},
+        {"message": [[[]] * 3] * 3, "metrics": None},
+        {"kbatch_state": "1"},
+    ],
+)
+def test_a_state_that_says_something_impossible_is_passed_over(tmp_path, changed):
+    write_trial_state(trial(1), tmp_path)
+    write_trial_state(trial(0), tmp_path)
+    state = json.loads(file(tmp_path, 0).read_text())
+    file(tmp_path, 0).write_text(json.dumps(state | changed))
+    with pytest.warns(UserWarning, match=r"trial_0000.*damaged"):
+        found = read_trial_states(tmp_path)
+    assert [t.trial_id for t in found] == ["0001"]
+
+
+def test_a_state_nested_deeply_is_passed_over(tmp_path):
+    write_trial_state(trial(0), tmp_path)
+    file(tmp_path, 0).write_text("[" * 100_000)
+    with pytest.warns(UserWarning, match=r"trial_0000.*damaged"):
+        assert read_trial_states(tmp_path) == []
+
+
+@pytest.mark.parametrize("score", [None, float("nan")])
+def test_a_trial_without_a_score_is_not_among_the_best(tmp_path, score):
+    for number, value in enumerate((0.5, score, 0.7)):
+        write_trial_state(trial(number, value), tmp_path)
+    oracle = BatchSizeOracle(
+        keras_tuner.Objective("val_accuracy", "max"), lambda *_: iter(()), keep_checkpoints=1
+    )
+    oracle._set_project_dir(str(tmp_path.parent), tmp_path.name)
+    oracle.reload()
+    assert [t.trial_id for t in oracle.get_best_trials(3)] == ["0002", "0000"]

@@ -8,9 +8,11 @@ import models
 import numpy as np
 import pytest
 import searches
+import tensorflow as tf
 from keras_tuner.src.engine.trial import TrialStatus
 
 import kbatch
+from kbatch.training.errors import DeviceLostError
 from kbatch.tuning.checkpoints import CHECKPOINT_NAME, BestWeights
 
 
@@ -136,8 +138,11 @@ SIZES = (4, 8, 16, 32, 64)
 def failed(tmp_path_factory):
     """A search in which five trials in a row run out of memory."""
     directory = tmp_path_factory.mktemp("failed")
-    fit = {"callbacks": [Fails(MemoryError("18 GiB wanted"))]}
-    return search(directory, searches.stock(batch_sizes=SIZES), fit=fit)
+    return search(directory, searches.stock(batch_sizes=SIZES), fit=failing())
+
+
+def failing():
+    return {"callbacks": [Fails(MemoryError("18 GiB wanted"))]}
 
 
 def test_however_many_fail_in_a_row_the_search_goes_on(failed):
@@ -158,7 +163,7 @@ def test_where_nothing_completed_asking_for_the_best_raises_with_the_causes(fail
 
 def test_a_project_of_failures_is_not_poisoned(failed):
     hypermodel = searches.stock(only_explored(), SIZES)
-    assert search(failed.directory, hypermodel).remaining_trials == 0
+    assert search(failed.directory, hypermodel, fit=failing()).remaining_trials == 0
 
 
 def test_before_a_search_there_is_no_best_trial(tmp_path):
@@ -211,9 +216,8 @@ def test_an_interrupted_search_says_how_to_go_on_and_does(found, tmp_path):
     stopped = kbatch.load_study(tmp_path / "search")
     assert [trial.status for trial in stopped.trials] == ["completed", "interrupted"]
     file.write_text("")
-    counts = Fails(None, file=file, at=-1)
-    study = kbatch.load_study(search(tmp_path, fit={"callbacks": [counts]}, **arguments))
-    assert counts.begun() == 3
+    study = kbatch.load_study(search(tmp_path, fit={"callbacks": [interrupts]}, **arguments))
+    assert interrupts.begun() == 3
     for trial, undisturbed in zip(study.trials, found[1].trials, strict=True):
         assert trial.metrics == undisturbed.metrics
         assert [run.seed for run in trial.executions] == [0, 1]
@@ -221,14 +225,15 @@ def test_an_interrupted_search_says_how_to_go_on_and_does(found, tmp_path):
 
 @pytest.mark.slow
 def test_a_damaged_state_is_named_and_only_its_trial_runs_again(tmp_path):
-    search(tmp_path)
+    file = tmp_path / "begun"
+    fit = {"callbacks": [Fails(None, file=file, at=-1)], "validation_data": models.rows(40, seed=1)}
+    search(tmp_path, fit=fit)
+    file.unlink()
     first = kbatch.load_study(tmp_path / "search")
     (tmp_path / "search" / "trial_0001" / "trial.json").write_text("{")
     (tmp_path / "search" / "trial_0001" / "kbatch.json").write_text("{")
-    file = tmp_path / "begun"
     with pytest.warns(UserWarning, match=r"trial_0001.*run again"):
         tuner = searches.tuner(tmp_path, searches.stock(), kbatch.BatchSizeTuner)
-    fit = {"callbacks": [Fails(None, file=file, at=-1)], "validation_data": models.rows(40, seed=1)}
     tuner.search(*models.rows(94), epochs=2, verbose=0, **fit)
     assert file.read_text() == "begun\n"
     again = kbatch.load_study(tuner)
@@ -241,6 +246,16 @@ def test_a_mistake_in_what_was_given_ends_the_search_and_is_no_result(tmp_path):
         search(tmp_path, fit=fit)
     assert not list(tmp_path.glob("search/trial_0001"))
     assert len(kbatch.load_study(search(tmp_path)).trials) == 3
+
+
+def test_a_lost_gpu_ends_the_search_whose_trial_runs_again_later(tmp_path):
+    lost = tf.errors.InternalError(None, None, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(DeviceLostError, match="from its last finished trial"):
+        search(tmp_path, fit={"callbacks": [Fails(lost)]})
+    (trial,) = kbatch.load_study(tmp_path / "search").trials
+    assert trial.status == "failed"
+    again = kbatch.load_study(search(tmp_path))
+    assert [trial.status for trial in again.trials] == ["completed"] * 3
 
 
 def test_other_settings_in_the_directory_are_refused_at_once(found):

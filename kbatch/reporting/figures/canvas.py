@@ -2,18 +2,24 @@
 
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.patheffects import AbstractPathEffect, withStroke
+from matplotlib.text import Text
 from mpl_toolkits.axes_grid1 import make_axes_locatable
 
 from kbatch.reporting.figures.palette import ALARM_TEXT, GRID, INK, MUTED, PAPER
+from kbatch.reporting.short_text import shortened
 
 WIDTH_IN = 6.4
+# A narrower figure has no room for its labels, and no page is wider.
+LEAST_WIDTH_IN = 3.25
+MOST_WIDTH_IN = 40.0
 SMALL_PT = 7.5
-TEXT_PT = 9
+TEXT_PT = 8
 # Mean width of a character, in font sizes.
 _CHARACTER_EM = 0.5
 # The same of digits, which tick labels consist of.
@@ -23,6 +29,9 @@ _LABELS_IN = 0.7
 # The same, with its title in two lines.
 _BESIDE_CAPTION_IN = 1.2
 _LINE_SPACING = 1.35
+_CAPTION = "_caption"
+# In characters: a study of thousands of hyperparameters lists them.
+_LONGEST_LINE = 600
 
 
 def new_axes(height_in: float) -> Axes:
@@ -50,6 +59,41 @@ def detached_axes(height_in: float, *, width_in: float = WIDTH_IN) -> Axes:
     """
     figure = Figure(figsize=(width_in, height_in), dpi=150, layout="constrained")
     return figure.add_subplot()
+
+
+def draw_so_wide(draw: Callable[[Axes | None], Axes], width_in: float) -> Axes:
+    """Draws a figure at another width than the usual one, its panels as high as there.
+
+    Args:
+        draw: Draws it on given Axes, or on new ones for None.
+        width_in: Width of the figure, in inches.
+
+    Returns:
+        The Axes of a figure that belongs to the caller alone.
+
+    Raises:
+        ValueError: If the width is too small or too large for a page.
+    """
+    if not LEAST_WIDTH_IN <= width_in <= MOST_WIDTH_IN:
+        raise ValueError(
+            f"A figure's width must lie between {LEAST_WIDTH_IN:g} and {MOST_WIDTH_IN:g} inches. "
+            f"Received: {width_in:g}."
+        )
+    usual = draw(None).get_figure(root=True)
+    if usual is None:
+        raise ValueError("The figure has no Axes to be drawn on.")
+    height_in = usual.get_figheight()
+    drawn = draw(detached_axes(height_in, width_in=width_in)).get_figure(root=True)
+    # What is narrower has its captions in more lines.
+    more_lines = _caption_lines(drawn) - _caption_lines(usual)
+    height_in += max(0.0, more_lines * 1.2 * _LINE_SPACING * SMALL_PT / 72)
+    return draw(detached_axes(height_in, width_in=width_in))
+
+
+def _caption_lines(figure: Figure | SubFigure | None) -> int:
+    texts = [] if figure is None else figure.findobj(Text)
+    captions = (text for text in texts if text.get_label() == _CAPTION)
+    return sum(1 + text.get_text().count("\n") for text in captions)
 
 
 def width_share(ax: Axes) -> float:
@@ -190,6 +234,7 @@ def say(ax: Axes, text: str) -> None:
         va="center",
         fontsize=TEXT_PT,
         color=MUTED,
+        parse_math=False,
     )
 
 
@@ -209,7 +254,8 @@ def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) 
     characters = max(30, int(width_pt / (SMALL_PT * _CHARACTER_EM)))
     top_pt = below_pt
     for color, texts in ((ALARM_TEXT, [alarm] if alarm else []), (MUTED, lines)):
-        wrapped = [part for line in texts for part in _wrapped(line, characters)]
+        short = (shortened(line, _LONGEST_LINE) for line in texts)
+        wrapped = [part for line in short for part in _wrapped(line, characters)]
         ax.annotate(
             "\n".join(wrapped),
             xy=(0, 0),
@@ -221,6 +267,8 @@ def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) 
             fontsize=SMALL_PT,
             color=color,
             linespacing=_LINE_SPACING,
+            parse_math=False,
+            label=_CAPTION,
         )
         top_pt += len(wrapped) * 1.2 * _LINE_SPACING * SMALL_PT
 
@@ -232,5 +280,5 @@ def _wrapped(line: str, characters: int) -> list[str]:
         part.replace(" ", space) if len(part) < characters - 1 else part
         for part in line.split(" · ")
     )
-    wrapped = textwrap.wrap(f"{space}· ".join(parts), characters)
+    wrapped = textwrap.wrap(f"{space}· ".join(parts).replace(" %", f"{space}%"), characters)
     return [one.removesuffix(f"{space}·") for one in wrapped]

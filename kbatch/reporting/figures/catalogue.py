@@ -1,5 +1,6 @@
 """The figures of a study by name, each loaded when it is drawn."""
 
+import functools
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,9 @@ RESULT_FIGURES = ("memory",)
 FIGURES = (*STUDY_FIGURES, *RESULT_FIGURES)
 
 
-def draw_figure(name: str, path: str | Path, *, target: float | None = None) -> "Axes":
+def draw_figure(
+    name: str, path: str | Path, *, target: float | None = None, width_in: float | None = None
+) -> "Axes":
     """Draws a figure of what lies in a file or a folder.
 
     Args:
@@ -31,12 +34,14 @@ def draw_figure(name: str, path: str | Path, *, target: float | None = None) -> 
         path: A project directory or a file of `Study.save`; for `"memory"` a file of
             `MaxBatchSizeResult.save`.
         target: For `"time-to-target"`, the value to come to; that of `StopAtTarget` if None.
+        width_in: Width of the figure in inches, the usual one if None.
 
     Returns:
         The Axes.
 
     Raises:
-        ValueError: If there is no such figure, or it lacks its data, with what to do.
+        ValueError: If there is no such figure, it lacks its data, with what to do, or is to be
+            narrower than its labels need.
         FileNotFoundError: If there is nothing to draw from.
     """
     if name not in FIGURES:
@@ -55,8 +60,15 @@ def draw_figure(name: str, path: str | Path, *, target: float | None = None) -> 
     if name in RESULT_FIGURES:
         from kbatch.records.max_batch import MaxBatchSizeResult
 
-        return plot(MaxBatchSizeResult.load(path))
-    from kbatch.records.loading import load_study
+        draw = functools.partial(plot, MaxBatchSizeResult.load(path))
+    else:
+        from kbatch.records.loading import load_study
 
-    study = load_study(path)
-    return plot(study) if target is None else plot(study, target=target)
+        draw = functools.partial(plot, load_study(path))
+    if target is not None:
+        draw = functools.partial(draw, target=target)
+    if width_in is None:
+        return draw()
+    from kbatch.reporting.figures.canvas import draw_so_wide
+
+    return draw_so_wide(draw, width_in)

@@ -162,7 +162,9 @@ def inference_alt_text(info: InferenceInfo) -> str:
             f"{one.label}: at most {readable(best.samples_per_second)} samples/s, at batch size "
             f"{best.batch_size:,}, which takes {readable(best.time_ms)} ms."
         )
-    sentences += [f"Marked as {name}: {answer.batch_size:,}." for name, answer in info.answers]
+    for name, answer in info.answers:
+        unmeasured = ", which was not measured" if answer.extrapolated else ""
+        sentences.append(f"Marked as {name}: {answer.batch_size:,}{unmeasured}.")
     return " ".join(sentences)
 
 

@@ -115,22 +115,23 @@ def _mark_targets(lower: "Axes", info: InferenceInfo) -> None:
 
 
 def _answer_marks(info: InferenceInfo) -> list[tuple[int, list[str]]]:
-    """Gives the sizes within the axis that answer something, ascending, with what they answer."""
+    """Return the sizes that answer something, ascending, with what they answer."""
     by_size: dict[int, list[str]] = {}
-    smallest, largest = info.batch_sizes[0], info.batch_sizes[-1]
     for name, answer in info.answers:
-        if smallest <= answer.batch_size <= largest:
-            by_size.setdefault(answer.batch_size, []).append(name)
+        by_size.setdefault(answer.batch_size, []).append(name)
     return sorted(by_size.items())
 
 
 def _mark_answers(panel: "Axes", info: InferenceInfo, marks: list[tuple[int, list[str]]]) -> None:
     smallest, largest = info.batch_sizes[0], info.batch_sizes[-1]
+    unmeasured = {answer.batch_size for _, answer in info.answers if answer.extrapolated}
     for row, (size, names) in enumerate(marks):
-        panel.axvline(size, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+        if smallest <= size <= largest:
+            panel.axvline(size, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
         panel.annotate(
-            f"{', '.join(names)} {size:,}",
-            (size, 0.99 - _ROW * row),
+            f"{', '.join(names)} {size:,}{' (not measured)' if size in unmeasured else ''}",
+            # A size beyond the axis stands at its end.
+            (min(max(size, smallest), largest), 0.99 - _ROW * row),
             xycoords=panel.get_xaxis_transform(),
             xytext=(-4 if size > smallest**0.5 * largest**0.5 else 4, 0),
             textcoords="offset points",

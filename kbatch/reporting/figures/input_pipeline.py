@@ -35,6 +35,8 @@ HEIGHT_IN = 4.2
 _TITLE_CHARACTERS = 58
 # Names of bars take a larger part of a narrow figure than the numbers of other axes.
 _NARROWER = 1.3
+# In a narrow figure they take two lines.
+_NAME_CHARACTERS = 14
 _COMPUTING = series_style(0).color
 _PIPELINE = series_style(1).color
 _CHANGED = series_style(2).color
@@ -61,9 +63,14 @@ def plot_input_pipeline(profile: "InputPipelineProfile", ax: "Axes | None" = Non
         tidy(panel)
         panel.grid(visible=False, axis="y")
         panel.grid(visible=True, axis="x", color=GRID, linewidth=0.6)
-    _draw_timeline(upper, info)
+    title, rest = info.title, ""
+    if width_share(upper) < 1:
+        # A long title would take the place of the panels.
+        title, _, rest = title.partition("; ")
+    _draw_timeline(upper, info, title)
     _draw_bars(lower, info)
-    write_caption(lower, info.conditions)
+    rest = rest[:1].upper() + rest[1:]
+    write_caption(lower, *filter(None, (rest and f"{rest.rstrip('.')}.", info.conditions)))
     return upper
 
 
@@ -77,19 +84,20 @@ def _panels(ax: "Axes") -> "tuple[Axes, Axes]":
     return ax, ax.figure.add_subplot(rows[1])
 
 
-def _draw_timeline(panel: "Axes", info: InputPipelineInfo) -> None:
+def _draw_timeline(panel: "Axes", info: InputPipelineInfo, title: str) -> None:
     panel.broken_barh(_spans(info.computing), (0, 1), color=_COMPUTING, linewidth=0)
     panel.broken_barh(_spans(info.waiting), (0, 1), color=ALARM, linewidth=0)
     share = "" if info.wait_share is None else f" ({percent(info.wait_share)})"
     room = width_share(panel)
     waiting = "waiting for data" if room == 1 else "waiting"
     panel.set_title(
-        textwrap.fill(info.title, int(_TITLE_CHARACTERS * room**_NARROWER)),
+        textwrap.fill(title, int(_TITLE_CHARACTERS * room**_NARROWER)),
         loc="left",
         fontsize=TEXT_PT + 0.5,
         color=INK,
         fontweight="bold",
         pad=18,
+        parse_math=False,
     )
     for x, side, color, words in (
         (0, "left", ALARM, f"■ {waiting}{share}"),
@@ -129,7 +137,9 @@ def _draw_bars(panel: "Axes", info: InputPipelineInfo) -> None:
             color=INK,
             path_effects=halo(),
         )
-    panel.set_yticks(list(places), [bar.label for bar in info.bars])
+    characters = _NAME_CHARACTERS if width_share(panel) < 1 else 80
+    names = [textwrap.fill(bar.label, characters, break_long_words=False) for bar in info.bars]
+    panel.set_yticks(list(places), names)
     panel.invert_yaxis()
     most = max((bar.high or bar.rate for bar in info.bars), default=1.0)
     panel.set_xlim(0, 1.14 * most)

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from kbatch.reporting.figures.canvas import SMALL_PT, halo
@@ -53,16 +54,18 @@ def place_labels(
     Returns:
         The texts that found no place.
     """
-    taken = [_box(panel, mark, (0, 0), 0.0, 2 * _MARK_PT, 2 * _MARK_PT) for mark in marks]
+    width_pt, height_pt = _size_pt(panel)
+    taken = _Boxes(len(marks) + len(labels))
+    for x, y in _points(panel, marks):
+        taken.add((x - _MARK_PT, y - _MARK_PT, x + _MARK_PT, y + _MARK_PT))
     left: list[str] = []
-    for label in labels:
+    places = _points(panel, [label.place for label in labels])
+    for label, place in zip(labels, places, strict=True):
         for text, side in itertools.product(filter(None, (label.text, label.short)), label.sides):
-            width = len(text) * SMALL_PT * _CHARACTER_EM
-            box = _box(panel, label.place, side, _GAP_PT, width, SMALL_PT * _LINE_EM)
-            if inside and not _inside(panel, box):
-                continue
-            if not any(_overlap(box, other) for other in taken):
-                taken.append(box)
+            box = _box(place, side, len(text) * SMALL_PT * _CHARACTER_EM, SMALL_PT * _LINE_EM)
+            outside = min(box) < 0 or box[2] > width_pt or box[3] > height_pt
+            if not (inside and outside) and taken.leave_free(box):
+                taken.add(box)
                 _write(panel, label._replace(text=text), side)
                 break
         else:
@@ -70,19 +73,37 @@ def place_labels(
     return left
 
 
-def _box(
-    panel: Axes,
-    place: tuple[float, float],
-    side: tuple[int, int],
-    gap: float,
-    width: float,
-    height: float,
-) -> tuple[float, float, float, float]:
-    """Gives left, bottom, right and top, in points; before the layout they are about right."""
-    shares = panel.transAxes.inverted().transform(panel.transData.transform(place))
-    width_pt, height_pt = _size_pt(panel)
-    x = shares[0] * width_pt + side[0] * (gap + width / 2)
-    y = shares[1] * height_pt + side[1] * (gap + height / 2)
+_Box = tuple[float, float, float, float]
+
+
+class _Boxes:
+    """Left, bottom, right and top of what is taken, in points; thousands are compared at once."""
+
+    def __init__(self, most: int):
+        self._sides = np.empty((4, most))
+        self._count = 0
+
+    def add(self, box: _Box) -> None:
+        self._sides[:, self._count] = box
+        self._count += 1
+
+    def leave_free(self, box: _Box) -> bool:
+        left, bottom, right, top = self._sides[:, : self._count]
+        beside = (box[0] >= right) | (left >= box[2])
+        return bool(np.all(beside | (box[1] >= top) | (bottom >= box[3])))
+
+
+def _points(panel: Axes, places: Sequence[tuple[float, float]]) -> np.ndarray:
+    """Place points of the data in the Axes, in points; before the layout they are about right."""
+    if not places:
+        return np.empty((0, 2))
+    to_shares = panel.transData + panel.transAxes.inverted()
+    return to_shares.transform(np.asarray(places, float)) * _size_pt(panel)
+
+
+def _box(place: np.ndarray, side: tuple[int, int], width: float, height: float) -> _Box:
+    x = place[0] + side[0] * (_GAP_PT + width / 2)
+    y = place[1] + side[1] * (_GAP_PT + height / 2)
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
@@ -92,18 +113,6 @@ def _size_pt(panel: Axes) -> tuple[float, float]:
     size = (1.0, 1.0) if figure is None else (figure.get_figwidth(), figure.get_figheight())
     box = panel.get_position()
     return 72 * size[0] * box.width, 72 * size[1] * box.height
-
-
-def _inside(panel: Axes, box: tuple[float, float, float, float]) -> bool:
-    width_pt, height_pt = _size_pt(panel)
-    return box[0] >= 0 and box[1] >= 0 and box[2] <= width_pt and box[3] <= height_pt
-
-
-def _overlap(
-    first: tuple[float, float, float, float], second: tuple[float, float, float, float]
-) -> bool:
-    apart = first[0] >= second[2] or second[0] >= first[2]
-    return not (apart or first[1] >= second[3] or second[1] >= first[3])
 
 
 def _write(panel: Axes, label: Label, side: tuple[int, int]) -> None:
@@ -118,4 +127,5 @@ def _write(panel: Axes, label: Label, side: tuple[int, int]) -> None:
         fontweight="bold" if label.bold else "normal",
         color=label.color,
         path_effects=halo(),
+        parse_math=False,
     )

@@ -13,7 +13,6 @@ from kbatch.reporting.figures.canvas import (
 )
 from kbatch.reporting.figures.learning_curves_info import (
     BUDGETS,
-    LearningCurve,
     LearningCurvesInfo,
     alt_text,
     learning_curves_info,
@@ -87,8 +86,8 @@ def plot_learning_curves(
         tidy(panel)
         fits = label_room(panel) > len(_LABELS["examples"])
         panel.set_xlabel((_LABELS if fits else _SHORT_LABELS)[budget], fontsize=TEXT_PT)
-        for curve in info.curves:
-            _draw_curve(panel, info, curve, budget)
+        for number in range(len(info.curves)):
+            _draw_curve(panel, info, number, budget)
         if info.curves:
             panel.set_xscale("log")
             plain_log_labels(panel.xaxis, short=len(budgets) > 1)
@@ -103,7 +102,8 @@ def plot_learning_curves(
     return first
 
 
-def _draw_curve(panel: "Axes", info: LearningCurvesInfo, curve: LearningCurve, budget: str) -> None:
+def _draw_curve(panel: "Axes", info: LearningCurvesInfo, number: int, budget: str) -> None:
+    curve = info.curves[number]
     color = size_color(curve.batch_size, info.curves)
     places = [point.spent(budget) for point in curve.points]
     values = [point.value for point in curve.points]
@@ -115,7 +115,7 @@ def _draw_curve(panel: "Axes", info: LearningCurvesInfo, curve: LearningCurve, b
     panel.plot(
         places[-1:],
         values[-1:],
-        marker="X" if curve.diverged else _marker(info, curve),
+        marker="X" if curve.diverged else series_style(number).marker,
         color=ALARM if curve.diverged else color,
         markersize=6.5,
         markeredgecolor=PAPER,
@@ -125,22 +125,19 @@ def _draw_curve(panel: "Axes", info: LearningCurvesInfo, curve: LearningCurve, b
     )
 
 
-def _marker(info: LearningCurvesInfo, curve: LearningCurve) -> str:
-    return series_style(info.curves.index(curve)).marker
-
-
 def _finish(panel: "Axes", info: LearningCurvesInfo) -> None:
     if not info.curves or info.quality is None:
         name_panel(panel, info.name)
         panel.set_xticks([])
         say(panel, info.nothing)
         return
-    for curve in info.curves[:: -(-len(info.curves) // _MOST_NAMES)]:
+    for number in range(0, len(info.curves), -(-len(info.curves) // _MOST_NAMES)):
+        curve = info.curves[number]
         panel.plot(
             [],
             [],
             color=size_color(curve.batch_size, info.curves),
-            marker=_marker(info, curve),
+            marker=series_style(number).marker,
             markersize=6,
             markeredgecolor=PAPER,
             label=f"{curve.batch_size:,}",

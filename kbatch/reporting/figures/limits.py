@@ -85,7 +85,9 @@ def _panels(ax: "Axes") -> "tuple[Axes, Axes]":
     if place is None:
         lower = make_axes_locatable(ax).append_axes("bottom", "75%", pad=0.15, sharex=ax)
     else:
-        rows = place.subgridspec(2, 1, height_ratios=(4, 3), hspace=0.08)
+        # In a narrow figure what a limit says takes two lines.
+        lower_share = 3 if width_share(ax) == 1 else 7
+        rows = place.subgridspec(2, 1, height_ratios=(4, lower_share), hspace=0.08)
         ax.set_subplotspec(rows[0])
         lower = ax.figure.add_subplot(rows[1], sharex=ax)
     ax.tick_params(labelbottom=False)
@@ -144,6 +146,7 @@ def _draw_shares(panel: "Axes", info: LimitsInfo) -> None:
         fontsize=TEXT_PT + 1.5,
         color=INK,
         fontweight="bold",
+        parse_math=False,
     )
 
 
@@ -155,14 +158,15 @@ def _draw_share(
     band: str | None,
     style: SeriesStyle,
 ) -> None:
-    sizes = [point.batch_size for point in points]
-    values = [getattr(point, name) for point in points]
-    if not values or any(value is None for value in values):
+    known = [point for point in points if getattr(point, name) is not None]
+    if not known:
         return
-    if band is not None:
-        bounds = [getattr(point, band) for point in points]
+    sizes, values = ([getattr(p, what) for p in known] for what in ("batch_size", name))
+    banded = [point for point in known if band is not None and getattr(point, band) is not None]
+    if band is not None and banded:
+        bounds = [getattr(point, band) for point in banded]
         panel.fill_between(
-            sizes,
+            [point.batch_size for point in banded],
             [bound.low for bound in bounds],
             [bound.high for bound in bounds],
             color=style.color,
@@ -219,4 +223,5 @@ def _draw_row(panel: "Axes", place: int, row: LimitRow, low: float, high: float)
         fontsize=SMALL_PT,
         color=INK,
         path_effects=halo(),
+        parse_math=False,
     )

@@ -1,21 +1,14 @@
 """What the figure of the limits shows, computed before anything is drawn."""
 
-import math
 from typing import NamedTuple
 
-from kbatch.analysis.batch_choice import (
-    TimedUpdate,
-    noise_bounds,
-    relative_time,
-    update_time_s,
-)
+from kbatch.analysis.batch_choice import update_time_s
+from kbatch.analysis.batch_decision import TARGET
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
-from kbatch.analysis.goodput_search import UpdatesForecast
 from kbatch.analysis.input_bound import CLOSEST_RATIO
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.time_in_fit import TimeInFit
 from kbatch.records.recommendation import Recommendation
-from kbatch.reporting.number_text import readable
+from kbatch.reporting.number_text import listed, readable
 from kbatch.reporting.where_measured import where_measured
 
 
@@ -45,19 +38,20 @@ class SizePoint(NamedTuple):
     Attributes:
         batch_size: In examples.
         throughput: Its samples/s over the largest.
-        worth: What an example is worth over that in the smallest batch; None where the noise scale
-            is unresolved.
-        worth_interval: The same at the ends of the noise scale's interval.
-        progress: Progress a second over that of the best size; None likewise.
-        progress_interval: The same at the ends, each against the best size there.
+        worth: What an example is worth over that at the smallest size that was trained; None where
+            the size did not come to the target.
+        worth_interval: Its 95 % interval, None if unknown.
+        progress: Progress a second over the recommended size's; None where the size did not come
+            to the target.
+        progress_interval: Its 95 % interval, None if unknown.
     """
 
     batch_size: int
     throughput: float
-    worth: float | None
-    worth_interval: Interval
-    progress: float | None
-    progress_interval: Interval
+    worth: float | None = None
+    worth_interval: Interval | None = None
+    progress: float | None = None
+    progress_interval: Interval | None = None
 
 
 class LimitsInfo(NamedTuple):
@@ -103,9 +97,9 @@ def alt_text(info: LimitsInfo) -> str:
 def _title(recommendation: Recommendation) -> str:
     size, binding = recommendation.batch_size, recommendation.binding
     answer = "Batch size: cannot tell" if size is None else f"Batch size {size:,}"
-    choice = recommendation.choice
-    if recommendation.forecast and choice and choice.smallest < choice.largest:
-        answer += f" ({choice.smallest:,} to {choice.largest:,} may be as good)"
+    as_good = recommendation.decision.as_good
+    if as_good:
+        answer += f" ({listed(f'{other:,}' for other in as_good)} may be as good)"
     if size is None or not binding:
         return answer
     if len(binding) == 1:
@@ -114,79 +108,29 @@ def _title(recommendation: Recommendation) -> str:
 
 
 def _points(recommendation: Recommendation) -> tuple[SizePoint, ...]:
-    if not recommendation.updates:
-        return ()
-    ways = recommendation.fastest
-    if recommendation.forecast is not None:
-        return _forecast_points(recommendation, recommendation.forecast)
-    noise = recommendation.noise_scale
-    rates = _rates(recommendation)
-    bounds = noise_bounds(noise)
-    in_fit = recommendation.in_fit.line
-    progress = {scale: _progress(ways, scale, in_fit) for scale in (*bounds, noise.value)}
-    return tuple(
-        SizePoint(
-            way.batch_size,
-            rates[way.batch_size],
-            None if noise.value is None else _worth(way.batch_size, noise.value),
-            _span(_worth(way.batch_size, scale) for scale in bounds),
-            None if noise.value is None else progress[noise.value][i],
-            _span(progress[scale][i] for scale in bounds),
-        )
-        for i, way in enumerate(ways)
-    )
-
-
-def _rates(recommendation: Recommendation) -> dict[int, float]:
-    """Gives samples/s in `fit` over the largest, by batch size."""
-    seconds = recommendation.trained.costs.update_costs
-    most = max(size / update_s for size, update_s in seconds.items())
-    return {size: size / update_s / most for size, update_s in seconds.items()}
-
-
-def _forecast_points(
-    recommendation: Recommendation, forecast: UpdatesForecast
-) -> tuple[SizePoint, ...]:
-    """Gives the points by the updates that sizes need; worth times throughput is progress."""
-    ways, seconds = recommendation.fastest, recommendation.trained.costs.update_costs
-    rates = _rates(recommendation)
-    least_s = min(forecast.updates[size] * seconds[size] for size in seconds)
-    first = ways[0].batch_size
-    unit = _worth(first, forecast.critical) * first * forecast.updates[first]
+    """Compute the points from the stored answer; worth times throughput is progress."""
+    rows = recommendation.decision.sizes
+    rates = {row.batch_size: row.samples_per_second.value or 0.0 for row in rows}
+    reached = [row for row in rows if row.ended_by == TARGET]
+    unit = reached[0].batch_size * (reached[0].updates.value or 0.0) if reached else 0.0
+    most = max(rates.values(), default=1.0)
     points = []
-    for way in ways:
-        size, updates = way.batch_size, forecast.updates[way.batch_size]
-        factor = forecast.intervals[size].high / updates
-        worth, progress = unit / (updates * size), least_s / (updates * seconds[size])
-        points.append(
-            SizePoint(
-                size,
-                rates[size],
-                worth,
-                Interval(worth / factor, worth * factor),
-                progress,
-                Interval(progress / factor, progress * factor),
+    for row in rows:
+        point = SizePoint(row.batch_size, rates[row.batch_size] / most)
+        updates, relative = row.updates.value, row.relative_time.value
+        if row.ended_by == TARGET and updates and relative:
+            point = point._replace(
+                worth=unit / (updates * row.batch_size),
+                worth_interval=_over(unit / row.batch_size, row.updates.interval),
+                progress=1 / relative,
+                progress_interval=_over(1.0, row.relative_time.interval),
             )
-        )
+        points.append(point)
     return tuple(points)
 
 
-def _progress(
-    ways: tuple[TimedUpdate, ...], noise_scale: float | None, in_fit: TimeInFit | None
-) -> list[float]:
-    if noise_scale is None:
-        return []
-    times = [relative_time(way, noise_scale=noise_scale, in_fit=in_fit) for way in ways]
-    return [min(times) / time for time in times]
-
-
-def _worth(batch_size: int, noise_scale: float) -> float:
-    return 1.0 if noise_scale == math.inf else noise_scale / (noise_scale + batch_size)
-
-
-def _span(values) -> Interval:
-    low, high = sorted(values)
-    return Interval(low, high)
+def _over(value: float, interval: Interval | None) -> Interval | None:
+    return interval and Interval(value / interval.high, value / interval.low)
 
 
 def _memory_row(recommendation: Recommendation) -> LimitRow:
@@ -268,4 +212,4 @@ def _conditions(recommendation: Recommendation) -> str:
     pilot = recommendation.pilot
     if pilot is not None:
         parts.append(f"pilot of {pilot.updates:,} updates at batch size {pilot.batch_size:,}")
-    return " · ".join([*parts, "bands and bars: 95 % interval of the noise scale and the peak"])
+    return " · ".join([*parts, "bands and bars: 95 % intervals"])

@@ -27,7 +27,7 @@ def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> Non
         metric: The metric.
         values: What is shown of it.
     """
-    panel.set_ylabel(metric_axis_label(metric))
+    panel.set_ylabel(metric_axis_label(metric), parse_math=False)
     if is_fraction(metric.name) and values and max(values) <= 1:
         low, high = panel.get_ylim()
         ticks = [tick for tick in panel.get_yticks() if max(low, -1e-9) <= tick <= 1 + 1e-9]

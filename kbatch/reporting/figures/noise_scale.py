@@ -22,6 +22,7 @@ __all__ = ["NoiseScaleInfo", "alt_text", "noise_scale_info", "plot_noise_scale"]
 
 HEIGHT_IN = 4.0
 _NAMES_IN_ROW = 7
+_MOST_NAMES = 14
 # More would be a thicket: then the late half alone has marks.
 _MOST_MARKED = 25
 _MOST_LINES = 6
@@ -106,7 +107,8 @@ def _draw_curve(panel: "Axes", info: NoiseScaleInfo, number: int, curve: NoiseCu
     share = (number + 0.5) / len(info.curves)
     place = info.epochs + (1.5 * _MARGIN + _LATE * share) * width
     _draw_late(panel, place, curve, color, marker)
-    panel.plot([], [], color=color, marker=marker, markersize=6, label=f"{curve.batch_size:,}")
+    if number % -(-len(info.curves) // _MOST_NAMES) == 0:
+        panel.plot([], [], color=color, marker=marker, markersize=6, label=f"{curve.batch_size:,}")
 
 
 def _draw_late(

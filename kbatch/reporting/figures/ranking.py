@@ -9,10 +9,16 @@ from kbatch.reporting.figures.canvas import (
     beside_table,
     new_axes,
     tidy,
+    width_share,
     write_caption,
 )
 from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, GRID, INK, MUTED, series_style
-from kbatch.reporting.figures.ranking_info import RankingInfo, alt_text, ranking_info
+from kbatch.reporting.figures.ranking_info import (
+    TABLE_CHARACTERS,
+    RankingInfo,
+    alt_text,
+    ranking_info,
+)
 from kbatch.reporting.figures.series_marks import name_panel
 from kbatch.reporting.metric_names import is_fraction, metric_axis_label
 from kbatch.reporting.number_text import readable
@@ -30,6 +36,7 @@ _FEWEST_ROWS = 4
 _ROW_IN = 0.2
 _REST_IN = 1.5
 _CHARACTERS = 104
+_MOST_SHARE = 0.6
 _GAP = 2
 
 
@@ -59,10 +66,11 @@ def plot_ranking(study: "Study", ax: "Axes | None" = None, *, most: int = MOST_R
     Raises:
         ValueError: If the study is empty, with what to run, or `most` is not positive.
     """
-    info = ranking_info(study, most=most)
+    share = 1.0 if ax is None else width_share(ax)
+    info = ranking_info(study, most=most, characters=int(share * TABLE_CHARACTERS))
     panel = new_axes(height_in(len(info.rows))) if ax is None else ax
     characters = sum(info.widths) + _GAP * len(info.widths)
-    table, below = beside_table(panel, characters / _CHARACTERS)
+    table, below = beside_table(panel, min(_MOST_SHARE, characters / (share * _CHARACTERS)))
     tidy(panel)
     panel.set_label(alt_text(info))
     panel.grid(visible=False)
@@ -84,7 +92,11 @@ def _write_table(table: "Axes", info: RankingInfo, characters: int) -> None:
     for column, width in enumerate(info.widths):
         left, right = right, right + width + _GAP
         numeric = info.numeric[column]
-        look = {"ha": "right" if numeric else "left", "fontsize": SMALL_PT + 0.5}
+        look = {
+            "ha": "right" if numeric else "left",
+            "fontsize": SMALL_PT + 0.5,
+            "parse_math": False,
+        }
         place = right - _GAP if numeric else left
         table.annotate(
             info.headers[column],
@@ -119,7 +131,8 @@ def _draw_dots(panel: "Axes", info: RankingInfo) -> None:
             linestyle="none",
         )
     label = metric_axis_label(info.objective).replace("\n", " ")
-    panel.set_xlabel(label.replace(" (", "\n(") if len(label) > 45 else label, fontsize=TEXT_PT)
+    label = label.replace(" (", "\n(") if len(label) > 45 else label
+    panel.set_xlabel(label, fontsize=TEXT_PT, parse_math=False)
     values = [row.objective.value for row in info.rows if row.objective]
     if not values:
         panel.set_xticks([])
@@ -141,6 +154,7 @@ def _mark_missing(panel: "Axes", number: int, words: str) -> None:
         va="center",
         fontsize=SMALL_PT,
         color=ALARM_TEXT,
+        parse_math=False,
     )
 
 

@@ -14,7 +14,8 @@ from kbatch.reporting.short_text import shortened
 from kbatch.reporting.spreads import spreads
 from kbatch.reporting.trial_names import TrialNames, trial_names, value_text
 
-_MOST_CHARACTERS = 46
+# What the columns take of a figure of the usual width.
+TABLE_CHARACTERS = 46
 _CELL_CHARACTERS = 15
 _NOTHING = "-"
 
@@ -63,12 +64,13 @@ class RankingInfo(NamedTuple):
         return tuple(max(map(len, column)) for column in columns)
 
 
-def ranking_info(study: Study, *, most: int) -> RankingInfo:
+def ranking_info(study: Study, *, most: int, characters: int = TABLE_CHARACTERS) -> RankingInfo:
     """Ranks the trials of a study by their objective.
 
     Args:
         study: A study with at least one trial.
         most: Most rows to show.
+        characters: Room for the columns.
 
     Raises:
         ValueError: If the study is empty, with what to run, or `most` is not positive.
@@ -80,7 +82,7 @@ def ranking_info(study: Study, *, most: int) -> RankingInfo:
     ranked = _ranked(study.trials, objective)
     shown, hidden = _shown(ranked, most)
     columns = _columns(shown, names)
-    kept = _kept(columns)
+    kept = _kept(columns, characters)
     return RankingInfo(
         name=study.name,
         headers=tuple(title for title, _, _ in kept),
@@ -163,10 +165,9 @@ def _columns(trials: list[TrialRecord], names: TrialNames) -> list[_Column]:
     return columns
 
 
-def _kept(columns: list[_Column]) -> list[_Column]:
+def _kept(columns: list[_Column], room: int) -> list[_Column]:
     """Takes the columns that there is room for."""
     kept: list[_Column] = []
-    room = _MOST_CHARACTERS
     for column in columns:
         width = 2 + max(len(text) for text in (column[0], *column[2]))
         if width <= room or not kept:

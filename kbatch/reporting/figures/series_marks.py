@@ -133,6 +133,7 @@ def name_panel(
         fontsize=TEXT_PT + 1.5,
         color=INK,
         fontweight="bold",
+        parse_math=False,
     )
 
 
@@ -157,6 +158,7 @@ def _name_series(panel: Axes, series_of: Axes, columns: int) -> int:
     handles, labels = series_of.get_legend_handles_labels()
     if not labels:
         return 0
+    labels = [shortened(label, _ROW_CHARACTERS - _HANDLE_CHARACTERS) for label in labels]
     longest = max(len(label) for label in labels) + _HANDLE_CHARACTERS
     share = width_share(panel)
     if share < 1:
@@ -174,6 +176,8 @@ def _name_series(panel: Axes, series_of: Axes, columns: int) -> int:
         columnspacing=1.2,
         handletextpad=0.5,
     )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     # It may be wider than the first of several panels, whose width it must not decide.
     legend.set_in_layout(False)
     return -(-len(legend.get_texts()) // columns)

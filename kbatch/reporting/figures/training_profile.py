@@ -1,10 +1,19 @@
 """The figure of throughput, step time and memory of training by micro-batch size."""
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.intervals import Interval
 from kbatch.reporting.figures.batch_axis import batch_axis
-from kbatch.reporting.figures.canvas import SMALL_PT, halo, new_axes, piled, tidy, write_caption
+from kbatch.reporting.figures.canvas import (
+    SMALL_PT,
+    halo,
+    new_axes,
+    piled,
+    tidy,
+    width_share,
+    write_caption,
+)
 from kbatch.reporting.figures.log_axis import plain_log_labels
 from kbatch.reporting.figures.palette import ALARM, ALARM_TEXT, INK, MUTED, series_style
 from kbatch.reporting.figures.series_marks import (
@@ -28,6 +37,7 @@ HEIGHT_IN = 7.0
 _LABEL = "Micro-batch size (examples at once)"
 # Share of the limit above which nothing is timed.
 _WINDOW_END = 0.90
+_LIMIT_CHARACTERS = 80
 
 
 def plot_training_profile(profile: "TrainingProfile", ax: "Axes | None" = None) -> "Axes":
@@ -118,7 +128,10 @@ def _draw_memory(panel: "Axes", info: TrainingProfileInfo) -> None:
     largest = max(info.memory_bytes.values())
     if info.limit_bytes is None:
         return
-    text = f"limit {memory_text(info.limit_bytes)}, nothing above 90 % of it is timed"
+    text = textwrap.fill(
+        f"limit {memory_text(info.limit_bytes)}, nothing above 90 % of it is timed",
+        int(_LIMIT_CHARACTERS * width_share(panel)),
+    )
     place, coordinates, below_pt = 0.97, "axes fraction", 0
     # A limit far above everything would press the curve to the floor.
     if info.limit_bytes < 16 * largest or info.failed:
@@ -143,14 +156,15 @@ def _mark_answers(panel: "Axes", info: TrainingProfileInfo) -> None:
     by_size: dict[int, list[str]] = {}
     smallest, largest = info.sizes[0], info.sizes[-1]
     for name, size in info.answers:
-        if smallest <= size <= largest:
-            by_size.setdefault(size, []).append(name)
+        by_size.setdefault(size, []).append(name)
     for row, (size, names) in enumerate(sorted(by_size.items())):
         left = size**2 > smallest * largest
-        panel.axvline(size, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+        if smallest <= size <= largest:
+            panel.axvline(size, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
         panel.annotate(
             f"{', '.join(names)}: {size:,}",
-            (size, 0.02 + 0.11 * row),
+            # A size beyond the axis stands at its end.
+            (min(max(size, smallest), largest), 0.02 + 0.11 * row),
             xycoords=panel.get_xaxis_transform(),
             xytext=(-4 if left else 4, 0),
             textcoords="offset points",

@@ -102,7 +102,11 @@ def _answers(profile: TrainingProfile) -> tuple[tuple[str, int], ...]:
     if not profile.has_fit:
         return ()
     found = (("90 % of peak", profile.efficient), ("fastest", profile.fastest))
-    return tuple((name, a.batch_size) for name, a in found if a.batch_size is not None)
+    return tuple(
+        (f"{name}, not measured" if a.extrapolated else name, a.batch_size)
+        for name, a in found
+        if a.batch_size is not None
+    )
 
 
 def _conditions(profile: TrainingProfile) -> str:

@@ -49,6 +49,7 @@ __all__ = ["HEIGHT_IN", "TrialsInfo", "alt_text", "plot_trials", "trials_info"]
 
 HEIGHT_IN = 5.4
 _LABEL_CHARACTERS = 44
+_LABEL_LINES = 5
 _MISSING_CHARACTERS = 8
 
 
@@ -97,10 +98,11 @@ def plot_trials(study: "Study", ax: "Axes | None" = None) -> "Axes":
 
 def _draw_panel(panel: "Axes", info: TrialsInfo, estimates: list[Estimate | None]) -> None:
     for index, series in enumerate(info.series):
+        drawn = set(series.trial_ids)
         pairs = [
             (point.place, estimate)
             for point, estimate in zip(info.points, estimates, strict=True)
-            if point.trial_id in series.trial_ids and point.completed and estimate
+            if point.trial_id in drawn and point.completed and estimate
         ]
         if pairs:
             draw_series(
@@ -144,7 +146,8 @@ def _label_panels(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
     fuller = max(upper, lower, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
     name_panel(upper, info.name, columns=columns, series_of=fuller)
     upper.set_ylabel("Throughput\n(samples/s)")
-    lower.set_ylabel(metric_axis_label(info.quality) if info.quality else "Quality metric")
+    quality = metric_axis_label(info.quality) if info.quality else "Quality metric"
+    lower.set_ylabel(quality, parse_math=False)
     if info.completed:
         # Throughput is a ratio scale: from zero, twice as high is twice as fast.
         by_throughput = info.objective.name == "samples_per_second"
@@ -197,6 +200,7 @@ def _label_point(panel: "Axes", text: str, place: float, value: float, *, above:
         fontweight="bold",
         color=INK,
         path_effects=halo(),
+        parse_math=False,
     )
 
 
@@ -206,6 +210,8 @@ def _label_lines(text: str, characters: int) -> str:
         return text
     words, _, number = text.rpartition(": ")
     lines = textwrap.wrap(f"{words}:", characters, break_long_words=False)
+    if len(lines) > _LABEL_LINES:
+        lines = [*lines[: _LABEL_LINES - 1], "…:"]
     return "\n".join((*(shortened(line, characters) for line in lines), number))
 
 

@@ -43,7 +43,8 @@ def _headline(profile: InferenceProfile, found: tuple[Answer, ...]) -> str:
     known = next((answer for answer in found if answer.batch_size is not None), None)
     if known is None or known.batch_size is None:
         return f"No batch size can be named for {path} under {policy}: {found[0].reason}"
-    return f"Batch size {known.batch_size:,} {known.words} ({path}, {policy})."
+    unmeasured = ", by the fit: it was not measured" if known.extrapolated else ""
+    return f"Batch size {known.batch_size:,} {known.words} ({path}, {policy}){unmeasured}."
 
 
 def _certainty(found: tuple[Answer, ...]) -> str:
@@ -97,13 +98,14 @@ def _answer_table(found: tuple[Answer, ...]) -> Table:
 def _answer_row(answer: Answer, best: bool) -> Row:
     size, interval = answer.batch_size, answer.interval
     span = f"{readable(interval.low)} to {readable(interval.high)}" if interval else "n/a"
+    unmeasured = " (not measured)" if answer.extrapolated else ""
     return Row(
         answer.question,
         "",
         best,
         (
             Cell(answer.question),
-            Cell("n/a") if size is None else Cell(f"{size:,}", size),
+            Cell("n/a") if size is None else Cell(f"{size:,}{unmeasured}", size),
             Cell(span, interval.low if interval else None),
             Cell(answer.reason),
         ),

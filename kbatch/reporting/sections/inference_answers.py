@@ -16,6 +16,7 @@ class Answer(NamedTuple):
         interval: Its 95 % interval in examples, None if it has none.
         verified: Whether fresh calls kept to the target; None where there is none.
         reason: Where the answer comes from, or why there is none.
+        extrapolated: Whether the size lies outside the measured ones.
     """
 
     question: str
@@ -24,6 +25,7 @@ class Answer(NamedTuple):
     interval: Interval | None
     verified: bool | None
     reason: str
+    extrapolated: bool = False
 
 
 _QUESTIONS = (
@@ -54,7 +56,15 @@ def _within(profile: InferenceProfile, latency_ms: float, quantile: float) -> An
         found = profile.batch_for(latency_ms=latency_ms, quantile=quantile)
     except ValueError as error:
         return Answer(question, words, None, None, None, str(error))
-    return Answer(question, words, found.batch_size, found.interval, found.verified, found.reason)
+    return Answer(
+        question,
+        words,
+        found.batch_size,
+        found.interval,
+        found.verified,
+        found.reason,
+        found.extrapolated,
+    )
 
 
 def _named(profile: InferenceProfile, name: str, question: str, words: str) -> Answer:
@@ -62,4 +72,6 @@ def _named(profile: InferenceProfile, name: str, question: str, words: str) -> A
         found = getattr(profile, name)
     except ValueError as error:
         return Answer(question, words, None, None, None, str(error))
-    return Answer(question, words, found.batch_size, found.interval, None, found.reason)
+    return Answer(
+        question, words, found.batch_size, found.interval, None, found.reason, found.extrapolated
+    )

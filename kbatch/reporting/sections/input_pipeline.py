@@ -50,6 +50,8 @@ def input_section(profile: InputPipelineProfile) -> Section:
 
 
 def _certainty(profile: InputPipelineProfile) -> str:
+    if profile.disturbed:
+        return "The ratio of the rates is not known: what was timed alone was disturbed."
     ratio, long_run = profile.ratio, profile.long_run_ratio
     if long_run and not profile.is_even:
         return (

@@ -1,6 +1,6 @@
 """Marks that tie the numbers of a table or a figure to the notes that concern them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kbatch.reporting.caveat import Caveat
 from kbatch.reporting.sections.content import Note
@@ -36,7 +36,8 @@ def marked_table(table: Table, caveats: Sequence[Caveat]) -> Table:
         column._replace(marks=tuple(m for _, m in pairs if (m, column.name) in everywhere))
         for column in table.columns
     )
-    rows = tuple(_marked_row(row, table, pairs, everywhere) for row in table.rows)
+    concerned = {mark: frozenset(caveat.trial_ids) for caveat, mark in pairs}
+    rows = tuple(_marked_row(row, table, pairs, concerned, everywhere) for row in table.rows)
     return table._replace(columns=columns, rows=rows)
 
 
@@ -51,6 +52,7 @@ def _marked_row(
     row: Row,
     table: Table,
     pairs: Sequence[tuple[Caveat, str]],
+    concerned: Mapping[str, frozenset[str]],
     everywhere: set[tuple[str, str]],
 ) -> Row:
     cells = tuple(
@@ -58,7 +60,7 @@ def _marked_row(
             marks=tuple(
                 m
                 for c, m in pairs
-                if row.key in c.trial_ids
+                if row.key in concerned[m]
                 and column.name in c.columns
                 and (m, column.name) not in everywhere
             )

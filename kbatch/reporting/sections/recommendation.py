@@ -2,6 +2,7 @@
 
 from kbatch.records.recommendation import Recommendation
 from kbatch.reporting.figures.limits import HEIGHT_IN, alt_text, limits_info, plot_limits
+from kbatch.reporting.followed_settings import settings_line
 from kbatch.reporting.number_text import setting
 from kbatch.reporting.recommendation_certainty import certainty_lines
 from kbatch.reporting.recommendation_limits import binding_line, limit_lines
@@ -10,6 +11,7 @@ from kbatch.reporting.recommendation_text import (
     cost_rows,
     cost_title,
     other_choices,
+    trained_sizes,
 )
 from kbatch.reporting.sections.content import Fact, Figure, Note, Section
 from kbatch.reporting.sections.environment import environment_facts
@@ -32,7 +34,7 @@ def recommendation_section(recommendation: Recommendation) -> Section:
         kind="recommendation",
         name=recommendation.model_name,
         headline=answer_line(recommendation),
-        lead=tuple(binding_line(recommendation)),
+        lead=(*settings_line(recommendation), *binding_line(recommendation)),
         details=tuple(limit_lines(recommendation)),
         conditions="",
         figures=(_figure(recommendation),),
@@ -58,10 +60,8 @@ def _tables(recommendation: Recommendation) -> tuple[Table, ...]:
     texts = cost_rows(recommendation)
     if not texts:
         return ()
-    by_size = {f"{cost.batch_size:,}": cost for cost in recommendation.costs}
     rows = []
-    for i, row in enumerate(texts):
-        cost = by_size[row[0]]
+    for i, (row, cost) in enumerate(zip(texts, trained_sizes(recommendation), strict=True)):
         keys = (
             cost.batch_size,
             cost.micro_batch_size,
@@ -77,7 +77,7 @@ def _tables(recommendation: Recommendation) -> tuple[Table, ...]:
 
 
 def _notes(recommendation: Recommendation) -> list[str]:
-    choices = other_choices(recommendation) if recommendation.costs else []
+    choices = other_choices(recommendation) if trained_sizes(recommendation) else []
     return [*choices, *certainty_lines(recommendation)]
 
 

@@ -60,6 +60,10 @@ def _enough_curves(study: Study) -> bool:
     return 0 < _curves(study) <= MOST_CURVES
 
 
+def _enough_noise_scales(study: Study) -> bool:
+    return len(noise_scale_info(study).curves) <= MOST_CURVES
+
+
 # That of the decision first.
 _OFFERS = (
     _Offer(
@@ -117,7 +121,7 @@ _OFFERS = (
         noise_scale.plot_noise_scale,
         lambda rows: noise_scale.HEIGHT_IN,
         ("noise_scale",),
-        noise_scale_info,
+        _enough_noise_scales,
     ),
     _Offer(
         "gpu-timeline",
@@ -170,8 +174,9 @@ def left_out(study: Study) -> tuple[Note, ...]:
         Note(
             "",
             "left out",
-            f"The learning curves of {counted(curves, 'batch size')} are left out, too many to be "
-            "told apart here: `kbatch plot DIR --figure learning-curves` draws them.",
+            f"Learning curves and noise scales of {counted(curves, 'batch size')} are left out, "
+            "too many to be told apart here: `kbatch plot DIR --figure learning-curves` and "
+            "`--figure noise-scale` draw them.",
         ),
     )
 

@@ -6,13 +6,14 @@ from kbatch.training.accumulation.binding import (
     accumulation_of,
     varying_micro_batch,
 )
-from kbatch.training.accumulation.halving import cut_batches, measure_moments
+from kbatch.training.accumulation.halving import measure_moments
+from kbatch.training.accumulation.summed_gradients import sum_sparse_gradients
 
 __all__ = [
     "Accumulation",
     "accumulate_gradients",
     "accumulation_of",
-    "cut_batches",
     "measure_moments",
+    "sum_sparse_gradients",
     "varying_micro_batch",
 ]

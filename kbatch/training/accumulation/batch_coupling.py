@@ -9,6 +9,9 @@ from typing import Any
 
 import keras
 
+from kbatch.records.parts_check import PartsCheck
+from kbatch.reporting.number_text import readable
+
 _COUPLED_LAYERS = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
 # Losses of Keras that relate the rows of a batch: ratios of sums over all of it, or pairs.
 _COUPLED_LOSSES = (keras.losses.Circle, keras.losses.Dice, keras.losses.Tversky)
@@ -16,6 +19,9 @@ _COUPLED_LOSSES = (keras.losses.Circle, keras.losses.Dice, keras.losses.Tversky)
 
 def coupled_parts(model: keras.Model) -> tuple[str, ...]:
     """Names the layers and losses of a model that cannot be cut by rows.
+
+    A layer that the model calls with `training=False` is named too, which types do not tell: a
+    functional model calls it in training all the same, one with a `call` of its own does not.
 
     Args:
         model: A compiled model.
@@ -41,6 +47,21 @@ def coupling_note(parts: tuple[str, ...]) -> str:
         "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
         "for an exact large batch."
     )
+
+
+def check_note(check: PartsCheck) -> str:
+    """Say in a sentence what a check that did not pass means for a batch that is cut."""
+    if check.difference is None:
+        return f"Not known to be equal to the whole batch: {check_text(check)}."
+    return f"Not equal to the whole batch when it is cut into parts: {check_text(check)}."
+
+
+def check_text(check: PartsCheck) -> str:
+    """Say what a check that did not pass found."""
+    if check.difference is None:
+        return f"no comparison with parts of it could be made ({check.reason})"
+    percent = readable(100 * check.difference, 2)
+    return f"{check.where} differed by {percent} % in a comparison on {check.rows} examples"
 
 
 def _coupled_loss_name(loss: Any) -> str | None:

@@ -1,34 +1,40 @@
 """Moving statistics of BatchNormalization over an accumulated batch.
 
-Statistics of rows seen so far (weight W, mean, sum of squares Q) and of a micro-batch (weight w,
-mean_k, var_k) join, with d = mean_k - mean, to
+Each call of a layer has statistics of its own. Those of the entries seen so far (weight W, mean,
+variance) and of a micro-batch (weight w, mean_k, var_k) join, with d = mean_k - mean and
+s = w / (W + w), to
 
-    mean + d w / (W + w)        Q + w var_k + d^2 W w / (W + w)
+    mean + d s        var + (var_k - var) s + d^2 s (1 - s)
 
 Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance", equation 2.1. At
-the end W is 1, Q the variance of the whole batch, and the moving statistics advance once.
+the end they are those of the whole batch, and the moving statistics advance by them as Keras's
+do: once a call, in the order of the calls.
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 
-class BatchStatistics(NamedTuple):
-    """Statistics of the rows so far for one layer.
+class CallStatistics(NamedTuple):
+    """Statistics of the entries so far in one call of a layer, each of shape (channels,).
 
     Attributes:
-        weight: W, their share of the batch.
-        mean: Of shape (channels,).
-        squares: Q, of shape (channels,).
+        weight: W, entries that are not masked.
+        mean: Their mean.
+        variance: Their variance.
     """
 
     weight: tf.Tensor
     mean: tf.Tensor
-    squares: tf.Tensor
+    variance: tf.Tensor
+
+
+BatchStatistics = tuple[tuple[CallStatistics, ...], ...]
 
 
 class BatchNormUpdate:
@@ -38,68 +44,131 @@ class BatchNormUpdate:
         self._layers: list[Any] = [
             layer
             for layer in model._flatten_layers(include_self=False)
-            if isinstance(layer, keras.layers.BatchNormalization) and _advances_once(layer)
+            if isinstance(layer, keras.layers.BatchNormalization) and _joins(layer)
         ]
         self._before = [_moving(layer) for layer in self._layers]
+        # The calls of each layer in the latest pass; none where they cannot be seen from here: in
+        # a loop or function inside the model, or in a `call` that computes something else.
+        self._calls: list[list[Any]] = [[] for _ in self._layers]
 
-    def init(self) -> tuple[BatchStatistics, ...]:
-        """Starts with no rows for each layer."""
+    def init(self, forward: Callable[[Any], Any], inputs: Any) -> BatchStatistics:
+        """Starts with no entries for each call of each layer.
+
+        Args:
+            forward: Calls the model in training.
+            inputs: Inputs of the batch, in a graph.
+        """
+        if not self._layers:
+            return ()
+
+        def trace(inputs: Any) -> None:
+            with self.observed():
+                forward(inputs)
+
+        specs = keras.tree.map_structure(
+            lambda leaf: (
+                None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+            ),
+            inputs,
+        )
+        # A loop must know what it carries, so one pass is traced and thrown away.
+        tf.function(trace, autograph=False).get_concrete_function(specs)
         return tuple(
-            BatchStatistics(tf.zeros([]), tf.zeros_like(mean), tf.zeros_like(variance))
-            for mean, variance in self._before
+            tuple(_nothing(layer) for _ in calls or [None])
+            for layer, calls in zip(self._layers, self._calls, strict=True)
         )
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Lets a forward pass leave its batch's own statistics in the moving ones."""
-        momenta = [layer.momentum for layer in self._layers]
-        for layer in self._layers:
-            layer.momentum = 0.0
+        """Keeps the statistics of each call of each layer in a forward pass.
+
+        The pass begins with the moving statistics from before the update.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        self._calls = [[] for _ in self._layers]
+        for layer, before, calls in zip(self._layers, self._before, self._calls, strict=True):
+            _assign(layer, *before)
+            layer._moments = functools.partial(_kept, layer, layer._moments, calls, graph)
         try:
             yield
         finally:
-            for layer, momentum in zip(self._layers, momenta, strict=True):
-                layer.momentum = momentum
+            for layer, calls in zip(self._layers, self._calls, strict=True):
+                del layer._moments
+                if None in calls:
+                    calls.clear()
 
-    def add(
-        self, sums: tuple[BatchStatistics, ...], rows_share: tf.Tensor
-    ) -> tuple[BatchStatistics, ...]:
-        """Adds the statistics that an observed forward pass left."""
-        found = [_moving(layer) for layer in self._layers]
-        return tuple(
-            _joined(total, rows_share, *new) for total, new in zip(sums, found, strict=True)
-        )
+    def add(self, sums: BatchStatistics, rows: tf.Tensor) -> BatchStatistics:
+        """Adds the statistics that an observed forward pass showed.
 
-    def finalize(self, sums: tuple[BatchStatistics, ...]) -> None:
+        Args:
+            sums: Those so far; empty before the first pass where nothing was traced.
+            rows: Rows of the pass.
+        """
+        added = []
+        for index, (layer, calls) in enumerate(zip(self._layers, self._calls, strict=True)):
+            # Moved ones are averaged: that is exact but for how far micro-batches differ.
+            new = calls or [_moved(layer, rows)]
+            totals = sums[index] if sums else [_nothing(layer) for _ in new]
+            pairs = zip(totals, new, strict=True)
+            added.append(tuple(_joined(*pair, between=bool(calls)) for pair in pairs))
+        return tuple(added)
+
+    def finalize(self, sums: BatchStatistics) -> None:
         """Writes the moving statistics."""
-        for layer, before, total in zip(self._layers, self._before, sums, strict=True):
-            batch = (total.mean, total.squares)
-            variables = (layer.moving_mean, layer.moving_variance)
-            for variable, old, new in zip(variables, before, batch, strict=True):
-                moved = layer.momentum * old + (1.0 - layer.momentum) * new
-                variable.assign(tf.cast(moved, variable.dtype))
+        layers = zip(self._layers, self._before, self._calls, sums, strict=True)
+        for layer, (mean, variance), calls, totals in layers:
+            if not calls:
+                mean, variance = totals[0].mean, totals[0].variance
+            for call in totals if calls else ():
+                mean = layer.momentum * mean + (1.0 - layer.momentum) * call.mean
+                variance = layer.momentum * variance + (1.0 - layer.momentum) * call.variance
+            _assign(layer, mean, variance)
 
 
-def _joined(
-    total: BatchStatistics, weight: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
-) -> BatchStatistics:
-    together = total.weight + weight
-    difference = mean - total.mean
-    between = difference**2 * (total.weight * weight / together)
-    return BatchStatistics(
-        together,
-        total.mean + difference * (weight / together),
-        total.squares + weight * variance + between,
-    )
+def _kept(
+    layer: Any, moments: Callable[..., Any], calls: list[Any], graph: Any, inputs: Any, mask: Any
+) -> Any:
+    """Computes the statistics of a call, and keeps them where they are of the same graph."""
+    mean, variance = moments(inputs, mask)
+    if tf.compat.v1.get_default_graph() is graph:
+        shape = layer.moving_mean.shape
+        flat = [tf.reshape(tf.cast(value, tf.float32), shape) for value in (mean, variance)]
+        calls.append(CallStatistics(_entries(layer, inputs, mask), *flat))
+    else:
+        calls.append(None)
+    return mean, variance
 
 
-def _advances_once(layer: Any) -> bool:
-    """Tells whether one call of the layer leaves the statistics of its batch behind.
+def _entries(layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Counts what the statistics of each channel are taken over."""
+    if mask is None:
+        channels = layer.moving_mean.shape[0]
+        return tf.fill([channels], tf.cast(tf.size(inputs) // channels, tf.float32))
+    valid = tf.broadcast_to(tf.expand_dims(tf.cast(mask, tf.float32), -1), tf.shape(inputs))
+    return tf.reduce_sum(valid, layer._reduction_axes)
 
-    One that is called several times in a forward pass, or renormalises, keeps to Keras's way.
-    """
-    once = len(layer._inbound_nodes) <= 1
-    return layer.trainable and once and not getattr(layer, "renorm", False)
+
+def _joined(total: CallStatistics, new: CallStatistics, *, between: bool) -> CallStatistics:
+    together = total.weight + new.weight
+    share = tf.math.divide_no_nan(new.weight, together)
+    difference = new.mean - total.mean
+    variance = total.variance + (new.variance - total.variance) * share
+    if between:
+        variance += difference**2 * share * (1.0 - share)
+    return CallStatistics(together, total.mean + difference * share, variance)
+
+
+def _joins(layer: Any) -> bool:
+    """Return whether statistics of micro-batches join: one that renormalises keeps Keras's way."""
+    return layer.trainable and not getattr(layer, "renorm", False)
+
+
+def _nothing(layer: Any) -> CallStatistics:
+    return CallStatistics(*[tf.zeros(layer.moving_mean.shape)] * 3)
+
+
+def _moved(layer: Any, rows: tf.Tensor) -> CallStatistics:
+    return CallStatistics(tf.fill(layer.moving_mean.shape, rows), *_moving(layer))
 
 
 def _moving(layer: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -109,3 +178,8 @@ def _moving(layer: Any) -> tuple[tf.Tensor, tf.Tensor]:
         for variable in (layer.moving_mean, layer.moving_variance)
     )
     return mean, variance
+
+
+def _assign(layer: Any, mean: tf.Tensor, variance: tf.Tensor) -> None:
+    for variable, value in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
+        variable.assign(tf.cast(value, variable.dtype))

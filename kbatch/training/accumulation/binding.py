@@ -84,11 +84,11 @@ def accumulate_gradients(
     >>> kbatch.accumulate_gradients(model, micro_batch_size=32)
     >>> model.fit(x, y, batch_size=1024)  # 1024 examples an update, 32 in memory
 
-    Each output's loss is divided by what Keras divides it by: rows, valid tokens or weights. A
-    scalar from `add_loss`, from a loss function or from a `compute_loss` of your own is taken to be
-    a mean over the rows. Layers that look at other rows, custom losses that compare rows and masks
-    that dropout draws anew are not equal to the whole batch; metrics that a `compute_metrics` of
-    your own adds to its result are not reported.
+    Each output's loss is divided by what Keras divides it by: the values that it returned, valid
+    tokens or weights. A scalar from `add_loss`, from a loss function or from a `compute_loss` of
+    your own is taken to be a mean over the rows. Layers that look at other rows, custom losses that
+    compare rows and masks that dropout draws anew are not equal to the whole batch; metrics that a
+    `compute_metrics` of your own adds to its result are not reported.
 
     Args:
         model: A compiled model without a `train_step` of its own. It is changed.

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from kbatch.training.accumulation import gradient_sum
 from kbatch.training.accumulation.batch_coupling import coupled_parts
-from kbatch.training.accumulation.binding import accumulate_gradients
 from kbatch.training.accumulation.micro_batches import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
+from kbatch.training.accumulation.summed_gradients import SummingTrainStep, summed
 from kbatch.training.accumulation.train_step import (
     Sums,
     Update,
@@ -23,25 +23,7 @@ from kbatch.training.accumulation.train_step import (
     weighted_squared_norm,
 )
 from kbatch.training.trainable_model import check_model
-
-
-def cut_batches(
-    model: keras.Model, micro_batch_size: int, *, rows: int, moments_every: int
-) -> keras.Model:
-    """Makes a model accumulate where its batches are larger, and measure its moments anyway.
-
-    Args:
-        model: A compiled model without a `train_step` of its own. It is changed.
-        micro_batch_size: Examples that go through the device at once.
-        rows: Examples that it has of a batch.
-        moments_every: As in `accumulate_gradients`.
-
-    Returns:
-        The same model.
-    """
-    if micro_batch_size < rows:
-        return accumulate_gradients(model, micro_batch_size, moments_every=moments_every)
-    return measure_moments(model, every=moments_every) if moments_every else model
+from kbatch.training.waiting_step import with_data
 
 
 def measure_moments(model: keras.Model, *, every: int) -> keras.Model:
@@ -58,7 +40,9 @@ def measure_moments(model: keras.Model, *, every: int) -> keras.Model:
         The same model.
     """
     if uncut_part(model) is None:
-        model.train_step = _HalvingTrainStep(model, every).run
+        step = getattr(vars(model).get("train_step"), "__self__", None)
+        summing = step if isinstance(step, SummingTrainStep) else None
+        model.train_step = _HalvingTrainStep(model, every, summing).run
         model.train_function = None
     return model
 
@@ -80,20 +64,21 @@ def uncut_part(model: keras.Model) -> str | None:
     return own[0] if own else None
 
 
-def uncut_note(part: str) -> str:
-    """Says in a sentence that the noise scale was not measured, and how it would be."""
+def uncut_note(reason: str) -> str:
+    """Say in a sentence that the noise scale was not measured, and how it would be."""
     return (
-        f"The noise scale was not measured: {part} may need the whole batch at once. Where "
-        "micro-batches are right for it, give a `micro_batch_size` of at most half the batch."
+        f"The noise scale was not measured: {reason}. Where micro-batches are right for it, give "
+        "a `micro_batch_size` of at most half the batch."
     )
 
 
 class _HalvingTrainStep:
-    """Keras's train step, with every n-th batch in two halves."""
+    """Keras's train step or the one that sums, with every n-th batch in two halves."""
 
-    def __init__(self, model: keras.Model, every: int):
+    def __init__(self, model: keras.Model, every: int, summing: SummingTrainStep | None):
         self._model: Any = model
         self._moments = MomentMeans(every)
+        self._summing = summing
 
     def run(self, data: Any) -> dict[str, Any]:
         """Makes one optimizer update from one batch, as `keras.Model.train_step` does.
@@ -104,6 +89,10 @@ class _HalvingTrainStep:
         Returns:
             The metrics, by name.
         """
+        with with_data(data):
+            return self._update(data)
+
+    def _update(self, data: Any) -> dict[str, Any]:
         model = self._model
         check_model(model)
         batch = cut(keras.utils.unpack_x_y_sample_weight(data), 1)
@@ -115,7 +104,10 @@ class _HalvingTrainStep:
         return model.get_metrics_result() | moments
 
     def _whole(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        keras.Model.train_step(self._model, data)
+        if self._summing is not None:
+            self._summing.run(data)
+        else:
+            keras.Model.train_step(self._model, data)
         return tf.constant(float("nan")), tf.zeros([])
 
     def _halved(self, batch: MicroBatches) -> tuple[tf.Tensor, tf.Tensor]:
@@ -123,9 +115,10 @@ class _HalvingTrainStep:
         half = (rows + 1) // 2
         update = Update(self._model, batch, batch_norm_once=False, measured=None)
         # Both are traced in turn, not looped over: gradients stay as sparse as they were.
-        first = update.part(batch.part(0, half))
-        second = update.part(batch.part(half, rows - half))
-        gradients = gradient_sum.joined(first.gradients, second.gradients)
+        first, second = update.halves(half)
+        gradients: Any = gradient_sum.joined(first.gradients, second.gradients)
+        if self._summing is not None:
+            gradients = summed(gradients)
         micro = weighted_squared_norm(first) + weighted_squared_norm(second)
         losses = zip(first.output_losses, second.output_losses, strict=True)
         update.apply(

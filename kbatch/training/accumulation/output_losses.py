@@ -1,8 +1,8 @@
 """The loss of a micro-batch as its share in the loss of the whole batch.
 
-An output's loss over a batch is a sum of row losses over a denominator D: the rows, the valid
-(unmasked) entries or the sample weights, by its reduction. With D_k the same count over
-micro-batch k, the parts
+An output's loss over a batch is a sum of values over a denominator D: the rows, the values that
+the loss returned, the valid (unmasked) entries or the sample weights, by its reduction. With D_k
+the same count over micro-batch k, the parts
 
     D_k / D * loss_k
 
@@ -33,6 +33,7 @@ def part_of_batch_loss(
     *,
     rows_share: tf.Tensor,
     totals: Sequence[tf.Tensor],
+    added_losses: list[Any],
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
     """Computes what one micro-batch adds to the loss of the whole batch.
 
@@ -41,6 +42,7 @@ def part_of_batch_loss(
         forward: Inputs, targets, predictions and sample weights of the micro-batch.
         rows_share: Its rows over the rows of the batch, a float32 scalar.
         totals: Denominator of each output over the whole batch; empty where rows count.
+        added_losses: `model.losses` after the call.
 
     Returns:
         The part of the total loss, and the part of each output's loss (without loss weights).
@@ -52,7 +54,7 @@ def part_of_batch_loss(
     parts: dict[int, tf.Tensor] = {}
 
     def weigh(index: int, loss: Any, *call: Any) -> tf.Tensor:
-        value = loss(*call)
+        value = tf.reduce_sum(loss(*call))  # Keras leaves an empty one as it is.
         share = _share(loss, call, rows_share, totals[index] if totals else None)
         parts[index] = value * tf.cast(share, value.dtype)
         return parts[index]
@@ -61,9 +63,9 @@ def part_of_batch_loss(
         part = weigh(index, loss, *call)
         return part / tf.cast(rows_share, part.dtype)
 
-    if _has_own_loss(model):
+    if has_own_loss(model):
         # Its own terms are taken to be means over rows; those of `compile` are known better.
-        with _routed(model._compile_loss, weigh_by_rows_later):
+        with _routed(model._compile_loss, weigh_by_rows_later), _with_losses(model, added_losses):
             loss: Any = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
         total = loss * tf.cast(rows_share, loss.dtype)
     else:
@@ -71,7 +73,7 @@ def part_of_batch_loss(
             compiled = (
                 [model._compile_loss(y, y_pred, sample_weight)] if _is_compiled(model) else []
             )
-        total = _sum([*compiled, *_penalties(model, rows_share)])
+        total = _sum([*compiled, *penalties(model, added_losses, rows_share)])
     return total, tuple(parts.get(i, tf.zeros([])) for i in range(output_count(model)))
 
 
@@ -98,9 +100,10 @@ def denominators(model: keras.Model, forward: tuple[Any, Any, Any]) -> tuple[tf.
 
 
 def need_counting(model: keras.Model) -> bool:
-    """Tells whether a loss is divided by something other than the rows.
+    """Return whether a loss is divided by something other than the rows.
 
-    That is so for masks, whether from a layer or from a loss that ignores a class, and for
+    That is so for masks, whether from a layer or from a loss that ignores a class, for a
+    loss of the user's own, which may return fewer values than rows, and for
     `reduction="mean_with_sample_weight"`.
     """
     losses = [entry.loss for entry in _compiled_losses(model)]
@@ -127,14 +130,16 @@ def _share(
     return tf.math.divide_no_nan(counted, total)
 
 
-def _penalties(model: keras.Model, rows_share: tf.Tensor) -> list[tf.Tensor]:
-    """Weighs regularizers and losses from `add_loss`.
+def penalties(
+    model: keras.Model, added_losses: list[Any], rows_share: tf.Tensor
+) -> list[tf.Tensor]:
+    """Weigh regularizers and losses from `add_loss`.
 
     A scalar counts by the rows: a penalty on weights is the same for every micro-batch, and a
     loss of the batch is taken to be a mean. A vector has a value a row, which Keras sums.
     """
     found: list[tf.Tensor] = []
-    for loss in model.losses:
+    for loss in added_losses:
         value: Any = model._aggregate_additional_loss(loss)
         rows = len(loss.shape) > 0
         found.append(value if rows else value * tf.cast(rows_share, value.dtype))
@@ -158,7 +163,8 @@ def _compiled_losses(model: keras.Model) -> list[Any]:
     return [] if compile_loss is None else compile_loss._flat_losses or []
 
 
-def _has_own_loss(model: keras.Model) -> bool:
+def has_own_loss(model: keras.Model) -> bool:
+    """Return whether a `compute_loss` of the user's own takes the place of Keras's."""
     own_method = type(model).compute_loss is not keras.Model.compute_loss
     return own_method or "compute_loss" in vars(model)
 
@@ -167,9 +173,17 @@ def _denominator(
     loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor | None:
     """Counts the denominator of one output, None where it is the number of rows."""
-    mask = _mask(loss, y_true, y_pred)
+    values = _values(loss, y_true, y_pred)
+    if values is None:
+        return None  # A loss that is not made of values a row and a reduction.
+    mask = _mask(y_pred, values)
     if loss.reduction in _MEAN or sample_weight is None:
-        return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
+        # A scalar is taken for a mean over rows; Keras's own losses have as many values each row.
+        varies = _may_vary(loss) and values.shape.rank != 0
+        if mask is None:
+            return _size(values) if varies else None
+        valid = tf.reduce_sum(tf.cast(mask, tf.float32))
+        return valid * tf.math.divide_no_nan(_size(values), _size(mask)) if varies else valid
     weights: Any = tf.cast(sample_weight, tf.float32)
     if mask is None:
         return tf.reduce_sum(weights)
@@ -177,19 +191,26 @@ def _denominator(
     return tf.reduce_sum(valid * weights)
 
 
-def _mask(loss: Any, y_true: Any, y_pred: Any) -> tf.Tensor | None:
+def _values(loss: Any, y_true: Any, y_pred: Any) -> tf.Tensor | None:
     def as_float(value):
         return keras.ops.convert_to_tensor(value, dtype=loss.dtype)
 
     if type(loss).__call__ is not keras.losses.Loss.__call__:
-        return None  # A loss that is not made of values a row and a reduction.
-    # Only the mask is used; the graph drops the values.
-    values = loss.call(
+        return None
+    # Only the mask and the shape are used; the graph drops the values.
+    return loss.call(
         keras.tree.map_structure(as_float, y_true), keras.tree.map_structure(as_float, y_pred)
     )
+
+
+def _mask(y_pred: Any, values: tf.Tensor) -> tf.Tensor | None:
     masks = [getattr(tensor, "_keras_mask", None) for tensor in (y_pred, values)]
     present = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
     return functools.reduce(tf.logical_and, present) if present else None
+
+
+def _size(tensor: Any) -> tf.Tensor:
+    return tf.cast(tf.size(tensor), tf.float32)
 
 
 @contextlib.contextmanager
@@ -214,6 +235,16 @@ def _routed(compile_loss: Any, route: Callable[..., tf.Tensor]) -> Iterator[None
         compile_loss._flat_losses, compile_loss._metrics = flat_losses, metrics
 
 
+@contextlib.contextmanager
+def _with_losses(model: Any, losses: list[Any]) -> Iterator[None]:
+    """Lets `model.losses` be those of a certain call, which may not have been the last one."""
+    model._losses_override.extend(losses)
+    try:
+        yield
+    finally:
+        model._losses_override.clear()
+
+
 def _is_from_keras(value: Any) -> bool:
     return getattr(value, "__module__", "").split(".")[0] == "keras"
 
@@ -230,6 +261,10 @@ def _makes_mask(layer: keras.Layer) -> bool:
 
 
 def _may_mask(loss: Any) -> bool:
-    function = getattr(loss, "fn", type(loss))
     ignores = getattr(loss, "_fn_kwargs", {}).get("ignore_class") is not None
-    return ignores or not _is_from_keras(function)
+    return ignores or _may_vary(loss)
+
+
+def _may_vary(loss: Any) -> bool:
+    """Returns whether a loss is not Keras's own, and so may return fewer values than rows."""
+    return not _is_from_keras(getattr(loss, "fn", type(loss)))

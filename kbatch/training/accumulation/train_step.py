@@ -6,6 +6,7 @@ schedule, its moving averages and its loss scale see one large batch.
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -17,6 +18,7 @@ from kbatch.training.accumulation.micro_batches import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.symbolic_build import build_symbolically
 from kbatch.training.trainable_model import check_model
+from kbatch.training.waiting_step import with_data
 
 
 class Part(NamedTuple):
@@ -35,6 +37,22 @@ class Part(NamedTuple):
     rows_share: tf.Tensor
 
 
+class Forward(NamedTuple):
+    """A micro-batch that has gone through the model: its gradient is still to be taken.
+
+    Attributes:
+        tape: Has recorded the pass.
+        micro_batch: Inputs, targets and sample weights.
+        y_pred: Predictions.
+        added_losses: What `add_loss` and regularizers added in the pass.
+    """
+
+    tape: tf.GradientTape
+    micro_batch: tuple[Any, Any, Any]
+    y_pred: Any
+    added_losses: list[Any]
+
+
 class Sums(NamedTuple):
     """What an update is made of: sums over its micro-batches so far."""
 
@@ -42,7 +60,7 @@ class Sums(NamedTuple):
     loss: tf.Tensor
     output_losses: tuple[tf.Tensor, ...]
     micro_sq_norm: tf.Tensor
-    batch_statistics: tuple[BatchStatistics, ...]
+    batch_statistics: BatchStatistics
 
 
 class AccumulatingTrainStep:
@@ -52,6 +70,8 @@ class AccumulatingTrainStep:
         micro_batch_size: Examples that go through the device at once.
         varying_size: A variable that has them instead, where they change from step to step.
         moments_every: Every how many updates the moments are measured, 0 for never.
+        batch_metrics: Names of metrics whose function returns one value for all rows: here they
+            are means over micro-batches.
         batch_norm_once: Whether moving statistics advance once an update.
     """
 
@@ -69,6 +89,7 @@ class AccumulatingTrainStep:
         self.moments_every = moments_every
         self._moments = MomentMeans(moments_every) if moments_every else None
         self.batch_norm_once = batch_norm_once
+        self.batch_metrics: set[str] = set()
 
     def run(self, data: Any) -> dict[str, Any]:
         """Makes one optimizer update from one batch, as `keras.Model.train_step` does.
@@ -79,6 +100,10 @@ class AccumulatingTrainStep:
         Returns:
             The metrics, by name.
         """
+        with with_data(data):
+            return self._update(data)
+
+    def _update(self, data: Any) -> dict[str, Any]:
         model = self._model
         # It may have been compiled again, or frozen, since accumulation was turned on.
         check_model(model)
@@ -87,19 +112,22 @@ class AccumulatingTrainStep:
         build_variables(model, batch)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self._moments is None or replicas > 1:
-            update = Update(model, batch, self.batch_norm_once, measured=None)
-            update.apply(update.accumulate())
+            self._accumulated(Update(model, batch, self.batch_norm_once, measured=None))
             return model.get_metrics_result()
         anew, scale = before_update(model)
         measured = self._moments.is_due(anew)
-        update = Update(model, batch, self.batch_norm_once, measured)
-        sums = update.accumulate()
-        update.apply(sums)
+        sums = self._accumulated(Update(model, batch, self.batch_norm_once, measured))
         micro = tf.where(measured, sums.micro_sq_norm, float("nan"))
         whole = tf.cond(measured, lambda: squared_norm(sums.gradients), lambda: tf.zeros([]))
         norms = (micro / scale**2, whole / scale**2)
         moments = self._moments.update(*norms, batch.rows, batch.count, anew)
         return model.get_metrics_result() | moments
+
+    def _accumulated(self, update: "Update") -> Sums:
+        sums = update.accumulate()
+        self.batch_metrics = update.batch_metrics
+        update.apply(sums)
+        return sums
 
 
 class Update:
@@ -123,13 +151,16 @@ class Update:
         self._batch = batch
         self._measured = measured
         self._batch_norm = BatchNormUpdate(model) if batch_norm_once else None
-        self._totals = self._denominators()
+        self._totals: tuple[tf.Tensor, ...] = ()
         # Which variables the loss reaches; known once a micro-batch has been traced.
         self._connected = [False] * len(model.trainable_weights)
+        # Names of metrics that are functions of the rows together.
+        self.batch_metrics: set[str] = set()
 
     def accumulate(self) -> Sums:
         """Runs all micro-batches, one after the other: that is what saves the memory."""
         batch = self._batch
+        self._totals = self._denominators()
         # XLA wants one size in the loop, and compiles it also where it never runs: a size that is
         # in the batch. The rest, if there is one, follows the loop.
         fixed = self._model.jit_compile
@@ -141,9 +172,14 @@ class Update:
             size = tf.minimum(batch.size, rest)
             return start + batch.size, self._add(sums, batch.part(start, size))
 
-        _, sums = tf.while_loop(
-            lambda start, _: start < end, add, (tf.constant(0), self._init()), parallel_iterations=1
-        )
+        start, sums = tf.constant(0), self._init()
+        if tf.executing_eagerly():
+            while start < end:
+                start, sums = add(start, sums)
+        else:
+            _, sums = tf.while_loop(
+                lambda start, _: start < end, add, (start, sums), parallel_iterations=1
+            )
         return self._add_rest(sums, batch.rows - end) if fixed else sums
 
     def _add_rest(self, sums: Sums, rest: tf.Tensor) -> Sums:
@@ -175,32 +211,77 @@ class Update:
             tf.zeros([]),
             tuple(tf.zeros([]) for _ in range(outputs)),
             tf.zeros([]),
-            () if self._batch_norm is None else self._batch_norm.init(),
+            self._batch_statistics(),
         )
 
-    def part(self, micro_batch: tuple[Any, Any, Any]) -> Part:
-        """Computes loss and gradients of a micro-batch, and counts it in the metrics."""
+    def _batch_statistics(self) -> BatchStatistics:
+        if self._batch_norm is None or tf.executing_eagerly():
+            return ()
+        forward = functools.partial(_forward, self._model, training=True)
+        return self._batch_norm.init(forward, self._batch.leaves[0])
+
+    def halves(self, rows: Any) -> tuple[Part, Part]:
+        """Computes loss and gradients of a batch that fits at once, in two parts.
+
+        Both go through the model before a loss is taken, so that what masks and weights count is
+        known without another pass.
+
+        Args:
+            rows: Examples of the first part.
+        """
+        batch, whole = self._batch, self._batch.known_rows or self._batch.rows
+        passes = [
+            self._forward(batch.part(0, rows)),
+            self._forward(batch.part(rows, whole - rows)),
+        ]
+        if output_losses.need_counting(self._model):
+            counted = [
+                output_losses.denominators(self._model, (y, one.y_pred, weight))
+                for one in passes
+                for _, y, weight in [one.micro_batch]
+            ]
+            self._totals = tuple(a + b for a, b in zip(*counted, strict=True))
+        first, second = passes
+        parts = self._part(first), self._part(second)
+        # A metric of the user's own may look at the batch as a whole.
+        together = keras.tree.map_structure(_joined, first.y_pred, second.y_pred)
+        self._count(self._batch.leaves, together)
+        return parts
+
+    def _forward(self, micro_batch: tuple[Any, Any, Any]) -> Forward:
+        with tf.GradientTape() as tape, self._observed():
+            y_pred = _forward(self._model, micro_batch[0], training=True)
+            return Forward(tape, micro_batch, y_pred, list(self._model.losses))
+
+    def _part(self, one: Forward) -> Part:
+        """Computes loss and gradients of a micro-batch."""
         model = self._model
-        x, y, sample_weight = micro_batch
+        x, y, sample_weight = one.micro_batch
         rows_share = _rows(x) / tf.cast(self._batch.rows, tf.float32)
-        with tf.GradientTape() as tape:
-            with self._observed():
-                y_pred = _forward(model, x, training=True)
+        with one.tape:
             loss, parts = output_losses.part_of_batch_loss(
                 model,
-                (x, y, y_pred, sample_weight),
+                (x, y, one.y_pred, sample_weight),
                 rows_share=rows_share,
                 totals=self._totals,
+                added_losses=one.added_losses,
             )
             scaled_loss = model.optimizer.scale_loss(loss)
-        gradients: Any = tape.gradient(scaled_loss, model.trainable_weights)
+        gradients: Any = one.tape.gradient(scaled_loss, model.trainable_weights)
         reached = [gradient is not None for gradient in gradients]
         self._connected = [a or b for a, b in zip(self._connected, reached, strict=True)]
-        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return Part(gradients, loss, parts, rows_share)
 
+    def _count(self, data: tuple[Any, Any, Any], y_pred: Any) -> None:
+        """Counts rows in the metrics."""
+        x, y, sample_weight = data
+        with _noted_batch_metrics(self._model, self.batch_metrics):
+            self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
     def _add(self, sums: Sums, micro_batch: tuple[Any, Any, Any]) -> Sums:
-        part = self.part(micro_batch)
+        forward = self._forward(micro_batch)
+        part = self._part(forward)
+        self._count(micro_batch, forward.y_pred)
         losses = zip(sums.output_losses, part.output_losses, strict=True)
         return Sums(
             gradient_sum.add(sums.gradients, part.gradients),
@@ -282,6 +363,38 @@ def _build_eagerly(model: Any, batch: MicroBatches) -> None:
 
 def _forward(model: Any, x: Any, *, training: bool) -> Any:
     return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Joins predictions with their masks."""
+    both: Any = tf.concat([first, second], axis=0)
+    masks: Any = [getattr(part, "_keras_mask", None) for part in (first, second)]
+    if all(mask is not None for mask in masks):
+        both._keras_mask = tf.concat(masks, axis=0)
+    return both
+
+
+@contextlib.contextmanager
+def _noted_batch_metrics(model: Any, names: set[str]) -> Iterator[None]:
+    """Notes which functions given as metrics return one value for all rows."""
+    compiled = model._compile_metrics
+    metrics: Any = [] if compiled is None else compiled.metrics
+    routed = [one for one in metrics if isinstance(one, keras.metrics.MeanMetricWrapper)]
+    functions = [metric._fn for metric in routed]
+
+    def noting(metric: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        values = function(*args, **kwargs)
+        if len(values.shape) == 0:
+            names.add(metric.name)
+        return values
+
+    for metric, function in zip(routed, functions, strict=True):
+        metric._fn = functools.partial(noting, metric, function)
+    try:
+        yield
+    finally:
+        for metric, function in zip(routed, functions, strict=True):
+            metric._fn = function
 
 
 def _rows(x: Any) -> tf.Tensor:

@@ -1,0 +1,341 @@
+"""Whether the parts of a batch train a model as the whole does: a check by value.
+
+No list of layers and losses can tell: a loss that a layer adds may be a sum, a `call` may mix
+rows. So batches go through whole, by Keras's own loss, and in parts of unequal size, and what
+comes out is compared: with the weights as they are, and where they moved to.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.records.parts_check import EQUAL_UP_TO, PartsCheck
+from kbatch.training.accumulation import output_losses
+from kbatch.training.kept_state import kept_state
+from kbatch.training.still_draws import StillDraws
+from kbatch.training.symbolic_build import build_symbolically
+
+_MOVES = 3
+# Of the norm of a variable: far enough that what was zero at first counts.
+_MOVE = 0.03
+# A gradient that is zero but for rounding, such as of a key's bias, is held against all others.
+_SMALLEST_SHARE = 0.01
+
+
+def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
+    """Compare batches that go through a model whole and in parts.
+
+    Draws are held still and dropout is left out, which are no matter of parts; BatchNormalization
+    trains. Layers compute in float32, whatever their policy.
+
+    Args:
+        model: A compiled, built model without a `train_step` of its own, on one device. It is
+            given back as it was.
+        rows: Inputs, targets and sample weights, nested arrays of shape (rows, ...) with None where
+            a part is absent. Two batches are made of them.
+
+    Returns:
+        The largest difference, or why there is none.
+    """
+    batches = _batches(keras.utils.unpack_x_y_sample_weight(rows))
+    count = len(_leaves(batches[0])[0])
+    if count < 2:
+        return PartsCheck(None, None, "a batch of one example has no parts", count)
+    compile_loss = model._compile_loss
+    try:
+        if not (model.built and (compile_loss is None or compile_loss.built)):
+            build_symbolically(model, keras.tree.map_structure(_tensor, batches[0]))
+        with kept_state(model), _in_float32(model), _exact_products():
+            return _compared(model, batches, count)
+    # Whatever a model raises here, training may raise as well, and says more.
+    except Exception as error:
+        said = next(iter(str(error).strip().splitlines()), "")
+        return PartsCheck(None, None, f"{type(error).__name__}: {said}"[:300], count)
+
+
+class _Pass(NamedTuple):
+    """Values by name: loss terms, and gradients of variables."""
+
+    terms: dict[str, float]
+    gradients: dict[str, np.ndarray]
+
+    @property
+    def is_finite(self) -> bool:
+        values = (*self.terms.values(), *self.gradients.values())
+        return all(np.isfinite(value).all() for value in values)
+
+
+def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCheck:
+    passes = _Passes(model, batches[0])
+    first = passes.whole(batches[0])
+    if not first.is_finite:
+        return PartsCheck(None, None, "the loss or its gradient is not finite", count)
+    again, _ = _largest_difference(first, passes.whole(batches[0]))
+    if not again <= 1e-6:
+        return PartsCheck(None, None, "its randomness cannot be held still", count)
+    found = [_largest_difference(first, passes.parts(batches[0]))]
+    found += [_largest_difference(passes.whole(one), passes.parts(one)) for one in batches[1:]]
+    for _ in range(_MOVES):
+        passes.move(first)
+        first = passes.whole(batches[0])
+    if first.is_finite:
+        found += [_largest_difference(passes.whole(one), passes.parts(one)) for one in batches]
+    difference, where = max(found)
+    if not np.isfinite(difference):
+        return PartsCheck(None, None, f"{where} is not finite on a part", count)
+    return PartsCheck(difference, where, None, count)
+
+
+class _Passes:
+    """A batch sent through a model, whole or in parts, without an update."""
+
+    def __init__(self, model: Any, batch: Any):
+        self._model = model
+        self._structure = batch
+        self._draws = StillDraws()
+        trained = {id(variable) for variable in model.trainable_variables}
+        self._state = [one for one in model.variables if id(one) not in trained]
+        self._counts = output_losses.need_counting(model)
+        specs = [
+            tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype))
+            for leaf in _leaves(batch)
+        ]
+        scalars = tf.TensorSpec([None], tf.float32)
+        self._names: list[str] = []
+        self._whole = self._traced(self._whole_pass, specs)
+        self._count = self._traced(self._counting_pass, specs)
+        self._part = self._traced(self._part_pass, specs, tf.TensorSpec([], tf.float32), scalars)
+
+    def whole(self, batch: Any) -> _Pass:
+        """Send a batch through as Keras's own train step does."""
+        with self._kept_statistics():
+            loss, terms, gradients = self._whole(_leaves(batch))
+        return self._pass(loss, terms, gradients)
+
+    def parts(self, batch: Any) -> _Pass:
+        """Send a batch through in three parts, and add them up."""
+        leaves = _leaves(batch)
+        rows = len(leaves[0])
+        cuts = sorted({0, max(1, rows // 8), max(1, rows // 3), rows})
+        parts = [[leaf[a:b] for leaf in leaves] for a, b in itertools.pairwise(cuts)]
+        totals = tf.zeros([0])
+        if self._counts:
+            with self._kept_statistics():
+                totals = tf.add_n([self._count(part) for part in parts])
+        sums: Any = 0.0, 0.0, [0.0] * len(self._model.trainable_variables)
+        with self._kept_statistics():
+            for part in parts:
+                share = tf.constant(len(part[0]) / rows, tf.float32)
+                loss, terms, gradients = self._part(part, share, totals)
+                added = [a + _wide(b) for a, b in zip(sums[2], gradients, strict=True)]
+                sums = sums[0] + _wide(loss), sums[1] + _wide(terms), added
+        return self._pass(*sums)
+
+    def move(self, found: _Pass) -> None:
+        """Move the weights down the gradient, each by a share of its norm."""
+        for variable, gradient in zip(
+            self._model.trainable_variables, found.gradients.values(), strict=True
+        ):
+            value = np.asarray(tf.convert_to_tensor(variable.value), np.float64)
+            length = _MOVE * max(np.linalg.norm(value), 1.0)
+            variable.assign(value - length * gradient / max(np.linalg.norm(gradient), 1e-30))
+
+    def _pass(self, loss: Any, terms: Any, gradients: Sequence[Any]) -> _Pass:
+        values = [loss, *np.atleast_1d(_wide(terms))]
+        paths = [f"the gradient of {v.path}" for v in self._model.trainable_variables]
+        names = [f"{path} ({i})" if path in paths[:i] else path for i, path in enumerate(paths)]
+        return _Pass(
+            dict(zip(("the loss", *self._names), map(float, values), strict=True)),
+            dict(zip(names, map(_wide, gradients), strict=True)),
+        )
+
+    @contextlib.contextmanager
+    def _kept_statistics(self) -> Iterator[None]:
+        kept = [tf.identity(one.value) for one in self._state]
+        yield
+        for variable, value in zip(self._state, kept, strict=True):
+            variable.assign(value)
+
+    def _traced(self, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
+        if self._model.run_eagerly:
+            return self._held(function)
+        # A `tf.function` within the model would keep a graph that has the draws of this check.
+        within = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            traced = tf.function(self._held(function), autograph=False)
+            return traced.get_concrete_function(*signature)
+        finally:
+            tf.config.run_functions_eagerly(within)
+
+    def _held(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def held(*args: Any) -> Any:
+            self._draws.restart()
+            with self._draws.held():
+                return function(*args)
+
+        return held
+
+    def _whole_pass(self, leaves: list[tf.Tensor]) -> Any:
+        x, y, sample_weight = self._nested(leaves)
+        with tf.GradientTape() as tape:
+            y_pred = self._called(x)
+            added = list(self._model.losses)
+            loss = self._model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+        gradients = self._gradients(tape, loss)
+        totals = self._totals(y, y_pred, sample_weight)
+        forward = (x, y, y_pred, sample_weight)
+        _, outputs = output_losses.part_of_batch_loss(
+            self._model, forward, rows_share=tf.ones([]), totals=totals, added_losses=added
+        )
+        self._names = self._term_names()
+        return loss, self._terms(outputs, added, tf.ones([])), gradients
+
+    def _counting_pass(self, leaves: list[tf.Tensor]) -> tf.Tensor:
+        x, y, sample_weight = self._nested(leaves)
+        totals = self._totals(y, self._called(x), sample_weight) if self._counts else ()
+        return tf.stack(totals) if totals else tf.zeros([0])
+
+    def _part_pass(self, leaves: list[tf.Tensor], rows_share: tf.Tensor, totals: tf.Tensor) -> Any:
+        x, y, sample_weight = self._nested(leaves)
+        known = [totals[i] for i in range(output_losses.output_count(self._model))]
+        with tf.GradientTape() as tape:
+            y_pred = self._called(x)
+            added = list(self._model.losses)
+            loss, outputs = output_losses.part_of_batch_loss(
+                self._model,
+                (x, y, y_pred, sample_weight),
+                rows_share=rows_share,
+                totals=known if self._counts else (),
+                added_losses=added,
+            )
+        return loss, self._terms(outputs, added, rows_share), self._gradients(tape, loss)
+
+    def _called(self, x: Any) -> Any:
+        model = self._model
+        return model(x, training=True) if model._call_has_training_arg else model(x)
+
+    def _totals(self, y: Any, y_pred: Any, sample_weight: Any) -> tuple[tf.Tensor, ...]:
+        if not self._counts:
+            return ()
+        return output_losses.denominators(self._model, (y, y_pred, sample_weight))
+
+    def _terms(self, outputs: Any, added: list[Any], rows_share: tf.Tensor) -> tf.Tensor:
+        # How a `compute_loss` of the user's own takes what layers add, only its result tells.
+        own = output_losses.has_own_loss(self._model)
+        penalties = [] if own else output_losses.penalties(self._model, added, rows_share)
+        return tf.stack([tf.cast(one, tf.float32) for one in (*outputs, *penalties)] or [0.0])
+
+    def _term_names(self) -> list[str]:
+        adding = [
+            f"the loss that {layer.name} ({type(layer).__name__}) adds"
+            for layer in self._model._flatten_layers()
+            for _ in layer._get_own_losses()
+        ]
+        entries = getattr(self._model._compile_loss, "_flat_losses", None) or ()
+        named = [f"the loss {entry.name or entry.loss.name}" for entry in entries]
+        penalties = len(self._model.losses) - len(adding)
+        if output_losses.has_own_loss(self._model):
+            adding, penalties = [], 0
+        names = [*named, *adding, *(["a penalty on weights"] * penalties)] or ["nothing"]
+        return [f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names)]
+
+    def _gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:
+        variables = self._model.trainable_weights
+        found = tape.gradient(loss, variables)
+        return [
+            tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
+            for variable, one in zip(variables, found, strict=True)
+        ]
+
+    def _nested(self, leaves: list[tf.Tensor]) -> Any:
+        rest = iter(leaves)
+        return keras.tree.map_structure(
+            lambda leaf: None if leaf is None else next(rest), self._structure
+        )
+
+
+def _largest_difference(whole: _Pass, parts: _Pass) -> tuple[float, str]:
+    """Find what differs most; a loss term tells more than the gradients that follow from it."""
+    scale = 1e-3 * max(*map(abs, whole.terms.values()), 1e-9)
+    terms = [
+        (abs(parts.terms[name] - term) / max(abs(term), scale), name)
+        for name, term in whole.terms.items()
+    ]
+    norms = {name: float(np.linalg.norm(one)) for name, one in whole.gradients.items()}
+    least = max(_SMALLEST_SHARE * float(np.linalg.norm(list(norms.values()))), 1e-30)
+    gradients = [
+        (float(np.linalg.norm(parts.gradients[name] - one)) / max(norms[name], least), name)
+        for name, one in whole.gradients.items()
+    ]
+    found = [(np.inf if np.isnan(size) else size, name) for size, name in (*terms, *gradients)]
+    largest = max(found)
+    telling = max(found[1 : len(terms)], default=largest)
+    return telling if telling[0] > EQUAL_UP_TO else largest
+
+
+def _batches(rows: Any) -> list[Any]:
+    """Make two batches: one from rows with little in them to rows with much, one as they come."""
+    leaves = _leaves(rows)
+    count = len(leaves[0])
+    if count < 4:
+        return [rows]
+    # Padding is 0 and a missing label NaN or negative: where rows differ in them, parts do too.
+    filled = sum((np.asarray(leaf) > 0).reshape(count, -1).sum(1) for leaf in map(_number, leaves))
+    order = np.argsort(filled, kind="stable")
+    half = count // 2
+    chosen = (order[::2][:half], np.sort(order[1::2])[:half])
+    return [
+        keras.tree.map_structure(
+            lambda leaf, index=index: None if leaf is None else np.asarray(leaf)[index], rows
+        )
+        for index in chosen
+    ]
+
+
+def _number(leaf: Any) -> np.ndarray:
+    values = np.asarray(leaf)
+    return values if values.dtype.kind in "iufb" else np.zeros(len(values))
+
+
+def _leaves(batch: Any) -> list[Any]:
+    return [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+
+
+def _tensor(leaf: Any) -> tf.Tensor | None:
+    return None if leaf is None else tf.convert_to_tensor(leaf)
+
+
+def _wide(value: Any) -> np.ndarray:
+    return np.asarray(value, np.float64)
+
+
+@contextlib.contextmanager
+def _in_float32(model: Any) -> Iterator[None]:
+    """Let layers compute in float32: rounding to half precision hides what is compared."""
+    layers = [layer for layer in model._flatten_layers() if layer.compute_dtype != "float32"]
+    kept = [(layer, layer.dtype_policy) for layer in layers]
+    halves = [(layer, policy) for layer, policy in kept if "16" in (policy.compute_dtype or "")]
+    try:
+        for layer, _ in halves:
+            layer._dtype_policy = keras.DTypePolicy("float32")
+        yield
+    finally:
+        for layer, policy in halves:
+            layer._dtype_policy = policy
+
+
+@contextlib.contextmanager
+def _exact_products() -> Iterator[None]:
+    """Leave out TensorFloat-32, whose products differ by some 1e-3."""
+    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(allowed)

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+
+from kbatch.analysis.timescales import (
+    FOLLOWERS,
+    check_followers,
+    scale_batch_norm_momentum,
+    scale_beta_2,
+    scale_weight_decay,
+)
+
+SIZES = {"batch_size": 256, "base_batch_size": 64}
+
+
+@pytest.mark.parametrize("scale", [scale_beta_2, scale_batch_norm_momentum])
+@pytest.mark.parametrize("decay", [0.0, 0.9, 0.999])
+@pytest.mark.parametrize(("size", "base"), [(512, 64), (8, 64), (64, 64)])
+def test_an_average_forgets_an_example_as_fast_at_every_size(scale, decay, size, base):
+    scaled = scale(decay, batch_size=size, base_batch_size=base)
+    # What is left after 512 examples.
+    np.testing.assert_allclose(scaled ** (512 / size), decay ** (512 / base))
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize(("size", "base"), [(1024, 64), (8, 64), (64, 64)])
+def test_weights_decay_by_the_same_share_over_an_epoch(ratio, size, base):
+    rate, decay, examples = 1e-4, 0.004, 10_240
+    scaled = scale_weight_decay(
+        decay, batch_size=size, base_batch_size=base, learning_rate_ratio=ratio
+    )
+    np.testing.assert_allclose(
+        (1 - ratio * rate * scaled) ** (examples / size),
+        (1 - rate * decay) ** (examples / base),
+        rtol=1e-7,
+    )
+    # Bergsma et al. (2025): tau = B / (eta lambda D).
+    np.testing.assert_allclose(size / (ratio * rate * scaled), base / (rate * decay))
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.01])
+def test_a_share_that_is_kept_lies_between_none_and_all(decay):
+    with pytest.raises(ValueError, match=f"beta_2={decay}"):
+        scale_beta_2(decay, **SIZES)
+    with pytest.raises(ValueError, match=f"momentum={decay}"):
+        scale_batch_norm_momentum(decay, **SIZES)
+
+
+def test_a_learning_rate_of_nothing_has_no_timescale():
+    with pytest.raises(ValueError, match="learning_rate_ratio=0"):
+        scale_weight_decay(0.004, **SIZES, learning_rate_ratio=0.0)
+
+
+def test_what_follows_is_named_once_and_in_order():
+    assert check_followers(["weight_decay", "beta_2", "beta_2"], "f") == ("beta_2", "weight_decay")
+    assert check_followers((), "f") == ()
+    assert check_followers(FOLLOWERS, "f") == FOLLOWERS
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [("beta_2", TypeError), (None, TypeError), (["momentum"], ValueError), ([2], ValueError)],
+)
+def test_what_cannot_follow_is_refused(names, kind):
+    with pytest.raises(kind, match=r"`follow_batch_size` must be .* or \(\) for none. Received: "):
+        check_followers(names, "follow_batch_size")

@@ -1,0 +1,73 @@
+"""No call takes the device before its worker has run: on a GPU nothing would be left."""
+
+import json
+import subprocess
+import sys
+
+# Each call is ended where it starts its worker, after a look at TensorFlow's context.
+_PROGRAM = """
+import json, sys, tempfile
+import keras, numpy as np, tensorflow as tf
+from tensorflow.python.eager import context
+import kbatch
+
+class WorkerStarts(BaseException):
+    pass
+
+def look(event, arguments):
+    if event == "subprocess.Popen" and any("worker_process" in str(a) for a in arguments[1]):
+        raise WorkerStarts
+
+def build():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+def batches(size):
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
+
+x, y = np.zeros((64, 4), "float32"), np.zeros((64, 2))
+folder = tempfile.mkdtemp()
+
+def isolated(objective, name):
+    hypermodel = kbatch.BatchSizeHyperModel(build, [8, 16])
+    tuner = kbatch.BatchSizeTuner(
+        hypermodel, objective, isolate=True, directory=folder, project_name=name
+    )
+    tuner.search(x, y, validation_split=0.5, epochs=1, verbose=0)
+
+calls = {
+    "max batch of arrays": lambda: kbatch.find_max_batch_size(build, x, y),
+    "max batch of a dict": lambda: kbatch.find_max_batch_size(build, {"a": x}, y),
+    "max batch of a function": lambda: kbatch.find_max_batch_size(build, batches),
+    "max batch of one example": lambda: kbatch.find_max_batch_size(
+        build, x, y, longest_example=(x[0], y[0])
+    ),
+    "training profile": lambda: kbatch.profile_training(build, x, y, batch_sizes=[8]),
+    "training profile of a function": lambda: kbatch.profile_training(build, batches),
+    "recommendation": lambda: kbatch.recommend(build, x, y, budget_s=5),
+    "recommendation of a function": lambda: kbatch.recommend(build, batches, budget_s=5),
+    "isolated search": lambda: isolated("val_loss", "a"),
+    "isolated search for a metric": lambda: isolated("val_mean_absolute_error", "b"),
+    "isolated search for two": lambda: isolated(["val_accuracy", "val_loss"], "c"),
+}
+sys.addaudithook(look)
+found = {}
+for name, call in calls.items():
+    try:
+        call()
+        found[name] = "no worker"
+    except WorkerStarts:
+        found[name] = bool(context.context()._initialized)
+print(json.dumps(found))
+"""
+
+
+def test_no_call_starts_the_devices_before_its_worker():
+    ended = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert len(found) == 11
+    assert {name for name, started in found.items() if started is not False} == set()

@@ -1,0 +1,234 @@
+"""The check by value: what parts of a batch train otherwise than the whole is seen and named."""
+
+import re
+
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_halving import IDS, masked
+
+import kbatch
+from kbatch.profiling.parts_checks import PartsChecks
+from kbatch.records.json_files import read_record, write_record
+from kbatch.records.parts_check import PartsCheck
+from kbatch.training.accumulation.parts_check import check_parts
+from kbatch.training.data import FitData
+from kbatch.training.sample_rows import sample_of
+
+layers = keras.layers
+X, Y = models.rows(32)
+TARGETS = np.random.default_rng(1).normal(size=(32, 3)).astype("float32")
+MISSING = np.where(np.arange(96).reshape(32, 3) % 5 < 2, np.nan, TARGETS).astype("float32")
+
+
+def through(*found, loss="mse", **compile_arguments):
+    """A model of (rows, 8) into 3 values, with layers between."""
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(4), *found, layers.Dense(3)])
+    model.compile("sgd", loss, **compile_arguments)
+    return model
+
+
+class Summed(layers.Layer):
+    """Adds a sum over the batch, as the KL term of many autoencoders."""
+
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.sum(keras.ops.square(x)))
+        return x
+
+
+class Averaged(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class Centred(layers.Layer):
+    """Looks at the whole batch."""
+
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class LaterCentred(layers.Layer):
+    """Looks at the whole batch once a weight, which is zero at first, has moved."""
+
+    def build(self, shape):
+        self.share = self.add_weight(shape=(), initializer="zeros")
+        self.gate = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, x):
+        centre = keras.ops.mean(x, axis=0, keepdims=True)
+        return x * (1 + self.share) - self.gate * keras.ops.stop_gradient(self.share * centre)
+
+
+class Sampled(layers.Layer):
+    """Draws for each row, by Keras."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.seeds)
+
+
+class DrawnElsewhere(layers.Layer):
+    """Draws by TensorFlow, which nothing holds still."""
+
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+class ForInference(keras.Model):
+    """Calls a part with moving statistics, which no list of layers tells."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = layers.BatchNormalization()
+        self.head = layers.Dense(3)
+
+    def call(self, x):
+        return self.head(self.base(x, training=False))
+
+
+def for_inference():
+    model = ForInference()
+    model.build((None, 8))
+    model.compile("sgd", "mse")
+    return model
+
+
+def known_only(y_true, y_pred):
+    known = tf.math.is_finite(y_true)
+    return tf.boolean_mask(keras.ops.square(y_pred - tf.where(known, y_true, 0.0)), known)
+
+
+def mean_of_known(y_true, y_pred):
+    return keras.ops.mean(known_only(y_true, y_pred))
+
+
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [
+        (models.mlp, (X, Y)),
+        (lambda: through(Averaged()), (X, TARGETS)),
+        (lambda: through(layers.Dropout(0.5), layers.GaussianNoise(0.5)), (X, TARGETS)),
+        (lambda: through(Sampled()), (X, TARGETS)),
+        (lambda: through(loss=known_only), (X, MISSING)),
+        (lambda: through(loss=known_only, run_eagerly=True), (X, MISSING)),
+        (masked, (IDS[:32] * (np.arange(6) <= np.arange(32)[:, None] % 6), IDS[:32] % 3)),
+        (models.mlp, (X, Y, np.linspace(0, 1, 32))),
+    ],
+    ids=["plain", "mean", "dropout", "draws", "values", "eager", "mask", "weights"],
+)
+def test_what_adds_up_is_equal(model, rows):
+    check = check_parts(model(), rows)
+    assert check.equal, check
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "where"),
+    [
+        (lambda: through(Summed()), (X, TARGETS), r"the loss that summed\w* \(Summed\) adds"),
+        (lambda: through(Centred()), (X, TARGETS), "the loss"),
+        (lambda: through(LaterCentred()), (X, TARGETS), "the "),
+        (lambda: through(layers.BatchNormalization()), (X, TARGETS), "the loss"),
+        (lambda: through(loss=mean_of_known), (X, MISSING), "mean_of_known"),
+        (lambda: models.mlp(loss="dice"), (X, TARGETS > 0), "dice"),
+    ],
+    ids=["sum", "batch", "later", "batch-norm", "denominator", "ratio"],
+)
+def test_what_does_not_add_up_is_named(model, rows, where):
+    check = check_parts(model(), rows)
+    assert not check.equal
+    assert check.reason is None
+    assert re.search(where, check.where), check
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "reason"),
+    [
+        (lambda: through(DrawnElsewhere()), (X, TARGETS), "randomness"),
+        (lambda: through(), (X, np.full((32, 3), np.nan, "float32")), "not finite"),
+        (lambda: through(), (X[:1], TARGETS[:1]), "one example"),
+        (lambda: through(layers.Reshape((2, 2))), (X, TARGETS), "Error"),
+    ],
+    ids=["draws", "nan", "one", "error"],
+)
+def test_what_cannot_be_compared_is_not_equal(model, rows, reason):
+    check = check_parts(model(), rows)
+    assert not check.equal
+    assert reason in check.reason
+
+
+def test_half_precision_is_compared_in_float32():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = models.mlp()
+        check = check_parts(model, (X, Y))
+        assert check.difference < 1e-5
+        assert not check_parts(through(Summed()), (X, TARGETS)).equal
+        assert [layer.compute_dtype for layer in model.layers] == ["float16", "float32"]
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_the_model_is_given_back_as_it_was():
+    def build():
+        keras.utils.set_random_seed(1)
+        return through(layers.BatchNormalization(), Sampled(), layers.Dropout(0.5), metrics=["mae"])
+
+    def trained(model):
+        history = model.fit(X, TARGETS, batch_size=8, shuffle=False, verbose=0).history
+        return [*map(np.asarray, model.weights), *history.values()]
+
+    expected, model = trained(build()), build()
+    check_parts(model, (X, TARGETS))
+    for one, other in zip(trained(model), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_function_within_the_model_keeps_its_draws():
+    class Traced(Sampled):
+        @tf.function
+        def call(self, x):
+            return super().call(x)
+
+    model = through(Traced())
+    check_parts(model, (X, TARGETS))
+    noise = model.layers[1](tf.zeros((4, 4)), training=True)
+    assert np.unique(np.asarray(noise), axis=0).shape == (4, 4)  # No row has another's draws.
+
+
+def test_the_record_is_kept(tmp_path):
+    check = PartsCheck(0.5, "the loss", None, 16)
+    write_record(check, tmp_path / "check.json")
+    assert read_record(PartsCheck, tmp_path / "check.json") == check
+
+
+@pytest.mark.parametrize("given", [(None, None), (0.5, "broken")])
+def test_a_record_has_a_difference_or_a_reason(given):
+    with pytest.raises(ValueError, match="`difference`"):
+        PartsCheck(given[0], None, given[1], 16)
+
+
+def test_an_update_of_the_sum_is_another_one_in_parts():
+    """The reason for the check: the first step of the kernel, halved."""
+    steps = []
+    for micro in (None, 16):
+        keras.utils.set_random_seed(1)
+        model = through(Summed())
+        if micro:
+            kbatch.accumulate_gradients(model, micro)
+        before = np.array(model.layers[0].kernel)
+        model.train_on_batch(X, TARGETS)
+        steps.append(np.linalg.norm(np.array(model.layers[0].kernel) - before))
+    assert steps[1] < 0.8 * steps[0]
+
+
+def test_a_part_that_is_called_for_inference_does_not_keep_a_batch_whole():
+    checks, source = PartsChecks(), sample_of(FitData(X, TARGETS))
+    assert checks.difference(for_inference(), source) is None
+    assert "BatchNormalization" in checks.difference(through(layers.BatchNormalization()), source)

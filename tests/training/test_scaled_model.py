@@ -1,0 +1,175 @@
+import keras
+import models
+import numpy as np
+import pytest
+
+from kbatch.analysis.timescales import FOLLOWERS
+from kbatch.training.learning_rate import current_learning_rate
+from kbatch.training.scaled_model import forget_scaling, scale_model, scaled_model, scaling_of
+
+layers = keras.layers
+optimizers = keras.optimizers
+SIZES = {"batch_size": 64, "base_batch_size": 16}
+
+
+def normalised(part=None, optimizer="sgd"):
+    """A classifier with a BatchNormalization of momentum 0.9 inside a part of it."""
+    part = part or keras.Sequential([layers.Dense(4), layers.BatchNormalization(momentum=0.9)])
+    model = keras.Sequential(
+        [layers.Input((8,)), layers.BatchNormalization(), part, layers.Dense(3)]
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+def momenta(model):
+    found = [one for one in model._flatten_layers() if isinstance(one, layers.BatchNormalization)]
+    return [one.momentum for one in found]
+
+
+def scaled(model, *, rule=None, follow=FOLLOWERS, sizes=SIZES, noise_scale=None):
+    return scale_model(model, **sizes, rule=rule, follow_batch_size=follow, noise_scale=noise_scale)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        (optimizers.Adam, "beta_2"),
+        (optimizers.AdamW, "beta_2"),
+        (optimizers.Nadam, "beta_2"),
+        (optimizers.RMSprop, "rho"),
+        (optimizers.Adadelta, "rho"),
+        (optimizers.Muon, "adam_beta_2"),
+    ],
+)
+@pytest.mark.parametrize("rule", ["sqrt", "linear", "noise", None])
+def test_the_second_moment_keeps_its_half_life_in_examples(optimizer, name, rule):
+    model = models.mlp(optimizer=optimizers.LossScaleOptimizer(optimizer(0.01)))
+    before = getattr(model.optimizer.inner_optimizer, name)
+    scaling = scaled(model, rule=rule, noise_scale=48.0)
+    assert getattr(model.optimizer.inner_optimizer, name) == pytest.approx(before**4)
+    assert scaling_of(model) == scaling
+    assert (scaling.rule, scaling.kappa, scaling.beta_2) == (rule, 4, pytest.approx(before**4))
+    assert current_learning_rate(model.optimizer) == pytest.approx(scaling.learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ratio"), [("sgd", 4 * 64 / 112), ("adam", (4 * 64 / 112) ** 0.5), ("lion", None)]
+)
+def test_the_noise_rule_goes_by_the_kind_of_optimizer(optimizer, ratio):
+    model = models.mlp(optimizer=optimizer)
+    scaling = scaled(model, rule="noise", noise_scale=48.0)
+    expected = (4 * 64 / 112) ** 0.5 if ratio is None else ratio
+    assert scaling.learning_rate_ratio == pytest.approx(expected)
+    assert (scaling.beta_2 is not None) == (optimizer == "adam")
+
+
+DECAYING = [
+    optimizers.AdamW,
+    optimizers.Adafactor,
+    optimizers.Lion,
+    optimizers.Muon,
+    optimizers.RMSprop,
+    optimizers.SGD,
+]
+
+
+def left_over(optimizer, updates):
+    """What decay alone leaves of a weight of 1, by the updates that Keras makes."""
+    weight = keras.Variable(np.ones((2, 2), "float32"))
+    for _ in range(updates):
+        optimizer.apply([np.zeros((2, 2), "float32")], [weight])
+    return float(np.mean(keras.ops.convert_to_numpy(weight)))
+
+
+@pytest.mark.parametrize("kind", DECAYING)
+@pytest.mark.parametrize("rule", ["sqrt", "linear", None])
+def test_weights_decay_by_the_same_share_over_the_same_examples(kind, rule):
+    def compiled():
+        rate = optimizers.schedules.ExponentialDecay(0.01, 1_000_000, 0.5)
+        inner = kind(rate, weight_decay=0.1)
+        return models.mlp(optimizer=optimizers.LossScaleOptimizer(inner))
+
+    base, model = compiled(), compiled()
+    scaled(model, rule=rule)
+    kept = left_over(base.optimizer.inner_optimizer, 32)
+    assert kept < 0.97
+    assert left_over(model.optimizer.inner_optimizer, 8) == pytest.approx(kept, abs=2e-4)
+
+
+def test_both_decays_of_muon_follow():
+    model = models.mlp(optimizer=optimizers.Muon(weight_decay=0.1, adam_weight_decay=0.2))
+    assert scaled(model, rule="sqrt").weight_decay == pytest.approx(0.2)
+    assert model.optimizer.adam_weight_decay == pytest.approx(0.4)
+
+
+def test_moving_statistics_keep_their_half_life_in_examples_in_every_layer():
+    model = normalised()
+    scaling = scaled(model)
+    np.testing.assert_allclose(sorted(momenta(model)), [0.9**4, 0.99**4])
+    np.testing.assert_allclose(scaling.batch_norm_momenta, [0.9**4, 0.99**4])
+
+
+def test_a_part_of_several_models_is_scaled_once_in_each():
+    part = keras.Sequential([layers.Dense(4), layers.BatchNormalization(momentum=0.9)])
+    for size in (64, 32, 64):
+        model = normalised(part)
+        scaling = scaled(model, sizes={"batch_size": size, "base_batch_size": 16})
+        kappa = size / 16
+        np.testing.assert_allclose(sorted(momenta(model)), [0.9**kappa, 0.99**kappa])
+        np.testing.assert_allclose(scaling.batch_norm_momenta, [0.9**kappa, 0.99**kappa])
+    scaled(model, follow=())
+    assert sorted(momenta(model)) == [0.9, pytest.approx(0.99)]
+    part.layers[-1].momentum = 0.5  # A person's own.
+    assert min(scaled(model).batch_norm_momenta) == 0.5**4
+
+
+@pytest.mark.parametrize("follower", FOLLOWERS)
+def test_what_is_not_named_stays(follower):
+    model = normalised(optimizer=optimizers.AdamW())
+    others = tuple(name for name in FOLLOWERS if name != follower)
+    scaling = scaled(model, rule="sqrt", follow=others)
+    stays = {
+        "beta_2": model.optimizer.beta_2 == scaling.beta_2 == 0.999,
+        "weight_decay": model.optimizer.weight_decay == scaling.weight_decay == 0.004,
+        "batch_norm_momentum": sorted(momenta(model)) == [0.9, 0.99],
+    }
+    assert stays == {name: name == follower for name in FOLLOWERS}
+    assert scaling.follow_batch_size == others
+
+
+def test_a_model_gets_all_settings_back():
+    for rate in (0.01, optimizers.schedules.ExponentialDecay(0.01, 100, 0.9)):
+        model = normalised(optimizer=optimizers.AdamW(rate))
+        kept = model.optimizer._learning_rate
+        with scaled_model(model, **SIZES, rule="sqrt", follow_batch_size=FOLLOWERS) as scaling:
+            assert model.optimizer.beta_2 == scaling.beta_2 == pytest.approx(0.999**4)
+            assert sorted(momenta(model)) == list(scaling.batch_norm_momenta)
+        assert scaling_of(model) is None
+        assert (model.optimizer.beta_2, model.optimizer.weight_decay) == (0.999, 0.004)
+        assert sorted(momenta(model)) == [0.9, 0.99]
+        assert model.optimizer._learning_rate is kept
+        assert current_learning_rate(model.optimizer) == pytest.approx(0.01)
+
+
+def test_a_step_that_was_traced_before_does_not_keep_the_former_settings():
+    x = np.ones((64, 8), "float32")
+    model = keras.Sequential([layers.Input((8,)), layers.BatchNormalization(momentum=0.5)])
+    model.compile("sgd", "mse")
+    model.fit(x, x, batch_size=16, epochs=1, verbose=0)
+    model.layers[0].moving_mean.assign(np.zeros(8))
+    with scaled_model(model, **SIZES, rule=None, follow_batch_size=FOLLOWERS):
+        model.fit(x, x, batch_size=64, epochs=1, verbose=0)
+    np.testing.assert_allclose(model.layers[0].moving_mean, 1 - 0.5**4)
+    model.layers[0].moving_mean.assign(np.zeros(8))
+    model.fit(x, x, batch_size=16, epochs=1, verbose=0)
+    np.testing.assert_allclose(model.layers[0].moving_mean, 1 - 0.5**4)
+
+
+def test_a_model_that_was_not_scaled_knows_that():
+    model = models.mlp()
+    assert scaling_of(model) is None
+    scaled(model, follow=())
+    assert (model.optimizer.beta_2, scaling_of(model).learning_rate_ratio) == (0.999, 1)
+    forget_scaling(model)
+    assert scaling_of(model) is None

@@ -1,0 +1,170 @@
+"""A model with an embedding takes one and the same step, whole and in parts."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+from kbatch.training.accumulation import accumulate_gradients, measure_moments, sum_sparse_gradients
+from kbatch.training.accumulation.summed_gradients import SummingTrainStep, differ_in_parts
+
+layers, optimizers = keras.layers, keras.optimizers
+WORDS, ROWS = 40, 64
+RNG = np.random.default_rng(0)
+# A few words make most of the tokens, as in texts.
+TOKENS = np.minimum(RNG.zipf(1.3, (4 * ROWS, 12)), WORDS) - 1
+LABELS = RNG.integers(0, 3, 4 * ROWS)
+
+# Rates that move the weights by about their size: the rest of a small step is rounding.
+OPTIMIZERS = {
+    "adam": lambda: optimizers.Adam(0.05),
+    "rmsprop": lambda: optimizers.RMSprop(0.05),
+    "adagrad": lambda: optimizers.Adagrad(0.05, initial_accumulator_value=1e-4),
+    "adamw": lambda: optimizers.AdamW(0.05, weight_decay=0.1),
+    "clipped": lambda: optimizers.SGD(10.0, global_clipnorm=0.05),
+}
+
+
+def classifier(optimizer, *, dense=False):
+    """Means of embeddings; `dense` takes them as matrix products, in float64."""
+    dtype = "float64" if dense else "float32"
+    inputs = keras.Input((12,), dtype="int32")
+    if dense:
+        one_hot = layers.CategoryEncoding(WORDS, output_mode="one_hot", dtype=dtype)
+        vectors = layers.Dense(4, use_bias=False, dtype=dtype)(one_hot(inputs[..., None]))
+    else:
+        vectors = layers.Embedding(WORDS, 4)(inputs)
+    pooled = layers.GlobalAveragePooling1D(dtype=dtype)(vectors)
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax", dtype=dtype)(pooled))
+    model.compile(optimizer(), "sparse_categorical_crossentropy")
+    return model
+
+
+def updated(model, state, batch):
+    """The displacement of each variable by one update from a state."""
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    variables = [*model.trainable_variables, *model.optimizer.variables]
+    for variable, value in zip(variables, state, strict=True):
+        variable.assign(np.asarray(value, variable.dtype))
+    model.train_on_batch(*batch)
+    after = [np.asarray(variable, "float64") for variable in variables]
+    count = len(model.trainable_variables)
+    return after, [new - old for new, old in zip(after[:count], state[:count], strict=True)]
+
+
+def in_float32(values):
+    """The same values as float32 has them."""
+    return [np.asarray(np.asarray(value, "float32"), "float64") for value in values]
+
+
+WAYS = {
+    "whole": lambda model: model,
+    "halved": lambda model: measure_moments(model, every=1),
+    "parts of 16": lambda model: accumulate_gradients(model, 16),
+    "parts of 5": lambda model: accumulate_gradients(model, 5, moments_every=8),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("adam", "rmsprop") else pytest.mark.slow)
+        for name in OPTIMIZERS
+    ],
+)
+def test_an_update_is_that_of_the_gradient_at_every_micro_batch_size(name):
+    keras.utils.set_random_seed(1)
+    reference = classifier(OPTIMIZERS[name], dense=True)
+    reference.optimizer.build(reference.trainable_variables)
+    state = [*reference.trainable_variables, *reference.optimizer.variables]
+    batches = [(TOKENS[i : i + ROWS], LABELS[i : i + ROWS]) for i in range(0, 4 * ROWS, ROWS)]
+    for batch in batches[:3]:
+        state, _ = updated(reference, in_float32(state), batch)
+    state = in_float32(state)
+    # So late Adam's correction of its bias is exact: at first float32 has 1 - beta^t to 1e-5.
+    state[len(reference.trainable_variables)] = np.float64(10_000)
+    _, expected = updated(reference, state, batches[3])
+    for way, cut in WAYS.items():
+        model = cut(sum_sparse_gradients(classifier(OPTIMIZERS[name])))
+        _, found = updated(model, state, batches[3])
+        for one, other in zip(expected, found, strict=True):
+            error = np.linalg.norm(one - other) / np.linalg.norm(one)
+            assert error <= 1e-6, (way, one.shape, error)
+
+
+def test_keras_squares_the_rows_of_a_repeated_word_apart():
+    """Why it matters: two thirds of the step of an embedding may differ."""
+    keras.utils.set_random_seed(1)
+    found = []
+    for prepare in (sum_sparse_gradients, lambda model: model):
+        model = prepare(classifier(OPTIMIZERS["rmsprop"]))
+        model.optimizer.build(model.trainable_variables)
+        state = [np.asarray(v, "float64") for v in (*model.trainable_variables,)]
+        state = found[0][0] if found else state
+        slots = [np.asarray(v, "float64") for v in model.optimizer.variables]
+        _, moved = updated(model, [*state, *slots], (TOKENS[:ROWS], LABELS[:ROWS]))
+        found.append((state, moved))
+    (_, summed), (_, apart) = found
+    assert np.linalg.norm(summed[0] - apart[0]) > 0.2 * np.linalg.norm(summed[0])
+    np.testing.assert_allclose(summed[1], apart[1], rtol=1e-5, atol=1e-8)
+
+
+class OwnLookup(layers.Layer):
+    """Looks up rows as `Embedding` does."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(WORDS, 4))
+
+    def call(self, tokens):
+        return keras.ops.take(self.table, tokens, axis=0)
+
+
+def test_the_train_step_of_keras_stays_where_it_makes_no_difference():
+    def step_of(model):
+        return type(getattr(vars(sum_sparse_gradients(model)).get("train_step"), "__self__", None))
+
+    def of(layer, optimizer):
+        tokens = layers.Input((12,), dtype="int32")
+        model = keras.Sequential([tokens, layer, layers.Flatten(), layers.Dense(3)])
+        model.compile(optimizer, "mse")
+        return model
+
+    assert step_of(of(layers.Dense(4), "adam")) is type(None)
+    assert step_of(of(layers.Embedding(WORDS, 4), "sgd")) is type(None)
+    frozen = layers.Embedding(WORDS, 4)
+    frozen.trainable = False
+    assert step_of(of(frozen, "adam")) is type(None)
+    assert step_of(of(layers.Embedding(WORDS, 4), "adam")) is SummingTrainStep
+    assert step_of(of(OwnLookup(), "adam")) is SummingTrainStep
+
+
+def test_the_summing_step_is_kerases_otherwise():
+    """Losses, metrics and weights of a model without sparse gradients."""
+    x, y = RNG.normal(size=(60, 8)), RNG.integers(0, 3, 60)
+    found = []
+    for summing in (False, True):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((8,))
+        vectors = layers.Dense(4, kernel_regularizer="l2", activation="relu")(inputs)
+        model = keras.Model(inputs, layers.Dense(3, activation="softmax")(vectors))
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        if summing:
+            model.train_step = SummingTrainStep(model).run
+        weights = np.linspace(0.1, 2, 60)
+        history = model.fit(x, y, batch_size=16, sample_weight=weights, shuffle=False, verbose=0)
+        found.append((history.history, model.get_weights()))
+    (expected, weights), (history, others) = found
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-6)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-8)
+
+
+def test_summing_does_not_warn():
+    model = sum_sparse_gradients(classifier(OPTIMIZERS["adam"]))
+    assert differ_in_parts(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train_on_batch(TOKENS[:ROWS], LABELS[:ROWS])

@@ -1,0 +1,50 @@
+"""Metrics that are functions of all rows of a batch together."""
+
+import keras
+import keras_tuner
+import models
+import numpy as np
+import pytest
+import searches
+
+import kbatch
+from kbatch.training.accumulation import measure_moments
+
+
+def spread(y, probabilities):
+    """A value that a mean over parts does not give."""
+    return keras.ops.max(probabilities) - keras.ops.min(probabilities)
+
+
+def build():
+    return models.mlp(metrics=[spread, "accuracy"])
+
+
+def test_halves_for_the_noise_scale_leave_it_whole():
+    x, y = models.rows(64)
+    found = []
+    for prepare in (
+        lambda model: model,
+        lambda model: measure_moments(model, every=1),
+    ):
+        keras.utils.set_random_seed(1)
+        model = prepare(build())
+        found.append(model.train_on_batch(x, y, return_dict=True))
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, err_msg=name)
+
+
+def test_it_is_refused_as_the_objective_of_a_size_that_is_cut(tmp_path):
+    with pytest.raises(
+        keras_tuner.errors.FatalValueError, match="objective 'spread' is a function of all rows"
+    ):
+        objective = keras_tuner.Objective("spread", "min")
+        searches.search(tmp_path, searches.hypermodel(build, (16,)), objective=objective)
+
+
+def test_a_trial_says_that_it_is_a_mean_over_micro_batches(tmp_path):
+    hypermodel = searches.hypermodel(build, (8, 16), dtype_policy="float32")
+    searches.search(tmp_path, hypermodel, fit={"epochs": 1})
+    whole, cut = kbatch.load_study(tmp_path / "search").trials
+    assert not any("spread" in note for note in whole.notes)
+    assert any("mean over micro-batches, not over batches: spread," in note for note in cut.notes)

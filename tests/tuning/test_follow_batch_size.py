@@ -1,0 +1,64 @@
+"""The settings besides the learning rate that follow the batch size of a trial."""
+
+import keras
+import keras_tuner
+import models
+import numpy as np
+import pytest
+import searches
+
+import kbatch
+
+
+def build():
+    model = keras.Sequential(
+        [
+            keras.layers.Input((8,)),
+            keras.layers.Dense(4),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=0.01)
+    model.compile(optimizer, models.own_loss, metrics=["accuracy"])
+    return model
+
+
+def settings(batch_size, **arguments):
+    hypermodel = searches.hypermodel(build, (8, 128), micro_batch_size=None, **arguments)
+    hp = keras_tuner.HyperParameters()
+    hp.Choice("batch_size", [8, 128])
+    hp.values["batch_size"] = batch_size
+    model = hypermodel.build(hp)
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return inner.beta_2, inner.weight_decay, model.layers[1].momentum
+
+
+@pytest.mark.parametrize(("rule", "ratio"), [("sqrt", 4.0), ("linear", 16.0), (None, 1.0)])
+def test_a_trial_keeps_its_timescales_in_examples(rule, ratio):
+    found = settings(128, learning_rate_scaling=rule)
+    np.testing.assert_allclose(found, [0.999**16, 0.01 * 16 / ratio, 0.99**16])
+    assert settings(8, learning_rate_scaling=rule) == (0.999, 0.01, 0.99)
+
+
+def test_a_trial_keeps_its_settings_where_none_is_to_follow():
+    assert settings(128, follow_batch_size=()) == (0.999, 0.01, 0.99)
+
+
+def test_a_setting_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match=r"follow_batch_size=\('momentum',\)"):
+        searches.hypermodel(follow_batch_size=("momentum",))
+
+
+def test_the_record_says_what_followed_and_to_which_values(tmp_path):
+    hypermodel = searches.hypermodel(
+        build, (8, 32), micro_batch_size=None, follow_batch_size=("weight_decay",)
+    )
+    searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit={"epochs": 1})
+    study = kbatch.load_study(tmp_path / "search")
+    base, large = (trial.executions[0].scaling for trial in study.trials)
+    assert large.follow_batch_size == ("weight_decay",)
+    assert large.weight_decay == pytest.approx(0.01 * 4 / 2)
+    assert (large.beta_2, large.batch_norm_momenta) == (0.999, (0.99,))
+    assert (base.weight_decay, base.kappa) == (0.01, 1)
+    assert study.search.settings["follow_batch_size"] == ["weight_decay"]
