@@ -26,6 +26,10 @@ class FakeGpu:
     temperature_c: int | None = 60
     sm_clock_mhz: int | None = 1980
     memory_clock_mhz: int | None = 2619
+    uuid: bytes | None = b"GPU-0000aaaa"
+    power_cap_mw: int | None = 700_000
+    throttle_bits: int | None = 0
+    processes: dict | None = dataclasses.field(default_factory=dict)  # Bytes by process id.
     lost: bool = False
 
 
@@ -45,6 +49,7 @@ class FakeNvml:
         self._init = init
         if not old:
             self.nvmlDeviceGetTemperatureV = self._temperature_v
+            self.nvmlDeviceGetCurrentClocksEventReasons = self._throttle
 
     def nvmlInitWithFlags(self, flags):
         if self._init == pynvml.NVML_SUCCESS:
@@ -71,6 +76,32 @@ class FakeNvml:
 
     def nvmlDeviceGetName(self, device, name, length):
         return self._fill(device, lambda gpu: setattr(name, "value", gpu.name))
+
+    def nvmlSystemGetDriverVersion(self, version, length):
+        version.value = b"580.65.06"
+        return pynvml.NVML_SUCCESS
+
+    def nvmlDeviceGetUUID(self, device, uuid, length):
+        return self._fill(device, lambda gpu: setattr(uuid, "value", gpu.uuid), "uuid")
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, device, limit):
+        return self._set(device, limit, "power_cap_mw")
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device, reasons):
+        return self._throttle(device, reasons)
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device, count, listed):
+        unknown = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
+        held = []
+
+        def fill(gpu):
+            held.extend(gpu.processes.items())
+            for i, (pid, size) in enumerate(held if listed else ()):
+                listed[i].pid, listed[i].usedGpuMemory = pid, unknown if size is None else size
+            count._obj.value = len(held)
+
+        status = self._fill(device, fill, "processes")
+        return pynvml.NVML_ERROR_INSUFFICIENT_SIZE if held and not listed else status
 
     def nvmlDeviceGetMemoryInfo(self, device, memory):
         def fill(gpu):
@@ -100,6 +131,9 @@ class FakeNvml:
             pynvml.NVML_CLOCK_MEM: "memory_clock_mhz",
         }
         return self._set(device, clock, fields[kind.value])
+
+    def _throttle(self, device, reasons):
+        return self._set(device, reasons, "throttle_bits")
 
     def _temperature_v(self, device, temperature):
         assert temperature._obj.version == pynvml.nvmlTemperature_v1

@@ -1,5 +1,6 @@
 """The machine and the software, as they are now."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -9,6 +10,7 @@ import sys
 import psutil
 import tensorflow as tf
 
+from kbatch.instruments.nvml import NvmlUnavailableError, opened_nvml, read_driver_version
 from kbatch.records.environment import EnvironmentRecord
 
 _PACKAGES = ("kbatch", "tensorflow", "keras", "keras-tuner", "numpy")
@@ -17,7 +19,7 @@ _PACKAGES = ("kbatch", "tensorflow", "keras", "keras-tuner", "numpy")
 def read_environment() -> EnvironmentRecord:
     """Reads the versions, the processor, the devices and the load of this machine."""
     return EnvironmentRecord(
-        versions={"python": platform.python_version(), **_versions()},
+        versions={"python": platform.python_version(), **_versions(), **_gpu_versions()},
         platform=platform.platform(),
         cpu=_cpu_name(),
         cpu_count=len(psutil.Process().cpu_affinity() or [])
@@ -51,6 +53,17 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _gpu_versions() -> dict[str, str]:
+    """Return the driver, and the CUDA and cuDNN of the build, where TensorFlow has a GPU."""
+    if not tf.config.get_visible_devices("GPU"):
+        return {}
+    built = tf.sysconfig.get_build_info()
+    found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version")}
+    with contextlib.suppress(NvmlUnavailableError), opened_nvml():
+        found["nvidia-driver"] = read_driver_version()
+    return {name: version for name, version in found.items() if version}
+
+
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
@@ -61,6 +74,6 @@ def _cpu_name() -> str:
 
 
 def _devices() -> tuple[str, ...]:
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = tf.config.get_visible_devices("GPU")
     names = [tf.config.experimental.get_device_details(gpu).get("device_name", "") for gpu in gpus]
     return tuple(f"GPU:{i} {name}".strip() for i, name in enumerate(names)) or ("CPU",)

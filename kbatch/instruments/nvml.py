@@ -17,6 +17,17 @@ _REASONS = {
         "The NVIDIA driver and its library NVML differ in version: restart the machine."
     ),
 }
+# What lowers the clocks, by NVML's bits; an idle GPU lowers them too, which slows nothing.
+_THROTTLE_REASONS = {
+    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "application clocks",
+    pynvml.nvmlClocksEventReasonSwPowerCap: "power cap",
+    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "temperature",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "temperature (hardware)",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clocks",
+}
 
 
 class NvmlUnavailableError(Exception):
@@ -31,12 +42,16 @@ class NvmlGpu(NamedTuple):
         name: Name of the product, None if the driver does not tell.
         pci_bus_id: Where it sits, in the form of `normal_bus_id`.
         memory_total_bytes: Its memory in bytes, None if the driver does not tell.
+        uuid: Its name for `CUDA_VISIBLE_DEVICES`, likewise.
+        power_cap_w: The power that the driver lets it take, in watts, likewise.
     """
 
     handle: Any
     name: str | None
     pci_bus_id: str
     memory_total_bytes: int | None
+    uuid: str | None = None
+    power_cap_w: float | None = None
 
 
 class GpuReading(NamedTuple):
@@ -50,6 +65,7 @@ class GpuReading(NamedTuple):
         sm_clock_mhz: Clock of the multiprocessors, in MHz.
         memory_clock_mhz: Clock of the memory, in MHz.
         energy_counter_mj: Energy since the driver was loaded, in millijoules.
+        throttle_reasons: What lowers the clocks, such as `("power cap",)`.
     """
 
     utilization: float | None
@@ -59,6 +75,7 @@ class GpuReading(NamedTuple):
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
     energy_counter_mj: int | None
+    throttle_reasons: tuple[str, ...] | None = None
 
 
 @contextlib.contextmanager
@@ -95,7 +112,28 @@ def read_gpu(gpu: NvmlGpu) -> GpuReading:
         sm_clock_mhz=_known(pynvml.nvmlDeviceGetClockInfo, gpu.handle, pynvml.NVML_CLOCK_SM),
         memory_clock_mhz=_known(pynvml.nvmlDeviceGetClockInfo, gpu.handle, pynvml.NVML_CLOCK_MEM),
         energy_counter_mj=_known(pynvml.nvmlDeviceGetTotalEnergyConsumption, gpu.handle),
+        throttle_reasons=_throttle_reasons(gpu),
     )
+
+
+def read_driver_version() -> str | None:
+    """Read the version of the NVIDIA driver; the library must be open."""
+    return _known(pynvml.nvmlSystemGetDriverVersion)
+
+
+def read_processes(gpu: NvmlGpu) -> dict[int, int | None]:
+    """Read the bytes that each process holds of a GPU, by process id; None for bytes not told."""
+    listed = _known(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle) or []
+    return {process.pid: process.usedGpuMemory for process in listed}
+
+
+def _throttle_reasons(gpu: NvmlGpu) -> tuple[str, ...] | None:
+    bits = _known(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu.handle)
+    if bits is None:  # Drivers before 535 have the earlier name only.
+        bits = _known(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle)
+    if bits is None:
+        return None
+    return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
 
 
 def _temperature(gpu: NvmlGpu) -> int | None:
@@ -118,11 +156,14 @@ def _gpu(index: int) -> NvmlGpu | None:
     if bus_id is None:
         return None
     memory = _known(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    cap_mw = _known(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return NvmlGpu(
         handle=handle,
         name=_known(pynvml.nvmlDeviceGetName, handle),
         pci_bus_id=bus_id,
         memory_total_bytes=None if memory is None else memory.total,
+        uuid=_known(pynvml.nvmlDeviceGetUUID, handle),
+        power_cap_w=None if cap_mw is None else cap_mw / 1e3,
     )
 
 

@@ -24,14 +24,17 @@ class GpuTally:
         self._series = ThinnedSeries(columns=_GPU_COLUMNS)
         self._power = PowerIntegral()
         self._counters_mj: list[int | None] = []
+        self._throttle_reasons: dict[str, None] | None = None
 
     def add(self, time_s: float, reading: GpuReading) -> None:
         """Takes a reading, with its time in seconds from the start."""
-        *shown, counter_mj = reading
+        *shown, counter_mj, reasons = reading
         self._series.add((time_s, *shown))
         self._power = self._power.add(time_s, reading.power_w)
         # The first and the last: what lies between does not matter.
         self._counters_mj[1:] = [counter_mj]
+        if reasons is not None:
+            self._throttle_reasons = (self._throttle_reasons or {}) | dict.fromkeys(reasons)
 
     def usage(self, duration_s: float) -> GpuUsage:
         """Sums up the readings from 0 to `duration_s`."""
@@ -45,6 +48,8 @@ class GpuTally:
             energy_source=source,
             mean=_gpu_sample(self._series.mean),
             samples=tuple(_gpu_sample(row) for row in self._series.means),
+            power_cap_w=self.gpu.power_cap_w,
+            throttle_reasons=None if (seen := self._throttle_reasons) is None else tuple(seen),
         )
 
     def _energy(self, duration_s: float) -> tuple[float | None, str | None]:

@@ -9,7 +9,9 @@ class EnvironmentRecord:
     """Where the numbers were measured.
 
     Attributes:
-        versions: Version of each package that matters, by name, and of Python.
+        versions: Version of each package that matters, by name, and of Python; where TensorFlow has
+            a GPU, of its driver (`"nvidia-driver"`), and of the CUDA and cuDNN that TensorFlow was
+            built with.
         platform: Operating system and processor architecture.
         cpu: Name of the processor.
         cpu_count: Processors that this process may use.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ class GpuUsage:
             the power readings, None where the energy is not known.
         mean: The mean of all readings.
         samples: The readings in order; where they were many, means of consecutive ones.
+        power_cap_w: Power that the driver lets the board take, in watts, None if not told.
+        throttle_reasons: What lowered the clocks in some reading, such as `("power cap",)`; None
+            if not told.
     """
 
     name: str | None
@@ -62,6 +65,8 @@ class GpuUsage:
     energy_source: str | None
     mean: GpuSample
     samples: tuple[GpuSample, ...]
+    power_cap_w: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
 
     def __post_init__(self):
         if (self.energy_j is None) != (self.energy_source not in ENERGY_SOURCES):
@@ -69,6 +74,18 @@ class GpuUsage:
                 f"`energy_source` must be one of {ENERGY_SOURCES} where there is an energy, else "
                 f"None. Received: {self.energy_source!r} with energy_j={self.energy_j}."
             )
+
+    @property
+    def sm_clocks_mhz(self) -> tuple[float, float, float] | None:
+        """Clock of the multiprocessors at the start, its median and at the end, None if not told.
+
+        The median is that of the samples in which some kernel ran, where there are such.
+        """
+        clocks = [s.sm_clock_mhz for s in self.samples if s.sm_clock_mhz is not None]
+        busy = [s.sm_clock_mhz for s in self.samples if s.sm_clock_mhz and s.utilization != 0]
+        if not clocks:
+            return None
+        return clocks[0], median(busy or clocks), clocks[-1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,9 @@
+import types
+
+import fake_nvml
 import pytest
+import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
 
 from kbatch.instruments.environment import read_environment
 
@@ -17,3 +22,33 @@ from kbatch.instruments.environment import read_environment
 def test_the_command_is_what_a_person_would_type_again(words, command, monkeypatch):
     monkeypatch.setattr("sys.argv", words)
     assert read_environment().command == command
+
+
+BUILT = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
+
+
+@pytest.mark.parametrize(
+    ("library", "driver"),
+    [(FakeNvml(FakeGpu()), {"nvidia-driver": "580.65.06"}), (None, {})],
+)
+def test_what_decides_the_speed_of_a_gpu_is_among_the_versions(monkeypatch, library, driver):
+    fake_nvml.install(monkeypatch, library)
+    gpu = types.SimpleNamespace(name="/physical_device:GPU:1")
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
+    monkeypatch.setattr(
+        tf.config.experimental, "get_device_details", lambda gpu: {"device_name": "Fake GPU"}
+    )
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: BUILT)
+    found = read_environment()
+    assert found.devices == ("GPU:0 Fake GPU",)
+    assert {"cuda": "12.5.1", "cudnn": "9", **driver}.items() <= found.versions.items()
+    assert ("nvidia-driver" in found.versions) == bool(driver)
+
+
+def test_without_a_gpu_of_tensorflow_its_software_is_not_among_them(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [])
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: BUILT)
+    found = read_environment()
+    assert found.devices == ("CPU",)
+    assert not {"cuda", "cudnn", "nvidia-driver"} & set(found.versions)

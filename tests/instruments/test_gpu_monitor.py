@@ -95,6 +95,25 @@ def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
     assert monitor.usage.gpu_utilization == pytest.approx(1.9 / 3)
 
 
+def test_the_clocks_of_a_block_are_told_with_what_lowered_them(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(sm_clock_mhz=300, utilization_percent=0))
+    shown = [(1980, 90, 0), (1700, 90, 0x4), (1750, 90, 0x4 | 0x20), (210, 0, 0x1)]
+    fields = ("sm_clock_mhz", "utilization_percent", "throttle_bits")
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(1.0, dict(zip(fields, v, strict=True))) for v in shown])
+    (gpu,) = monitor.gpus
+    assert gpu.sm_clocks_mhz == (300, 1750, 210)  # While idle the clock says nothing.
+    assert (gpu.power_cap_w, gpu.throttle_reasons) == (700.0, ("power cap", "temperature"))
+
+
+def test_clocks_that_are_not_told_are_none(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(sm_clock_mhz=None, throttle_bits=None, power_cap_mw=None))
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        pass
+    (gpu,) = monitor.gpus
+    assert (gpu.sm_clocks_mhz, gpu.power_cap_w, gpu.throttle_reasons) == (None, None, None)
+
+
 def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
     library = FakeNvml(FakeGpu())
     with monitor_of(monkeypatch, library, clock) as monitor:

@@ -5,7 +5,14 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from kbatch.instruments.nvml import GpuReading, NvmlUnavailableError, opened_nvml, read_gpu
+from kbatch.instruments.nvml import (
+    GpuReading,
+    NvmlUnavailableError,
+    opened_nvml,
+    read_driver_version,
+    read_gpu,
+    read_processes,
+)
 
 
 def read(monkeypatch, *gpus, **arguments):
@@ -23,11 +30,33 @@ def test_every_gpu_is_listed_with_what_it_is(monkeypatch):
         assert (first.name, first.pci_bus_id) == ("Fake GPU", "00000000:01:00.0")
         assert (second.name, second.pci_bus_id) == ("Other", "00000001:c1:00.0")
         assert first.memory_total_bytes == 80 * 2**30
+        assert (first.uuid, first.power_cap_w) == ("GPU-0000aaaa", 700.0)
+        assert read_driver_version() == "580.65.06"
+
+
+def test_what_a_gpu_does_not_tell_of_itself_is_none(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(uuid=None, power_cap_mw=None, processes=None)))
+    with opened_nvml() as (gpu,):
+        assert (gpu.uuid, gpu.power_cap_w, read_processes(gpu)) == (None, None, {})
+
+
+def test_the_processes_on_a_gpu_are_listed_with_what_they_hold(monkeypatch):
+    gpus = FakeGpu(processes={7: 2**30, 9: None}), FakeGpu(bus_id=b"00000000:02:00.0")
+    fake_nvml.install(monkeypatch, FakeNvml(*gpus))
+    with opened_nvml() as (first, second):
+        assert read_processes(first) == {7: 2**30, 9: None}
+        assert read_processes(second) == {}
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_what_lowers_the_clocks_is_told_in_words_and_idling_is_not(monkeypatch, old):
+    (reading,) = read(monkeypatch, FakeGpu(throttle_bits=0x1 | 0x4 | 0x40), old=old)
+    assert reading.throttle_reasons == ("power cap", "temperature (hardware)")
 
 
 def test_readings_come_in_the_units_of_their_names(monkeypatch):
     (reading,) = read(monkeypatch, FakeGpu(utilization_percent=37, power_mw=412_500))
-    assert reading == GpuReading(0.37, 72 * 2**30, 412.5, 60, 1980, 2619, 1_000_000)
+    assert reading == GpuReading(0.37, 72 * 2**30, 412.5, 60, 1980, 2619, 1_000_000, ())
 
 
 def test_each_gpu_gives_its_own_readings(monkeypatch):
@@ -45,6 +74,7 @@ FIELDS = {
     "sm_clock_mhz": "sm_clock_mhz",
     "memory_clock_mhz": "memory_clock_mhz",
     "memory_total_bytes": "memory_used_bytes",
+    "throttle_bits": "throttle_reasons",
 }
 
 
