@@ -29,6 +29,7 @@ class FakeGpu:
     uuid: bytes | None = b"GPU-0000aaaa"
     power_cap_mw: int | None = 700_000
     throttle_bits: int | None = 0
+    mig: bool | None = None
     processes: dict | None = dataclasses.field(default_factory=dict)  # Bytes by process id.
     lost: bool = False
 
@@ -83,6 +84,9 @@ class FakeNvml:
 
     def nvmlDeviceGetUUID(self, device, uuid, length):
         return self._fill(device, lambda gpu: setattr(uuid, "value", gpu.uuid), "uuid")
+
+    def nvmlDeviceGetMigMode(self, device, current, pending):
+        return self._set(device, current, "mig")
 
     def nvmlDeviceGetEnforcedPowerLimit(self, device, limit):
         return self._set(device, limit, "power_cap_mw")

@@ -1,15 +1,21 @@
 """Peak memory of the device that trains, from TensorFlow's own allocator."""
 
 import operator
+import os
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
 
-from kbatch.instruments.nvml import NvmlUnavailableError, opened_nvml
-from kbatch.instruments.tensorflow_gpus import tensorflow_gpus
-from kbatch.instruments.worker_devices import workers_on_device
+from kbatch.instruments.nvml import NvmlGpu, NvmlUnavailableError, opened_nvml
+from kbatch.instruments.tensorflow_gpus import local_devices, tensorflow_gpus
+from kbatch.instruments.worker_devices import (
+    NO_GPU,
+    WORKERS_ON_DEVICE,
+    WORKERS_ON_HOST,
+    check_named_gpus,
+    only_gpu,
+)
 
 # Read by TensorFlow when it starts: the CPU then runs out as a GPU does.
 _BFC = "TF_CPU_ALLOCATOR_USE_BFC"
@@ -19,12 +25,14 @@ _MOST_BYTES = 2**53
 
 
 def check_memory_limit(limit_bytes: int | None) -> int | None:
-    """Checks that a limit is None or a number of bytes that an allocator can have.
+    """Checks that a limit is None or a number of bytes that the device can have.
 
     Raises:
         TypeError: If it is no integer.
-        ValueError: If it is less than a MiB, or more than 2**53.
+        ValueError: If it is less than a MiB, or more than the GPU has, or if
+            `CUDA_VISIBLE_DEVICES` names a GPU that does not exist.
     """
+    check_named_gpus()
     if limit_bytes is None:
         return None
     message = (
@@ -35,7 +43,23 @@ def check_memory_limit(limit_bytes: int | None) -> int | None:
         raise TypeError(message)
     if not MEBIBYTE <= operator.index(limit_bytes) <= _MOST_BYTES:
         raise ValueError(message)
+    largest = _largest_gpu_bytes() if gpu_visible() else None
+    if largest is not None and limit_bytes > largest:
+        raise ValueError(
+            f"`memory_limit_bytes` must be at most the memory of the GPU, {largest} bytes: give "
+            "less, or None for what TensorFlow can have of it. "
+            f"Received: memory_limit_bytes={limit_bytes!r}."
+        )
     return operator.index(limit_bytes)
+
+
+def _largest_gpu_bytes() -> int | None:
+    """Return the memory of the largest GPU of the host; which one is used shows when it starts."""
+    try:
+        with opened_nvml() as listed:
+            return max((gpu.memory_total_bytes or 0 for gpu in listed), default=0) or None
+    except NvmlUnavailableError:
+        return None
 
 
 def limited_cpu(limit_bytes: int) -> dict[str, str]:
@@ -52,15 +76,44 @@ def limited_cpu(limit_bytes: int) -> dict[str, str]:
 
 
 def limit_gpu(limit_bytes: int) -> None:
-    """Gives TensorFlow at most so many bytes of the first GPU; before its first use only."""
-    for gpu in tf.config.list_physical_devices("GPU")[:1]:
+    """Gives TensorFlow at most so many bytes of its first GPU; before its first use only."""
+    for gpu in tf.config.get_visible_devices("GPU")[:1]:
         logical = tf.config.LogicalDeviceConfiguration(memory_limit=limit_bytes / MEBIBYTE)
         tf.config.set_logical_device_configuration(gpu, [logical])
 
 
+def set_limit_bytes() -> int | None:
+    """Return the limit that this program set for its first GPU, None without one."""
+    for gpu in tf.config.get_visible_devices("GPU")[:1]:
+        for logical in (tf.config.get_logical_device_configuration(gpu) or ())[:1]:
+            if logical.memory_limit is not None:
+                return int(logical.memory_limit * MEBIBYTE)
+    return None
+
+
 def gpu_visible() -> bool:
     """Tells whether TensorFlow sees a GPU; it is not started."""
-    return bool(tf.config.list_physical_devices("GPU"))
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
+def worker_device() -> dict[str, str]:
+    """Return the environment in which a worker process sees the first GPU of this one alone.
+
+    A worker knows nothing of `tf.config.set_visible_devices`, and would take memory of all GPUs.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        return {}
+    visible = tf.config.get_visible_devices("GPU")
+    return only_gpu(int(visible[0].name.rpartition(":")[2])) if visible else NO_GPU
+
+
+def workers_on_device() -> int | None:
+    """Return how many workers share the device of this process; None outside `kbatch distribute`.
+
+    Where TensorFlow sees no GPU, those of the host share its processors, whatever GPUs it has.
+    """
+    text = os.environ.get(WORKERS_ON_DEVICE if gpu_visible() else WORKERS_ON_HOST, "")
+    return int(text) if text.isdigit() else None
 
 
 class DeviceMemory:
@@ -77,14 +130,14 @@ class DeviceMemory:
         """
         if self.device == "CPU:0":
             return None
-        gpu = tf.config.list_physical_devices("GPU")[0]
-        for logical in tf.config.get_logical_device_configuration(gpu) or ():
-            if logical.memory_limit is not None:
-                # The allocator takes the limit at its word, whatever the GPU has.
-                return usable_bytes(_total_bytes(), int(logical.memory_limit * MEBIBYTE), 1)
-        found: list[Any] = device_lib.list_local_devices()
-        device = next(d.memory_limit for d in found if d.name.endswith(f"device:{self.device}"))
-        return usable_bytes(device, None, workers_on_device() or 1)
+        device = next(d for d in local_devices() if d.name.endswith(f"device:{self.device}"))
+        gpu = nvml_gpu()
+        return usable_bytes(
+            device.memory_limit,
+            # Of a GPU in instances NVML gives the memory of all of them.
+            total_bytes=None if gpu is None or gpu.mig else gpu.memory_total_bytes,
+            workers=1 if set_limit_bytes() is not None else workers_on_device() or 1,
+        )
 
     def reset(self) -> None:
         """Starts a new peak at what is held now."""
@@ -101,29 +154,29 @@ class DeviceMemory:
         return tf.config.experimental.get_memory_info(self.device)["peak"]
 
 
-def usable_bytes(device_bytes: int | None, set_bytes: int | None, workers: int) -> int | None:
+def usable_bytes(limit_bytes: int, *, total_bytes: int | None, workers: int) -> int:
     """Tells how much of a GPU one process may take.
 
     Args:
-        device_bytes: What the GPU has, None if unknown.
-        set_bytes: A limit that was set for this process, None without one.
-        workers: How many workers share the GPU, to equal parts where no limit was set.
-
-    Returns:
-        Bytes, None if nothing is known.
+        limit_bytes: The limit of TensorFlow's allocator: what was set, or what others had left.
+        total_bytes: What the GPU has, None if unknown. An allocator takes a limit at its word.
+        workers: How many workers share it in equal parts. What the others hold already is in the
+            limit, so the whole is divided, and not what is left of it.
     """
-    if device_bytes is None:
-        return set_bytes
-    return device_bytes // workers if set_bytes is None else min(set_bytes, device_bytes)
+    if total_bytes is None:
+        return limit_bytes // workers
+    return min(limit_bytes, total_bytes // workers)
 
 
-def _total_bytes() -> int | None:
-    """Gives the memory of the first GPU, None where the driver does not tell."""
+def nvml_gpu() -> NvmlGpu | None:
+    """Return NVML's description of TensorFlow's first GPU, which is started; None if unreadable.
+
+    Its handle ends with this call.
+    """
+    by_device = {name: bus_id for bus_id, n in tensorflow_gpus().items() for name in n}
     try:
         with opened_nvml() as listed:
-            by_device = {name: bus_id for bus_id, n in tensorflow_gpus().items() for name in n}
-            totals = {gpu.pci_bus_id: gpu.memory_total_bytes for gpu in listed}
-            return totals.get(by_device.get("GPU:0", ""))
+            return next((g for g in listed if g.pci_bus_id == by_device.get("GPU:0")), None)
     except NvmlUnavailableError:
         return None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from kbatch.instruments.host_use import read_host
-from kbatch.instruments.nvml import NvmlUnavailableError, opened_nvml, read_gpu
+from kbatch.instruments.nvml import NvmlGpu, NvmlUnavailableError, opened_nvml, read_gpu
 from kbatch.instruments.sampling_thread import SamplingThread
 from kbatch.instruments.tensorflow_gpus import tensorflow_gpus
 from kbatch.instruments.usage_tally import GpuTally, HostTally
@@ -158,7 +158,10 @@ class GpuMonitor:
         self.unavailable = _missing(by_bus_id, devices)
         if self.unavailable is not None:
             return []
-        return [GpuTally(by_bus_id[bus_id], names) for bus_id, names in devices.items()]
+        # One that is lost has no readings, and so the sums have none: a part is not the whole.
+        lost = {bus_id: NvmlGpu(None, None, bus_id, None) for bus_id in devices}
+        found = lost | by_bus_id
+        return [GpuTally(found[bus_id], names) for bus_id, names in devices.items()]
 
     def _leave_out_gpus(self, failure: BaseException) -> None:
         text = " ".join(str(failure).split())
@@ -184,9 +187,10 @@ class GpuMonitor:
 
 
 def _missing(listed: Collection[str], devices: Collection[str]) -> str | None:
-    """Says which of TensorFlow's GPUs cannot be read: without one, a sum would be a part."""
+    """Says that none of TensorFlow's GPUs can be read, None where one can."""
     there = f"NVML lists {', '.join(listed) or 'no GPU'}"
     if not devices:
         return f"TensorFlow uses no GPU; {there}."
-    missing = [bus_id for bus_id in devices if bus_id not in listed]
-    return f"TensorFlow uses the GPU {', '.join(missing)}, but {there}." if missing else None
+    if any(bus_id in listed for bus_id in devices):
+        return None
+    return f"TensorFlow uses the GPU {', '.join(devices)}, but {there}."

@@ -44,6 +44,8 @@ class NvmlGpu(NamedTuple):
         memory_total_bytes: Its memory in bytes, None if the driver does not tell.
         uuid: Its name for `CUDA_VISIBLE_DEVICES`, likewise.
         power_cap_w: The power that the driver lets it take, in watts, likewise.
+        mig: Whether it is split into instances (MIG). Every reading is then of the whole board,
+            however small the instance that a process has.
     """
 
     handle: Any
@@ -52,6 +54,19 @@ class NvmlGpu(NamedTuple):
     memory_total_bytes: int | None
     uuid: str | None = None
     power_cap_w: float | None = None
+    mig: bool = False
+
+
+class GpuProcess(NamedTuple):
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        pid: Its number, that of the host: within a container it may be another one's.
+        memory_bytes: What it holds, None if the driver does not tell.
+    """
+
+    pid: int
+    memory_bytes: int | None
 
 
 class GpuReading(NamedTuple):
@@ -100,7 +115,12 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
 
 
 def read_gpu(gpu: NvmlGpu) -> GpuReading:
-    """Reads one GPU; what it does not support, or fails to tell now, is None."""
+    """Reads one GPU; what it does not support, or fails to tell now, is None.
+
+    A GPU without a handle is one that the library does not list: it tells nothing.
+    """
+    if gpu.handle is None:
+        return GpuReading(None, None, None, None, None, None, None)
     utilization = _known(pynvml.nvmlDeviceGetUtilizationRates, gpu.handle)
     memory = _known(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle)
     power_mw = _known(pynvml.nvmlDeviceGetPowerUsage, gpu.handle)
@@ -121,10 +141,16 @@ def read_driver_version() -> str | None:
     return _known(pynvml.nvmlSystemGetDriverVersion)
 
 
-def read_processes(gpu: NvmlGpu) -> dict[int, int | None]:
-    """Read the bytes that each process holds of a GPU, by process id; None for bytes not told."""
-    listed = _known(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle) or []
-    return {process.pid: process.usedGpuMemory for process in listed}
+def read_gpu_count() -> int:
+    """Count the GPUs, those included that do not answer; the library must be open."""
+    return _known(pynvml.nvmlDeviceGetCount) or 0
+
+
+def read_processes(gpu: NvmlGpu) -> tuple[GpuProcess, ...]:
+    """List the processes that compute on a GPU, those with most memory first."""
+    found = _known(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle) or ()
+    processes = [GpuProcess(one.pid, one.usedGpuMemory) for one in found]
+    return tuple(sorted(processes, key=lambda one: one.memory_bytes or 0, reverse=True))
 
 
 def _throttle_reasons(gpu: NvmlGpu) -> tuple[str, ...] | None:
@@ -145,7 +171,7 @@ def _temperature(gpu: NvmlGpu) -> int | None:
 
 
 def _listed_gpus() -> tuple[NvmlGpu, ...]:
-    found = (_gpu(index) for index in range(_known(pynvml.nvmlDeviceGetCount) or 0))
+    found = (_gpu(index) for index in range(read_gpu_count()))
     return tuple(gpu for gpu in found if gpu is not None)
 
 
@@ -164,6 +190,7 @@ def _gpu(index: int) -> NvmlGpu | None:
         memory_total_bytes=None if memory is None else memory.total,
         uuid=_known(pynvml.nvmlDeviceGetUUID, handle),
         power_cap_w=None if cap_mw is None else cap_mw / 1e3,
+        mig=(_known(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1,
     )
 
 

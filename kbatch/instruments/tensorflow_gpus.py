@@ -1,6 +1,6 @@
 """TensorFlow's GPUs by PCI bus id."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,14 +14,22 @@ def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
     """Finds the GPUs that TensorFlow uses; it starts them where it has not yet.
 
     `tf.config.experimental.get_device_details` tells no bus id, the device list of the client
-    library does. It is read with the settings of the running context: under other ones
-    TensorFlow refuses to number the visible GPUs anew.
+    library does.
 
     Returns:
         TensorFlow's names, such as `("GPU:0",)`, by PCI bus id in the form of `normal_bus_id`.
     """
     if not tf.config.list_logical_devices("GPU"):
         return {}
+    return devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())
+
+
+def local_devices() -> Sequence[Any]:
+    """Lists TensorFlow's devices, started, with their descriptions and the limits of memory.
+
+    They are read with the settings of the running context: under other ones TensorFlow refuses to
+    number the visible GPUs again, or gives a device that nothing runs on.
+    """
     running: Any = context.context()
-    devices = device_lib.list_local_devices(running.config)
-    return devices_by_bus_id((device.name, device.physical_device_desc) for device in devices)
+    running.ensure_initialized()
+    return device_lib.list_local_devices(running.config)

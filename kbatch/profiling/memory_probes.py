@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from kbatch.instruments.allocator_log import FreeMemory, free_memory
-from kbatch.instruments.device_memory import DeviceMemory, gpu_visible, limit_gpu, limited_cpu
+from kbatch.instruments.device_memory import (
+    DeviceMemory,
+    gpu_visible,
+    limit_gpu,
+    limited_cpu,
+    set_limit_bytes,
+    worker_device,
+    workers_on_device,
+)
 from kbatch.instruments.failures import device_is_lost, ran_out_of_memory
 from kbatch.instruments.host_memory import available_bytes
 from kbatch.instruments.worker import Worker, WorkerDied
-from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.profiling.loads import Load, Run
 from kbatch.training.errors import DeviceLostError
 from kbatch.training.kept_state import kept_state
@@ -108,9 +115,11 @@ class WorkerProbes:
     isolated = True
 
     def __init__(self, load: Load, memory_limit_bytes: int | None):
+        if memory_limit_bytes is None:  # The worker knows nothing of a limit set here.
+            memory_limit_bytes = set_limit_bytes()
         self.limit_bytes = memory_limit_bytes or _host_bytes()
         # The level at which the allocator tells its free blocks when it fails.
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "0"}
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **worker_device()}
         if not gpu_visible():  # Beside a GPU the host only holds the batches on their way.
             environment |= limited_cpu(self.limit_bytes)
         self._worker = Worker(environment, functools.partial(_start, load, memory_limit_bytes))

@@ -11,8 +11,8 @@ import keras
 import psutil
 
 from kbatch.instruments.control_group import read_control_group
+from kbatch.instruments.device_memory import workers_on_device
 from kbatch.instruments.environment import read_environment
-from kbatch.instruments.worker_devices import workers_on_device
 from kbatch.profiling.loads import STEPS, Load, Source, row_shapes
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.parts_checks import PartsChecks

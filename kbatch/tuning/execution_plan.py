@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from kbatch.instruments.worker_devices import workers_on_device
+from kbatch.instruments.device_memory import workers_on_device
 from kbatch.records.execution import ExecutionRecord
 from kbatch.training.accumulation.summed_gradients import differ_in_parts, sparse_note
 from kbatch.training.dtype_policy import loss_scaled

@@ -9,6 +9,7 @@ import keras
 import keras_tuner
 import tensorflow as tf
 
+from kbatch.instruments.device_memory import worker_device
 from kbatch.instruments.mapped_pickles import MappedPickles, UnsendableError
 from kbatch.instruments.worker import Worker
 from kbatch.records.goodput import GoodputRecord
@@ -33,7 +34,7 @@ class IsolatedTrials:
 
     def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
         _refuse_datasets(arguments, keywords)
-        self._worker = Worker()
+        self._worker = Worker(worker_device())
         # A folder of its own: the worker's pickles replace one another.
         folder = self._worker.folder / "search"
         folder.mkdir()
@@ -96,7 +97,7 @@ def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
     Returns:
         The space, and what `explore` returned.
     """
-    with Worker() as worker:
+    with Worker(worker_device()) as worker:
         return worker.call(_explore, tuner)
 
 

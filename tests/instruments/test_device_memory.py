@@ -1,27 +1,46 @@
 import types
 
+import fake_nvml
+import fake_tensorflow
 import pytest
+from fake_nvml import FakeGpu, FakeNvml
+from fake_tensorflow import FakeTensorFlow
 
 from kbatch.instruments import device_memory
-from kbatch.instruments.device_memory import gpu_in_use, usable_bytes
+from kbatch.instruments.device_memory import (
+    DeviceMemory,
+    check_memory_limit,
+    gpu_in_use,
+    gpu_visible,
+    limit_gpu,
+    set_limit_bytes,
+    usable_bytes,
+    worker_device,
+    workers_on_device,
+)
+
+FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "KBATCH_WORKERS_ON_DEVICE", "KBATCH_WORKERS_ON_HOST"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(
-    ("device_bytes", "set_bytes", "workers", "usable"),
+    ("limit_bytes", "total_bytes", "workers", "usable"),
     [
-        (1000, None, 1, 1000),
-        (1000, None, 3, 333),
-        (1000, 400, 1, 400),
-        (1000, 4000, 1, 1000),
-        (1000, 900, 2, 900),  # Who sets a limit has said what this process may take.
-        (None, 400, 1, 400),
-        (None, None, 2, None),
+        (900, 1000, 1, 900),
+        (900, 1000, 3, 333),
+        (400, 1000, 2, 400),  # The other one holds its half already: the rest is not divided.
+        (4000, 1000, 1, 1000),
+        (900, None, 3, 300),
     ],
 )
-def test_a_process_may_take_what_was_set_and_there_is_or_its_part(
-    device_bytes, set_bytes, workers, usable
-):
-    assert usable_bytes(device_bytes, set_bytes, workers) == usable
+def test_a_process_may_take_its_part_of_what_there_is(limit_bytes, total_bytes, workers, usable):
+    assert usable_bytes(limit_bytes, total_bytes=total_bytes, workers=workers) == usable
 
 
 @pytest.mark.parametrize("started", [True, False])
@@ -39,18 +58,102 @@ def test_a_tensorflow_that_no_longer_tells_is_not_taken_for_a_free_gpu(monkeypat
         gpu_in_use()
 
 
-class Logical:
-    memory_limit = 4000
+def gpus(monkeypatch, *, first_gib=16, second_gib=40, mig=None, **tensorflow):
+    """A host of two GPUs, the first of 16 GiB and the second of 40."""
+    first, second = (f"0000{bus_id}".encode() for bus_id in (FIRST, SECOND))
+    library = FakeNvml(
+        FakeGpu(bus_id=first, memory_total_bytes=first_gib * GIB, memory_used_bytes=0),
+        FakeGpu(bus_id=second, memory_total_bytes=second_gib * GIB, memory_used_bytes=0, mig=mig),
+    )
+    fake_nvml.install(monkeypatch, library)
+    return fake_tensorflow.install(monkeypatch, FakeTensorFlow(FIRST, SECOND, **tensorflow))
 
 
-@pytest.mark.parametrize(("limits", "usable"), [([Logical()], 2000 * 2**20), ([], 500 * 2**20)])
-def test_the_limit_of_a_gpu_is_bounded_by_what_it_has_and_shared(monkeypatch, limits, usable):
-    monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", "3")
-    monkeypatch.setattr(device_memory, "gpu_visible", lambda: True)
-    config = device_memory.tf.config
-    monkeypatch.setattr(config, "list_physical_devices", lambda kind: ["the GPU"])
-    monkeypatch.setattr(config, "get_logical_device_configuration", lambda gpu: limits)
-    monkeypatch.setattr(device_memory, "_total_bytes", lambda: 2000 * 2**20)
-    listed = [types.SimpleNamespace(name="/device:GPU:0", memory_limit=1500 * 2**20)]
-    monkeypatch.setattr(device_memory.device_lib, "list_local_devices", lambda: listed)
-    assert device_memory.DeviceMemory().limit_bytes == usable
+@pytest.mark.parametrize(
+    ("tensorflow", "workers", "gib"),
+    [
+        ({"visible": [1], "memory_limit": 38 * GIB}, "1", 38),
+        ({"visible": [1], "memory_limit": 38 * GIB}, "4", 10),
+        ({"visible": [1], "memory_limit": 9 * GIB}, "4", 9),
+        # Who sets a limit has said what this process may take.
+        ({"visible": [1], "memory_limit": 30 * GIB, "set_mib": 30 * 1024}, "4", 30),
+        ({"visible": [1], "memory_limit": 99 * GIB, "set_mib": 99 * 1024}, "1", 40),
+        ({"visible": [1], "memory_limit": 8 * GIB, "mig": True}, "2", 4),
+        ({"memory_limit": 15 * GIB}, "2", 8),
+    ],
+)
+def test_the_limit_is_that_of_the_device_that_tensorflow_uses(
+    monkeypatch, tensorflow, workers, gib
+):
+    gpus(monkeypatch, **tensorflow)
+    monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", workers)
+    assert DeviceMemory().limit_bytes == gib * GIB
+
+
+def test_without_nvml_the_limit_is_tensorflows(monkeypatch):
+    gpus(monkeypatch, memory_limit=12 * GIB)
+    fake_nvml.install(monkeypatch, None)
+    assert DeviceMemory().limit_bytes == 12 * GIB
+
+
+def test_a_limit_is_set_for_the_gpu_that_the_program_chose(monkeypatch):
+    fake = gpus(monkeypatch, visible=[1])
+    assert set_limit_bytes() is None
+    limit_gpu(3 * GIB)
+    assert list(fake.limits) == ["/physical_device:GPU:1"]
+    assert set_limit_bytes() == 3 * GIB
+
+
+def test_a_program_that_hid_all_gpus_sees_none(monkeypatch):
+    gpus(monkeypatch, visible=[])
+    assert not gpu_visible()
+    assert DeviceMemory().limit_bytes is None
+    assert worker_device() == {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@pytest.mark.parametrize(
+    ("named", "visible", "worker"),
+    [
+        (None, None, "0"),
+        (None, [1], "1"),
+        ("2,5", None, "2"),
+        ("2,5", [1], "5"),
+        ("GPU-a,GPU-b", [1], "GPU-b"),
+    ],
+)
+def test_a_worker_is_given_the_gpu_of_this_process_alone(monkeypatch, named, visible, worker):
+    gpus(monkeypatch, visible=visible)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert worker_device() == {"CUDA_VISIBLE_DEVICES": worker}
+
+
+def test_without_gpus_a_worker_needs_no_choice(monkeypatch):
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow())
+    assert worker_device() == {}
+
+
+def test_workers_whose_tensorflow_sees_no_gpu_share_the_host(monkeypatch):
+    assert workers_on_device() is None
+    monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", "1")
+    monkeypatch.setenv("KBATCH_WORKERS_ON_HOST", "4")
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow())
+    assert workers_on_device() == 4
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow(FIRST))
+    assert workers_on_device() == 1
+
+
+def test_a_limit_above_the_memory_of_the_gpu_is_refused(monkeypatch):
+    gpus(monkeypatch)
+    assert check_memory_limit(40 * GIB) == 40 * GIB
+    with pytest.raises(ValueError, match=f"at most.*{40 * GIB} bytes.*Received: .*{41 * GIB}"):
+        check_memory_limit(41 * GIB)
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow())  # On a CPU it is no business of theirs.
+    assert check_memory_limit(41 * GIB) == 41 * GIB
+
+
+def test_a_gpu_that_does_not_exist_is_refused_before_anything_is_measured(monkeypatch):
+    gpus(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    with pytest.raises(ValueError, match="2 does not exist"):
+        check_memory_limit(None)

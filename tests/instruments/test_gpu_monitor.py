@@ -156,6 +156,19 @@ def test_the_energy_of_several_gpus_is_known_where_each_is(monkeypatch, clock):
     assert monitor.usage.gpu_power_w == 600.0
 
 
+def test_a_gpu_that_is_lost_from_the_start_leaves_the_others(monkeypatch, clock):
+    library = two_gpus()
+    library.gpus[0].lost = True
+    devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
+    with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
+        library.gpus[1].energy_mj += 7_000
+    assert [(gpu.pci_bus_id, gpu.name, gpu.energy_j) for gpu in monitor.gpus] == [
+        (FIRST, None, None),
+        (SECOND, "Other", 7.0),
+    ]
+    assert (monitor.unavailable, monitor.usage.gpu_energy_j) == (None, None)
+
+
 def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):
     library = FakeNvml(FakeGpu(energy_mj=None, power_mw=200_000))
     with monitor_of(monkeypatch, library, clock) as monitor:
@@ -180,7 +193,7 @@ def test_the_energy_of_a_gpu_that_is_lost_on_the_way_is_unknown(monkeypatch, clo
         (FakeNvml(FakeGpu()), {}, f"TensorFlow uses no GPU; NVML lists {FIRST}"),
         (
             FakeNvml(FakeGpu()),
-            {FIRST: ("GPU:0",), SECOND: ("GPU:1",)},
+            {SECOND: ("GPU:0",)},
             f"uses the GPU {SECOND}, but NVML lists {FIRST}",
         ),
     ],

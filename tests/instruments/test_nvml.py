@@ -11,6 +11,7 @@ from kbatch.instruments.nvml import (
     opened_nvml,
     read_driver_version,
     read_gpu,
+    read_gpu_count,
     read_processes,
 )
 
@@ -37,15 +38,28 @@ def test_every_gpu_is_listed_with_what_it_is(monkeypatch):
 def test_what_a_gpu_does_not_tell_of_itself_is_none(monkeypatch):
     fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(uuid=None, power_cap_mw=None, processes=None)))
     with opened_nvml() as (gpu,):
-        assert (gpu.uuid, gpu.power_cap_w, read_processes(gpu)) == (None, None, {})
+        assert (gpu.uuid, gpu.power_cap_w, read_processes(gpu)) == (None, None, ())
 
 
 def test_the_processes_on_a_gpu_are_listed_with_what_they_hold(monkeypatch):
-    gpus = FakeGpu(processes={7: 2**30, 9: None}), FakeGpu(bus_id=b"00000000:02:00.0")
+    gpus = FakeGpu(processes={9: None, 7: 2**30}), FakeGpu(bus_id=b"00000000:02:00.0")
     fake_nvml.install(monkeypatch, FakeNvml(*gpus))
     with opened_nvml() as (first, second):
-        assert read_processes(first) == {7: 2**30, 9: None}
-        assert read_processes(second) == {}
+        assert read_processes(first) == ((7, 2**30), (9, None))
+        assert read_processes(second) == ()
+
+
+@pytest.mark.parametrize("mig", [False, True, None])
+def test_a_gpu_tells_whether_it_is_split_into_instances(monkeypatch, mig):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(mig=mig)))
+    with opened_nvml() as (gpu,):
+        assert gpu.mig == bool(mig)
+
+
+def test_gpus_that_do_not_answer_are_counted(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(lost=True), FakeGpu()))
+    with opened_nvml():
+        assert read_gpu_count() == 2
 
 
 @pytest.mark.parametrize("old", [False, True])
