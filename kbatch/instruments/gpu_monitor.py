@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 import psutil
@@ -12,8 +12,7 @@ import psutil
 from kbatch.instruments.host_use import read_host
 from kbatch.instruments.nvml import NvmlGpu, NvmlUnavailableError, opened_nvml, read_gpu
 from kbatch.instruments.sampling_thread import SamplingThread
-from kbatch.instruments.tensorflow_gpus import tensorflow_gpus
-from kbatch.instruments.usage_tally import GpuTally, HostTally
+from kbatch.instruments.usage_tally import GpuTally, HostTally, TensorFlowMemory
 from kbatch.records.usage import GpuUsage, UsageRecord
 
 if TYPE_CHECKING:
@@ -26,9 +25,11 @@ class GpuMonitor:
     Entering it starts TensorFlow's GPUs, so set memory growth and limits before. It reads every
     GPU that TensorFlow uses, found in NVML by PCI bus id, and this process, without child
     processes, at the start, in a thread every `interval_s` and at the end. NVML tells of a GPU
-    as a whole: other processes on it are in the figures. Energy is the difference of the
-    driver's counter, which moves in steps: a block of milliseconds may show none. On GPUs
-    without a counter it is the integral of the power readings.
+    as a whole: other processes on it are in the figures, and where it is split into instances
+    (MIG) the power and energy of all of them. Energy is the difference of the driver's counter,
+    which moves in steps: a block of milliseconds may show none. On GPUs without a counter it is
+    the integral of the power readings. Memory is TensorFlow's own count on an instance, and where
+    GPU and host share one memory.
 
     Example:
 
@@ -41,8 +42,10 @@ class GpuMonitor:
 
     Args:
         interval_s: Seconds between two readings; the time that a reading takes comes on top.
-        now: Gives the time, in seconds.
-        find_gpus: Gives TensorFlow's names of its GPUs by PCI bus id.
+        now: Returns the time, in seconds.
+        find_gpus: Returns TensorFlow's names of its GPUs by PCI bus id; TensorFlow's own if None.
+        find_memory: Returns what TensorFlow has of the GPU with these names, for a GPU whose
+            memory the driver does not show, or shows of the whole board; TensorFlow's own if None.
 
     Attributes:
         usage: What the block took, None until it ends.
@@ -58,7 +61,8 @@ class GpuMonitor:
         *,
         interval_s: float = 0.1,
         now: Callable[[], float] = time.perf_counter,
-        find_gpus: Callable[[], Mapping[str, tuple[str, ...]]] = tensorflow_gpus,
+        find_gpus: Callable[[], Mapping[str, tuple[str, ...]]] | None = None,
+        find_memory: Callable[[tuple[str, ...]], TensorFlowMemory] | None = None,
     ):
         if not interval_s > 0:
             raise ValueError(
@@ -68,6 +72,7 @@ class GpuMonitor:
         self.unavailable: str | None = None
         self._now = now
         self._find_gpus = find_gpus
+        self._find_memory = find_memory
         self._thread = SamplingThread(self.sample, interval_s=interval_s)
         self._lock = threading.Lock()
         self._open: contextlib.ExitStack | None = None
@@ -153,15 +158,19 @@ class GpuMonitor:
         except NvmlUnavailableError as error:
             self.unavailable = str(error)
             return []
-        devices = self._find_gpus()
+        devices = (self._find_gpus or _tensorflow().tensorflow_gpus)()
         by_bus_id = {gpu.pci_bus_id: gpu for gpu in listed}
         self.unavailable = _missing(by_bus_id, devices)
         if self.unavailable is not None:
             return []
-        # One that is lost has no readings, and so the sums have none: a part is not the whole.
-        lost = {bus_id: NvmlGpu(None, None, bus_id, None) for bus_id in devices}
-        found = lost | by_bus_id
-        return [GpuTally(found[bus_id], names) for bus_id, names in devices.items()]
+        tallies = []
+        for bus_id, names in devices.items():
+            # One that is lost has no readings, and so the sums have none: a part is not the whole.
+            gpu, memory = by_bus_id.get(bus_id, NvmlGpu(None, None, bus_id, None)), None
+            if gpu.handle is not None and (gpu.mig or gpu.memory_total_bytes is None):
+                memory = (self._find_memory or _tensorflow().tensorflow_memory)(names)
+            tallies.append(GpuTally(gpu, names, memory))
+        return tallies
 
     def _leave_out_gpus(self, failure: BaseException) -> None:
         text = " ".join(str(failure).split())
@@ -184,6 +193,13 @@ class GpuMonitor:
             gpus=tuple(tally.usage(duration_s) for tally in self._gpus) or None,
             unavailable=self.unavailable,
         )
+
+
+def _tensorflow() -> ModuleType:
+    # Without a driver TensorFlow is not asked, nor imported.
+    from kbatch.instruments import tensorflow_gpus
+
+    return tensorflow_gpus
 
 
 def _missing(listed: Collection[str], devices: Collection[str]) -> str | None:

@@ -31,7 +31,15 @@ _THROTTLE_REASONS = {
 
 
 class NvmlUnavailableError(Exception):
-    """NVML cannot be used; the message says why in one line."""
+    """NVML cannot be used; the message says why in one line.
+
+    Attributes:
+        mismatch: Whether the driver and its library differ in version.
+    """
+
+    def __init__(self, message: str, *, mismatch: bool = False):
+        super().__init__(message)
+        self.mismatch = mismatch
 
 
 class NvmlGpu(NamedTuple):
@@ -41,11 +49,14 @@ class NvmlGpu(NamedTuple):
         handle: NVML's handle, valid while the library is open.
         name: Name of the product, None if the driver does not tell.
         pci_bus_id: Where it sits, in the form of `normal_bus_id`.
-        memory_total_bytes: Its memory in bytes, None if the driver does not tell.
-        uuid: Its name for `CUDA_VISIBLE_DEVICES`, likewise.
-        power_cap_w: The power that the driver lets it take, in watts, likewise.
+        memory_total_bytes: Memory of the whole board in bytes. None if the driver does not tell,
+            as where GPU and host share one memory.
+        uuid: Its name for `CUDA_VISIBLE_DEVICES`, None if the driver does not tell.
+        power_cap_w: Power that the driver lets it take, in watts, None if the driver does not tell.
+        compute_capability: Such as (9, 0), None if the driver does not tell.
         mig: Whether it is split into instances (MIG). Every reading is then of the whole board,
             however small the instance that a process has.
+        index: Its number in NVML and `nvidia-smi`, None if it is not listed.
     """
 
     handle: Any
@@ -54,7 +65,23 @@ class NvmlGpu(NamedTuple):
     memory_total_bytes: int | None
     uuid: str | None = None
     power_cap_w: float | None = None
+    compute_capability: tuple[int, int] | None = None
     mig: bool = False
+    index: int | None = None
+
+
+class NvmlDriver(NamedTuple):
+    """The driver, and the GPUs that it has but cannot reach.
+
+    Attributes:
+        version: Such as `"550.54.15"`, None if unknown.
+        cuda_version: Newest CUDA that it runs, such as (12, 4), None if unknown.
+        silent_gpus: A line for each GPU that does not answer, such as `"GPU 1 (GPU is lost)"`.
+    """
+
+    version: str | None
+    cuda_version: tuple[int, int] | None
+    silent_gpus: tuple[str, ...]
 
 
 class GpuProcess(NamedTuple):
@@ -105,13 +132,32 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise NvmlUnavailableError(_reason(error)) from error
+        code: Any = error
+        mismatch = code.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+        raise NvmlUnavailableError(_reason(error), mismatch=mismatch) from error
     try:
         yield _listed_gpus()
     finally:
         # A driver that went away has nothing left to close.
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def read_driver() -> NvmlDriver:
+    """Reads the driver; within a block of `opened_nvml`."""
+    cuda = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+    silent = []
+    for index in range(read_gpu_count()):
+        try:
+            pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+        except pynvml.NVMLError as error:
+            silent.append(f"GPU {index} ({error})")
+    return NvmlDriver(
+        version=read_driver_version(),
+        # 12040 is CUDA 12.4.
+        cuda_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
+        silent_gpus=tuple(silent),
+    )
 
 
 def read_gpu(gpu: NvmlGpu) -> GpuReading:
@@ -190,7 +236,9 @@ def _gpu(index: int) -> NvmlGpu | None:
         memory_total_bytes=None if memory is None else memory.total,
         uuid=_known(pynvml.nvmlDeviceGetUUID, handle),
         power_cap_w=None if cap_mw is None else cap_mw / 1e3,
+        compute_capability=_known(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
         mig=(_known(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1,
+        index=index,
     )
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's GPUs by PCI bus id."""
+"""TensorFlow's GPUs by PCI bus id, and its memory of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +8,7 @@ from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
 
 from kbatch.instruments.pci_bus_ids import devices_by_bus_id
+from kbatch.instruments.usage_tally import TensorFlowMemory
 
 
 def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
@@ -22,6 +23,24 @@ def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
     if not tf.config.list_logical_devices("GPU"):
         return {}
     return devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())
+
+
+def tensorflow_memory(names: Sequence[str]) -> TensorFlowMemory:
+    """Finds what TensorFlow has of these devices, which it has started.
+
+    Args:
+        names: Its names of them, such as `("GPU:0",)`.
+    """
+    limits = {one.name.rpartition("/device:")[2]: one.memory_limit for one in local_devices()}
+
+    def read_used_bytes() -> int | None:
+        try:
+            return sum(tf.config.experimental.get_memory_info(name)["current"] for name in names)
+        except (ValueError, tf.errors.OpError):  # Its allocator does not count.
+            return None
+
+    known = all(name in limits for name in names)
+    return TensorFlowMemory(sum(limits[n] for n in names) if known else None, read_used_bytes)
 
 
 def local_devices() -> Sequence[Any]:

@@ -1,5 +1,8 @@
 """Readings of GPUs and host, summed up as they come."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from kbatch.analysis.energy import PowerIntegral, counted_energy_j
 from kbatch.analysis.thinned_series import ThinnedSeries
 from kbatch.instruments.host_use import HostReading
@@ -10,29 +13,55 @@ _GPU_COLUMNS = 7
 _HOST_COLUMNS = 3
 
 
+class TensorFlowMemory(NamedTuple):
+    """What TensorFlow has of a GPU.
+
+    Attributes:
+        memory_total_bytes: Memory that it may take, in bytes, None if unknown.
+        read_used_bytes: Returns the bytes that its tensors hold now, None if unknown.
+    """
+
+    memory_total_bytes: int | None
+    read_used_bytes: Callable[[], int | None]
+
+
 class GpuTally:
     """Sums up the readings of one GPU.
 
     Args:
         gpu: The GPU.
         tensorflow_devices: TensorFlow's names of it.
+        memory: What TensorFlow has of it, where the driver does not show that; else None.
     """
 
-    def __init__(self, gpu: NvmlGpu, tensorflow_devices: tuple[str, ...]):
+    def __init__(
+        self,
+        gpu: NvmlGpu,
+        tensorflow_devices: tuple[str, ...],
+        memory: TensorFlowMemory | None = None,
+    ):
         self.gpu = gpu
         self._devices = tensorflow_devices
+        self._memory = memory
         self._series = ThinnedSeries(columns=_GPU_COLUMNS)
         self._power = PowerIntegral()
         self._counters_mj: list[int | None] = []
+        self._last_mj = 0
+        self._counter_fell = False
         self._throttle_reasons: dict[str, None] | None = None
 
     def add(self, time_s: float, reading: GpuReading) -> None:
         """Takes a reading, with its time in seconds from the start."""
+        if self._memory is not None:
+            reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
         *shown, counter_mj, reasons = reading
         self._series.add((time_s, *shown))
         self._power = self._power.add(time_s, reading.power_w)
-        # The first and the last: what lies between does not matter.
+        # The first and the last, if it never fell: one that began again may have passed its start.
         self._counters_mj[1:] = [counter_mj]
+        if counter_mj is not None:
+            self._counter_fell |= counter_mj < self._last_mj
+            self._last_mj = counter_mj
         if reasons is not None:
             self._throttle_reasons = (self._throttle_reasons or {}) | dict.fromkeys(reasons)
 
@@ -43,7 +72,9 @@ class GpuTally:
             name=self.gpu.name,
             pci_bus_id=self.gpu.pci_bus_id,
             tensorflow_devices=self._devices,
-            memory_total_bytes=self.gpu.memory_total_bytes,
+            memory_total_bytes=(self._memory or self.gpu).memory_total_bytes,
+            memory_source="tensorflow" if self._memory else "driver",
+            mig=self.gpu.mig,
             energy_j=energy_j,
             energy_source=source,
             mean=_gpu_sample(self._series.mean),
@@ -54,7 +85,7 @@ class GpuTally:
 
     def _energy(self, duration_s: float) -> tuple[float | None, str | None]:
         counted_j = counted_energy_j(self._counters_mj[0], self._counters_mj[-1])
-        if counted_j is not None:
+        if counted_j is not None and not self._counter_fell:
             return counted_j, "counter"
         integral_j = self._power.between(0.0, duration_s)
         return integral_j, None if integral_j is None else "power"

@@ -31,12 +31,13 @@ def _examine_devices(
 ) -> Examination:
     from kbatch.instruments.environment import read_environment
     from kbatch.instruments.host_check import read_host_findings
-    from kbatch.instruments.nvidia_check import nvidia_findings
+    from kbatch.instruments.nvidia_check import nvidia_findings, read_tensorflow_build
 
     environment = read_environment()
     host = read_host_findings(environment.cpu_count, variables=variables)
     speeds, policy = _policies("CPU" if environment.devices == ("CPU",) else "GPU")
-    devices = nvidia_findings(nvidia, environment.devices, variables=variables)
+    build = read_tensorflow_build()
+    devices = nvidia_findings(nvidia, environment.devices, build=build, variables=variables)
     return Examination((*packages, *devices, *host, policy), speeds, environment)
 
 

@@ -22,7 +22,8 @@ class GpuSample:
         utilization: Share of the driver's last sampling window in which some kernel ran, of this
             or of another process, from 0 to 1.
         memory_used_bytes: Memory in use or reserved, by all processes. TensorFlow reserves
-            almost all of it at its start: this is no measure of need.
+            almost all of it at its start: this is no measure of need. Where the `memory_source`
+            is TensorFlow, what its tensors hold.
         power_w: Power of the board, in watts.
         temperature_c: Temperature of the chip, in degrees Celsius.
         sm_clock_mhz: Clock of the multiprocessors, in MHz.
@@ -46,7 +47,7 @@ class GpuUsage:
         name: Name of the product, None if the driver does not tell.
         pci_bus_id: Where it sits, as `"00000000:01:00.0"`.
         tensorflow_devices: TensorFlow's names of it, such as `("GPU:0",)`.
-        memory_total_bytes: Its memory, in bytes, None if the driver does not tell.
+        memory_total_bytes: Its memory, in bytes, None if unknown.
         energy_j: Energy of the board over the block, in joules, by all processes.
         energy_source: `"counter"` for the driver's energy counter, `"power"` for the integral of
             the power readings, None where the energy is not known.
@@ -55,6 +56,11 @@ class GpuUsage:
         power_cap_w: Power that the driver lets the board take, in watts, None if not told.
         throttle_reasons: What lowered the clocks in some reading, such as `("power cap",)`; None
             if not told.
+        memory_source: `"driver"`, or `"tensorflow"` where the driver does not show the memory
+            that TensorFlow may take: on an instance of a GPU (MIG), and where GPU and host share
+            one memory.
+        mig: Whether TensorFlow has an instance of the GPU: all but the memory is then of the
+            whole board.
     """
 
     name: str | None
@@ -67,6 +73,8 @@ class GpuUsage:
     samples: tuple[GpuSample, ...]
     power_cap_w: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
+    memory_source: str = "driver"
+    mig: bool = False
 
     def __post_init__(self):
         if (self.energy_j is None) != (self.energy_source not in ENERGY_SOURCES):

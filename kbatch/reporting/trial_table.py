@@ -227,4 +227,8 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
             "What NVML shows of the GPUs is that of the whole run, validation included, and of "
             "every process on them."
         )
+        if any(
+            gpu.mig for t in trials for e in t.executions if e.usage for gpu in e.usage.gpus or ()
+        ):
+            sentences.append("On an instance of a GPU (MIG) the energy is the whole board's.")
     return " ".join(sentences)

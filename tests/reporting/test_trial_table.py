@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 from records_factory import (
     make_diverged,
@@ -103,6 +105,13 @@ def test_what_was_measured_of_the_gpus_stands_in_the_table_where_it_is_known():
     assert column(study, "Joules per sample") == ["3.00", known, known, unknown]
     assert column(study, "GPU utilization") == ["88 %", "80 %", known, unknown]
     assert "whole run" in trial_table(study).footnote
+    assert "MIG" not in trial_table(study).footnote
+
+
+def test_the_energy_of_an_instance_of_a_gpu_is_said_to_be_the_boards():
+    instance = dataclasses.replace(make_gpu(), mig=True)
+    study = make_study(make_trial(16, usage=make_usage(make_gpu(), instance)))
+    assert "(MIG) the energy is the whole board's" in trial_table(study).footnote
 
 
 @pytest.mark.parametrize("usage", [None, make_usage()])

@@ -99,7 +99,7 @@ def gpu_timeline_info(watched: "Study | UsageRecord | HasUsage") -> GpuTimelineI
         panels=(
             _panel("Utilization\n(%)", 105.0, gpus, lambda s: _times(s.utilization, 100.0)),
             _panel(
-                "Memory reserved\n(GiB)",
+                f"Memory {' or '.join(_memory_words(gpus))}\n(GiB)",
                 1.05 * max(totals) / _GIB if totals else None,
                 gpus,
                 lambda s: _times(s.memory_used_bytes, 1 / _GIB),
@@ -161,6 +161,8 @@ def _name(gpu: GpuUsage) -> str:
 
 def _summary(gpu: GpuUsage) -> str:
     parts = [_name(gpu)]
+    if gpu.mig:
+        parts.append("an instance (MIG): power and energy are the whole board's")
     if gpu.mean.utilization is not None:
         parts.append(f"mean utilization {percent(gpu.mean.utilization)}")
     if gpu.mean.power_w is not None:
@@ -168,15 +170,33 @@ def _summary(gpu: GpuUsage) -> str:
     if gpu.energy_j is not None:
         source = "driver's counter" if gpu.energy_source == "counter" else "integral of power"
         parts.append(f"energy {readable(gpu.energy_j)} J ({source})")
+    answered_s = [s.time_s for s in gpu.samples if any(v is not None for v in _driver_values(s))]
+    if answered_s and answered_s[-1] < gpu.samples[-1].time_s:
+        parts.append(f"no answer after {readable(answered_s[-1])} s")
     if gpu.memory_total_bytes:
         parts.append(f"memory {memory_text(gpu.memory_total_bytes)}")
     return " · ".join(parts)
 
 
+def _driver_values(sample: GpuSample) -> tuple[float | None, ...]:
+    return sample.utilization, sample.power_w, sample.temperature_c, sample.sm_clock_mhz
+
+
 def _meaning(usage: UsageRecord) -> str:
     samples = max(len(gpu.samples) for gpu in usage.gpus or ())
     means = f", shown as {samples:,} means" if usage.readings > samples else ""
+    memory = "; ".join(f"{word}, {text}" for word, text in _memory_words(usage.gpus or ()).items())
     return (
         f"{counted(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
-        "kernel ran. Memory: what TensorFlow reserved, not what it needs."
+        f"kernel ran. Memory: {memory}."
     )
+
+
+def _memory_words(gpus: tuple[GpuUsage, ...]) -> dict[str, str]:
+    sources = {gpu.memory_source for gpu in gpus}
+    words = {}
+    if "driver" in sources:
+        words["reserved"] = "by TensorFlow at its start, not what it needs"
+    if "tensorflow" in sources:
+        words["held"] = "by TensorFlow's tensors"
+    return words

@@ -1,0 +1,143 @@
+/* A stand-in for NVIDIA's management library: `gpus` holds what its calls return. */
+#include <string.h>
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7, NO_FUNCTION = 13 };
+
+/* A reading of -1 is not supported; `error` is what every call on the GPU returns. */
+struct gpu {
+    char bus_id[32], name[96], uuid[96];
+    int error, major, minor, mig, old_driver;
+    unsigned pid;
+    long long pid_bytes, total, used, utilization, power_mw, temperature, sm_mhz, memory_mhz;
+    long long power_cap_mw, clock_reasons;
+    long long energy_mj, energy_step_mj; /* The counter rises by the step after each reading. */
+};
+struct gpu gpus[8];
+int gpu_count, init_error, users, cuda_version = 12040;
+
+static int answer(struct gpu *gpu, long long value) {
+    if (!users) return UNINITIALIZED;
+    if (gpu->error) return gpu->error;
+    return value == -1 ? NOT_SUPPORTED : OK;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    if (!init_error) users++;
+    return init_error;
+}
+
+int nvmlShutdown(void) { return users ? (users--, OK) : UNINITIALIZED; }
+
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+    strncpy(text, "550.54.15", size);
+    return users ? OK : UNINITIALIZED;
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    *version = cuda_version;
+    return OK; /* The one call that needs no initialisation. */
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    *count = gpu_count;
+    return users ? OK : UNINITIALIZED;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct gpu **gpu) {
+    if ((int)index >= gpu_count) return INVALID;
+    *gpu = &gpus[index];
+    return answer(*gpu, 0);
+}
+
+int nvmlDeviceGetPciInfo_v3(struct gpu *gpu, char *info) {
+    strcpy(info + 16 + 5 * sizeof(unsigned), gpu->bus_id);
+    return answer(gpu, 0);
+}
+
+int nvmlDeviceGetName(struct gpu *gpu, char *text, unsigned size) {
+    strncpy(text, gpu->name, size);
+    return answer(gpu, 0);
+}
+
+int nvmlDeviceGetUUID(struct gpu *gpu, char *text, unsigned size) {
+    strncpy(text, gpu->uuid, size);
+    return answer(gpu, 0);
+}
+
+int nvmlDeviceGetCudaComputeCapability(struct gpu *gpu, int *major, int *minor) {
+    *major = gpu->major, *minor = gpu->minor;
+    return answer(gpu, 0);
+}
+
+int nvmlDeviceGetMigMode(struct gpu *gpu, unsigned *current, unsigned *pending) {
+    *current = *pending = gpu->mig;
+    return answer(gpu, gpu->mig);
+}
+
+int nvmlDeviceGetMemoryInfo(struct gpu *gpu, unsigned long long *total_free_used) {
+    total_free_used[0] = gpu->total;
+    total_free_used[1] = gpu->total - gpu->used;
+    total_free_used[2] = gpu->used;
+    return answer(gpu, gpu->total);
+}
+
+int nvmlDeviceGetUtilizationRates(struct gpu *gpu, unsigned *gpu_memory) {
+    gpu_memory[0] = gpu->utilization, gpu_memory[1] = 0;
+    return answer(gpu, gpu->utilization);
+}
+
+int nvmlDeviceGetPowerUsage(struct gpu *gpu, unsigned *power_mw) {
+    *power_mw = gpu->power_mw;
+    return answer(gpu, gpu->power_mw);
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(struct gpu *gpu, unsigned long long *energy_mj) {
+    int error = answer(gpu, gpu->energy_mj);
+    *energy_mj = gpu->energy_mj;
+    if (!error) gpu->energy_mj += gpu->energy_step_mj;
+    return error;
+}
+
+int nvmlDeviceGetTemperatureV(struct gpu *gpu, int *version_sensor_value) {
+    if (gpu->old_driver) return NO_FUNCTION;
+    if (version_sensor_value[0] != 0x100000C) return INVALID;
+    version_sensor_value[2] = gpu->temperature;
+    return answer(gpu, gpu->temperature);
+}
+
+int nvmlDeviceGetTemperature(struct gpu *gpu, int sensor, unsigned *temperature) {
+    *temperature = gpu->temperature;
+    return answer(gpu, gpu->temperature);
+}
+
+int nvmlDeviceGetClockInfo(struct gpu *gpu, int kind, unsigned *mhz) {
+    long long clock = kind == 1 ? gpu->sm_mhz : gpu->memory_mhz;
+    *mhz = clock;
+    return answer(gpu, clock);
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(struct gpu *gpu, unsigned *power_mw) {
+    *power_mw = gpu->power_cap_mw;
+    return answer(gpu, gpu->power_cap_mw);
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(struct gpu *gpu, unsigned long long *bits) {
+    *bits = gpu->clock_reasons;
+    return answer(gpu, gpu->clock_reasons);
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(struct gpu *gpu, unsigned long long *bits) {
+    if (gpu->old_driver) return NO_FUNCTION;
+    return nvmlDeviceGetCurrentClocksThrottleReasons(gpu, bits);
+}
+
+struct process { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; };
+
+int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *out) {
+    unsigned room = *count, found = gpu->pid != 0;
+    *count = found;
+    if (answer(gpu, 0)) return answer(gpu, 0);
+    if (room < found) return TOO_SMALL;
+    if (found) out[0] = (struct process){gpu->pid, gpu->pid_bytes, 0, 0};
+    return OK;
+}
