@@ -35,6 +35,8 @@ _IN_USE = 0.70
 _LONGER, _MOST_LONGER = 2, 4
 # More missing calls than this many first looks have are not worth a number.
 _MOST_MISSING = 100
+# Where no hiccup was seen yet, it is taken to slow so many calls in a row.
+_UNSEEN_RUN = 1.5
 # How often all looks of a search together may verify a size that does not keep to the target.
 _WRONG = 0.05
 
@@ -223,7 +225,8 @@ class _Looks:
         """Call a size, in two looks at most, until it keeps to the target or no longer can."""
         target, own = self._target, []
         self._called.append(own)
-        least = calls = calls_for_quantile(target.quantile, confidence=self._confidence)
+        enough = calls_for_quantile(target.quantile, confidence=self._confidence)
+        least = calls = math.ceil(_UNSEEN_RUN * enough)
         while True:
             own.append(self._call(size, calls))
             latencies_s = tuple(latency_s for stretch in own for latency_s in stretch)
@@ -269,7 +272,7 @@ class _Looks:
         # A call that is later than this would make the size miss the target.
         delay_s = self._target.bound_s - typical_s
         if not delay_s > 0:
-            return _Hiccups(0, 0, 0), 1.0
+            return _Hiccups(0, 0, 0), _UNSEEN_RUN
         calls = slow_calls = runs = again = ended = 0
         for stretches in self._called:
             usual_s = float(np.median(np.concatenate(stretches)))
@@ -283,8 +286,8 @@ class _Looks:
                 runs += _runs(slow)
                 again += int(np.sum(slow[:-1] & slow[1:]))
                 ended += int(np.sum(slow[:-1] & ~slow[1:]))
-        # One more that goes on: few hiccups may all have been short.
-        length = 1 + (again + 1) / max(1, ended) if slow_calls else 1.0
+        # Two more that go on: few hiccups may all have been short.
+        length = 1 + (again + 2) / max(1, ended) if slow_calls else _UNSEEN_RUN
         return _Hiccups(calls, slow_calls, runs), length
 
 

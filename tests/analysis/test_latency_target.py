@@ -57,7 +57,7 @@ def test_the_answer_keeps_to_the_target_and_is_near_the_largest(seed, spread, fi
 
 def test_a_right_fit_needs_one_check():
     tries = Machine(spread=0.0).search()
-    assert [(t.batch_size, t.keeps, len(t.latencies_s)) for t in tries] == [(13, True, 69)]
+    assert [(t.batch_size, t.keeps, len(t.latencies_s)) for t in tries] == [(13, True, 104)]
 
 
 @pytest.mark.parametrize("drift", [0.1, 0.3])
@@ -90,12 +90,12 @@ def test_too_few_calls_keep_to_no_target():
 def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
     tries = Machine(spread=0.0, fit_error=1.3).search()
     assert not tries[0].keeps
-    assert len(tries[0].latencies_s) == 69
+    assert len(tries[0].latencies_s) == 104
     slow = iter([True] + [False] * 1000)
     machine = Machine(spread=0.0)
     machine.call = lambda size, calls: [0.03 if next(slow) else 0.019 for _ in range(calls)]
     (found,) = machine.search(more_time=lambda: False)
-    assert (found.keeps, len(found.latencies_s)) == (True, 69 + 3 * 69)
+    assert (found.keeps, len(found.latencies_s)) == (True, 104 + 3 * 104)
 
 
 @pytest.mark.parametrize(("slow", "looks"), [(6, 2), (30, 1)])
@@ -188,10 +188,10 @@ class Hiccups(Machine):
         return best_try(self.search(drift=0.2, earlier=earlier))
 
 
-@pytest.mark.parametrize("run", [1, 2, 3])
-def test_hiccups_that_do_not_ask_for_the_size_are_seldom_verified_away(run):
-    # Seven of a hundred calls are slow at every size: no size keeps to the target.
-    found = [Hiccups(share=0.07, run=run, seed=seed).best() for seed in range(150)]
+@pytest.mark.parametrize(("share", "run"), [(0.07, 1), (0.07, 3), (0.055, 5)])
+def test_hiccups_that_do_not_ask_for_the_size_are_seldom_verified_away(share, run):
+    # More than 5 % of the calls are slow at every size: no size keeps to the target.
+    found = [Hiccups(share=share, run=run, seed=seed).best() for seed in range(150)]
     assert np.mean([best is not None for best in found]) <= 0.05
 
 
