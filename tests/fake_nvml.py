@@ -37,11 +37,15 @@ class FakeGpu:
 class FakeNvml:
     """The library's functions, as far as kbatch needs them.
 
+    Its version of the driver is `driver`.
+
     Args:
         gpus: The GPUs.
         init: What `nvmlInitWithFlags` returns.
         old: Whether it lacks the functions of newer drivers.
     """
+
+    driver = b"580.65.06"
 
     def __init__(self, *gpus, init=pynvml.NVML_SUCCESS, old=False):
         self.gpus = list(gpus)
@@ -79,7 +83,7 @@ class FakeNvml:
         return self._fill(device, lambda gpu: setattr(name, "value", gpu.name))
 
     def nvmlSystemGetDriverVersion(self, version, length):
-        version.value = b"580.65.06"
+        version.value = self.driver
         return pynvml.NVML_SUCCESS
 
     def nvmlDeviceGetUUID(self, device, uuid, length):

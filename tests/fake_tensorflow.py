@@ -59,5 +59,11 @@ def install(monkeypatch, fake):
     monkeypatch.setattr(
         config, "set_logical_device_configuration", fake.set_logical_device_configuration
     )
+    monkeypatch.setattr(
+        config.experimental, "get_device_details", lambda gpu: {"device_name": "Fake GPU"}
+    )
+    monkeypatch.setattr(
+        config.experimental, "get_memory_info", lambda name: {"current": 2**20, "peak": 2**20}
+    )
     monkeypatch.setattr(device_lib, "list_local_devices", fake.list_local_devices)
     return fake

@@ -129,9 +129,12 @@ def make_diverged(batch_size, text="diverged: the loss is nan"):
     return make_trial(batch_size, status="failed", failure=text, epochs=(epoch,))
 
 
-def make_gpu(*, energy_j=1000.0, energy_source="counter", power_w=300.0, utilization=0.8):
+def make_gpu(
+    *, energy_j=1000.0, energy_source="counter", power_w=300.0, utilization=0.8, sm_clock_mhz=None
+):
     """What a GPU took, the same at every sample."""
-    samples = tuple(GpuSample(float(t), utilization, 2e9, power_w, 61.0) for t in range(4))
+    shown = (utilization, 2e9, power_w, 61.0, sm_clock_mhz)
+    samples = tuple(GpuSample(float(t), *shown) for t in range(4))
     return GpuUsage(
         name="Example GPU",
         pci_bus_id="00000000:01:00.0",
@@ -139,8 +142,10 @@ def make_gpu(*, energy_j=1000.0, energy_source="counter", power_w=300.0, utiliza
         memory_total_bytes=80 * 2**30,
         energy_j=energy_j,
         energy_source=energy_source if energy_j is not None or energy_source != "counter" else None,
-        mean=GpuSample(1.5, utilization, 2e9, power_w, 61.0),
+        mean=GpuSample(1.5, *shown),
         samples=samples,
+        power_cap_w=None if sm_clock_mhz is None else 350.0,
+        throttle_reasons=None if sm_clock_mhz is None else ("power cap",),
     )
 
 

@@ -1,13 +1,15 @@
 """Peak memory of the device that trains, from TensorFlow's own allocator."""
 
+import contextlib
 import operator
 import os
 from typing import Any
 
+import psutil
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from kbatch.instruments.nvml import NvmlGpu, NvmlUnavailableError, opened_nvml
+from kbatch.instruments.nvml import NvmlGpu, NvmlUnavailableError, opened_nvml, read_processes
 from kbatch.instruments.tensorflow_gpus import local_devices, tensorflow_gpus
 from kbatch.instruments.worker_devices import (
     NO_GPU,
@@ -16,11 +18,14 @@ from kbatch.instruments.worker_devices import (
     check_named_gpus,
     only_gpu,
 )
+from kbatch.records.usage import GpuProcess
 
 # Read by TensorFlow when it starts: the CPU then runs out as a GPU does.
 _BFC = "TF_CPU_ALLOCATOR_USE_BFC"
 _BFC_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 MEBIBYTE = 2**20
+# A share of a GPU's memory that nobody misses: a desktop or a driver's context takes as much.
+_SMALL_SHARE = 0.05
 _MOST_BYTES = 2**53
 
 
@@ -173,12 +178,43 @@ def nvml_gpu() -> NvmlGpu | None:
 
     Its handle ends with this call.
     """
-    by_device = {name: bus_id for bus_id, n in tensorflow_gpus().items() for name in n}
+    place = _place()
     try:
         with opened_nvml() as listed:
-            return next((g for g in listed if g.pci_bus_id == by_device.get("GPU:0")), None)
+            return next((gpu for gpu in listed if gpu.pci_bus_id == place), None)
     except NvmlUnavailableError:
         return None
+
+
+def other_processes(*, on_any_gpu: bool = False) -> tuple[GpuProcess, ...]:
+    """List the processes beside this one that hold much memory of TensorFlow's first GPU.
+
+    None are listed where workers of a search share it, which have parts of their own.
+
+    Args:
+        on_any_gpu: Whether to look at all GPUs of the host, where TensorFlow could not start its
+            own. Else TensorFlow starts it.
+    """
+    if not gpu_visible() or (workers_on_device() or 1) > 1:
+        return ()
+    place = None if on_any_gpu else _place()
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    found: list[GpuProcess] = []
+    with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
+        for gpu in listed:
+            processes = read_processes(gpu) if place in (None, gpu.pci_bus_id) else ()
+            # In a container they may be numbers of the host, and this process not among them.
+            if on_any_gpu or any(process.pid == os.getpid() for process in processes):
+                least = _SMALL_SHARE * (gpu.memory_total_bytes or 0)
+                others = [process for process in processes if process.pid not in own]
+                found += [p for p in others if p.memory_bytes is None or p.memory_bytes > least]
+    return tuple(found)
+
+
+def _place() -> str | None:
+    """Return the PCI bus id of TensorFlow's first GPU, which is started."""
+    by_device = {name: bus_id for bus_id, names in tensorflow_gpus().items() for name in names}
+    return by_device.get("GPU:0")
 
 
 def gpu_in_use() -> bool:

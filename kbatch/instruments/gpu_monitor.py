@@ -18,6 +18,9 @@ from kbatch.records.usage import GpuUsage, UsageRecord
 if TYPE_CHECKING:
     import pandas as pd
 
+# So long an interval leaves the thread asleep: only the samples that are asked for are taken.
+NEVER_S = 1e6
+
 
 class GpuMonitor:
     """Measures what a block of code takes of the GPUs and of the host.
@@ -141,6 +144,17 @@ class GpuMonitor:
             time_s = self._now() - self._started_s
             self._sample(time_s)
         return time_s
+
+    def sample_clock_mhz(self) -> float | None:
+        """Reads the GPUs once more, for the clock of the first in MHz; None where none is read.
+
+        Raises:
+            RuntimeError: If the block has not begun.
+        """
+        if not self._gpus:
+            return None
+        self.sample()
+        return self._gpus[0].sm_clock_mhz
 
     def to_dataframe(self) -> "pd.DataFrame":
         """Makes a table of the samples, one row a sample and GPU; without GPUs one a sample.

@@ -112,7 +112,8 @@ def read_nvidia() -> NvidiaReading:
 
 def _read(gpu: NvmlGpu) -> ListedGpu:
     texts = []
-    for pid, held_bytes in read_processes(gpu):
+    for process in read_processes(gpu):
+        pid, held_bytes = process.pid, process.memory_bytes
         size = "" if held_bytes is None else f", {gibibytes(held_bytes)}"
         texts.append(f"{_process_name(pid) or 'a process that cannot be seen here'} ({pid}{size})")
     return ListedGpu(gpu, read_gpu(gpu).memory_used_bytes, tuple(texts))

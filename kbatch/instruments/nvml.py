@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from kbatch.instruments.pci_bus_ids import normal_bus_id
+from kbatch.records.usage import GpuProcess
 
 _REASONS = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -82,18 +83,6 @@ class NvmlDriver(NamedTuple):
     version: str | None
     cuda_version: tuple[int, int] | None
     silent_gpus: tuple[str, ...]
-
-
-class GpuProcess(NamedTuple):
-    """A process that holds memory of a GPU.
-
-    Attributes:
-        pid: Its number, that of the host: within a container it may be another one's.
-        memory_bytes: What it holds, None if the driver does not tell.
-    """
-
-    pid: int
-    memory_bytes: int | None
 
 
 class GpuReading(NamedTuple):

@@ -32,6 +32,9 @@ class GpuTally:
         gpu: The GPU.
         tensorflow_devices: TensorFlow's names of it.
         memory: What TensorFlow has of it, where the driver does not show that; else None.
+
+    Attributes:
+        sm_clock_mhz: Clock of the last reading, in MHz.
     """
 
     def __init__(
@@ -49,11 +52,13 @@ class GpuTally:
         self._last_mj = 0
         self._counter_fell = False
         self._throttle_reasons: dict[str, None] | None = None
+        self.sm_clock_mhz: float | None = None
 
     def add(self, time_s: float, reading: GpuReading) -> None:
         """Takes a reading, with its time in seconds from the start."""
         if self._memory is not None:
             reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
+        self.sm_clock_mhz = reading.sm_clock_mhz
         *shown, counter_mj, reasons = reading
         self._series.add((time_s, *shown))
         self._power = self._power.add(time_s, reading.power_w)

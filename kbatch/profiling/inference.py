@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from kbatch.instruments.environment import read_environment
+from kbatch.instruments.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.profiling.inference_inputs import InferenceInputs, inference_inputs
 from kbatch.profiling.inference_memory import MemoryPass, measure_memory, probing_place
 from kbatch.profiling.inference_paths import CallPath, check_functions
@@ -127,7 +128,8 @@ def profile_inference(
         if measure_memory:
             memory = _memory(models, inputs, request, say)
         with InferenceSweep(models, request.paths, inputs, request.plan, seed=seed) as sweep:
-            twin = _time_all(sweep, memory, request, say)
+            with GpuMonitor(interval_s=NEVER_S) as monitor:
+                twin = _time_all(sweep, memory, request, say, monitor.sample_clock_mhz)
             profile = InferenceProfile(
                 model_name=model.name,
                 quantile=request.quantile,
@@ -138,6 +140,7 @@ def profile_inference(
                 twin=twin,
                 notes=_unique(inputs.note, *notes, uncompared, *memory.notes),
                 environment=read_environment(),
+                gpus=monitor.gpus or (),
             )
             if request.target_ms is None:
                 return profile
@@ -228,7 +231,11 @@ def _memory(
 
 
 def _time_all(
-    sweep: InferenceSweep, memory: MemoryPass, request: InferenceRequest, say: Progress
+    sweep: InferenceSweep,
+    memory: MemoryPass,
+    request: InferenceRequest,
+    say: Progress,
+    clock_mhz: Callable[[], float | None],
 ) -> TwinRecord | None:
     """Warms all settings up and times them in rounds; gives the A/A test."""
     budget_s = request.plan.timing.time_budget_s
@@ -249,7 +256,8 @@ def _time_all(
         lambda number, live: say(
             f"round {number}: {counted(live, 'setting')} to go on, "
             f"{sweep.rounds.spent_s:.0f} of at most {budget_s:.0f} s"
-        )
+        ),
+        clock_mhz=clock_mhz,
     )
 
 

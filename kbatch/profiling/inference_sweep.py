@@ -16,7 +16,7 @@ from kbatch.instruments.failures import failure_text, ran_out_of_memory
 from kbatch.profiling.inference_copy import measure_copy_s
 from kbatch.profiling.inference_inputs import InferenceInputs
 from kbatch.profiling.inference_paths import CallPath
-from kbatch.profiling.timing_plan import Block, TimingPlan
+from kbatch.profiling.timing_plan import Block, TimingPlan, block_clocks
 from kbatch.profiling.timing_rounds import TimingRounds, WarmUp
 from kbatch.records.inference_measurements import (
     BULK_PATH,
@@ -223,11 +223,17 @@ class InferenceSweep:
         ]
         return [blocks for blocks in found if blocks]
 
-    def run(self, on_round: Callable[[int, int], None]) -> TwinRecord | None:
+    def run(
+        self,
+        on_round: Callable[[int, int], None],
+        *,
+        clock_mhz: Callable[[], float | None] = lambda: None,
+    ) -> TwinRecord | None:
         """Times all settings in rounds, one of them twice.
 
         Args:
             on_round: Receives the number of the round and how many settings go on.
+            clock_mhz: Reads the GPU's clock after each turn.
 
         Returns:
             What differed between the two, None where nothing was timed.
@@ -240,7 +246,7 @@ class InferenceSweep:
         one = alike[(len(alike) - 1) // 2]
         twin = one._replace(twin=True)
         self.admit(twin)
-        self.rounds.run(on_round)
+        self.rounds.run(on_round, clock_mhz=clock_mhz)
         pairs = _paired(self.rounds.blocks[one], self.rounds.blocks.get(twin, []))
         return TwinRecord(one.call_path, one.dtype_policy, one.batch_size, pairs)
 
@@ -346,6 +352,7 @@ class InferenceSweep:
             block_medians_s=tuple(_median(block) for block in blocks),
             latencies_s=self._kept(blocks),
             copy_s=self._copies_s[size],
+            sm_clocks_mhz=block_clocks(blocks),
         )
 
     def _kept(self, blocks: Sequence[Block]) -> tuple[float, ...]:

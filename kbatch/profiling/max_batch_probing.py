@@ -69,6 +69,7 @@ def probe_max_batch(
         largest_free_block_bytes=free.largest_block_bytes if free else None,
         notes=(*facts.notes, *log.notes),
         environment=read_environment(),
+        other_processes=facts.other_processes,
     )
 
 

@@ -13,6 +13,7 @@ from kbatch.instruments.device_memory import (
     gpu_visible,
     limit_gpu,
     limited_cpu,
+    other_processes,
     set_limit_bytes,
     worker_device,
     workers_on_device,
@@ -21,11 +22,14 @@ from kbatch.instruments.failures import device_is_lost, ran_out_of_memory
 from kbatch.instruments.host_memory import available_bytes
 from kbatch.instruments.worker import Worker, WorkerDied
 from kbatch.profiling.loads import Load, Run
+from kbatch.records.usage import GpuProcess
+from kbatch.reporting.where_measured import neighbours_text
 from kbatch.training.errors import DeviceLostError
 from kbatch.training.kept_state import kept_state
 
 # Of what the host and its control group leave; the rest is for everything else.
 _SHARE_OF_HOST = 0.5
+_BESIDE_THEM = " Memory and speed were measured beside that: measure again on a free GPU."
 
 
 class Reading(NamedTuple):
@@ -62,6 +66,7 @@ class LoadFacts(NamedTuple):
         held_bytes: What is held before it runs: in a process with other models, theirs too.
         examples: How many examples its data have, None if unknown.
         notes: What a reader must know.
+        other_processes: Who else holds memory of the GPU.
     """
 
     device: str
@@ -72,6 +77,7 @@ class LoadFacts(NamedTuple):
     held_bytes: int
     examples: int | None
     notes: tuple[str, ...]
+    other_processes: tuple[GpuProcess, ...] = ()
 
 
 class Probes(Protocol):
@@ -235,7 +241,8 @@ class _Subject:
         return self.facts(self.memory.limit_bytes or limit_bytes)
 
     def facts(self, limit_bytes: int) -> LoadFacts:
-        run = self.run
+        run, others = self.run, other_processes()
+        beside = neighbours_text(others) + _BESIDE_THEM if others else None
         return LoadFacts(
             self.memory.device,
             limit_bytes,
@@ -244,7 +251,8 @@ class _Subject:
             run.variables_bytes,
             max(self.memory.held_bytes, run.variables_bytes),
             run.examples,
-            () if run.note is None else (run.note,),
+            tuple(note for note in (run.note, beside) if note is not None),
+            others,
         )
 
     def read(self, batch_size: int) -> Reading:

@@ -1,8 +1,10 @@
 """What is said when a model cannot fit at all."""
 
+from kbatch.instruments.device_memory import other_processes
 from kbatch.instruments.worker import WorkerDied
 from kbatch.profiling.memory_probes import LoadFacts
 from kbatch.reporting.number_text import memory_text
+from kbatch.reporting.where_measured import neighbours_text
 from kbatch.training.errors import InputError, OutOfMemoryError
 
 
@@ -24,7 +26,7 @@ def check_facts(facts: LoadFacts) -> LoadFacts:
 
 def limit_below_weights(limit_bytes: int, variables_bytes: int) -> OutOfMemoryError:
     """Says that not even the weights fit."""
-    return OutOfMemoryError(
+    return _refusal(
         "The memory limit is below the weights of the model, with what the optimizer keeps of "
         "them: give a larger `memory_limit_bytes` or a smaller model. "
         f"Received: a limit of {memory_text(limit_bytes)}, weights of "
@@ -42,7 +44,7 @@ def weights_alone_do_not_fit(limit_bytes: int | None, weights_bytes: int) -> Out
         weights_bytes: What its variables take.
     """
     limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
-    return OutOfMemoryError(
+    return _refusal(
         "Not even the weights of the model fit in memory: give a larger `memory_limit_bytes`, or a "
         f"smaller model. Received: a limit of {limit}, weights of {memory_text(weights_bytes)}.",
         weights_bytes,
@@ -100,8 +102,8 @@ def _with_end_of_worker(
 ) -> OutOfMemoryError:
     """Adds how the worker process ended: a crash leaves what want of memory leaves."""
     if died is None:
-        return OutOfMemoryError(message, needed_bytes, limit_bytes)
-    error = OutOfMemoryError(
+        return _refusal(message, needed_bytes, limit_bytes)
+    error = _refusal(
         f"{message} It was found so because the worker process ended with status "
         f"{died.exit_code}, which a crash of another kind leaves as well.",
         needed_bytes,
@@ -110,3 +112,9 @@ def _with_end_of_worker(
     error.__cause__ = died
     error.add_note(f"The end of what the worker process wrote:\n{died.tail}")
     return error
+
+
+def _refusal(message: str, needed_bytes: int | None, limit_bytes: int) -> OutOfMemoryError:
+    """Add who else holds memory of the GPUs: it is the cause where a model fits on an empty one."""
+    beside = neighbours_text(other_processes(on_any_gpu=True))
+    return OutOfMemoryError(f"{message} {beside}".strip(), needed_bytes, limit_bytes)

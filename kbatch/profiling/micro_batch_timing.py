@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from kbatch.analysis.micro_batch_choice import micro_batch_candidates, sizes_to_leave
+from kbatch.instruments.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.profiling.timing_plan import TimingPlan
 from kbatch.profiling.training_sweep import StepSetting, TrainingSweep
 from kbatch.records.training_profile import TrainingPoint
@@ -91,7 +92,8 @@ def _duel(sweep: TrainingSweep) -> set[int]:
             left.update(gone)
         return [setting for setting in live if setting.micro_batch_size in gone]
 
-    sweep.rounds.run(leaving=leaving)
+    with GpuMonitor(interval_s=NEVER_S) as monitor:
+        sweep.rounds.run(leaving=leaving, clock_mhz=monitor.sample_clock_mhz)
     return left
 
 

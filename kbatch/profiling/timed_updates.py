@@ -9,10 +9,13 @@ import keras
 
 from kbatch.analysis.size_costs import TimedRounds
 from kbatch.instruments.failures import ran_out_of_memory
+from kbatch.instruments.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.profiling.loads import DataEnded, Source, batch_of
 from kbatch.profiling.parts_checks import PartsChecks
-from kbatch.profiling.timing_plan import TimingPlan
+from kbatch.profiling.timing_plan import TimingPlan, block_clocks
 from kbatch.profiling.timing_rounds import TimingRounds
+from kbatch.records.usage import median_known
+from kbatch.reporting.where_measured import clocks_text
 from kbatch.training.micro_batch_steps import micro_batch_steps
 
 _BLOCK_S = 0.03
@@ -43,7 +46,8 @@ class UpdateTimes(NamedTuple):
 
     Attributes:
         timings: The updates, by batch size.
-        notes: What a reader must know: which sizes were not timed, and why.
+        notes: What a reader must know: which sizes were not timed, and why, and GPU clocks that
+            differ.
         reason: Why nothing was timed, None where something was.
     """
 
@@ -111,7 +115,8 @@ def _timed(ready: "_ReadyWays", left_s: float, seed: int) -> UpdateTimes:
     for way, call in ready.calls.items():
         if way not in slow:
             rounds.admit(way, call, traced=True)
-    rounds.run()
+    with GpuMonitor(interval_s=NEVER_S) as monitor:
+        rounds.run(clock_mhz=monitor.sample_clock_mhz)
     # A slow update was timed when it was built, as if in the first round.
     found = [TimedRounds(*way, (0,), (ready.call_s[way],)) for way in slow]
     found += [
@@ -126,7 +131,12 @@ def _timed(ready: "_ReadyWays", left_s: float, seed: int) -> UpdateTimes:
     ]
     found.sort(key=lambda timed: (timed.batch_size, timed.micro_batch_size))
     reason = None if found else "not even the smallest batch size could be run"
-    return UpdateTimes(tuple(found), tuple(ready.notes), reason)
+    apart = clocks_text(
+        (f"{way.batch_size:,}", median_known(block_clocks(blocks)))
+        for way, blocks in rounds.blocks.items()
+    )
+    notes = [f"Sizes were timed at different clocks ({apart}): times differ by that too."]
+    return UpdateTimes(tuple(found), (*ready.notes, *(notes if apart else ())), reason)
 
 
 def _is_whole(way: Way) -> bool:

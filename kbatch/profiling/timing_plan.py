@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.median_interval import FEWEST_VALUES, median_interval
@@ -35,10 +36,18 @@ class Block(NamedTuple):
     Attributes:
         round: Number of the round, from 0.
         durations_s: Seconds of each call.
+        sm_clock_mhz: Clock of the GPU's multiprocessors at its end, in MHz, None if not read.
     """
 
     round: int
     durations_s: tuple[float, ...]
+    sm_clock_mhz: float | None = None
+
+
+def block_clocks(blocks: Sequence[Block]) -> tuple[float | None, ...]:
+    """Return the clock of each block; none where no clock was read."""
+    clocks = tuple(block.sm_clock_mhz for block in blocks)
+    return () if all(clock is None for clock in clocks) else clocks
 
 
 def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:

@@ -136,6 +136,7 @@ class TimingRounds(Generic[Key]):
         on_round: Callable[[int, int], None] | None = None,
         *,
         leaving: Callable[[Collection[Key]], Collection[Key]] | None = None,
+        clock_mhz: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Times all contenders until each has been timed enough.
 
@@ -144,6 +145,7 @@ class TimingRounds(Generic[Key]):
                 on.
             leaving: Receives those that went on after a round, and tells which of them need no
                 further one.
+            clock_mhz: Reads the GPU's clock after each turn.
         """
         live = list(self._calls)
         number = 0
@@ -151,7 +153,7 @@ class TimingRounds(Generic[Key]):
             for key in self._order.sample(live, len(live)):
                 if number > 0 and self.spent_s >= self._plan.time_budget_s:
                     return
-                self._take_turn(key, number)
+                self._take_turn(key, number, clock_mhz)
             live = [
                 key
                 for key in live
@@ -188,7 +190,7 @@ class TimingRounds(Generic[Key]):
                 raise
             return None
 
-    def _take_turn(self, key: Key, number: int) -> None:
+    def _take_turn(self, key: Key, number: int, clock_mhz: Callable[[], float | None]) -> None:
         try:
             with collection_off():
                 durations_s = self._timed(
@@ -197,7 +199,7 @@ class TimingRounds(Generic[Key]):
         except Exception as error:
             self._keep_if_result(key, error)
         else:
-            self.blocks[key].append(Block(number, durations_s))
+            self.blocks[key].append(Block(number, durations_s, clock_mhz()))
 
     def _keep_if_result(self, key: Key, error: Exception) -> None:
         if not self._is_result(error, smaller_worked=bool(self.warm_ups)):

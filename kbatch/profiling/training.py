@@ -14,6 +14,7 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of
 from kbatch.analysis.memory_fit import SURE_SHARE, fit_memory
 from kbatch.instruments.device_memory import check_memory_limit
 from kbatch.instruments.environment import read_environment
+from kbatch.instruments.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.profiling.inference_memory import MemoryPass
 from kbatch.profiling.loads import DataEnded, Load, Run
 from kbatch.profiling.max_batch import data_source
@@ -27,6 +28,7 @@ from kbatch.profiling.training_sweep import (
 from kbatch.profiling.user_model import BuildFunction, model_builder
 from kbatch.records.inference_measurements import MemoryRecord
 from kbatch.records.training_profile import TrainingPoint, TrainingProfile
+from kbatch.records.usage import GpuUsage
 from kbatch.reporting.number_text import memory_text, readable
 from kbatch.training.errors import InputError
 from kbatch.training.micro_batch_steps import micro_batch_steps
@@ -119,7 +121,7 @@ def profile_training(
         )
     run = start()
     sizes = request.sizes_up_to(run.examples)
-    points = _points(run, request, sizes, memory, seed, say)
+    points, gpus = _points(run, request, sizes, memory, seed, say)
     return TrainingProfile(
         model_name=run.model.name,
         dtype_policy=run.model.dtype_policy.name,
@@ -129,6 +131,7 @@ def profile_training(
         duration_s=round(time.perf_counter() - began_s, 3),
         notes=tuple(dict.fromkeys([*memory.notes, *([run.note] if run.note else [])])),
         environment=read_environment(),
+        gpus=gpus,
     )
 
 
@@ -184,7 +187,7 @@ def _points(
     memory: MemoryPass,
     seed: int,
     say: Progress,
-) -> tuple[TrainingPoint, ...]:
+) -> tuple[tuple[TrainingPoint, ...], tuple[GpuUsage, ...]]:
     probed = {record.batch_size: record for record in memory.records}
     timing = dataclasses.replace(TRAINING_TIMING, time_budget_s=request.time_budget_s)
     with micro_batch_steps(run.model) as steps:
@@ -194,11 +197,16 @@ def _points(
             fit = fit_memory({r.batch_size: r.peak_bytes for r in memory.records if r.peak_bytes})
             most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
             sizes = sweep.go_on(sizes, [s for s in request.larger(run.examples) if s <= most], say)
-        sweep.rounds.run(lambda number, live: say(f"round {number}: {live} sizes go on"))
-        return tuple(
+        with GpuMonitor(interval_s=NEVER_S) as monitor:
+            sweep.rounds.run(
+                lambda number, live: say(f"round {number}: {live} sizes go on"),
+                clock_mhz=monitor.sample_clock_mhz,
+            )
+        points = tuple(
             _point(sweep, request.setting(size), not_run.get(size), probed.get(size))
             for size in sizes
         )
+        return points, monitor.gpus or ()
 
 
 def _warm_up(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kbatch.analysis.latency_batches import is_saturated
 from kbatch.instruments.failures import failure_text, ran_out_of_memory
-from kbatch.profiling.timing_plan import TimingPlan
+from kbatch.profiling.timing_plan import TimingPlan, block_clocks
 from kbatch.profiling.timing_rounds import TimingRounds, WarmUp
 from kbatch.records.training_profile import TrainingPoint
 from kbatch.reporting.number_text import readable
@@ -146,4 +146,5 @@ class TrainingSweep:
             steps=sum(len(block.durations_s) for block in blocks),
             rounds=tuple(block.round for block in blocks),
             step_times_s=tuple(round(statistics.median(b.durations_s), 9) for b in blocks),
+            sm_clocks_mhz=block_clocks(blocks),
         )

@@ -25,6 +25,7 @@ from kbatch.records.inference_measurements import (
 from kbatch.records.inference_within import answer_within
 from kbatch.records.saved_record import SavedRecord
 from kbatch.records.shown_record import ShownRecord
+from kbatch.records.usage import GpuUsage
 
 if TYPE_CHECKING:
     import pandas
@@ -53,6 +54,8 @@ class InferenceProfile(SavedRecord, ShownRecord):
         checks: Checks of latency targets by fresh calls.
         notes: What a reader of the figures must know.
         environment: The machine, None if it was not recorded.
+        gpus: What the timing took of each GPU, with its power cap, its clocks and what lowered
+            them; empty where none is read.
     """
 
     model_name: str
@@ -65,6 +68,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
     checks: tuple[TargetCheck, ...] = ()
     notes: tuple[str, ...] = ()
     environment: EnvironmentRecord | None = None
+    gpus: tuple[GpuUsage, ...] = ()
 
     def __post_init__(self):
         check_quantile(self.quantile)

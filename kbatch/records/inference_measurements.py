@@ -8,6 +8,7 @@ from kbatch.analysis.latency_target import keeps_to
 from kbatch.analysis.median_interval import median_interval
 from kbatch.analysis.quantile_bounds import QuantileBound, quantile_upper_bound
 from kbatch.analysis.ranges import SHORTEST_S, check_ranges
+from kbatch.records.usage import median_known
 
 TIMING_OUTCOMES = ("measured", "out_of_memory", "not_run")
 MEMORY_OUTCOMES = ("fits", "out_of_memory", "not_run")
@@ -34,6 +35,8 @@ class TimingRecord:
         latencies_s: Seconds of single calls, in order; one of every few at random where there were
             many.
         copy_s: Median seconds of a copy of the batch to the GPU, None where nothing is copied.
+        sm_clocks_mhz: Clock of the GPU at the end of each block, in MHz, None where it was not
+            told; empty without a GPU that is read.
     """
 
     call_path: str
@@ -49,6 +52,7 @@ class TimingRecord:
     block_medians_s: tuple[float, ...] = ()
     latencies_s: tuple[float, ...] = ()
     copy_s: float | None = None
+    sm_clocks_mhz: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.outcome not in TIMING_OUTCOMES:
@@ -69,6 +73,11 @@ class TimingRecord:
     def measured(self) -> bool:
         """Whether there are times."""
         return self.outcome == "measured"
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """Median over the blocks of the GPU's clock, in MHz, None if not known."""
+        return median_known(self.sm_clocks_mhz)
 
     @property
     def bulk(self) -> bool:

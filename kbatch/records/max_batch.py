@@ -8,6 +8,7 @@ from kbatch.analysis.ranges import check_ranges
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.saved_record import SavedRecord
 from kbatch.records.shown_record import ShownRecord
+from kbatch.records.usage import GpuProcess
 
 OUTCOMES = ("fits", "above_window", "out_of_memory")
 
@@ -63,6 +64,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         largest_free_block_bytes: The largest piece of it.
         notes: What a reader of the figures must know.
         environment: The machine.
+        other_processes: Who held memory of the GPU beside it, when it was found.
     """
 
     max_batch_size: int
@@ -80,6 +82,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
     largest_free_block_bytes: int | None = None
     notes: tuple[str, ...] = ()
     environment: EnvironmentRecord | None = None
+    other_processes: tuple[GpuProcess, ...] = ()
 
     def __post_init__(self):
         check_ranges(1, max_batch_size=self.max_batch_size, limit_bytes=self.limit_bytes)

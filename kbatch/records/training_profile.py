@@ -22,6 +22,7 @@ from kbatch.analysis.step_time import StepTime
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.saved_record import SavedRecord
 from kbatch.records.shown_record import ShownRecord
+from kbatch.records.usage import GpuUsage, median_known
 
 if TYPE_CHECKING:
     import pandas
@@ -46,6 +47,8 @@ class TrainingPoint:
         step_times_s: Median seconds of a step in each of them.
         peak_memory_bytes: Most bytes held at once in training, weights and optimizer included;
             None where it is not known.
+        sm_clocks_mhz: Clock of the GPU at the end of its turn in each round, in MHz, None where it
+            was not told; empty without a GPU that is read.
     """
 
     micro_batch_size: int
@@ -58,6 +61,7 @@ class TrainingPoint:
     rounds: tuple[int, ...] = ()
     step_times_s: tuple[float, ...] = ()
     peak_memory_bytes: int | None = None
+    sm_clocks_mhz: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.outcome not in POINT_OUTCOMES:
@@ -87,6 +91,11 @@ class TrainingPoint:
     def measured(self) -> bool:
         """Whether there are times."""
         return self.outcome == "measured"
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """Median over the rounds of the GPU's clock, in MHz, None if not known."""
+        return median_known(self.sm_clocks_mhz)
 
     @property
     def accumulated(self) -> bool:
@@ -146,6 +155,8 @@ class TrainingProfile(SavedRecord, ShownRecord):
         duration_s: Seconds that the measurement took.
         notes: What a reader of the figures must know.
         environment: The machine, None if it was not recorded.
+        gpus: What the timing took of each GPU, with its power cap, its clocks and what lowered
+            them; empty where none is read.
     """
 
     model_name: str
@@ -156,6 +167,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
     duration_s: float | None = None
     notes: tuple[str, ...] = ()
     environment: EnvironmentRecord | None = None
+    gpus: tuple[GpuUsage, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = [point.micro_batch_size for point in self.points]

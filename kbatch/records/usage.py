@@ -40,6 +40,19 @@ class GpuSample:
 
 
 @dataclasses.dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        pid: Its number, that of the host: within a container it may be another one's.
+        memory_bytes: What it holds, None if the driver does not tell.
+    """
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class GpuUsage:
     """What a block of work took of one GPU.
 
@@ -165,6 +178,12 @@ class UsageRecord:
         return sum(powers) if powers else None
 
     @property
+    def sm_clock_mhz(self) -> float | None:
+        """Median clock of the slowest GPU in MHz, for which the others wait; None if unknown."""
+        clocks = [gpu.sm_clocks_mhz for gpu in self.gpus or ()]
+        return min((found[1] for found in clocks if found is not None), default=None)
+
+    @property
     def gpu_utilization(self) -> float | None:
         """Mean utilization over the GPUs, from 0 to 1, None unless it is known of each."""
         shares = _all_known(gpu.mean.utilization for gpu in self.gpus or ())
@@ -218,6 +237,12 @@ class UsageRecord:
             for gpu in self.gpus
             for sample, host in zip(gpu.samples, hosts, strict=True)
         )
+
+
+def median_known(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are known, None without any."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _all_known(values: Iterable[float | None]) -> list[float]:

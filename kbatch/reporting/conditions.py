@@ -7,7 +7,7 @@ from kbatch.records.execution import ExecutionRecord
 from kbatch.records.study import Study
 from kbatch.records.target import Budget
 from kbatch.reporting.number_text import counted, setting
-from kbatch.reporting.where_measured import UNKNOWN_DEVICE, versions_text
+from kbatch.reporting.where_measured import UNKNOWN_DEVICE, clocks_text, versions_text
 
 
 class Conditions(NamedTuple):
@@ -23,6 +23,7 @@ class Conditions(NamedTuple):
         examples: Fewest and most training examples of a first epoch, None if none completed.
         ends: What ended the executions that completed, in words, where it was not the number of
             epochs.
+        clocks: Between which GPU clocks the trials ran, in words, where they are far apart.
     """
 
     device: str | None
@@ -33,6 +34,7 @@ class Conditions(NamedTuple):
     epochs: tuple[int, int] | None
     examples: tuple[int, int] | None
     ends: tuple[str, ...] = ()
+    clocks: str = ""
 
 
 def conditions_of(study: Study) -> Conditions:
@@ -50,6 +52,14 @@ def conditions_of(study: Study) -> Conditions:
         epochs=_bounds(len(e.epochs) for e in timed) if timed else None,
         examples=_bounds(examples) if examples else None,
         ends=tuple(dict.fromkeys(filter(None, (end_text(e) for e in timed)))),
+        clocks=clocks_text(
+            (
+                f"{trial.batch_size:,}",
+                trial.mean(lambda e: None if e.usage is None else e.usage.sm_clock_mhz),
+            )
+            for trial in study.trials
+            if trial.status == "completed"
+        ),
     )
 
 
@@ -63,7 +73,7 @@ def caption(conditions: Conditions) -> str:
     ]
     if conditions.epochs:
         parts.append(f"budget: {budget_text(conditions)} each")
-    return " · ".join(parts)
+    return " · ".join([*parts, conditions.clocks] if conditions.clocks else parts)
 
 
 def executions_text(conditions: Conditions) -> str:

@@ -117,7 +117,8 @@ def _compared(study: Study, names: TrialNames) -> str:
     return (
         f"Compared: {counted(len(sizes), 'batch size')}{between} in "
         f"{counted(conditions.trials, 'trial')}{also}, {executions_text(conditions)}, "
-        f"{_budget(conditions)}, on {conditions.device or 'a device that was not recorded'}."
+        f"{_budget(conditions)}, on {conditions.device or 'a device that was not recorded'}"
+        f"{conditions.clocks and f' ({conditions.clocks})'}."
     )
 
 

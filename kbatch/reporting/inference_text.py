@@ -7,6 +7,7 @@ from kbatch.analysis.ratios import Ratio
 from kbatch.records.inference import InferenceProfile
 from kbatch.records.inference_measurements import OutputChange, TimingRecord
 from kbatch.reporting.number_text import counted, listed, percent, readable
+from kbatch.reporting.where_measured import clocks_text
 
 # To this share of its median, to each side, the interval of a time shall reach.
 _PRECISION = 0.05
@@ -31,9 +32,19 @@ def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) 
         *_noise_lines(profile),
         *unsettled_lines(profile),
         *left_out_lines(profile),
+        *_clock_lines(profile),
         f"answers are those of {path} under {policy}",
         *(f"note: {note}" for note in profile.notes),
     ]
+
+
+def inference_clocks(profile: InferenceProfile) -> str:
+    """Say between which GPU clocks batches were timed, where they are far apart."""
+    return clocks_text(
+        (f"{t.batch_size:,} ({t.call_path}, {t.dtype_policy})", t.sm_clock_mhz)
+        for t in profile.timings
+        if t.measured
+    )
 
 
 def unsettled_lines(profile: InferenceProfile) -> list[str]:
@@ -62,6 +73,11 @@ def left_out_lines(profile: InferenceProfile) -> list[str]:
         f"not timed: {path} under {policy} at batch size {listed(f'{s:,}' for s in of)}: {reason}"
         for (path, policy, reason), of in sizes.items()
     ]
+
+
+def _clock_lines(profile: InferenceProfile) -> list[str]:
+    apart = inference_clocks(profile)
+    return [f"batches ran at different clocks ({apart}): times differ by that too"] if apart else []
 
 
 def _settled(timing: TimingRecord) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from kbatch.records.study import Study
 from kbatch.records.trial import TrialRecord
 from kbatch.reporting.caveat import Caveat, concerned
-from kbatch.reporting.number_text import percent, readable
+from kbatch.reporting.conditions import conditions_of
+from kbatch.reporting.number_text import listed, percent, readable
 
 # Above this share of the training time, waiting for data is what the samples/s show.
 MUCH_DATA_WAIT = 0.2
@@ -24,6 +25,7 @@ def timing_caveats(study: Study) -> Iterator[Caveat]:
         _uneven,
         _busy_host,
         _shared_device,
+        _clocks,
         _float16_on_cpu,
     )
     for rule in rules:
@@ -124,6 +126,21 @@ def _shared_device(study: Study) -> Iterator[Caveat]:
             "device to compare them.",
             _SPEED,
             found.trial_ids,
+        )
+
+
+def _clocks(study: Study) -> Iterator[Caveat]:
+    apart = conditions_of(study).clocks
+    usages = [e.usage for trial in study.trials for e in trial.executions if e.usage is not None]
+    gpus = [gpu for usage in usages for gpu in usage.gpus or ()]
+    reasons = dict.fromkeys(reason for gpu in gpus for reason in gpu.throttle_reasons or ())
+    if apart:
+        lowered = f" What lowered it: {listed(reasons)}." if reasons else ""
+        yield Caveat(
+            "GPU clocks differ",
+            f"Trials ran at different clocks ({apart}), and their samples/s differ by that too."
+            f"{lowered} `nvidia-smi --lock-gpu-clocks` holds one clock for a comparison.",
+            _SPEED,
         )
 
 

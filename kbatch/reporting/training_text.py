@@ -4,6 +4,7 @@ from kbatch.analysis.intervals import Interval
 from kbatch.analysis.latency_batches import BatchAnswer
 from kbatch.records.training_profile import TrainingPoint, TrainingProfile
 from kbatch.reporting.number_text import counted, memory_text, percent, readable
+from kbatch.reporting.where_measured import clocks_text
 
 
 def training_lines(profile: TrainingProfile) -> list[str]:
@@ -22,8 +23,14 @@ def training_lines(profile: TrainingProfile) -> list[str]:
         *_memory(profile),
         *_compiling(measured),
         *_left_out(profile),
+        *_clocks(profile),
         *_notes(profile),
     ]
+
+
+def training_clocks(profile: TrainingProfile) -> str:
+    """Say between which GPU clocks sizes were timed, where they are far apart."""
+    return clocks_text((f"{p.micro_batch_size:,}", p.sm_clock_mhz) for p in profile.measured)
 
 
 def training_rows(profile: TrainingProfile) -> list[tuple[str, ...]]:
@@ -107,6 +114,11 @@ def _left_out(profile: TrainingProfile) -> list[str]:
             f"({first.reason})."
         )
     return lines
+
+
+def _clocks(profile: TrainingProfile) -> list[str]:
+    apart = training_clocks(profile)
+    return [f"Sizes ran at different clocks ({apart}): times differ by that too."] if apart else []
 
 
 def _notes(profile: TrainingProfile) -> list[str]:

@@ -11,7 +11,12 @@ import keras
 import psutil
 
 from kbatch.instruments.control_group import read_control_group
-from kbatch.instruments.device_memory import workers_on_device
+from kbatch.instruments.device_memory import (
+    DeviceMemory,
+    gpu_visible,
+    nvml_gpu,
+    workers_on_device,
+)
 from kbatch.instruments.environment import read_environment
 from kbatch.profiling.loads import STEPS, Load, Source, row_shapes
 from kbatch.profiling.max_batch_probing import probe_max_batch
@@ -21,6 +26,7 @@ from kbatch.records.json_files import load_if_readable, write_record
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.micro_batch_limit import MicroBatchLimit
 from kbatch.reporting.number_text import counted
+from kbatch.reporting.where_measured import neighbours_text
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.replica_meter import replica_count
 from kbatch.tuning.fastest_micro_batch import FastestMicroBatch
@@ -196,7 +202,8 @@ class AutoMicroBatch:
 
     def _key(self, model: keras.Model, source: Source) -> str:
         limits = (self._rows(model), self._limit_bytes or _memory(), self._window)
-        devices = read_environment().devices
+        here = read_environment()
+        devices = (here.devices, here.versions.get("nvidia-driver"), *_gpu())
         described = repr((model_fingerprint(model), row_shapes(source, model), limits, devices))
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
@@ -216,7 +223,8 @@ class AutoMicroBatch:
             return known, 0.0
         began_s = time.perf_counter()
         self._found[key] = found = self._probed(model, build, source)
-        _save(found, _file(directory, key))
+        if not found.other_processes:  # Beside others it is that of this search alone.
+            _save(found, _file(directory, key))
         return found, time.perf_counter() - began_s
 
     def _probed(
@@ -263,17 +271,33 @@ def _memory() -> tuple[int, int | None, int | None]:
     return psutil.virtual_memory().total, group_bytes, workers_on_device()
 
 
+def _gpu() -> tuple[float | None, ...]:
+    """Return the limit and the power cap of the GPU, which is started; nothing without one."""
+    if not gpu_visible():
+        return ()
+    limit_bytes, gpu = DeviceMemory().limit_bytes or 0, nvml_gpu()
+    # To 1 part in 16 or finer: what a driver and a desktop leave differs from start to start.
+    step = 2 ** max(0, limit_bytes.bit_length() - 5)
+    return limit_bytes // step * step, None if gpu is None else gpu.power_cap_w
+
+
 def _note(result: MaxBatchSizeResult, size: int, search_s: float) -> str:
     if size < result.max_batch_size:
         return (
             f"Micro-batches have up to {size} examples: larger ones, up to "
-            f"{result.max_batch_size}, ran out of memory in training."
+            f"{result.max_batch_size}, ran out of memory in training.{_beside(result)}"
         )
     took = f"found in {search_s:.1f} s" if search_s else "from an earlier search"
     return (
         f"Up to {size} examples fit at once ({result.reason}), {took} with "
-        f"{counted(len(result.probes), 'probe')}."
+        f"{counted(len(result.probes), 'probe')}.{_beside(result)}"
     )
+
+
+def _beside(result: MaxBatchSizeResult) -> str:
+    if not result.other_processes:
+        return ""
+    return f" {neighbours_text(result.other_processes)} So it is not kept for later searches."
 
 
 def _file(directory: Path | None, key: str) -> Path | None:

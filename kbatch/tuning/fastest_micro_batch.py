@@ -14,6 +14,7 @@ from kbatch.analysis.micro_batch_choice import (
     choice_for_smaller,
     micro_batch_candidates,
 )
+from kbatch.instruments.device_memory import other_processes
 from kbatch.instruments.environment import read_environment
 from kbatch.profiling.loads import DataEnded, Source, batch_of
 from kbatch.profiling.micro_batch_timing import TIMING, time_micro_batches
@@ -21,6 +22,7 @@ from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.records.json_files import load_if_readable, write_record
 from kbatch.records.training_profile import TrainingProfile
 from kbatch.reporting.number_text import readable
+from kbatch.reporting.where_measured import neighbours_text
 from kbatch.training.replica_meter import replica_count
 
 # Geometric mean of the nets of `benchmarks/auto_micro_batch.py` at eight times their own batches.
@@ -106,7 +108,8 @@ class FastestMicroBatch:
                     continue
             search_s = time.perf_counter() - began_s if timed else 0.0
             found = min(chosen, batch_size)
-            return TimedMicroBatch(found, search_s, _note(choice, size, batch_size))
+            note = " ".join((_note(choice, size, batch_size), *profile.notes))
+            return TimedMicroBatch(found, search_s, note)
         search_s = time.perf_counter() - began_s if timed else 0.0
         note = f"Micro-batches of {largest_fit}, the most that fit: no step could be timed."
         return TimedMicroBatch(largest_fit, search_s, note)
@@ -144,11 +147,13 @@ class FastestMicroBatch:
         directory: Path | None,
     ) -> TrainingProfile:
         began_s = time.perf_counter()
-        notes: tuple[str, ...] = ()
+        others = other_processes()
+        notes = (f"{neighbours_text(others)} So times are not kept for later searches.",)
+        notes = notes if others else ()
         try:
             batch = batch_of(source, model, batch_size)
         except DataEnded as ended:
-            points, notes = (), (f"The data function gave {ended.rows} examples.",)
+            points, notes = (), (*notes, f"The data function gave {ended.rows} examples.")
         else:
             points = time_micro_batches(
                 model, batch, largest=most, moments_every=self._moments_every
@@ -165,7 +170,7 @@ class FastestMicroBatch:
         name = _name(key, batch_size)
         self._profiles[name] = profile
         file = _file(directory, name)
-        if file is not None:
+        if file is not None and not others:  # What they do now slows the sizes by chance.
             write_record(profile, file)
         return profile
 

@@ -11,6 +11,7 @@ import keras
 import keras_tuner
 from keras_tuner.src.engine.trial import TrialStatus
 
+from kbatch.instruments.device_memory import gpu_in_use
 from kbatch.instruments.failures import device_is_lost
 from kbatch.records.goodput import GoodputRecord
 from kbatch.records.json_files import RecordError
@@ -49,6 +50,12 @@ from kbatch.tuning.tuner_checks import (
     check_resume,
     check_strategy,
     check_verbose,
+)
+
+_GPU_IN_USE = (
+    "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
+    "process of each trial gets what that leaves, which may be too little for any. Restart the "
+    "kernel or the script, and search before anything else uses TensorFlow."
 )
 
 
@@ -389,6 +396,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if not self.isolate:
             yield
             return
+        if gpu_in_use():
+            self._progress.say(_GPU_IN_USE)
         with IsolatedTrials(args, {**kwargs, "verbose": 0}) as self._isolated:
             try:
                 yield

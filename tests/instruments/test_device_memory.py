@@ -1,3 +1,4 @@
+import os
 import types
 
 import fake_nvml
@@ -13,11 +14,14 @@ from kbatch.instruments.device_memory import (
     gpu_in_use,
     gpu_visible,
     limit_gpu,
+    nvml_gpu,
+    other_processes,
     set_limit_bytes,
     usable_bytes,
     worker_device,
     workers_on_device,
 )
+from kbatch.records.usage import GpuProcess
 
 FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
 GIB = 2**30
@@ -58,12 +62,19 @@ def test_a_tensorflow_that_no_longer_tells_is_not_taken_for_a_free_gpu(monkeypat
         gpu_in_use()
 
 
-def gpus(monkeypatch, *, first_gib=16, second_gib=40, mig=None, **tensorflow):
-    """A host of two GPUs, the first of 16 GiB and the second of 40."""
-    first, second = (f"0000{bus_id}".encode() for bus_id in (FIRST, SECOND))
+def gpus(monkeypatch, *, mig=None, first=None, second=None, **tensorflow):
+    """A host of two GPUs, the first of 16 GiB and the second of 40, with processes on them."""
     library = FakeNvml(
-        FakeGpu(bus_id=first, memory_total_bytes=first_gib * GIB, memory_used_bytes=0),
-        FakeGpu(bus_id=second, memory_total_bytes=second_gib * GIB, memory_used_bytes=0, mig=mig),
+        *(
+            FakeGpu(
+                bus_id=f"0000{bus_id}".encode(),
+                memory_total_bytes=gib * GIB,
+                memory_used_bytes=0,
+                mig=mig,
+                processes=processes or {},
+            )
+            for bus_id, gib, processes in ((FIRST, 16, first), (SECOND, 40, second))
+        )
     )
     fake_nvml.install(monkeypatch, library)
     return fake_tensorflow.install(monkeypatch, FakeTensorFlow(FIRST, SECOND, **tensorflow))
@@ -157,3 +168,42 @@ def test_a_gpu_that_does_not_exist_is_refused_before_anything_is_measured(monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     with pytest.raises(ValueError, match="2 does not exist"):
         check_memory_limit(None)
+
+
+OWN = os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        ({OWN: 30 * GIB}, ()),
+        ({OWN: 9 * GIB, 7: 30 * GIB, 9: GIB}, (GpuProcess(7, 30 * GIB),)),  # 1 of 40 GiB is small.
+        ({OWN: 9 * GIB, 7: None}, (GpuProcess(7, None),)),
+        # In a container the numbers may be those of the host: then who is who is not known.
+        ({7: 30 * GIB}, ()),
+    ],
+)
+def test_who_else_holds_the_gpu_is_named_with_how_much(monkeypatch, second, found):
+    gpus(monkeypatch, visible=[1], first={OWN: GIB, 5: 15 * GIB}, second=second)
+    assert other_processes() == found
+
+
+def test_where_tensorflow_could_not_start_all_gpus_are_looked_at(monkeypatch):
+    gpus(monkeypatch, first={5: 15 * GIB}, second={7: 39 * GIB})
+    found = (GpuProcess(5, 15 * GIB), GpuProcess(7, 39 * GIB))
+    assert other_processes(on_any_gpu=True) == found
+    monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", "2")  # They have parts of their own.
+    assert other_processes(on_any_gpu=True) == ()
+
+
+def test_without_a_gpu_or_its_driver_nobody_holds_it(monkeypatch):
+    gpus(monkeypatch, visible=[], first={5: 15 * GIB})
+    assert other_processes(on_any_gpu=True) == ()
+    gpus(monkeypatch)
+    fake_nvml.install(monkeypatch, None)
+    assert (other_processes(), nvml_gpu()) == ((), None)
+
+
+def test_nvml_describes_the_gpu_that_tensorflow_uses(monkeypatch):
+    gpus(monkeypatch, visible=[1])
+    assert nvml_gpu().memory_total_bytes == 40 * GIB

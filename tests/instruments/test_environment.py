@@ -1,9 +1,9 @@
-import types
-
 import fake_nvml
+import fake_tensorflow
 import pytest
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
+from fake_tensorflow import FakeTensorFlow
 
 from kbatch.instruments.environment import read_environment
 
@@ -33,11 +33,7 @@ BUILT = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
 )
 def test_what_decides_the_speed_of_a_gpu_is_among_the_versions(monkeypatch, library, driver):
     fake_nvml.install(monkeypatch, library)
-    gpu = types.SimpleNamespace(name="/physical_device:GPU:1")
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
-    monkeypatch.setattr(
-        tf.config.experimental, "get_device_details", lambda gpu: {"device_name": "Fake GPU"}
-    )
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:01:00.0"))
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: BUILT)
     found = read_environment()
     assert found.devices == ("GPU:0 Fake GPU",)
@@ -47,7 +43,7 @@ def test_what_decides_the_speed_of_a_gpu_is_among_the_versions(monkeypatch, libr
 
 def test_without_a_gpu_of_tensorflow_its_software_is_not_among_them(monkeypatch):
     fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [])
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow())
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: BUILT)
     found = read_environment()
     assert found.devices == ("CPU",)

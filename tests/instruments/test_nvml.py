@@ -14,6 +14,7 @@ from kbatch.instruments.nvml import (
     read_gpu_count,
     read_processes,
 )
+from kbatch.records.usage import GpuProcess
 
 
 def read(monkeypatch, *gpus, **arguments):
@@ -45,7 +46,7 @@ def test_the_processes_on_a_gpu_are_listed_with_what_they_hold(monkeypatch):
     gpus = FakeGpu(processes={9: None, 7: 2**30}), FakeGpu(bus_id=b"00000000:02:00.0")
     fake_nvml.install(monkeypatch, FakeNvml(*gpus))
     with opened_nvml() as (first, second):
-        assert read_processes(first) == ((7, 2**30), (9, None))
+        assert read_processes(first) == (GpuProcess(7, 2**30), GpuProcess(9, None))
         assert read_processes(second) == ()
 
 

@@ -1,14 +1,22 @@
 """The search with probes that are computed: every turn that it can take."""
 
+import os
 import pickle
+import types
 
+import fake_nvml
+import fake_tensorflow
 import pytest
+from fake_nvml import FakeGpu, FakeNvml
+from fake_tensorflow import FakeTensorFlow
 
 from kbatch.analysis.max_batch_search import search_max_batch
 from kbatch.instruments.allocator_log import FreeMemory
 from kbatch.instruments.worker import WorkerDied
 from kbatch.profiling.max_batch_probing import probe_max_batch
-from kbatch.profiling.memory_probes import LoadFacts, Reading
+from kbatch.profiling.memory_probes import LoadFacts, ProcessProbes, Reading
+from kbatch.profiling.memory_refusals import weights_alone_do_not_fit, weights_do_not_fit
+from kbatch.records.usage import GpuProcess
 from kbatch.training.errors import InputError, OutOfMemoryError
 
 LIMIT = 10_000
@@ -263,3 +271,38 @@ def test_a_limit_below_the_weights_names_both_and_runs_nothing():
 def test_one_example_of_data_is_too_few():
     with pytest.raises(InputError, match="second size"):
         probe(ComputedProbes(examples=1))
+
+
+def host_with(monkeypatch, **processes):
+    """A host with a GPU of 16 GiB, on which processes hold memory."""
+    gpu = FakeGpu(memory_total_bytes=2**34, memory_used_bytes=0, processes=processes["held"])
+    fake_nvml.install(monkeypatch, FakeNvml(gpu))
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:01:00.0"))
+
+
+def test_a_gpu_that_others_fill_is_told_with_who_and_how_much(monkeypatch):
+    host_with(monkeypatch, held={4711: 15 * 2**30, 4712: None})
+    text = "Other processes hold memory of the GPU: process 4711 15.0 GiB and process 4712 an unk"
+    with pytest.raises(OutOfMemoryError, match=text):
+        probe(ComputedProbes(variables_bytes=LIMIT + 1))
+    for refusal in (weights_do_not_fit(None), weights_alone_do_not_fit(LIMIT, 2 * LIMIT)):
+        assert "process 4711 15.0 GiB" in str(refusal)
+    probes = ComputedProbes()
+    probes.fixed = 2 * LIMIT
+    with pytest.raises(OutOfMemoryError, match=text):
+        probe(probes)
+
+
+def test_what_is_measured_beside_others_says_so(monkeypatch):
+    host_with(monkeypatch, held={os.getpid(): 2**30, 4711: 4 * 2**30})
+    model = types.SimpleNamespace(dtype_policy=types.SimpleNamespace(name="float32"))
+    run = types.SimpleNamespace(
+        model=model, training=True, variables_bytes=10, examples=8, note=None
+    )
+    facts = ProcessProbes(run, None, "here").facts
+    assert facts.other_processes == (GpuProcess(4711, 4 * 2**30),)
+    beside = "Another process holds memory of the GPU: process 4711 4.00 GiB."
+    assert facts.notes[0] == "here"
+    assert facts.notes[1].startswith(beside)
+    found = probe(ComputedProbes(other_processes=facts.other_processes))
+    assert found.other_processes == facts.other_processes

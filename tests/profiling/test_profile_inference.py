@@ -1,9 +1,13 @@
 """The whole of `profile_inference` on small models, for a few seconds each."""
 
+import functools
+
+import fake_nvml
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
 from models import mlp, rows
 
 import kbatch
@@ -273,3 +277,15 @@ def test_as_many_calls_are_kept_as_a_high_quantile_needs():
     for timing in found.timings:
         assert timing.latency_bound(0.999).missing_calls == 0
         assert len(timing.latencies_s) < 2 * max(2995, 64 * len(timing.block_medians_s))
+
+
+def test_the_clocks_of_the_blocks_are_in_the_record(monkeypatch, tmp_path):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700)))
+    here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
+    monkeypatch.setattr("kbatch.profiling.inference.GpuMonitor", here)
+    found = profile(batch_sizes=(1, 4), time_budget_s=0.3, measure_memory=False)
+    for timing in found.timings:
+        assert timing.sm_clocks_mhz == (1700,) * len(timing.block_medians_s)
+    assert found.gpus[0].sm_clocks_mhz == (1700,) * 3
+    found.save(tmp_path / "profile.json")
+    assert InferenceProfile.load(tmp_path / "profile.json") == found

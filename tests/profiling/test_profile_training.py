@@ -1,11 +1,15 @@
 """Real profiles of small models on this CPU."""
 
+import functools
+
+import fake_nvml
 import keras
 import memory_models
 import models
 import numpy as np
 import pytest
 import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
 
 import kbatch
 from kbatch.reporting.training_text import training_lines
@@ -149,3 +153,25 @@ def test_a_model_that_cannot_be_trained_is_refused():
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
     with pytest.raises(ValueError, match="compile"):
         kbatch.profile_training(model, *DATA, **QUICK)
+
+
+def test_the_clocks_and_what_lowered_them_are_in_the_record(monkeypatch, tmp_path):
+    gpu = FakeGpu(sm_clock_mhz=1700, throttle_bits=0x4, power_cap_mw=250_000)
+    fake_nvml.install(monkeypatch, FakeNvml(gpu))
+    here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
+    monkeypatch.setattr("kbatch.profiling.training.GpuMonitor", here)
+    quick = QUICK | {"time_budget_s": 0.3}
+    found = kbatch.profile_training(models.mlp, *DATA, batch_sizes=(4, 8), **quick)
+    for point in found.measured:
+        assert point.sm_clocks_mhz == (1700,) * len(point.rounds)
+        assert point.sm_clock_mhz == 1700
+    (seen,) = found.gpus
+    assert (seen.sm_clocks_mhz, seen.power_cap_w) == ((1700,) * 3, 250.0)
+    assert seen.throttle_reasons == ("power cap",)
+    found.save(tmp_path / "profile.json")
+    assert kbatch.TrainingProfile.load(tmp_path / "profile.json") == found
+
+
+def test_without_a_gpu_there_are_no_clocks(profile):
+    assert profile.gpus == ()
+    assert {point.sm_clocks_mhz for point in profile.points} == {()}

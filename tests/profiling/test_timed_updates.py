@@ -1,5 +1,8 @@
 """Updates of several sizes, in the ways that a recommendation chooses from."""
 
+import contextlib
+import itertools
+
 import keras
 import models
 import pytest
@@ -63,3 +66,21 @@ def test_speed_does_not_cut_what_trains_differently_in_parts(fits):
     whole = {(size, size) for size in (8, 16, 32) if size <= fits}
     assert ways(found) == whole | ({(32, 16)} if fits == 16 else set())
     assert ("normal (BatchNormalization)" in " ".join(found.notes)) == (fits == 16)
+
+
+class RisingClock(contextlib.nullcontext):
+    """A monitor of a GPU whose clock is 6 % faster at each turn."""
+
+    def __init__(self, *, interval_s):
+        super().__init__(self)
+        self._turns = itertools.count()
+
+    def sample_clock_mhz(self):
+        return 1000 * 1.06 ** next(self._turns)
+
+
+def test_clocks_that_differ_are_a_note(monkeypatch):
+    assert not any("clocks" in note for note in timed(models.stock, fits=32).notes)
+    monkeypatch.setattr("kbatch.profiling.timed_updates.GpuMonitor", RisingClock)
+    (note,) = [n for n in timed(models.stock, fits=32).notes if "clocks" in n]
+    assert "GPU clock from" in note

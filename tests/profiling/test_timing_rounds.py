@@ -1,11 +1,12 @@
 """The engine against a clock that only the contenders move."""
 
 import gc
+import itertools
 import math
 
 import pytest
 
-from kbatch.profiling.timing_plan import Block, TimingPlan, timed_enough
+from kbatch.profiling.timing_plan import Block, TimingPlan, block_clocks, timed_enough
 from kbatch.profiling.timing_rounds import TimingRounds, collection_off, warm_up_calls
 
 
@@ -307,3 +308,15 @@ def test_first_calls_that_compile_are_charged_to_the_budget_unless_told(count, s
     assert rounds.spent_s == spent_s
     rounds.run()
     assert len(rounds.blocks["a"]) == made
+
+
+def test_the_clock_of_the_gpu_is_read_after_each_turn_and_not_within():
+    clock, read = Clock(), itertools.count(1000)
+    rounds = rounds_of(clock, {"a": (0.1,), "b": (0.1,)}, needed_calls=6)
+    rounds.run(clock_mhz=lambda: (clock.worker(5.0)(), float(next(read)))[1])
+    blocks = rounds.blocks["a"] + rounds.blocks["b"]
+    assert sorted(block.sm_clock_mhz for block in blocks) == list(range(1000, 1012))
+    assert {round(s, 6) for block in blocks for s in block.durations_s} == {0.1}
+    assert block_clocks(rounds.blocks["a"]) == tuple(b.sm_clock_mhz for b in rounds.blocks["a"])
+    assert block_clocks([Block(0, (0.1,)), Block(1, (0.1,), 1500.0)]) == (None, 1500.0)
+    assert block_clocks([Block(0, (0.1,))]) == ()

@@ -4,6 +4,7 @@ import numpy as np
 from inference_factory import make_failed, make_profile, make_timing
 
 from kbatch.records.inference_measurements import OutputChange, TargetCheck, TwinRecord
+from kbatch.reporting.figures.inference_info import conditions_line
 from kbatch.reporting.inference_rows import inference_rows
 from kbatch.reporting.inference_text import inference_lines, left_out_lines, unsettled_lines
 
@@ -122,3 +123,15 @@ def test_the_copy_to_a_gpu_has_a_column_of_its_own():
 def test_bulk_calls_have_no_latency_of_a_batch():
     rows = inference_rows(make_profile(make_timing(8, path="predict")))[1]
     assert rows[0][5] == "n/a (bulk)"
+
+
+def test_batches_that_ran_at_other_clocks_are_told():
+    clocks_mhz = {1: 1400.0, 8: 1980.0, 64: 1970.0}
+    timings = [make_timing(b, sm_clocks_mhz=(mhz,) * 8) for b, mhz in clocks_mhz.items()]
+    profile = make_profile(*timings)
+    apart = (
+        "GPU clock from 1,400 MHz at 1 (compiled, float32) to 1,980 MHz at 8 (compiled, float32)"
+    )
+    assert any(apart in line for line in inference_lines(profile))
+    assert apart in conditions_line(profile)
+    assert "clock" not in conditions_line(make_profile(*timings[1:]))

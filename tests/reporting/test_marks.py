@@ -1,10 +1,12 @@
 """Marks beside the numbers that a caveat concerns."""
 
 import pytest
-from records_factory import make_execution, make_study, make_trial
+from records_factory import make_execution, make_gpu, make_study, make_trial, make_usage
 
 from kbatch.reporting.caveat import Caveat
 from kbatch.reporting.caveats import caveats
+from kbatch.reporting.conditions import caption, conditions_of
+from kbatch.reporting.decision import decision
 from kbatch.reporting.sections.marks import marked_notes, marked_table, notes_about
 from kbatch.reporting.sections.study import study_section
 from kbatch.reporting.tables import Cell, Column, Row, Table
@@ -94,3 +96,30 @@ def test_trials_that_failed_alike_share_a_note():
     (found,) = [c for c in caveats(study) if c.label == "out of memory"]
     assert len(found.trial_ids) == 9
     assert "20 (mixed_float16) and 4 more have no result" in found.text
+
+
+def at_clocks(**clocks_mhz):
+    """Trials by the first execution's clock; "power cap" lowered the slow ones."""
+    return make_study(
+        *(
+            make_trial(int(size[1:]), usage=make_usage(make_gpu(sm_clock_mhz=mhz)))
+            for size, mhz in clocks_mhz.items()
+        )
+    )
+
+
+def test_trials_at_other_clocks_are_told_in_caveat_decision_and_caption():
+    study = at_clocks(_16=1980.0, _64=1350.0, _256=1900.0)
+    apart = "GPU clock from 1,350 MHz at 64 to 1,980 MHz at 16"
+    (found,) = [c for c in caveats(study) if c.label == "GPU clocks differ"]
+    assert apart in found.text
+    assert "What lowered it: power cap." in found.text
+    assert apart in decision(study).compared
+    assert apart in caption(conditions_of(study))
+
+
+@pytest.mark.parametrize("slow", [1890.0, None])
+def test_trials_at_one_clock_or_none_known_are_not(slow):
+    study = at_clocks(_16=1980.0, _64=slow)
+    assert "clock" not in caption(conditions_of(study)) + decision(study).compared
+    assert "GPU clocks differ" not in [c.label for c in caveats(study)]

@@ -1,10 +1,13 @@
 """micro_batch_size="auto": found once for a model, and halved where memory runs out after all."""
 
+import dataclasses
 import json
 import shutil
 import threading
 import types
 
+import fake_nvml
+import fake_tensorflow
 import keras
 import keras_tuner
 import models
@@ -12,10 +15,14 @@ import numpy as np
 import pytest
 import searches
 import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
+from fake_tensorflow import FakeTensorFlow
 
 import kbatch
 from kbatch.instruments.control_group import ControlGroup
+from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.training_profile import TrainingPoint, TrainingProfile
+from kbatch.records.usage import GpuProcess
 from kbatch.training.data import FitData
 from kbatch.training.sample_rows import sample_of
 from kbatch.tuning.auto_micro_batch import AutoMicroBatch, TrainingLeft
@@ -584,3 +591,53 @@ def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
 def test_settings_that_are_none_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         searches.hypermodel(**settings)
+
+
+def key_here(monkeypatch, model, **gpu):
+    """The key of a model on a host with such a GPU."""
+    limit = gpu.pop("memory_limit", 15 * 2**30)
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(**gpu)))
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:01:00.0", memory_limit=limit))
+    return auto()._key(model, sample_of(FitData(*models.rows(8))))
+
+
+def test_a_size_that_another_gpu_limit_driver_or_power_cap_gave_is_not_used(monkeypatch):
+    model = models.mlp()
+    before = key_here(monkeypatch, model)
+    # What a driver leaves free differs by some MiB from start to start.
+    assert key_here(monkeypatch, model, memory_limit=15 * 2**30 + 2**22) == before
+    assert key_here(monkeypatch, model, memory_limit=12 * 2**30) != before
+    assert key_here(monkeypatch, model, power_cap_mw=300_000) != before
+    monkeypatch.setattr(FakeNvml, "driver", b"570.1")
+    assert key_here(monkeypatch, model) != before
+
+
+def test_what_was_found_beside_another_process_is_not_kept_and_says_so(monkeypatch, tmp_path):
+    probed = MaxBatchSizeResult(
+        8,
+        "the most there is",
+        True,
+        LIMIT,
+        (0.8, 0.9),
+        True,
+        "GPU:0",
+        "float32",
+        100,
+        probes=(ProbeRecord(8, 90 * 10**6, "fits", 0.1),),
+        other_processes=(GpuProcess(4711, 2**30),),
+    )
+    name = "kbatch.tuning.auto_micro_batch.search_in_place"
+    monkeypatch.setattr(name, lambda *arguments, **keywords: probed)
+    model, source = models.mlp(), sample_of(FitData(*models.rows(94)))
+    here = auto(largest_batch_size=8, memory_limit_bytes=LIMIT)
+    build, where = models.mlp, {"source": source, "directory": tmp_path, "rows": 8}
+    first = here.find(model, build, **where)
+    text = "process 4711 1.00 GiB. So it is not kept for later searches."
+    assert text in first.notes[1]
+    assert text in here.find(model, build, **where).notes[1]  # In this search it is.
+    file = tmp_path / FOLDER / f"{first.key}.json"
+    assert not file.exists()
+    probed = dataclasses.replace(probed, other_processes=())
+    free = auto(largest_batch_size=8, memory_limit_bytes=LIMIT).find(model, build, **where)
+    assert "later searches" not in free.notes[1]
+    assert MaxBatchSizeResult.load(file) == probed

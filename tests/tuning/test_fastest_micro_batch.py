@@ -1,20 +1,25 @@
+import functools
 import itertools
 import json
 
+import fake_nvml
 import keras
 import memory_models
 import models
 import numpy as np
 import pytest
 import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
 
 from kbatch.analysis.micro_batch_choice import choice_for_smaller, micro_batch_candidates
 from kbatch.instruments.device_memory import limited_cpu
+from kbatch.instruments.gpu_monitor import GpuMonitor
 from kbatch.instruments.worker import Worker
 from kbatch.profiling.micro_batch_timing import time_micro_batches
 from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.profiling.timing_plan import TimingPlan
 from kbatch.records.training_profile import TrainingProfile
+from kbatch.records.usage import GpuProcess
 from kbatch.training.data import FitData
 from kbatch.training.sample_rows import sample_of
 from kbatch.tuning.fastest_micro_batch import FastestMicroBatch
@@ -247,3 +252,21 @@ def test_a_choice_follows_from_that_for_a_larger_batch_only_up_to_its_micro_batc
     for size in range(1, 65):
         found = choice_for_smaller(size, larger_batch_size=64, chosen=16)
         assert found == (size if size <= 16 else None)
+
+
+def test_times_beside_another_process_are_not_kept_and_say_so(monkeypatch, tmp_path):
+    beside = (GpuProcess(4711, None),)
+    monkeypatch.setattr("kbatch.tuning.fastest_micro_batch.other_processes", lambda: beside)
+    found = find(fresh(), tmp_path)
+    assert "process 4711 an unknown part. So times are not kept" in found.note
+    assert not times(tmp_path)
+
+
+def test_the_clock_of_each_round_is_kept(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700)))
+    here = functools.partial(GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
+    monkeypatch.setattr("kbatch.profiling.micro_batch_timing.GpuMonitor", here)
+    batch = tuple(map(tf.constant, models.rows(16)))
+    points = time_micro_batches(models.mlp(), batch, largest=16, moments_every=0, timing=BRIEF)
+    assert all(p.sm_clocks_mhz == (1700,) * len(p.rounds) for p in points)
+    assert any(p.rounds for p in points)

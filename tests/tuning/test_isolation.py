@@ -160,3 +160,15 @@ def test_thirty_trials_end_within_100_mb_of_where_the_third_stood(tmp_path):
     study = kbatch.load_study(tuner)
     assert [trial.status for trial in study.trials] == ["completed"] * 30
     assert resident[29] - resident[2] < 100e6, resident
+
+
+def test_a_gpu_that_this_process_holds_is_told_before_the_first_trial(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("kbatch.tuning.tuner.gpu_in_use", lambda: True)
+    tuner = searches.tuner(
+        tmp_path, searches.stock(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
+    )
+    with pytest.raises(ValueError, match="cannot travel"):
+        tuner.search(a_dataset(), epochs=1, verbose=1)
+    assert "This process holds the GPU already" in capsys.readouterr().out

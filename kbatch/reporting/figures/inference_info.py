@@ -7,6 +7,7 @@ import numpy as np
 from kbatch.records.inference import InferenceProfile
 from kbatch.records.inference_answers import InferenceAnswer
 from kbatch.records.inference_measurements import TimingRecord
+from kbatch.reporting.inference_text import inference_clocks
 from kbatch.reporting.number_text import counted, listed, percent, readable
 from kbatch.reporting.where_measured import where_measured
 
@@ -146,7 +147,7 @@ def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
         parts.append(f"{number} a point{explained}")
     if profile.noise_floor is not None:
         parts.append(f"noise floor {percent(profile.noise_floor)}")
-    return " · ".join(parts)
+    return " · ".join(filter(None, (*parts, inference_clocks(profile))))
 
 
 def inference_alt_text(info: InferenceInfo) -> str:

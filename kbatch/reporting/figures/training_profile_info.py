@@ -6,6 +6,7 @@ import numpy as np
 
 from kbatch.records.training_profile import TrainingPoint, TrainingProfile
 from kbatch.reporting.number_text import counted, memory_text, readable
+from kbatch.reporting.training_text import training_clocks
 from kbatch.reporting.where_measured import where_measured
 
 # A line looks curved on a logarithmic axis.
@@ -118,7 +119,7 @@ def _conditions(profile: TrainingProfile) -> str:
     number = counted(low, "round") if low == high else f"{low:,} to {counted(high, 'round')}"
     parts.append(f"{number} a point, bars: 95 % interval of the median")
     parts.append("XLA" if profile.jit_compile else "without XLA")
-    return " · ".join(parts)
+    return " · ".join(filter(None, (*parts, training_clocks(profile))))
 
 
 def _listed(sizes: set[int]) -> str:
