@@ -34,8 +34,9 @@ test: .venv/test.stamp
 test-slow: .venv/test.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not gpu"
 
-test-gpu: .venv/test.stamp
-	$(BIN)/python -m pytest -m gpu
+# Each in a process of its own; what they found is written into docs/gpu-checks, to be committed.
+test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp)
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # Their outputs, made anew.
 notebooks: .venv/notebook.stamp

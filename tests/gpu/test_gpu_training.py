@@ -1,0 +1,183 @@
+"""Searches, updates and times on the GPU."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+def conv_net(width):
+    import memory_models
+
+    # Its steps are not timed before: BatchNormalization sees the other rows.
+    return memory_models.conv_net(width, normalized=True)
+
+
+def search(directory, width, sizes, *, kind=None, **settings):
+    """Searches sizes for one epoch of 2,048 images, and returns the study."""
+    import memory_models
+
+    import kbatch
+
+    tuner_settings = {k: settings.pop(k) for k in ("isolate",) if k in settings}
+    hypermodel = kbatch.BatchSizeHyperModel(
+        lambda: conv_net(width), sizes, base_batch_size=sizes[0], seed=0, **settings
+    )
+    tuner = kbatch.BatchSizeTuner(
+        hypermodel, "val_loss", directory=directory, project_name="search", **tuner_settings
+    )
+    tuner.search(
+        *memory_models.images(max(sizes)),
+        validation_data=memory_models.images(64, seed=1),
+        epochs=1,
+        verbose=0,
+    )
+    return kbatch.load_study(tuner)
+
+
+def facts(study):
+    return [
+        f"{run.batch_size}: {run.status} in parts of {run.micro_batch_size}, "
+        f"{run.joules_per_sample} J a sample"
+        for trial in study.trials
+        for run in trial.executions
+    ]
+
+
+def test_a_trial_that_runs_out_halves_its_micro_batch(limited, tmp_path, record_property):
+    sizes = (128, 1024, 2048) if limited.on_gpu else (64, 512, 1024)
+    # The workers that look for the micro-batch have more memory than the trials.
+    study = search(
+        tmp_path,
+        limited.width,
+        sizes,
+        micro_batch_size="auto",
+        dtype_policy="float32",
+        memory_limit_bytes=limited.more_bytes,
+    )
+    record_property("trials", facts(study))
+    runs = [trial.executions[0] for trial in study.trials]
+    assert [run.status for run in runs] == ["completed"] * 3
+    assert [run.batch_size_seen for run in runs] == list(sizes)
+    assert any("ran out in training" in note for run in runs for note in run.notes)
+    assert runs[-1].micro_batch_size < sizes[-1]
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["in one process", "isolated"])
+def test_the_micro_batch_is_found_by_itself(scale, tmp_path, isolate, record_property):
+    from tensorflow.python.eager import context
+
+    policy = "mixed_float16" if scale.on_gpu else "float32"
+    study = search(
+        tmp_path,
+        scale.width,
+        (32, 64),
+        micro_batch_size="auto",
+        dtype_policy=policy,
+        isolate=isolate,
+        **({} if scale.on_gpu else {"memory_limit_bytes": scale.more_bytes}),
+    )
+    record_property("trials", facts(study))
+    for trial in study.trials:
+        (run,) = trial.executions
+        assert (run.status, run.dtype_policy) == ("completed", policy)
+        assert run.micro_batch_size is not None
+        assert run.samples_per_second > 0
+        if scale.on_gpu:
+            assert run.usage.unavailable is None
+            assert run.usage.gpus[0].energy_source is None or run.joules_per_sample > 0
+    assert not [note for trial in study.trials for note in trial.notes if "this process" in note]
+    assert context.context()._initialized != isolate
+
+
+@pytest.mark.parametrize(
+    ("policy", "tolerance"), [("float32", 2e-5), ("mixed_float16", 3e-3)], ids=lambda v: str(v)
+)
+def test_accumulated_updates_are_those_of_the_whole_batch(policy, tolerance, limited):
+    import keras
+    import models
+    import tensorflow as tf
+    from equal_training import assert_equal_training
+
+    # Products in TensorFloat-32 differ by 1e-3 with their order.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    keras.config.set_dtype_policy(policy)
+
+    def build():
+        # Adam divides by rounding errors where gradients are small.
+        return models.mlp(optimizer=keras.optimizers.SGD(0.1), jit_compile=True)
+
+    # The last batch is shorter.
+    assert_equal_training(build, models.rows(94), tolerance=tolerance)
+
+
+def test_a_long_step_is_timed_as_long(scale, tmp_path, record_property):
+    """A step of 16 times the work: where nobody waits for the device both take as long."""
+    import keras
+    import keras_tuner
+    import tensorflow as tf
+
+    import kbatch
+
+    side = 4096 if scale.on_gpu else 256
+
+    class Work(keras.layers.Layer):
+        def __init__(self, times):
+            super().__init__()
+            self.times = times
+
+        def call(self, x):
+            matrix = tf.eye(side) + tf.reduce_mean(x) * 1e-6
+            for _ in range(self.times):
+                matrix = tf.linalg.l2_normalize(matrix @ matrix)
+            return x + tf.stop_gradient(tf.reduce_mean(matrix))
+
+    def build(times):
+        model = keras.Sequential([keras.Input((8,)), Work(times), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    data = np.ones((512, 8), "float32"), np.ones((512, 1), "float32")
+    seconds = {}
+    for times in (4, 64):
+        model = build(times)
+        trained = kbatch.profile_training(model, *data, batch_sizes=[64])
+        seconds["profile_training", times] = np.median(trained.points[0].step_times_s)
+        called = kbatch.profile_inference(model, data[0], batch_sizes=[64])
+        seconds["profile_inference", times] = np.median(called.timings[0].block_medians_s)
+        tuner = keras_tuner.GridSearch(
+            kbatch.BatchSizeHyperModel(
+                functools.partial(build, times), (64,), dtype_policy="float32"
+            ),
+            "loss",
+            directory=tmp_path,
+            project_name=str(times),
+        )
+        tuner.search(*data, epochs=4, verbose=0)
+        (trial,) = kbatch.load_study(tuner).trials
+        seconds["a trial", times] = 64 / trial.samples_per_second
+    for (name, times), value in seconds.items():
+        record_property(f"{name}, {times} products", f"{1e3 * value:.2f} ms")
+    for name in dict.fromkeys(name for name, _ in seconds):
+        assert seconds[name, 64] > 5 * seconds[name, 4], name
+
+
+def test_the_demo_runs(scale, tmp_path, record_property):
+    policy = [] if scale.on_gpu else ["--policy", "float32"]
+    words = ["-m", "kbatch", "demo", "--quick", "--output", str(tmp_path), *policy]
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    import kbatch
+
+    study = kbatch.load_study(tmp_path / "demo-search")
+    record_property("trials", facts(study))
+    assert [trial.status for trial in study.trials] == ["completed"] * 3
+    assert max(trial.metrics["val_accuracy"] for trial in study.trials) > 0.5
