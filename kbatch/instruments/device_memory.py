@@ -9,6 +9,7 @@ import psutil
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from kbatch.instruments.host_memory import read_resident_memory, reset_resident_peak
 from kbatch.instruments.nvml import NvmlGpu, NvmlUnavailableError, opened_nvml, read_processes
 from kbatch.instruments.tensorflow_gpus import local_devices, tensorflow_gpus
 from kbatch.instruments.worker_devices import (
@@ -126,6 +127,7 @@ class DeviceMemory:
 
     def __init__(self):
         self.device = "GPU:0" if gpu_visible() else "CPU:0"
+        self._before = read_resident_memory()
 
     @property
     def limit_bytes(self) -> int | None:
@@ -146,17 +148,32 @@ class DeviceMemory:
 
     def reset(self) -> None:
         """Starts a new peak at what is held now."""
-        tf.config.experimental.reset_memory_stats(self.device)
+        try:
+            tf.config.experimental.reset_memory_stats(self.device)
+        except ValueError:
+            if self.device != "CPU:0":
+                raise
+            reset_resident_peak()
 
     @property
     def held_bytes(self) -> int:
         """Bytes held now, by all of this process."""
-        return tf.config.experimental.get_memory_info(self.device)["current"]
+        return self._read("current")
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes held at once since the last reset."""
-        return tf.config.experimental.get_memory_info(self.device)["peak"]
+        return self._read("peak")
+
+    def _read(self, name: str) -> int:
+        try:
+            return tf.config.experimental.get_memory_info(self.device)[name]
+        except ValueError:
+            # An allocator without a limit counts on a CPU with oneDNN's units alone. Elsewhere the
+            # process tells what it took since the beginning.
+            if self.device != "CPU:0":
+                raise
+            return max(0, getattr(read_resident_memory(), name) - self._before.current)
 
 
 def usable_bytes(limit_bytes: int, *, total_bytes: int | None, workers: int) -> int:

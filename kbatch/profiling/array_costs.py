@@ -57,7 +57,7 @@ def _gathered(leaves: list[np.ndarray], random: np.random.Generator, rows: int) 
 
 def _copied(leaves: list[np.ndarray], rows: int) -> None:
     for leaf in leaves:
-        held_on_device(tf.constant(leaf[:rows]))
+        held_on_device(tf.constant(leaf[:rows]), widen=True)
     if tf.config.list_logical_devices("GPU"):  # A copy to it has only begun.
         tf.test.experimental.sync_devices()
 

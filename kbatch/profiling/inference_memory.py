@@ -143,7 +143,7 @@ def ascend_memory(
         expected = expected_bytes(measured, size, held_bytes)
         between = _size_between(measured, size, held_bytes, guard_share * limit_bytes)
         if out_at is None and between is not None and clock() - began_s < time_budget_s:
-            peak = probes.read(between).peak_bytes
+            peak = probes.read(between).bytes_below(limit_bytes)
             if peak is None:
                 out_at = between
             else:
@@ -155,7 +155,7 @@ def ascend_memory(
         if reason is not None:
             record = MemoryRecord(dtype_policy, size, "not_run", reason, None, expected, guarded)
         else:
-            peak = probes.read(size).peak_bytes
+            peak = probes.read(size).bytes_below(limit_bytes)
             if peak is None:
                 out_at = size
             else:

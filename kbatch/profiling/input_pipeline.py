@@ -21,7 +21,7 @@ from kbatch.profiling.worker_changes import worker_changes
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.reporting.number_text import percent, readable, setting
 from kbatch.training.batch_source import BatchSource, batch_source
-from kbatch.training.borrowed_step import borrowed_step, held_on_device, rows_of
+from kbatch.training.borrowed_step import borrowed_step, held_on_device, rows_of, takes_int64
 from kbatch.training.seeds import kept_seeds
 from kbatch.training.trainable_model import check_compiled
 
@@ -109,7 +109,8 @@ def _measured(model: keras.Model, source: BatchSource, limits: _Limits) -> Input
     began_s, base_s = time.perf_counter(), limits.base_s
     cache_notes = fill_cache(source, base_s * _FILL_SHARE)
     reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
-    batches = [held_on_device(batch) for batch in reading.batches]
+    wide = takes_int64(model)
+    batches = [held_on_device(batch, widen=wide) for batch in reading.batches]
     spent_s = time.perf_counter() - began_s
     tried = Remedies((), ())
     with borrowed_step(model, batches[0]) as step:

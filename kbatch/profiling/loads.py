@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.borrowed_step import held_on_device, rows_of
+from kbatch.training.borrowed_step import held_on_device, rows_of, takes_int64
 from kbatch.training.data import called_for
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.errors import InputError
@@ -51,8 +51,14 @@ class Run(Protocol):
         """Bytes of the inputs that a real batch has beside those that `run` uses."""
         ...
 
-    def run(self, batch_size: int) -> int:
-        """Runs one batch size and returns how many examples the batch really had."""
+    def run(self, batch_size: int, after_first: Callable[[], None]) -> int:
+        """Runs one batch size and returns how many examples the batch really had.
+
+        Args:
+            batch_size: Examples in the batch.
+            after_first: Called once, between the first step and the ones after it; not where all
+                steps are one execution.
+        """
         ...
 
     def batch(self, rows: int) -> Any:
@@ -158,7 +164,7 @@ def batch_of(source: Source, model: keras.Model, rows: int) -> Any:
     found = 0 if batch is None else rows_of(batch)
     if found < rows:
         raise DataEnded(found)
-    return held_on_device(batch)
+    return held_on_device(batch, widen=takes_int64(model))
 
 
 class _Run:
@@ -168,6 +174,8 @@ class _Run:
         self._load = load
         # That of a model which accumulates already: it is measured so.
         self._train_step = vars(model).get("train_step")
+        # Train steps with what Keras compiled of them, by micro-batch size; None for the whole.
+        self._compiled: dict[int | None, tuple[Any, Any]] = {}
         source = load.source
         self._source = source.rows(model) if isinstance(source, SampleElements) else source
         known = isinstance(self._source, SampleRows)
@@ -195,10 +203,11 @@ class _Run:
             self._row_bytes = sum(np.asarray(leaf).nbytes for leaf in leaves)
         return self._row_bytes * (self._load.accumulate_below - self._rows(batch_size))
 
-    def run(self, batch_size: int) -> int:
+    def run(self, batch_size: int, after_first: Callable[[], None]) -> int:
         target: Any = self.model
         rows = self._rows(batch_size)
-        self._set_train_step(batch_size)
+        if self._load.training:
+            self._set_train_step(batch_size)
         batches = self._batches(rows)
         if not isinstance(self._source, SampleRows) and next(iter(batches), None) is None:
             return self._too_few_rows(batch_size)
@@ -206,12 +215,12 @@ class _Run:
         batches = meter.attach(batches.repeat().take(STEPS).prefetch(tf.data.AUTOTUNE))
         # Not an instance's own `fit`, which may be timed by who measures.
         self.step_s = None
+        steps = _Steps(after_first)
         if self._load.training:
-            steps = _Steps()
             type(target).fit(target, batches, epochs=1, verbose=0, shuffle=False, callbacks=[steps])
             self.step_s = steps.step_s
         else:
-            type(target).predict(target, batches, verbose=0)
+            type(target).predict(target, batches, verbose=0, callbacks=[steps])
         seen = meter.read().largest_batch
         return batch_size if seen == rows else min(seen, batch_size)
 
@@ -219,15 +228,22 @@ class _Run:
         return batch_of(self._source, self.model, rows)
 
     def _set_train_step(self, batch_size: int) -> None:
+        """Make the model train in parts of this size, by what was compiled for them before."""
         target: Any = self.model
-        if batch_size < self._load.accumulate_below:
-            # Two micro-batches are an accumulated batch: more of them need no more memory.
-            accumulate_gradients(target, batch_size, moments_every=self._load.moments_every)
-        elif vars(target).get("train_step") is not self._train_step:
-            vars(target).pop("train_step")
-            if self._train_step is not None:
+        size = batch_size if batch_size < self._load.accumulate_below else None
+        if size not in self._compiled:
+            vars(target).pop("train_step", None)
+            if size is not None:
+                # Two micro-batches are an accumulated batch: more of them need no more memory.
+                accumulate_gradients(target, size, moments_every=self._load.moments_every)
+            elif self._train_step is not None:
                 target.train_step = self._train_step
-            target.train_function = None
+            target.make_train_function(force=True)
+            self._compiled[size] = vars(target).get("train_step"), target.train_function
+        step, target.train_function = self._compiled[size]
+        vars(target).pop("train_step", None)
+        if step is not None:
+            target.train_step = step
 
     def _too_few_rows(self, batch_size: int) -> int:
         """Counts what a data function has that drops its remainder, and so gave no batch."""
@@ -252,11 +268,16 @@ class _Run:
 class _Steps(keras.callbacks.Callback):
     """Times the steps after the first, which is traced; an epoch ends when the device has."""
 
-    def __init__(self):
+    def __init__(self, after_first: Callable[[], None]):
         super().__init__()
         self.step_s: float | None = None
+        self._after_first = after_first
         self._steps = 0
         self._first_s = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None):
+        if self._steps == 1:
+            self._after_first()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
         self._steps += 1
@@ -266,6 +287,8 @@ class _Steps(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None):
         if self._steps > 1:
             self.step_s = (time.perf_counter() - self._first_s) / (self._steps - 1)
+
+    on_predict_batch_begin, on_predict_batch_end = on_train_batch_begin, on_train_batch_end
 
 
 def _spec(leaf: Any) -> tf.TensorSpec | None:

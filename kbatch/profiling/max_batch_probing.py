@@ -124,7 +124,7 @@ class _Log:
         if reading.rows < size:
             self._rows = reading.rows
             return None
-        if self._outcome(reading.peak_bytes) != "fits":
+        if self._outcome(self._memory[size]) != "fits":
             return None
         reason = f"reached {self._cap_name}"
         return MaxBatchAnswer(size, reason, self.in_window(size), dict(self._memory))
@@ -167,15 +167,24 @@ class _Log:
 
     def _probe(self, size: int, purpose: str) -> Reading:
         reading = self._probes.read(size)
-        peak, rows = reading.peak_bytes, reading.rows
+        peak, rows = reading.bytes_below(self._facts.limit_bytes), reading.rows
         before = self._memory.get(rows, 0)
         # The most that was seen; once it ran out it counts as too large.
         self._memory[rows] = None if peak is None or before is None else max(before, peak)
         self.free = reading.free or self.free
         self.died = reading.died or self.died
         outcome = self._outcome(peak)
-        record = ProbeRecord(rows, peak, outcome, reading.duration_s, purpose, reading.step_s)
-        self.records.append(record)
+        self.records.append(
+            ProbeRecord(
+                rows,
+                reading.peak_bytes,
+                outcome,
+                reading.duration_s,
+                purpose,
+                reading.step_s,
+                reading.first_step_bytes,
+            )
+        )
         return reading
 
     def _outcome(self, peak: int | None) -> str:

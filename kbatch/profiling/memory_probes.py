@@ -5,7 +5,7 @@ import functools
 import gc
 import time
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kbatch.instruments.allocator_log import FreeMemory, free_memory
 from kbatch.instruments.device_memory import (
@@ -36,13 +36,16 @@ class Reading(NamedTuple):
     """What one probe showed.
 
     Attributes:
-        peak_bytes: Most bytes held at once, None where memory ran out.
+        peak_bytes: Most bytes held at once in the steps after the first, in all of them where the
+            first was not told apart; None where memory ran out.
         rows: Examples that the batch really had.
         duration_s: Seconds that it took.
         free: What was free when memory ran out, None where the allocator did not tell.
         died: How the worker process ended of it, None where it did not.
         lost: Whether the device can run nothing more in the process that ran it.
         step_s: Seconds of a train step after the first, None where none was timed.
+        first_step_bytes: Most bytes held at once in the first step, which also compiles and tries
+            algorithms; None where it was not told apart.
     """
 
     peak_bytes: int | None
@@ -52,6 +55,16 @@ class Reading(NamedTuple):
     died: WorkerDied | None = None
     lost: bool = False
     step_s: float | None = None
+    first_step_bytes: int | None = None
+
+    def bytes_below(self, limit_bytes: float) -> int | None:
+        """Return the bytes that decide: those of later steps, if the first one fits too.
+
+        Args:
+            limit_bytes: Memory that there is.
+        """
+        peak, first = self.peak_bytes, self.first_step_bytes
+        return max(peak, first) if peak and first and first > limit_bytes else peak
 
 
 class LoadFacts(NamedTuple):
@@ -207,8 +220,15 @@ class ProcessProbes:
         Raises:
             DeviceLostError: If the device runs nothing more in this process.
         """
-        with kept_state(self._subject.run.model):
-            reading = self._subject.read(batch_size)
+        model: Any = self._subject.run.model
+        step, function = vars(model).get("train_step"), model.train_function
+        try:
+            with kept_state(model):
+                reading = self._subject.read(batch_size)
+                if function is None and vars(model).get("train_step") is step:
+                    function = model.train_function  # Whoever trains the model need not trace it.
+        finally:
+            model.train_function = function
         if reading.lost:
             raise DeviceLostError()
         return reading
@@ -260,11 +280,18 @@ class _Subject:
         self.memory.reset()
         started_s = time.perf_counter()
         peak, rows, step_s, lost = None, batch_size, None, False
-        try:
-            rows, step_s = self.run.run(batch_size), self.run.step_s
+        peaks: list[int] = []
+
+        def keep_peak() -> None:
             # A CPU's plain allocator does not count small blocks: what is held for sure is less.
             held = max(self.memory.peak_bytes, self.run.variables_bytes, 1)
-            peak = held + self.run.left_out_bytes(batch_size)
+            peaks.append(held + self.run.left_out_bytes(batch_size))
+            self.memory.reset()
+
+        try:
+            rows, step_s = self.run.run(batch_size, keep_peak), self.run.step_s
+            keep_peak()
+            peak = peaks[-1]
             self._smallest_that_ran = min(rows, self._smallest_that_ran or rows)
         except Exception as error:
             smaller = self._smallest_that_ran
@@ -273,7 +300,8 @@ class _Subject:
                 raise
             lost = device_is_lost(error)
         duration_s = time.perf_counter() - started_s
-        return Reading(peak, rows, duration_s, lost=lost, step_s=step_s)
+        first = peaks[0] if len(peaks) > 1 else None
+        return Reading(peak, rows, duration_s, lost=lost, step_s=step_s, first_step_bytes=first)
 
 
 def _start(load: Load, memory_limit_bytes: int | None) -> _Subject:

@@ -14,7 +14,7 @@ from kbatch.records.size_check import SizeCheck
 from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
 from kbatch.training.data import FitData
 from kbatch.training.learning_rate import current_learning_rate
-from kbatch.training.scaled_model import scaled_model
+from kbatch.training.scaled_model import scaled_model, scaling_of
 from kbatch.training.seeds import seeded
 from kbatch.training.update_count import updates_made
 
@@ -63,7 +63,7 @@ def run_size_check(
         batches = held_out_batches(data, model, batch_size=plan.batch_size, seed=plan.seed)
         watch = _Watch(plan, ends_s)
         sizes = {"batch_size": plan.batch_size, "base_batch_size": plan.base_batch_size}
-        with scaled_model(model, **sizes, rule=plan.rule, follow_batch_size=FOLLOWERS) as scaling:
+        with scaled_model(model, **sizes, rule=plan.rule, follow_batch_size=FOLLOWERS):
             sum_sparse_gradients(model)  # As in the pilot, whose batches are cut.
             if plan.micro_batch_size < plan.batch_size:
                 with warnings.catch_warnings():
@@ -71,6 +71,7 @@ def run_size_check(
                     accumulate_gradients(model, plan.micro_batch_size)
             learning_rate = current_learning_rate(model.optimizer)
             fit_in_stretches(model, batches, stretch=plan.stretch, watch=watch)
+            scaling = scaling_of(model)
     return SizeCheck(
         plan.batch_size,
         plan.micro_batch_size,

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from kbatch.training.data import Batches, FitData, in_batches
 from kbatch.training.held_out import with_held_out
+from kbatch.training.scaled_model import scale_late_layers
 
 _VALIDATION_BATCH_SIZE = 256
 # A look is taken some fifty times.
@@ -62,6 +63,7 @@ def fit_in_stretches(
         stretch: Updates from one look at the held-out examples to the next.
         watch: Is told of every stretch, and ends training.
     """
+    scale_late_layers(model, batches.dataset)
     trained: Any = model
     trained.fit(
         batches.dataset.repeat(),

@@ -19,11 +19,14 @@ class ProbeRecord:
 
     Attributes:
         batch_size: Examples in the batch.
-        peak_memory_bytes: Most bytes held at once over its steps, None where memory ran out.
+        peak_memory_bytes: Most bytes held at once over its steps after the first, None where
+            memory ran out. In older records over all steps.
         outcome: One of `OUTCOMES`.
         duration_s: Seconds that it took, tracing included.
         purpose: "search", or "fresh process" and "mixed sizes" for runs that confirm the answer.
         step_s: Seconds of a train step after the first, None where none was timed.
+        first_step_peak_memory_bytes: Most bytes held at once in the first step, which also
+            compiles and tries algorithms; None where it was not told apart.
     """
 
     batch_size: int
@@ -32,6 +35,7 @@ class ProbeRecord:
     duration_s: float
     purpose: str = "search"
     step_s: float | None = None
+    first_step_peak_memory_bytes: int | None = None
 
     def __post_init__(self):
         if self.outcome not in OUTCOMES:
@@ -40,7 +44,11 @@ class ProbeRecord:
                 f"Received: outcome={self.outcome!r}."
             )
         check_ranges(1, batch_size=self.batch_size)
-        check_ranges(0, peak_memory_bytes=self.peak_memory_bytes)
+        check_ranges(
+            0,
+            peak_memory_bytes=self.peak_memory_bytes,
+            first_step_peak_memory_bytes=self.first_step_peak_memory_bytes,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

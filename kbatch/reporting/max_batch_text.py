@@ -4,6 +4,8 @@ from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.reporting.number_text import counted, memory_text, percent, readable
 
 _OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory": "out of memory"}
+# A first step that held more than this many times what later ones did is worth a line.
+_MORE_AT_FIRST = 1.05
 
 
 def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
@@ -40,6 +42,16 @@ def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
             f"Memory: {_with_error(fit.fixed_bytes, fit.fixed_error_bytes)} fixed, "
             f"{_with_error(fit.bytes_per_example, fit.bytes_per_example_error)} per example; "
             f"the variables are {memory_text(result.weights_bytes)}."
+        )
+    firsts = [
+        probe.first_step_peak_memory_bytes or 0
+        for probe in result.probes
+        if probe.batch_size == result.max_batch_size
+    ]
+    if max(firsts) > _MORE_AT_FIRST * peak:
+        lines.append(
+            f"Its first step held {memory_text(max(firsts))}: it also compiles and tries "
+            "algorithms. The window is aimed at by the later steps."
         )
     if result.spread is not None:
         lines.append(f"Its peaks in several runs differ by {percent(result.spread)}.")

@@ -42,8 +42,7 @@ class BorrowedStep:
 
     def wait(self) -> None:
         """Waits until the last step is done."""
-        for output in keras.tree.flatten(self._outputs)[:1]:
-            np.asarray(output)
+        wait_for(self._outputs)
 
     def has_seen(self, batch: Any) -> bool:
         """Tells whether a batch of these shapes has been trained on: a new one may compile."""
@@ -59,6 +58,16 @@ class BorrowedStep:
         """Restores the model, its train function too."""
         self.restore()
         self._model.train_function = self._function
+
+
+def wait_for(outputs: Any) -> None:
+    """Wait until all outputs of a step are there: one of them may lie on the host from the start.
+
+    Args:
+        outputs: Nested tensors.
+    """
+    for output in keras.tree.flatten(outputs):
+        np.asarray(output)
 
 
 @contextlib.contextmanager
@@ -117,8 +126,15 @@ def check_one_device(model: keras.Model) -> None:
         )
 
 
-def held_on_device(batch: Any) -> Any:
-    """Copies a batch to the first GPU, where there is one; texts stay where they are."""
+def held_on_device(batch: Any, *, widen: bool = False) -> Any:
+    """Copies a batch to the first GPU, where there is one; texts stay where they are.
+
+    TensorFlow keeps int32 on the host whatever device is named, and each step copies it.
+
+    Args:
+        batch: Nested tensors.
+        widen: Whether int32 becomes int64, which lies on the device.
+    """
     gpus = tf.config.list_logical_devices("GPU")
     if not gpus:
         return batch
@@ -127,9 +143,36 @@ def held_on_device(batch: Any) -> Any:
         if leaf is None or leaf.dtype == tf.string:
             return leaf
         with tf.device(gpus[0].name):
-            return tf.identity(leaf)
+            dense = isinstance(leaf, tf.Tensor)
+            wide = widen and dense and leaf.dtype == tf.int32
+            return tf.cast(leaf, tf.int64) if wide else tf.identity(leaf)
 
     return keras.tree.map_structure(copied, batch)
+
+
+def takes_int64(model: Any) -> bool:
+    """Return whether a model trains on int64 as it does on int32.
+
+    Keras casts inputs to the dtypes that were declared, and its losses and metrics cast targets.
+    What is the user's own may not: its int32 stays on the host.
+    """
+    own = any(
+        getattr(type(model), name) is not getattr(keras.Model, name)
+        for name in ("train_step", "compute_loss", "compute_metrics")
+    )
+    compiled = getattr(model, "_compile_metrics", None)
+    used = [model.loss]
+    if compiled is not None:
+        used += [compiled._user_metrics, compiled._user_weighted_metrics]
+    declared = bool(getattr(model, "inputs", None))
+    return declared and not own and all(map(_is_of_keras, keras.tree.flatten(used)))
+
+
+def _is_of_keras(given: Any) -> bool:
+    kind = given if hasattr(given, "__name__") else type(given)
+    function = getattr(given, "fn", None) or getattr(given, "_fn", None)
+    whole = given is None or isinstance(given, str) or kind.__module__.split(".")[0] == "keras"
+    return whole and (function is None or _is_of_keras(function))
 
 
 def rows_of(batch: Any) -> int:

@@ -18,6 +18,7 @@ from kbatch.training.epoch_check import EpochCheck, batch_metrics
 from kbatch.training.errors import InputError
 from kbatch.training.input_meter import InputMeter
 from kbatch.training.replica_meter import ReplicaMeter, replica_count
+from kbatch.training.scaled_model import scale_late_layers
 from kbatch.training.seeds import seed_of
 from kbatch.training.stop_at_target import StopAtTarget
 from kbatch.training.tensorboard_scalars import TensorBoardScalars
@@ -129,6 +130,7 @@ class TimedFit:
     def _train(self, batches: Batches, call: dict[str, Any]) -> keras.callbacks.History:
         expected = () if call.get("validation_freq", 1) != 1 else self._metrics
         check = EpochCheck(self._batch_size, expected, self._meter)
+        scale_late_layers(self._model, batches.dataset)
         theirs = keras.tree.flatten(call.pop("callbacks", None) or [])
         if self._callbacks_of is not None:
             theirs = self._callbacks_of(theirs, self._model)

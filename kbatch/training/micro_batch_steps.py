@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 
 from kbatch.training.accumulation import (
     accumulate_gradients,
     accumulation_of,
     varying_micro_batch,
 )
-from kbatch.training.borrowed_step import check_one_device, rows_of
+from kbatch.training.borrowed_step import check_one_device, rows_of, wait_for
 from kbatch.training.kept_state import KeptState
 
 
@@ -53,8 +52,7 @@ class MicroBatchSteps:
             if graph.size is not None:
                 graph.size.assign(micro_batch_size)
             # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
-            outputs = graph.function(iter((batch,)))
-            np.asarray(keras.tree.flatten(outputs)[0])
+            wait_for(graph.function(iter((batch,))))
 
         return run
 

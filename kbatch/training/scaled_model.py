@@ -1,14 +1,17 @@
 """A compiled model whose learning rate and other settings follow the batch size."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from kbatch.analysis.learning_rate_records import LearningRateScaling, learning_rate_scaling
 from kbatch.analysis.timescales import scale_batch_norm_momentum, scale_weight_decay
 from kbatch.training.learning_rate import current_learning_rate, scale_optimizer
+from kbatch.training.symbolic_build import build_symbolically
 
 _optimizers = keras.optimizers
 # The decay of the second moment, by optimizer. Lion's `beta_2` is one of the first moment.
@@ -77,15 +80,38 @@ def scale_model(
         for name in _weight_decays(optimizer):
             decay = scale_weight_decay(getattr(optimizer, name), **sizes, learning_rate_ratio=ratio)
             setattr(optimizer, name, decay)
-    for layer in layers:
-        own = momentum = _own_momentum(layer)
-        if "batch_norm_momentum" in follow_batch_size:
-            momentum = scale_batch_norm_momentum(own, **sizes)
-        layer.momentum = momentum
-        vars(layer)[_REMEMBERED] = (own, momentum)
+    _scale_momenta(layers, scaling)
     model.train_function = None  # One that was traced before has the former values in it.
     setattr(model, _SCALING, scaling)
     return scaling
+
+
+def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
+    """Scale the BatchNormalization layers that a scaled model gets when it is built.
+
+    A layer that another one creates in its `build` is not there before: `fit` builds a model while
+    it traces the first step. A model that cannot be built from shapes is left to it.
+
+    Args:
+        model: A compiled model.
+        dataset: Its batches.
+    """
+    scaling = scaling_of(model)
+    if scaling is None:
+        return
+    specs = tf.nest.flatten(dataset.element_spec)
+    known = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in specs)
+    if not model.built and known:
+        with contextlib.suppress(RuntimeError, ValueError), model.distribute_strategy.scope():
+            build_symbolically(model, dataset.element_spec)
+    late = [layer for layer in _batch_norms(model) if _REMEMBERED not in vars(layer)]
+    if not late:
+        return
+    _scale_momenta(late, scaling)
+    model.train_function = None  # What was traced for a measurement has the former momenta.
+    momenta = {*(scaling.batch_norm_momenta or ()), *(layer.momentum for layer in late)}
+    scaling = dataclasses.replace(scaling, batch_norm_momenta=tuple(sorted(momenta)))
+    setattr(model, _SCALING, scaling)
 
 
 @contextlib.contextmanager
@@ -108,6 +134,8 @@ def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateS
     try:
         yield scale_model(model, **arguments)
     finally:
+        for layer in _batch_norms(model):  # Those that came late are not among what was kept.
+            layer.momentum = _own_momentum(layer)
         for owner, name, value in kept:
             setattr(owner, name, value)
         if isinstance(rate, keras.Variable):
@@ -126,6 +154,17 @@ def scaling_of(model: keras.Model) -> LearningRateScaling | None:
 def forget_scaling(model: keras.Model) -> None:
     """Forgets what was done to a model that a search builds around again."""
     setattr(model, _SCALING, None)
+
+
+def _scale_momenta(layers: list[Any], scaling: LearningRateScaling) -> None:
+    for layer in layers:
+        own = momentum = _own_momentum(layer)
+        if "batch_norm_momentum" in (scaling.follow_batch_size or ()):
+            momentum = scale_batch_norm_momentum(
+                own, batch_size=scaling.batch_size, base_batch_size=scaling.base_batch_size
+            )
+        layer.momentum = momentum
+        vars(layer)[_REMEMBERED] = (own, momentum)
 
 
 def _second_moment_decay(optimizer: Any) -> str | None:

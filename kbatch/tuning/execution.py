@@ -25,6 +25,7 @@ from kbatch.training.data import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.fit import TimedFit
 from kbatch.training.replica_meter import replica_count
+from kbatch.training.scaled_model import scaling_of
 from kbatch.tuning.execution_plan import ExecutionPlan, begun_record
 from kbatch.tuning.fresh_callbacks import FreshCallbacks
 from kbatch.tuning.trial_cut import TrialCut
@@ -213,6 +214,7 @@ class Execution:
         return dataclasses.replace(
             ended,
             learning_rate=clock.first_learning_rate,
+            scaling=scaling_of(self._model),  # Layers may have been built since it began.
             batch_size_seen=reading.largest_batch or None,
             window_examples=tuple(examples),
             window_durations_s=tuple(durations_s),

@@ -132,7 +132,8 @@ class _Bounded:
 
     def _read(self, batch_size: int) -> Reading:
         reading = self._probes.read(batch_size)
-        most = self._task.memory_window[1] * self.facts.limit_bytes
-        if reading.peak_bytes is not None and reading.peak_bytes <= most:
+        limit_bytes = self.facts.limit_bytes
+        needed = reading.bytes_below(limit_bytes)
+        if needed is not None and needed <= self._task.memory_window[1] * limit_bytes:
             self._fits = max(self._fits, reading.rows)
         return reading

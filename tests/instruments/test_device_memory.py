@@ -3,7 +3,9 @@ import types
 
 import fake_nvml
 import fake_tensorflow
+import numpy as np
 import pytest
+import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
@@ -207,3 +209,25 @@ def test_without_a_gpu_or_its_driver_nobody_holds_it(monkeypatch):
 def test_nvml_describes_the_gpu_that_tensorflow_uses(monkeypatch):
     gpus(monkeypatch, visible=[1])
     assert nvml_gpu().memory_total_bytes == 40 * GIB
+
+
+def test_where_the_allocator_keeps_no_count_the_process_is_read(monkeypatch):
+    def no_statistics(device):
+        raise ValueError(f"Allocator stats not available for device '{device}'")
+
+    experimental = tf.config.experimental
+    monkeypatch.setattr(experimental, "reset_memory_stats", no_statistics)
+    monkeypatch.setattr(experimental, "get_memory_info", no_statistics)
+    memory = DeviceMemory()
+    assert memory.device == "CPU:0"
+    memory.reset()
+    before = memory.peak_bytes
+    held = np.ones(8 * 10**6)  # 64 MB
+    assert memory.held_bytes > before + 50 * 10**6
+    del held
+    assert memory.peak_bytes > before + 50 * 10**6
+    memory.reset()
+    assert memory.peak_bytes < before + 30 * 10**6
+    memory.device = "GPU:0"
+    with pytest.raises(ValueError, match="GPU:0"):
+        memory.reset()

@@ -8,7 +8,7 @@ layers = keras.layers
 MB = 10**6
 
 
-def conv_net(width=16, optimizer="adam", *, normalized=False):
+def conv_net(width=16, optimizer="adam", *, normalized=False, jit_compile="auto"):
     model = keras.Sequential(
         [
             layers.Input((32, 32, 3)),
@@ -19,7 +19,8 @@ def conv_net(width=16, optimizer="adam", *, normalized=False):
             layers.Dense(3, activation="softmax", dtype="float32"),
         ]
     )
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    loss = "sparse_categorical_crossentropy"
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=jit_compile)
     return model
 
 

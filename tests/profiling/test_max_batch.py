@@ -52,7 +52,7 @@ def found():
 def test_the_answer_was_run_and_confirmed_in_a_fresh_process(found):
     runs = [p for p in found.probes if p.batch_size == found.max_batch_size]
     assert {"search", "fresh process", "mixed sizes"} == {p.purpose for p in runs}
-    assert all(p.outcome == "fits" for p in runs)
+    assert all(p.outcome == "fits" and p.first_step_peak_memory_bytes > 0 for p in runs)
     assert found.spread < 0.25
     assert found.notes == ()
 
@@ -98,7 +98,7 @@ def test_too_large_a_batch_is_out_of_memory_and_the_next_one_runs(probes, size):
     assert 0 < again.peak_bytes < 50 * MB
 
 
-def kill(measured):
+def kill(batch_size, after_first):
     os.kill(os.getpid(), 9)
 
 
@@ -430,3 +430,16 @@ def test_a_function_without_examples_is_refused():
         kbatch.find_max_batch_size(
             Locked(models.mlp), lambda size: rows_function(size).take(0), memory_limit_bytes=99 * MB
         )
+
+
+@pytest.mark.slow
+def test_under_xla_the_answer_is_run_and_confirmed():
+    def build():
+        return conv_net(4, jit_compile=True)
+
+    found = kbatch.find_max_batch_size(build, *images(200), memory_limit_bytes=40 * MB)
+    assert found.memory_bound
+    assert found.peak_memory_bytes <= 0.9 * 40 * MB
+    assert {"search", "fresh process", "mixed sizes"} == {p.purpose for p in found.probes}
+    fitting = [p for p in found.probes if p.outcome == "fits"]
+    assert all(p.first_step_peak_memory_bytes <= 40 * MB for p in fitting)

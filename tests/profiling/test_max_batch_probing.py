@@ -32,10 +32,19 @@ class ComputedProbes:
         examples: Those that it tells.
         renewable: Whether it starts afresh.
         isolated: Whether a batch far too large ends no process but theirs.
+        first_step: Factor of what the first step takes.
     """
 
     def __init__(
-        self, *, fresh=None, rows=None, examples=None, renewable=True, isolated=True, **facts
+        self,
+        *,
+        fresh=None,
+        rows=None,
+        examples=None,
+        renewable=True,
+        isolated=True,
+        first_step=None,
+        **facts,
     ):
         self.isolated = isolated
         self.runs = []
@@ -43,6 +52,7 @@ class ComputedProbes:
         self._fresh = fresh or (lambda size, run: 1.0)
         self._rows = rows
         self._renewable = renewable
+        self._first_step = first_step
         known = {"limit_bytes": LIMIT, "variables_bytes": 90, "held_bytes": 90} | facts
         self.facts = LoadFacts(
             device="CPU:0",
@@ -62,7 +72,8 @@ class ComputedProbes:
             peak = int(peak * self._fresh(rows, self.runs.count(rows)))
         if peak > self.facts.limit_bytes:
             return Reading(None, size, 0.5, FreeMemory(400, 500, 300))
-        return Reading(peak, rows, 0.5)
+        first = self._first_step and int(self._first_step * peak)
+        return Reading(peak, rows, 0.5, first_step_bytes=first)
 
     def renew(self):
         self.processes += self._renewable
@@ -73,6 +84,19 @@ def probe(probes, *, memory_window=WINDOW, max_batch_size=None, **arguments):
     return probe_max_batch(
         probes, memory_window=memory_window, max_batch_size=max_batch_size, **arguments
     )
+
+
+def test_later_steps_are_aimed_into_the_window_and_the_first_one_below_the_limit():
+    tried = probe(ComputedProbes(first_step=1.1))
+    assert tried.in_window
+    assert tried.peak_memory_bytes == probe(ComputedProbes()).peak_memory_bytes
+    last = tried.probes[-1]
+    assert last.first_step_peak_memory_bytes == int(1.1 * last.peak_memory_bytes)
+    greedy = probe(ComputedProbes(first_step=2.0))
+    assert all(
+        (p.outcome == "fits") == (p.first_step_peak_memory_bytes <= LIMIT) for p in greedy.probes
+    )
+    assert 0.4 * LIMIT <= greedy.peak_memory_bytes <= 0.5 * LIMIT
 
 
 def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():

@@ -1,11 +1,15 @@
 """What probes make of the ways in which a load can fail, without a device that fails so."""
 
 import keras
+import models
 import pytest
 import tensorflow as tf
 
-from kbatch.profiling.memory_probes import ProcessProbes, worker_probes
+from kbatch.profiling.loads import Load
+from kbatch.profiling.memory_probes import ProcessProbes, Reading, worker_probes
+from kbatch.training.data import FitData
 from kbatch.training.errors import DeviceLostError
+from kbatch.training.sample_rows import sample_of
 
 NO_LIBRARY = "failed to create cublas handle: CUBLAS_STATUS_NOT_INITIALIZED"
 LOST = "Failed to allocate 8 bytes: CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -21,7 +25,7 @@ class FailingRun:
         self.model.compile("sgd", "mse")
         self.text, self.above = text, above
 
-    def run(self, batch_size):
+    def run(self, batch_size, after_first):
         if batch_size > self.above:
             raise tf.errors.InternalError(None, None, self.text)
         return batch_size
@@ -58,3 +62,54 @@ def test_a_worker_that_lost_its_device_is_replaced_and_the_next_size_runs():
         assert lost.peak_bytes is None
         assert probes._worker._process is None
         assert probes.read(8).peak_bytes is not None
+
+
+class GreedyFirstStep(FailingRun):
+    """A load whose first step takes 64 MB more than the ones after it, as autotuning may."""
+
+    def run(self, batch_size, after_first):
+        tf.zeros([16 * 10**6]).numpy()
+        after_first()
+        return batch_size
+
+
+def test_the_first_step_is_told_apart_from_later_ones():
+    reading = ProcessProbes(GreedyFirstStep(""), None, "here").read(8)
+    assert reading.peak_bytes <= reading.first_step_bytes - 60 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("first", "limit", "decides"), [(None, 50, 40), (90, 100, 40), (90, 80, 90), (30, 20, 40)]
+)
+def test_later_steps_decide_where_the_first_one_fits(first, limit, decides):
+    assert Reading(40, 8, 1.0, first_step_bytes=first).bytes_below(limit) == decides
+    assert Reading(None, 8, 1.0, first_step_bytes=first).bytes_below(limit) is None
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_compile):
+    traced = []
+
+    class Tracing(keras.layers.Layer):
+        def call(self, x):
+            traced.append(x.shape)
+            return x
+
+    model = keras.Sequential([keras.layers.Input((8,)), Tracing(), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=jit_compile)
+    x, y = models.rows(32)
+    model.fit(x, y, verbose=0)
+    function = model.train_function
+    load = Load(lambda: model, sample_of(FitData(x, y)), "float32", accumulate_below=16)
+    probes = ProcessProbes(load.start(), None, "here")
+    for size in (16, 8, 4):  # The whole, and two cuts.
+        probes.read(size)
+    once, weights = len(traced), model.get_weights()
+    for size in (8, 16, 4):
+        assert probes.read(size).first_step_bytes is not None
+    assert len(traced) == once
+    assert model.train_function is function
+    assert "train_step" not in vars(model)
+    for one, other in zip(weights, model.get_weights(), strict=True):
+        assert (one == other).all()

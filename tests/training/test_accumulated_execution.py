@@ -197,6 +197,49 @@ def test_ragged_and_sparse_inputs_are_refused(x):
         model.train_step((x, Y[:32]))
 
 
+def tokens_under_xla(jit_compile):
+    model = keras.Sequential(
+        [
+            keras.layers.Input((6,), dtype="int32"),
+            keras.layers.Embedding(10, 4, mask_zero=True),
+            keras.layers.Dense(4, kernel_regularizer="l2"),
+            keras.layers.TimeDistributed(keras.layers.Dense(3, activation="softmax")),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=jit_compile)
+    return model
+
+
+def normalized_under_xla(jit_compile):
+    inputs = keras.Input((8,))
+    hidden = keras.layers.LayerNormalization()(keras.layers.Dense(4)(inputs))
+    outputs = [keras.layers.Dense(3, activation="softmax", name=name)(hidden) for name in "ab"]
+    model = keras.Model(inputs, outputs)
+    losses = ["sparse_categorical_crossentropy"] * 2
+    model.compile("adamw", losses, loss_weights=[1.0, 0.3], jit_compile=jit_compile)
+    return model
+
+
+IDS = np.random.default_rng(3).integers(0, 10, (94, 6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batch_size", [5, 8, 31])
+@pytest.mark.parametrize(
+    ("build", "data"),
+    [(tokens_under_xla, (IDS, IDS % 3)), (normalized_under_xla, (X, [Y, Y]))],
+    ids=["masked", "outputs"],
+)
+def test_masks_penalties_and_outputs_under_xla(build, data, micro_batch_size):
+    assert_equal_training(
+        lambda: build(True),
+        data,
+        micro_batch_size=micro_batch_size,
+        tolerance=5e-6,
+        reference=lambda: build(False),
+    )
+
+
 def test_a_tail_shorter_than_a_micro_batch_under_xla():
     data = models.rows(65)
     assert_equal_training(

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.training.borrowed_step import borrowed_step, first_rows, held_on_device, rows_of
+from kbatch.training.borrowed_step import (
+    borrowed_step,
+    first_rows,
+    held_on_device,
+    rows_of,
+    takes_int64,
+)
 from kbatch.training.errors import InputError
+from kbatch.training.micro_batch_steps import micro_batch_steps
 
 
 def network(policy="float32", **changed):
@@ -77,6 +84,36 @@ def test_the_step_is_a_real_train_step():
             rtol=1e-6,
         )
         assert int(model.optimizer.iterations) == 1
+
+
+class Fetched:
+    """An output that is there when it is fetched."""
+
+    fetched = False
+
+    def __array__(self, *args, **kwargs):
+        self.fetched = True
+        return np.zeros(())
+
+
+class LateModel(keras.Sequential):
+    """Its train function returns one output that lies on the host, and one that comes later."""
+
+    def make_train_function(self, force=False):
+        self.late = Fetched()
+        self.train_function = lambda iterator: {"a": np.zeros(()), "b": self.late}
+
+
+@pytest.mark.parametrize("lent", [borrowed_step, micro_batch_steps])
+def test_a_step_is_over_when_all_its_outputs_are_there(lent):
+    model = LateModel([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    batch = (tf.zeros((4, 8)), tf.zeros((4, 3)))
+    arguments = (model, batch) if lent is borrowed_step else (model,)
+    with lent(*arguments) as lender:
+        step = lender if lent is borrowed_step else lender.step(batch, 4)
+        step(*((batch,) if lent is borrowed_step else ()))
+        assert model.late.fetched
 
 
 def test_restoring_in_between_starts_every_block_from_the_same_state():
@@ -162,6 +199,56 @@ def test_several_replicas_are_refused():
 def test_batches_of_every_kind_of_tensor_can_be_cut_and_held(batch):
     assert rows_of(held_on_device(batch)) == 3
     assert rows_of(first_rows(batch, 2)) == 2
+
+
+def tokens(*, metrics=("accuracy",), kind=keras.Sequential):
+    keras.utils.set_random_seed(1)
+    model = kind(
+        [
+            keras.layers.Input((6,), dtype="int32"),
+            keras.layers.Embedding(10, 4),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=list(metrics))
+    return model
+
+
+def test_int32_that_a_gpu_leaves_on_the_host_is_held_as_int64_and_trains_the_same(monkeypatch):
+    cpu = tf.config.list_logical_devices("CPU")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: cpu)  # As a GPU.
+    ids = np.random.default_rng(3).integers(0, 10, (8, 6)).astype("int32")
+    batch = (tf.constant(ids), tf.constant(ids[:, 0] % 3), tf.ones(8))
+    assert [leaf.dtype.name for leaf in held_on_device(batch)] == ["int32", "int32", "float32"]
+    model, expected = tokens(), tokens()
+    held = held_on_device(batch, widen=takes_int64(model))
+    assert [leaf.dtype.name for leaf in held] == ["int64", "int64", "float32"]
+    expected.train_on_batch(*batch)
+    with borrowed_step(model, held) as step:
+        step(held)
+        for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def own_metric(y, predicted):
+    return tf.equal(y, tf.argmax(predicted, -1, tf.int32))
+
+
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, **arguments):
+        return super().compute_loss(**arguments)
+
+
+def test_int32_stays_where_what_is_the_users_own_may_see_it():
+    assert takes_int64(tokens())
+    assert takes_int64(models.mlp(loss=keras.losses.SparseCategoricalCrossentropy()))
+    assert not takes_int64(tokens(metrics=[own_metric]))
+    assert not takes_int64(tokens(kind=OwnLoss))
+    assert not takes_int64(models.mlp(loss=models.own_loss))
+    undeclared = keras.Sequential([keras.layers.Dense(3)])
+    undeclared.compile("sgd", "mse")
+    assert not takes_int64(undeclared)
 
 
 def test_rows_are_those_of_the_first_part_and_none_stays_none():

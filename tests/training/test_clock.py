@@ -1,7 +1,9 @@
+import models
 import numpy as np
 import pytest
 
 from kbatch.training.clock import TrainingClock
+from kbatch.training.fit import TimedFit
 from kbatch.training.input_meter import InputReading
 
 
@@ -120,6 +122,17 @@ def test_under_xla_every_new_shape_compiles(exact, steady_steps):
     line.epoch(0, [(32, 1.0, 5.0), (32, 1.0, 5.0), (32, 1.0, 6.0), (32, 1.0, 7.0), (32, 1.0, 8.0)])
     line.epoch(1, [(32, 1.0, 5.0)])
     assert sum(line.clock.windows[1]) == pytest.approx(steady_steps)
+
+
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["stock", "xla"]
+)
+def test_steps_of_known_shapes_are_steady(jit_compile):
+    model = models.mlp(jit_compile=jit_compile)
+    fit = TimedFit(model, batch_size=16, largest_batch_size=16, validation_batch_size=16, seed=0)
+    fit(*models.rows(40), epochs=2, verbose=0)
+    # Batches of 16, 16 and 8, twice; the first of each shape may compile.
+    assert sum(fit.clock.windows[0]) == 16 + (16 + 16 + 8)
 
 
 def test_metrics_that_other_callbacks_add_are_kept():

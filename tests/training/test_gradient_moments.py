@@ -4,15 +4,17 @@ import keras
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels
 
 import kbatch
+from kbatch.training.accumulation import gradient_sum
+from kbatch.training.accumulation.moments import squared_norm
 
 X, Y = models.rows(94)
 
 
 def flat_gradient(model, x, y):
-    import tensorflow as tf
-
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True))
     gradients = tape.gradient(loss, model.trainable_weights)
@@ -125,3 +127,40 @@ def test_validation_does_not_show_them():
     model = kbatch.accumulate_gradients(models.mlp(), 8, moments_every=1)
     history = model.fit(X, Y, batch_size=32, validation_data=(X, Y), verbose=0).history
     assert not [name for name in history if name.startswith("val_gradient")]
+
+
+def on_the_host(function, *specs):
+    """Names the operations on many values that TensorFlow runs on the host beside a GPU."""
+    found = []
+    for op in tf.function(function).get_concrete_function(*specs).graph.get_operations():
+        ranks = [out.shape.rank for out in op.outputs]
+        many = any(
+            rank and max(out.shape) >= 6 for rank, out in zip(ranks, op.outputs, strict=True)
+        )
+        if op.type in ("Placeholder", "Const") or not many:
+            continue
+        known = [
+            kernel
+            for kernel in kernels.get_registered_kernels_for_op(op.type).kernel
+            if kernel.device_type == "GPU"
+            and all(
+                op.get_attr(one.name) in one.allowed_values.list.type for one in kernel.constraint
+            )
+        ]
+        outputs = {out.name for out in op.op_def.output_arg}
+        if not known or outputs & set(known[0].host_memory_arg):
+            found.append(f"{op.type} {op.name}")
+    return found
+
+
+@pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="needs the list of CUDA's kernels")
+def test_the_rows_of_an_embedding_are_added_up_on_a_gpu():
+    def slices(values, indices):
+        return tf.IndexedSlices(values, indices, tf.constant([10, 4]))
+
+    specs = (tf.TensorSpec([7, 4]), tf.TensorSpec([7], tf.int32))
+    assert on_the_host(lambda v, i: v + 1.0, *specs) == []
+    assert on_the_host(lambda v, i: i + 1, *specs) != []  # What int32 does.
+    assert on_the_host(lambda v, i: squared_norm([slices(v, i)]), *specs) == []
+    sums = (tf.TensorSpec([10, 4]),)
+    assert on_the_host(lambda v, i, s: gradient_sum.add([s], [slices(v, i)]), *specs, *sums) == []

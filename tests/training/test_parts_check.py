@@ -81,6 +81,13 @@ class DrawnElsewhere(layers.Layer):
         return x + tf.random.normal(tf.shape(x))
 
 
+class Trembling(layers.Layer):
+    """Differs from run to run as sums do that a GPU adds up in no fixed order."""
+
+    def call(self, x):
+        return x * (1 + 5e-6 * tf.random.uniform([]))
+
+
 class ForInference(keras.Model):
     """Calls a part with moving statistics, which no list of layers tells."""
 
@@ -116,12 +123,13 @@ def mean_of_known(y_true, y_pred):
         (lambda: through(Averaged()), (X, TARGETS)),
         (lambda: through(layers.Dropout(0.5), layers.GaussianNoise(0.5)), (X, TARGETS)),
         (lambda: through(Sampled()), (X, TARGETS)),
+        (lambda: through(Trembling()), (X, TARGETS)),
         (lambda: through(loss=known_only), (X, MISSING)),
         (lambda: through(loss=known_only, run_eagerly=True), (X, MISSING)),
         (masked, (IDS[:32] * (np.arange(6) <= np.arange(32)[:, None] % 6), IDS[:32] % 3)),
         (models.mlp, (X, Y, np.linspace(0, 1, 32))),
     ],
-    ids=["plain", "mean", "dropout", "draws", "values", "eager", "mask", "weights"],
+    ids=["plain", "mean", "dropout", "draws", "noise", "values", "eager", "mask", "weights"],
 )
 def test_what_adds_up_is_equal(model, rows):
     check = check_parts(model(), rows)

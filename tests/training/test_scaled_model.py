@@ -2,10 +2,17 @@ import keras
 import models
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from kbatch.analysis.timescales import FOLLOWERS
 from kbatch.training.learning_rate import current_learning_rate
-from kbatch.training.scaled_model import forget_scaling, scale_model, scaled_model, scaling_of
+from kbatch.training.scaled_model import (
+    forget_scaling,
+    scale_late_layers,
+    scale_model,
+    scaled_model,
+    scaling_of,
+)
 
 layers = keras.layers
 optimizers = keras.optimizers
@@ -122,6 +129,59 @@ def test_a_part_of_several_models_is_scaled_once_in_each():
     assert sorted(momenta(model)) == [0.9, pytest.approx(0.99)]
     part.layers[-1].momentum = 0.5  # A person's own.
     assert min(scaled(model).batch_norm_momenta) == 0.5**4
+
+
+class Later(layers.Layer):
+    """Creates a BatchNormalization when it is built."""
+
+    def build(self, shape):
+        self.norm = layers.BatchNormalization(momentum=0.9)
+
+    def call(self, x, training=False):
+        return self.norm(x, training=training)
+
+
+def unbuilt():
+    model = keras.Sequential([Later(), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+ONES = tf.data.Dataset.from_tensors((np.ones((8, 4), "float32"), np.ones((8, 3), "float32")))
+
+
+def test_a_layer_that_is_created_when_the_model_is_built_follows_too():
+    model = unbuilt()
+    assert scaled(model).batch_norm_momenta == ()
+    for _ in range(2):
+        scale_late_layers(model, ONES)
+        np.testing.assert_allclose(momenta(model), [0.9**4])
+        np.testing.assert_allclose(scaling_of(model).batch_norm_momenta, [0.9**4])
+    model.fit(ONES, verbose=0)
+    np.testing.assert_allclose(model.layers[0].norm.moving_mean, np.full(4, 1 - 0.9**4), rtol=1e-5)
+
+
+def test_a_layer_that_came_late_gets_its_own_momentum_back():
+    model = unbuilt()
+    with scaled_model(model, **SIZES, rule=None, follow_batch_size=FOLLOWERS):
+        scale_late_layers(model, ONES)
+        assert momenta(model) == [pytest.approx(0.9**4)]
+    assert momenta(model) == [0.9]
+    assert scaled(model).batch_norm_momenta == (pytest.approx(0.9**4),)
+
+
+def test_a_model_that_is_not_scaled_or_cannot_be_built_from_shapes_is_left_to_fit():
+    class Eager(layers.Layer):
+        def call(self, x):
+            return x * float(np.asarray(x).max())
+
+    plain, eager = unbuilt(), keras.Sequential([Eager(), layers.Dense(3)])
+    scale_late_layers(plain, ONES)
+    assert not plain.built
+    eager.compile("sgd", "mse", run_eagerly=True)
+    scaled(eager)
+    scale_late_layers(eager, ONES)
+    eager.fit(ONES, verbose=0)
 
 
 @pytest.mark.parametrize("follower", FOLLOWERS)

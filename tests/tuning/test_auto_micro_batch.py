@@ -641,3 +641,17 @@ def test_what_was_found_beside_another_process_is_not_kept_and_says_so(monkeypat
     free = auto(largest_batch_size=8, memory_limit_bytes=LIMIT).find(model, build, **where)
     assert "later searches" not in free.notes[1]
     assert MaxBatchSizeResult.load(file) == probed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", [lambda build: build, Locked], ids=["worker", "here"])
+def test_under_xla_a_size_is_found_and_trained_with(tmp_path, wrap):
+    build = wrap(lambda: models.mlp(jit_compile=True))
+    settings = {"dtype_policy": "float32"}
+    first, second = runs(search(tmp_path, build, (16, 64), settings=settings))
+    assert first.jit_compile
+    assert second.jit_compile
+    assert (first.status, second.status) == ("completed", "completed")
+    assert (first.batch_size_seen, second.batch_size_seen) == (16, 64)
+    assert second.most_in_memory == 64
+    assert 64 % second.micro_batch_size == 0

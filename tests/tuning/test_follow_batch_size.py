@@ -10,12 +10,22 @@ import searches
 import kbatch
 
 
-def build():
+class Later(keras.layers.Layer):
+    """Creates a BatchNormalization when it is built."""
+
+    def build(self, shape):
+        self.norm = keras.layers.BatchNormalization()
+
+    def call(self, x, training=False):
+        return self.norm(x, training=training)
+
+
+def build(known=True):
     model = keras.Sequential(
         [
-            keras.layers.Input((8,)),
+            *([keras.layers.Input((8,))] if known else []),
             keras.layers.Dense(4),
-            keras.layers.BatchNormalization(),
+            keras.layers.BatchNormalization() if known else Later(),
             keras.layers.Dense(3, activation="softmax", dtype="float32"),
         ]
     )
@@ -62,3 +72,11 @@ def test_the_record_says_what_followed_and_to_which_values(tmp_path):
     assert (large.beta_2, large.batch_norm_momenta) == (0.999, (0.99,))
     assert (base.weight_decay, base.kappa) == (0.01, 1)
     assert study.search.settings["follow_batch_size"] == ["weight_decay"]
+
+
+def test_a_layer_of_a_model_that_its_first_batch_builds_follows_too(tmp_path):
+    hypermodel = searches.hypermodel(lambda: build(known=False), (8, 32), micro_batch_size=None)
+    searches.search(tmp_path, hypermodel, fit={"epochs": 1})
+    trials = kbatch.load_study(tmp_path / "search").trials
+    found = [trial.executions[0].scaling.batch_norm_momenta for trial in trials]
+    assert found == [(0.99,), (pytest.approx(0.99**4),)]

@@ -190,3 +190,11 @@ def uncompiled():
 def test_what_cannot_be_trained_is_told(arguments, error, words):
     with pytest.raises(error, match=words):
         recommend(**arguments)
+
+
+@pytest.mark.slow
+def test_under_xla_it_is_told_what_limits():
+    found = recommend(lambda: models.mlp(jit_compile=True), budget_s=20.0, memory_limit_bytes=2**30)
+    assert found.pilot.batch_size == 32
+    assert {32} <= {timed.batch_size for timed in found.timings}
+    assert 32 in [row.batch_size for row in found.decision.sizes]

@@ -53,9 +53,9 @@ def _add(total: tf.Tensor, gradient: Any) -> tf.Tensor:
     if gradient is None:
         return total
     if isinstance(gradient, tf.IndexedSlices):
-        # Only the rows that were looked up move; a dense copy of an embedding costs more.
-        return tf.tensor_scatter_nd_add(
-            total, gradient.indices[:, None], tf.cast(gradient.values, total.dtype)
-        )
+        # Only the rows that were looked up move; a dense copy of an embedding costs more. Slices
+        # of int32 are made on the host beside a GPU, those of int64 are not.
+        indices = tf.cast(gradient.indices, tf.int64)[:, None]
+        return tf.tensor_scatter_nd_add(total, indices, tf.cast(gradient.values, total.dtype))
     # A gradient of unknown shape would be broadcast along an axis of length 1.
     return total + tf.ensure_shape(tf.cast(gradient, total.dtype), total.shape)

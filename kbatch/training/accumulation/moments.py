@@ -93,8 +93,14 @@ def _summed_by_index(slices: tf.IndexedSlices) -> tf.Tensor:
 
 
 def _positions(indices: tf.Tensor) -> tf.Tensor:
-    """Numbers the distinct indices, without `tf.unique`, which XLA does not compile."""
-    order = tf.argsort(indices)
+    """Number the distinct indices, without `tf.unique`, which XLA does not compile.
+
+    In int64: without XLA much of TensorFlow's int32 arithmetic runs on the host beside a GPU, which
+    then waits for it.
+    """
+    indices = tf.cast(indices, tf.int64)
+    order = tf.cast(tf.argsort(indices), tf.int64)
     ordered = tf.gather(indices, order)
-    starts = tf.concat([[0], tf.cast(ordered[1:] != ordered[:-1], tf.int32)], axis=0)
-    return tf.scatter_nd(order[:, None], tf.cumsum(starts), tf.shape(indices))
+    starts = tf.cast(ordered[1:] != ordered[:-1], tf.int64)
+    positions = tf.cumsum(tf.concat([tf.zeros([1], tf.int64), starts], axis=0))
+    return tf.scatter_nd(order[:, None], positions, tf.shape(indices, tf.int64))

@@ -25,6 +25,9 @@ _MOVES = 3
 _MOVE = 0.03
 # A gradient that is zero but for rounding, such as of a key's bias, is held against all others.
 _SMALLEST_SHARE = 0.01
+# A GPU adds up in an order of its own each time: two runs of the whole differ by some 1e-6, and
+# what differs by less than a tenth of what counts as equal leaves the comparison its meaning.
+_STILL_UP_TO = EQUAL_UP_TO / 10
 
 
 def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
@@ -76,7 +79,7 @@ def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCh
     if not first.is_finite:
         return PartsCheck(None, None, "the loss or its gradient is not finite", count)
     again, _ = _largest_difference(first, passes.whole(batches[0]))
-    if not again <= 1e-6:
+    if not again <= _STILL_UP_TO:
         return PartsCheck(None, None, "its randomness cannot be held still", count)
     found = [_largest_difference(first, passes.parts(batches[0]))]
     found += [_largest_difference(passes.whole(one), passes.parts(one)) for one in batches[1:]]
