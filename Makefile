@@ -27,12 +27,13 @@ docs/images/trials.png: .venv/demo.stamp
 figures: .venv/demo.stamp
 	$(BIN)/python docs/figures.py
 
-# Two processes: TensorFlow's graphs pile up in one, and most of a test runs on one core.
+# Two processes: TensorFlow's graphs pile up in one, and most of a test runs on one core. The one
+# that ends first takes over half of what the other has left.
 test: .venv/test.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 test-slow: .venv/test.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu"
 
 # Each in a process of its own; what they found is written into docs/gpu-checks, to be committed.
 test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp)

@@ -8,7 +8,7 @@ import kbatch
 MOMENTS = {"gradient_variance", "gradient_squared_norm"}
 
 
-def trained(build, data, *, batch_size, micro_batch_size, epochs=2, **fit):
+def trained(build, data, *, batch_size, micro_batch_size, epochs=2, eager=False, **fit):
     """Model and history after training, accumulated or (None) with Keras's own step."""
     policy = keras.config.dtype_policy()
     keras.utils.clear_session()  # It resets the policy.
@@ -17,6 +17,8 @@ def trained(build, data, *, batch_size, micro_batch_size, epochs=2, **fit):
     model = build()
     if micro_batch_size is not None:
         kbatch.accumulate_gradients(model, micro_batch_size)
+    if eager and not model.jit_compile:
+        model.run_eagerly = True  # A few steps take less time than tracing one.
     history = model.fit(
         *data, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, **fit
     )
@@ -24,14 +26,23 @@ def trained(build, data, *, batch_size, micro_batch_size, epochs=2, **fit):
 
 
 def assert_equal_training(
-    build, data, *, batch_size=32, micro_batch_size=8, tolerance=1e-6, reference=None, **fit
+    build,
+    data,
+    *,
+    batch_size=32,
+    micro_batch_size=8,
+    tolerance=1e-6,
+    reference=None,
+    eager=True,
+    **fit,
 ):
     """Asserts equal weights, losses and metrics after two epochs.
 
     Weights are compared per variable: ||difference|| <= tolerance ||weight||.
     """
     arguments = {"batch_size": batch_size, **fit}
-    whole, expected = trained(reference or build, data, micro_batch_size=None, **arguments)
+    reference = reference or build
+    whole, expected = trained(reference, data, micro_batch_size=None, eager=eager, **arguments)
     parts, found = trained(build, data, micro_batch_size=micro_batch_size, **arguments)
     assert parts.dtype_policy == whole.dtype_policy == keras.config.dtype_policy()
     assert_equal_weights(whole, parts, tolerance)

@@ -46,6 +46,7 @@ def convolutional(**arguments):
     return model
 
 
+@pytest.mark.slow
 def test_convolutions_under_xla_with_a_ragged_tail():
     assert_equal_training(lambda: convolutional(jit_compile=True), (X[..., None], Y))
 
@@ -100,6 +101,7 @@ def test_changing_the_micro_batch_rebuilds_the_train_function():
         assert sizes.count(micro_batch_size) == 16 // micro_batch_size
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_without_kbatch(tmp_path):
     model, _ = trained(models.mlp, (X, Y), batch_size=32, micro_batch_size=8)
     model.save(tmp_path / "model.keras")
