@@ -21,7 +21,11 @@ def test_there_is_a_sample_of_every_figure():
     ("name", "width_in"),
     [
         *((name, COLUMN_IN) for name in SAMPLES),
-        *((name, PAGE_IN) for name in SAMPLES if " of many" not in name),
+        *(
+            pytest.param(name, PAGE_IN, marks=pytest.mark.slow)
+            for name in SAMPLES
+            if " of many" not in name
+        ),
     ],
 )
 def test_no_text_covers_another_or_is_cut(name, width_in):

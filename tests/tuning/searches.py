@@ -24,7 +24,8 @@ def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):
 
 def stock(build=models.stock, batch_sizes=(8, 16, 32), **arguments):
     """A hypermodel for tests to which it does not matter by which step a trial trains."""
-    return hypermodel(build, batch_sizes, **({"micro_batch_size": None} | arguments))
+    defaults = {"micro_batch_size": None, "dtype_policy": "float32"}
+    return hypermodel(build, batch_sizes, **(defaults | arguments))
 
 
 def tuner(directory, hypermodel, kind=keras_tuner.GridSearch, **arguments):

@@ -95,15 +95,15 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def study(directory):
-    """Trials of three sizes under mixed_float16 with a learning rate of each size."""
-    return search(directory)
+    """Trials of two sizes under mixed_float16 with a learning rate of each size."""
+    return search(directory, sizes=(8, 32))
 
 
 def test_a_model_is_probed_once_whatever_its_learning_rate(study, directory):
-    first, *later = runs(study)
-    assert len({run.learning_rate for run in runs(study)}) == 3
+    first, later = runs(study)
+    assert first.learning_rate != later.learning_rate
     assert first.micro_batch_search_s > 0
-    assert [run.micro_batch_search_s for run in later] == [0.0, 0.0]
+    assert later.micro_batch_search_s == 0.0
     (file,) = files(directory)
     found = kbatch.MaxBatchSizeResult.load(file)
     assert (found.max_batch_size, found.limit_bytes) == (32, LIMIT)
@@ -133,20 +133,20 @@ def test_what_fits_goes_through_whole_and_the_record_says_how_it_was_found(study
 
 
 def test_probing_changes_no_result(study, tmp_path):
-    same_results(study, search(tmp_path, settings={"micro_batch_size": 32}))
+    same_results(study, search(tmp_path, sizes=(8, 32), settings={"micro_batch_size": 32}))
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
     """What a search with a micro-batch of 4 gives."""
-    return search(tmp_path_factory.mktemp("given"), sizes=(8, 32), settings={"micro_batch_size": 4})
+    return search(tmp_path_factory.mktemp("given"), sizes=(32,), settings={"micro_batch_size": 4})
 
 
 def test_a_search_that_goes_on_later_reads_the_file(study, directory, tmp_path, given):
     plant(directory, tmp_path, 4)
-    later = search(tmp_path, sizes=(8, 32))
-    assert [run.micro_batch_size for run in runs(later)] == [4, 4]
-    assert [run.micro_batch_search_s for run in runs(later)] == [0.0, 0.0]
+    later = search(tmp_path, sizes=(32,))
+    assert [run.micro_batch_size for run in runs(later)] == [4]
+    assert [run.micro_batch_search_s for run in runs(later)] == [0.0]
     same_results(later, given)
 
 
@@ -167,13 +167,11 @@ def test_the_fastest_size_is_trained_with(study, directory, tmp_path):
     profile = TrainingProfile("mlp", "mixed_float16", False, points, duration_s=1.0)
     (file,) = files(directory)
     profile.save(tmp_path / "search" / FOLDER / f"{_name(file.stem, 32)}-times.json")
-    later = search(tmp_path, sizes=(8, 32))
-    assert [run.micro_batch_size for run in runs(later)] == [8, 16]
-    assert [run.micro_batch_search_s for run in runs(later)] == [0.0, 0.0]
-    assert any("train 1.96" in note for note in runs(later)[1].notes)
+    (run,) = runs(later := search(tmp_path, sizes=(32,)))
+    assert (run.micro_batch_size, run.micro_batch_search_s) == (16, 0.0)
+    assert any("train 1.96" in note for note in run.notes)
     assert searches.noted_columns(later) == {"micro-batch size": "micro_batch_size"}
-    given = search(tmp_path / "given", sizes=(8, 32), settings={"micro_batch_size": 16})
-    same_results(later, given)
+    same_results(later, search(tmp_path / "given", sizes=(32,), settings={"micro_batch_size": 16}))
 
 
 def test_micro_batches_are_equal_parts(study, directory, tmp_path):

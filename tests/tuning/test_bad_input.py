@@ -164,18 +164,24 @@ def test_so_does_one_larger_than_a_dataset(tmp_path, batched):
         searches.search(tmp_path, hypermodel, data=(data.batch(10) if batched else data,))
 
 
-def test_another_search_space_in_the_directory_is_refused(tmp_path):
-    searches.search(tmp_path, searches.stock(), keras_tuner.RandomSearch, max_trials=1)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The directory of a search of one trial that keras-tuner has begun."""
+    directory = tmp_path_factory.mktemp("begun")
+    searches.search(directory, searches.stock(), keras_tuner.RandomSearch, max_trials=1)
+    return directory
+
+
+def test_another_search_space_in_the_directory_is_refused(begun):
     other = searches.stock(batch_sizes=(8, 64))
     with pytest.raises(ValueError, match="another `project_name`"):
-        searches.search(tmp_path, other, keras_tuner.RandomSearch, max_trials=3)
+        searches.search(begun, other, keras_tuner.RandomSearch, max_trials=3)
 
 
-def test_other_settings_in_the_directory_are_refused_and_named(tmp_path):
-    searches.search(tmp_path, searches.stock(), keras_tuner.RandomSearch, max_trials=1)
+def test_other_settings_in_the_directory_are_refused_and_named(begun):
     other = searches.stock(learning_rate_scaling="linear")
     with pytest.raises(ValueError, match="learning_rate_scaling: sqrt there, linear here"):
-        searches.search(tmp_path, other, keras_tuner.RandomSearch, max_trials=3)
+        searches.search(begun, other, keras_tuner.RandomSearch, max_trials=3)
 
 
 def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
@@ -199,11 +205,11 @@ def test_batches_that_arrive_in_another_size_end_the_search(tmp_path, data, seen
 
 
 def test_a_finished_search_with_other_settings_is_not_taken_for_the_new_one(tmp_path):
-    searches.search(tmp_path, searches.stock())
-    again = searches.search(tmp_path, searches.stock(seed=1))
+    searches.search(tmp_path, searches.stock(batch_sizes=(8,)))
+    again = searches.search(tmp_path, searches.stock(batch_sizes=(8,), seed=1))
     with pytest.raises(ValueError, match=r"overwrite=True.*seed: 0 there, 1 here"):
         kbatch.load_study(again)
-    assert len(kbatch.load_study(tmp_path / "search").trials) == 3
+    assert len(kbatch.load_study(tmp_path / "search").trials) == 1
 
 
 def test_no_training_data_ends_the_search(tmp_path):

@@ -39,7 +39,8 @@ def test_it_is_refused_as_the_objective_of_a_size_that_is_cut(tmp_path):
         keras_tuner.errors.FatalValueError, match="objective 'spread' is a function of all rows"
     ):
         objective = keras_tuner.Objective("spread", "min")
-        searches.search(tmp_path, searches.hypermodel(build, (16,)), objective=objective)
+        search = searches.hypermodel(build, (16,), dtype_policy="float32")
+        searches.search(tmp_path, search, objective=objective)
 
 
 def test_a_trial_says_that_it_is_a_mean_over_micro_batches(tmp_path):

@@ -62,7 +62,11 @@ def test_a_setting_that_does_not_exist_is_refused():
 
 def test_the_record_says_what_followed_and_to_which_values(tmp_path):
     hypermodel = searches.hypermodel(
-        build, (8, 32), micro_batch_size=None, follow_batch_size=("weight_decay",)
+        build,
+        (8, 32),
+        micro_batch_size=None,
+        dtype_policy="float32",
+        follow_batch_size=("weight_decay",),
     )
     searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit={"epochs": 1})
     study = kbatch.load_study(tmp_path / "search")

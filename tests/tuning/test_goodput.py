@@ -90,7 +90,7 @@ def figures(tuner):
     return trials, [(d.batch_size, d.kind) for d in study.goodput.decisions]
 
 
-@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_search_that_was_killed_goes_on_to_the_same_end(found, tmp_path, epochs):
     KilledAfter.left = epochs
     with pytest.raises(KeyboardInterrupt):
