@@ -18,8 +18,8 @@ def conv_net(width):
     return memory_models.conv_net(width, normalized=True)
 
 
-def search(directory, width, sizes, *, kind=None, **settings):
-    """Searches sizes for one epoch of 2,048 images, and returns the study."""
+def search(directory, width, sizes, **settings):
+    """Searches sizes for one epoch, and returns the study."""
     import memory_models
 
     import kbatch
@@ -32,7 +32,7 @@ def search(directory, width, sizes, *, kind=None, **settings):
         hypermodel, "val_loss", directory=directory, project_name="search", **tuner_settings
     )
     tuner.search(
-        *memory_models.images(max(sizes)),
+        *memory_models.images(max(512, *sizes)),
         validation_data=memory_models.images(64, seed=1),
         epochs=1,
         verbose=0,
