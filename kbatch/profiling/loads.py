@@ -78,6 +78,8 @@ class Load:
         accumulate_below: Batches below this size are run as micro-batches of an accumulated
             batch; 0 for never.
         moments_every: As in `accumulate_gradients`.
+        replicas: Replicas of the model among which a strategy shares each batch; all sizes are
+            those of one of them.
     """
 
     build: Callable[[], keras.Model]
@@ -86,6 +88,7 @@ class Load:
     training: bool = True
     accumulate_below: int = 0
     moments_every: int = 0
+    replicas: int = 1
 
     def start(self) -> Run:
         """Builds the model.
@@ -98,7 +101,8 @@ class Load:
             if self.training:
                 check_model(model)
                 _check_targets(model, self.source)
-                build_on(model, self.source)
+                with model.distribute_strategy.scope():
+                    build_on(model, self.source)
         return _Run(self, model)
 
 
@@ -190,7 +194,8 @@ class _Run:
         variables = list(target.variables)
         if self._load.training:
             if not target.optimizer.built:
-                target.optimizer.build(target.trainable_variables)
+                with target.distribute_strategy.scope():
+                    target.optimizer.build(target.trainable_variables)
             variables += target.optimizer.variables
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 
@@ -208,11 +213,17 @@ class _Run:
         rows = self._rows(batch_size)
         if self._load.training:
             self._set_train_step(batch_size)
-        batches = self._batches(rows)
-        if not isinstance(self._source, SampleRows) and next(iter(batches), None) is None:
+        replicas = self._load.replicas
+        batches = self._batches(rows * replicas)
+        given = rows * replicas
+        if not isinstance(self._source, SampleRows):
+            given = _first_rows(batches)
+        if not given:
             return self._too_few_rows(batch_size)
         meter = InputMeter()
-        batches = meter.attach(batches.repeat().take(STEPS).prefetch(tf.data.AUTOTUNE))
+        batches = batches.repeat().take(STEPS).prefetch(tf.data.AUTOTUNE)
+        if replicas == 1:  # A strategy takes batches ahead of the steps.
+            batches = meter.attach(batches)
         # Not an instance's own `fit`, which may be timed by who measures.
         self.step_s = None
         steps = _Steps(after_first)
@@ -221,7 +232,7 @@ class _Run:
             self.step_s = steps.step_s
         else:
             type(target).predict(target, batches, verbose=0, callbacks=[steps])
-        seen = meter.read().largest_batch
+        seen = meter.read().largest_batch if replicas == 1 else given // replicas
         return batch_size if seen == rows else min(seen, batch_size)
 
     def batch(self, rows: int) -> Any:
@@ -247,7 +258,8 @@ class _Run:
 
     def _too_few_rows(self, batch_size: int) -> int:
         """Counts what a data function has that drops its remainder, and so gave no batch."""
-        count = sum(1 for _ in self._batches(1).take(batch_size))
+        replicas = self._load.replicas
+        count = sum(1 for _ in self._batches(1).take(batch_size * replicas)) // replicas
         if 0 < count < batch_size:
             return count
         raise InputError(
@@ -289,6 +301,12 @@ class _Steps(keras.callbacks.Callback):
             self.step_s = (time.perf_counter() - self._first_s) / (self._steps - 1)
 
     on_predict_batch_begin, on_predict_batch_end = on_train_batch_begin, on_train_batch_end
+
+
+def _first_rows(batches: tf.data.Dataset) -> int:
+    """Count the rows of the first batch, which is let go of: it would count as memory."""
+    batch = next(iter(batches), None)
+    return 0 if batch is None else rows_of(batch)
 
 
 def _spec(leaf: Any) -> tf.TensorSpec | None:

@@ -24,6 +24,11 @@ _GPU_IN_USE = (
     "process of its own give a build function, and arrays or a function `batch_size -> Dataset`, "
     "before anything else uses TensorFlow."
 )
+# Why the probes of a model on several replicas run here: its strategy holds their devices.
+OF_SEVERAL_REPLICAS = (
+    "Measured in this process, on as many replicas as train: a batch far too large may end this "
+    "process, and the answer is not confirmed in a fresh one."
+)
 _NOT_SENDABLE = (
     "Measured in this process, since the build function or the data cannot be sent to a worker "
     "process: a batch far too large may end this process, small blocks of memory are not counted "
@@ -41,6 +46,7 @@ def search_in_place(
     memory_limit_bytes: int | None,
     memory_window: tuple[float, float],
     model: Callable[[], keras.Model] | None = None,
+    here_since: str | None = None,
 ) -> Result:
     """Searches in a worker process, or here if this one holds the GPU or the load cannot be sent.
 
@@ -51,14 +57,16 @@ def search_in_place(
         memory_window: Lower and upper share of it that is aimed at.
         model: Returns the model that this process has or will need itself, for probes here; the
             model stays as it is. None to build one.
+        here_since: Why it must run here, None where it need not.
 
     Raises:
         InputError: If the limit is below the weights, or the data have one example.
         OutOfMemoryError: If one example does not fit.
     """
     here = load if model is None else dataclasses.replace(load, build=model)
-    if gpu_in_use():
-        return search(ProcessProbes(here.start(), memory_limit_bytes, _GPU_IN_USE))
+    note = here_since or (_GPU_IN_USE if gpu_in_use() else None)
+    if note is not None:
+        return search(ProcessProbes(here.start(), memory_limit_bytes, note))
     try:
         return _in_worker(load, search, memory_limit_bytes, memory_window)
     except UnsendableError:

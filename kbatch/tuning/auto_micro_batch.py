@@ -21,7 +21,7 @@ from kbatch.instruments.environment import read_environment
 from kbatch.profiling.loads import STEPS, Load, Source, row_shapes
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.parts_checks import PartsChecks
-from kbatch.profiling.probe_places import search_in_place
+from kbatch.profiling.probe_places import OF_SEVERAL_REPLICAS, search_in_place
 from kbatch.records.json_files import load_if_readable, write_record
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.micro_batch_limit import MicroBatchLimit
@@ -230,13 +230,14 @@ class AutoMicroBatch:
     def _probed(
         self, model: keras.Model, build: Callable[[], keras.Model], source: Source
     ) -> MaxBatchSizeResult:
-        rows = self._rows(model)
+        rows, replicas = self._rows(model), replica_count(model)
         load = Load(
             build,
             source,
             model.dtype_policy.name,
             accumulate_below=rows,
             moments_every=self._moments_every,
+            replicas=replicas,
         )
         search = functools.partial(
             probe_max_batch,
@@ -250,8 +251,8 @@ class AutoMicroBatch:
             search,
             memory_limit_bytes=self._limit_bytes,
             memory_window=self._window,
-            # One of several replicas cannot be probed with the others: a model on one device can.
-            model=(lambda: model) if replica_count(model) == 1 else None,
+            model=lambda: model,
+            here_since=None if replicas == 1 else OF_SEVERAL_REPLICAS,
         )
 
     def _example_s(self, result: MaxBatchSizeResult) -> float:

@@ -7,12 +7,19 @@ import dataclasses
 import json
 import sys
 import time
+from pathlib import Path
 
+import keras
 import keras_tuner
 import models
+import numpy as np
 import tensorflow as tf
 
 import kbatch
+from kbatch.profiling.loads import Load
+from kbatch.profiling.memory_probes import ProcessProbes
+from kbatch.training.data import FitData
+from kbatch.training.sample_rows import sample_of
 
 ROWS, DELAY_S = 94, 0.2
 
@@ -56,6 +63,32 @@ def searched(directory, name, strategy, data, micro_batch_size=4, batch_sizes=(8
     return runs
 
 
+def probed(strategy, data):
+    """Probes 8 examples a replica, whole and as micro-batches of a batch of 12."""
+    seen = []
+
+    class Counting(keras.layers.Layer):
+        def call(self, x):
+            rows = tf.numpy_function(
+                lambda rows: (seen.append(int(rows)), rows)[1], [tf.shape(x)[0]], tf.int32
+            )
+            with tf.control_dependencies([rows]):
+                return tf.identity(x)
+
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((8,)), Counting(), keras.layers.Dense(3)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before = model.get_weights()
+    found = {}
+    for name, below in (("whole", 0), ("parts", 12)):
+        seen.clear()
+        load = Load(lambda: model, sample_of(FitData(*data)), "float32", True, below, 0, 2)
+        reading = ProcessProbes(load.start(), None, "here").read(8)
+        same = all(map(np.array_equal, before, model.get_weights()))
+        found[name] = [reading.rows, sorted({*seen}), len(seen), same, reading.first_step_bytes]
+    return found
+
+
 def main(directory):
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -67,7 +100,10 @@ def main(directory):
         "whole": searched(directory, "whole", strategy, data, None),
         "slow": searched(directory, "slow", strategy, (slow,), batch_sizes=(32,)),
         "auto": searched(directory, "auto", strategy, data, "auto", (64,)),
+        "probes": probed(strategy, data),
     }
+    (limit,) = Path(directory, "auto", "kbatch-micro-batches").glob("*[0-9a-f].json")
+    results["limit_notes"] = kbatch.MaxBatchSizeResult.load(limit).notes
     try:
         searched(directory, "few", strategy, data, batch_sizes=(1, 8))
     except keras_tuner.errors.FatalValueError as error:

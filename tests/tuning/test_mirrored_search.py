@@ -55,6 +55,15 @@ def test_the_batch_is_that_of_all_replicas_and_the_micro_batch_that_of_each(foun
     }
 
 
+def test_memory_is_probed_on_as_many_replicas_as_train(found):
+    whole, parts = found["probes"]["whole"], found["probes"]["parts"]
+    # Five steps on two replicas; in parts of a batch of 12 there are two micro-batches.
+    assert whole[:4] == [8, [8], 10, True]
+    assert parts[:4] == [8, [4, 8], 20, True]
+    assert whole[4] is not None
+    assert any("as many replicas as train" in note for note in found["limit_notes"])
+
+
 def test_two_replicas_learn_what_one_device_learns(found):
     for one, two in zip(found["one"], found["two"], strict=True):
         for first, second in zip(one["epochs"], two["epochs"], strict=True):
