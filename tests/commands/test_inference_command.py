@@ -6,6 +6,7 @@ import sys
 import pytest
 from models import mlp
 
+from kbatch import cli
 from kbatch.commands.inference import add_inference, milliseconds
 from kbatch.records.inference import InferenceProfile
 
@@ -65,21 +66,24 @@ def test_it_measures_a_file_and_writes_profile_table_and_figures(model_file, tmp
     assert profile.series == (("compiled", "float32"), ("predict", "float32"))
 
 
-def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path):
+def error_of(capsys, *words):
+    """The one line that a command ends with, in this process."""
+    assert cli.main(["inference", *map(str, words)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_file_that_is_no_model_is_told_in_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "other.keras").write_text("no model")
-    done = run("other.keras", folder=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("kbatch: The model file must be one that `model.save` wrote")
-    assert "Traceback" not in done.stderr
-    missing = run("missing.keras", folder=tmp_path)
-    assert missing.returncode == 1
-    assert "does not exist" in missing.stderr
+    line = error_of(capsys, "other.keras")
+    assert line.startswith("kbatch: The model file must be one that `model.save` wrote")
+    assert "does not exist" in error_of(capsys, "missing.keras")
 
 
-def test_a_target_below_one_example_is_told_in_a_line(model_file, tmp_path):
-    done = run(model_file, "--slo", "1us", "--no-memory", folder=tmp_path)
-    assert done.returncode == 1
-    assert "at least what batch size 1 takes" in done.stderr
+def test_a_target_below_one_example_is_told_in_a_line(model_file, tmp_path, capsys):
+    words = (model_file, "--slo", "1us", "--no-memory", "--batch-sizes", "1,8", "-o", tmp_path)
+    assert "at least what batch size 1 takes" in error_of(capsys, *words)
 
 
 def test_wrong_words_are_told_before_tensorflow_starts(tmp_path):

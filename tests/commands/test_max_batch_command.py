@@ -15,6 +15,15 @@ def build():
     model.compile("sgd", "sparse_categorical_crossentropy")
     return model
 
+def narrow():
+    model = keras.Sequential([
+        keras.layers.Input((64,)),
+        *(keras.layers.Dense(32, activation="relu") for _ in range(16)),
+        keras.layers.Dense(10, activation="softmax"),
+    ])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
 def data():
     return np.zeros((30_000, 64), "float32"), np.zeros(30_000, int)
 
@@ -37,7 +46,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_the_command_prints_the_answer_and_writes_it(folder, capsys):
-    words = ["max-batch", "given_training:build", "--data", "given_training:data"]
+    words = ["max-batch", "given_training:narrow", "--data", "given_training:data"]
     assert cli.main([*words, "--limit", "32MiB", "-o", "found.json"]) == 0
     printed = capsys.readouterr().out
     found = kbatch.MaxBatchSizeResult.load(folder / "found.json")
@@ -49,6 +58,7 @@ def test_the_command_prints_the_answer_and_writes_it(folder, capsys):
     assert "per example" in printed
 
 
+@pytest.mark.slow
 def test_flags_bound_the_search(folder, capsys):
     words = ["max-batch", "given_training.py:build", "--data", "given_training:few", "--inference"]
     words += ["--policy", "mixed_bfloat16"]
@@ -67,6 +77,7 @@ def test_a_model_that_is_not_compiled_is_told_in_a_line(folder, capsys, command)
     assert line.startswith("kbatch: The model must be compiled: call `model.compile(")
 
 
+@pytest.mark.slow
 def test_a_build_function_that_raises_is_told_with_its_place(folder, capsys):
     words = ["max-batch", "given_training:broken", "--data", "given_training:few"]
     assert cli.main(words) == 1
@@ -75,6 +86,7 @@ def test_a_build_function_that_raises_is_told_with_its_place(folder, capsys):
     assert "in broken" in error
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_in_bytes(folder, capsys):
     words = ["max-batch", "given_training:build", "--data", "given_training:few"]
     assert cli.main([*words, "--limit", "1MiB"]) == 1

@@ -167,6 +167,7 @@ def test_a_model_that_cannot_be_sent_is_measured_here_and_the_profile_says_so():
         assert found.records[0].peak_bytes >= others.shape[0]
 
 
+@pytest.mark.slow
 def test_a_limit_below_the_weights_is_refused():
     layers = keras.layers
     model = keras.Sequential([layers.Input((1000,)), layers.Dense(4000)])
@@ -202,6 +203,7 @@ def test_20_of_20_real_ends_of_memory_are_survived():
     assert survived == 20
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_fine_too():
     model = mlp()
     found = measure_memory(

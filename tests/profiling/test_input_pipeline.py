@@ -174,6 +174,7 @@ def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said(clock):
     def counted(x, y):
         return tf.ensure_shape(tf.py_function(count, [x], x.dtype), [8]), y
 
+    clock.tick_s = 0.001
     found = profile(models.mlp(), examples(20).map(counted).cache().batch(8), remedies=False)
     assert any("filled it first" in note for note in found.notes)
     # The first batch, which is read to see its shapes, ends before the cache is full.

@@ -55,6 +55,7 @@ class FailingLoad:
         return FailingRun(LOST)
 
 
+@pytest.mark.slow  # Two worker processes.
 def test_a_worker_that_lost_its_device_is_replaced_and_the_next_size_runs():
     with worker_probes(FailingLoad(), None) as probes:
         lost = probes.read(16)

@@ -33,7 +33,7 @@ def whole(tmp_path_factory):
         model,
         X,
         batch_sizes=(1, 8, 64, 256),
-        call_paths=("compiled", "predict", "predict_on_batch"),
+        call_paths=("compiled", "predict"),
         dtype_policies=("float32", "bfloat16"),
         latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
         quantile=np.float64(0.95),
@@ -53,11 +53,9 @@ def whole(tmp_path_factory):
 def test_every_path_and_policy_has_a_record_a_size(whole):
     found, _ = whole
     assert found.series == tuple(
-        (path, policy)
-        for policy in ("float32", "bfloat16")
-        for path in ("compiled", "predict", "predict_on_batch")
+        (path, policy) for policy in ("float32", "bfloat16") for path in ("compiled", "predict")
     )
-    assert [t.batch_size for t in found.timings] == [1, 8, 64, 256] * 6
+    assert [t.batch_size for t in found.timings] == [1, 8, 64, 256] * 4
     for timing in found.timings:
         if timing.measured:
             assert timing.first_call_s > 0

@@ -74,7 +74,9 @@ def test_a_batch_is_cut_into_micro_batches_of_each_size():
     assert not found.memory_bytes
 
 
-@pytest.mark.parametrize("form", ["dataset", "unbatched", "function"])
+@pytest.mark.parametrize(
+    "form", ["dataset", pytest.param("unbatched", marks=pytest.mark.slow), "function"]
+)
 def test_data_come_in_every_form(form):
     data = tf.data.Dataset.from_tensor_slices(DATA)
     given = {

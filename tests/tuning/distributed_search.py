@@ -37,7 +37,12 @@ class Slow(keras.callbacks.Callback):
 
 def main(directory, kind, seconds, mode):
     hypermodel = kbatch.BatchSizeHyperModel(
-        models.mlp, (8, 16, 32), micro_batch_size=8, learning_rate_scaling="sqrt", seed=0
+        models.mlp,
+        (8, 16, 32),
+        micro_batch_size=8,
+        learning_rate_scaling="sqrt",
+        dtype_policy="float32",
+        seed=0,
     )
     overwrite = mode == "overwrite"
     tuner = KINDS[kind](hypermodel, directory=directory, project_name="search", overwrite=overwrite)

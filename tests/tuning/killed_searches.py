@@ -41,7 +41,12 @@ class Logged(keras_tuner.HyperModel):
 
 def search(directory, log):
     hypermodel = kbatch.BatchSizeHyperModel(
-        Logged(log), BATCH_SIZES, micro_batch_size=8, learning_rate_scaling="sqrt", seed=0
+        Logged(log),
+        BATCH_SIZES,
+        micro_batch_size=8,
+        learning_rate_scaling="sqrt",
+        dtype_policy="float32",
+        seed=0,
     )
     tuner = BatchSizeTuner(
         hypermodel,

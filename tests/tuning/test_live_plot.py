@@ -90,7 +90,7 @@ def test_the_file_holds_the_last_figure(searched):
 def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty(tmp_path):
     screen = Screen()
     live = kbatch.LivePlot(interval_s=0, display=screen, now=Clock())
-    search = searches.hypermodel(batch_sizes=(8, 16))
+    search = searches.stock(batch_sizes=(8, 16))
     searches.search(tmp_path, search, keras_tuner.GridSearch, fit={"callbacks": [live]})
     assert len(screen.places) == 2
     assert screen.places[0] == {"text/plain": ""}
