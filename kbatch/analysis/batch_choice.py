@@ -119,32 +119,6 @@ def update_time_s(update: TimedUpdate, in_fit: TimeInFit | None = None) -> float
     return in_fit.update_s(update.time_s, update.batch_size, in_parts=update.accumulated)
 
 
-def accumulation_gain(
-    updates: Iterable[TimedUpdate], *, noise_scale: float, in_fit: TimeInFit | None = None
-) -> float | None:
-    """Computes by what share accumulation shortens the way to a target on this device.
-
-    Args:
-        updates: The updates to choose from.
-        noise_scale: B_noise, in examples; may be infinite.
-        in_fit: What an update takes in `fit` at the least, or None.
-
-    Returns:
-        The least time without accumulation over the least time of the fastest ways, less one; None
-        where nothing was measured with it or without.
-    """
-    given = tuple(updates)
-    plain = [update for update in given if not update.accumulated]
-    if not plain or len(plain) == len(given):
-        return None
-    least = [_least_time(ways, noise_scale, in_fit) for ways in (plain, fastest_of_each(given))]
-    return least[0] / least[1] - 1
-
-
-def _least_time(ways: Sequence[TimedUpdate], noise_scale: float, in_fit: TimeInFit | None) -> float:
-    return min(relative_time(w, noise_scale=noise_scale, in_fit=in_fit) for w in ways)
-
-
 def _fastest(updates: Sequence[TimedUpdate]) -> TimedUpdate:
     limit = (1 + TIE) * min(update.time_s for update in updates)
     near = [update for update in updates if update.time_s <= limit]

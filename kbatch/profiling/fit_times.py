@@ -17,7 +17,7 @@ from kbatch.training.data import FitData, called_for, is_dataset, rebatched
 from kbatch.training.sample_rows import SampleElements, SampleRows
 
 _MOST_ROUNDS = 9
-_STEPS = 8
+_STEPS, _EPOCHS = 8, 5
 # Batches of an epoch that is cut short, at the least.
 _FEWEST_BATCHES = 8
 
@@ -73,12 +73,12 @@ def _turn(
         step(batch)
         times_s.append(time.perf_counter() - began_s)
     watch = EpochWatch(longest_s, steps_at_once(model))
-    # Two epochs: the first one also sets the iterator up. Not an instance's own `fit`.
+    # The first epochs start slowly: the last one counts. Not an instance's own `fit`.
     arguments = _fit_arguments(model, data, size)
     with warnings.catch_warnings():
         # Of data that do not tell their length, at the end of the first epoch.
         warnings.filterwarnings("ignore", message="Your input ran out of data")
-        type(model).fit(model, **arguments, epochs=2, verbose=0, callbacks=[watch])
+        type(model).fit(model, **arguments, epochs=_EPOCHS, verbose=0, callbacks=[watch])
     return statistics.median(times_s), watch
 
 

@@ -1,9 +1,10 @@
 """Updates of several batch sizes, whole and in micro-batches, timed in the same rounds."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -23,10 +24,12 @@ _FEWEST_CALLS = 12
 _PRECISION = 0.02
 # A size whose single update takes more than this share of the budget would get too few rounds.
 _LONGEST_SHARE = 0.03
-_SMALLEST_HALVED = 16
 _FIRST_CALLS = 3
-# Of the seconds, to build train steps: XLA may take a minute for each shape.
+# Of the seconds, to build train steps: XLA may take a minute for each shape. Without it the second
+# shape that is traced serves all others.
 _BUILDING_SHARE = 0.5
+# Of the seconds, for the rounds, however long building took.
+_ROUNDS_SHARE = 0.6
 
 
 class Way(NamedTuple):
@@ -67,9 +70,7 @@ def time_updates(
     first: int | None = None,
     seed: int = 0,
 ) -> UpdateTimes:
-    """Times updates of whole batches, in two halves, and of larger ones in the fastest micro-batch.
-
-    A model that trains differently on parts of a batch is cut only where the whole does not fit.
+    """Times updates of whole batches, and of those that do not fit in the largest part that does.
 
     Args:
         model: A compiled, built model; it is given back as it was.
@@ -77,7 +78,7 @@ def time_updates(
         batch_sizes: Batch sizes, ascending, in examples.
         largest_whole: Most examples that fit at once, None where that is not known.
         budget_s: Seconds to spend, half of them at most on building train steps.
-        checks: Compare parts of a batch with the whole.
+        checks: Compare parts of a batch with the whole, where one has to be cut.
         first: Size that is timed in any case, whatever it takes; the larger ones come next, then
             the smaller ones. None for the smallest.
         seed: Seed of the order in the rounds.
@@ -89,23 +90,22 @@ def time_updates(
     fitting = [size for size in batch_sizes if largest_whole is None or size <= largest_whole]
     first = fitting[0] if first not in fitting and fitting else first
     smaller = [size for size in reversed(fitting) if first is not None and size < first]
-    difference = checks.difference(model, source, most=largest_whole)
+    target: Any = model
     with micro_batch_steps(model) as steps:
 
         def update(way: Way) -> Callable[[], None]:
             return steps.step(batch_of(source, model, way.batch_size), way.micro_batch_size)
 
-        ready = _ReadyWays(update, budget_s)
+        ready = _ReadyWays(update, budget_s, compiled=bool(target.jit_compile))
         ready.add_while_fast(Way(size, size) for size in fitting if size not in smaller)
         ready.add_while_fast(Way(size, size) for size in smaller)
-        if difference:
-            ready.add_while_fast(_beyond(ready.call_s, batch_sizes, largest_whole=largest_whole))
-        else:
-            ready.add_while_fast(_in_parts(ready.call_s, batch_sizes))
-            ready.add_while_fast(_in_halves(ready.call_s))
-        if difference and not all(map(_is_whole, ready.calls)):
-            ready.notes.append(difference)
-        return _timed(ready, budget_s - (time.perf_counter() - began_s), seed)
+        ready.add_while_fast(_beyond(ready.call_s, batch_sizes, largest_whole=largest_whole))
+        if not all(map(_is_whole, ready.calls)):
+            difference = checks.difference(model, source, most=largest_whole)
+            ready.notes += [difference] if difference else []
+        # One round of a busy machine may be off by ten times.
+        left_s = budget_s - (time.perf_counter() - began_s)
+        return _timed(ready, max(left_s, _ROUNDS_SHARE * budget_s), seed)
 
 
 def _timed(ready: "_ReadyWays", left_s: float, seed: int) -> UpdateTimes:
@@ -143,15 +143,6 @@ def _is_whole(way: Way) -> bool:
     return way.micro_batch_size == way.batch_size
 
 
-def _in_parts(call_s: dict[Way, float], batch_sizes: Sequence[int]) -> list[Way]:
-    """Gives the larger batches in parts of the size that was fastest as a whole."""
-    rates = {way.batch_size: way.batch_size / s for way, s in call_s.items() if _is_whole(way)}
-    if not rates:
-        return []
-    part = max(rates, key=lambda size: rates[size])
-    return [Way(size, part) for size in batch_sizes if size > part]
-
-
 def _beyond(
     call_s: dict[Way, float], batch_sizes: Sequence[int], *, largest_whole: int | None
 ) -> list[Way]:
@@ -160,12 +151,6 @@ def _beyond(
     if whole is None or largest_whole is None:
         return []
     return [Way(size, whole) for size in batch_sizes if size > max(whole, largest_whole)]
-
-
-def _in_halves(call_s: dict[Way, float]) -> list[Way]:
-    """Gives the batches that were run whole in two halves."""
-    whole = [way.batch_size for way in call_s if _is_whole(way)]
-    return [Way(size, size // 2) for size in whole if size >= _SMALLEST_HALVED]
 
 
 class _ReadyWays:
@@ -177,13 +162,15 @@ class _ReadyWays:
         notes: Which ways were left out, and why.
     """
 
-    def __init__(self, update: Callable[[Way], Callable[[], None]], budget_s: float):
+    def __init__(
+        self, update: Callable[[Way], Callable[[], None]], budget_s: float, *, compiled: bool
+    ):
         self.calls: dict[Way, Callable[[], None]] = {}
         self.call_s: dict[Way, float] = {}
         self.notes: list[str] = []
         self.longest_s = _LONGEST_SHARE * budget_s
         self._update = update
-        self._most_built_s = _BUILDING_SHARE * budget_s
+        self._most_built_s = _BUILDING_SHARE * budget_s if compiled else math.inf
         self._built_s = 0.0
         self._last_s = 0.0
 

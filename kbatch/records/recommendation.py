@@ -5,7 +5,7 @@ import functools
 import importlib
 from collections.abc import Mapping, Sequence
 
-from kbatch.analysis.batch_choice import TimedUpdate, accumulation_gain, fastest_of_each
+from kbatch.analysis.batch_choice import TimedUpdate, fastest_of_each
 from kbatch.analysis.batch_decision import BatchDecision, TrainedRuns
 from kbatch.analysis.binding_limit import binding_limits, with_more_memory
 from kbatch.analysis.goodput_search import Tried
@@ -209,13 +209,6 @@ class Recommendation(SavedRecord, ShownRecord):
         """Whether memory, and not the data or the sizes asked for, ends the sizes that fit."""
         largest = max((t.batch_size for t in self.timings), default=0)
         return self.memory is not None and self.memory.max_batch_size < largest
-
-    @property
-    def accumulation_gain(self) -> float | None:
-        """By what share accumulation shortens the way to a target here; None if not timed."""
-        noise = self.critical
-        scale = noise.at_least if noise.value is None else noise.value
-        return accumulation_gain(self.updates, noise_scale=scale or 0.0, in_fit=self.in_fit.line)
 
     @property
     def duration_s(self) -> float:

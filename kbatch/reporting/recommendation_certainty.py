@@ -3,9 +3,8 @@
 from kbatch.analysis.batch_decision import BatchDecision, UntestedSize
 from kbatch.records.recommendation import OTHER_SIZES, Recommendation
 from kbatch.records.size_check import SizeCheck
-from kbatch.reporting.number_text import listed, percent, readable, setting
+from kbatch.reporting.number_text import listed, readable, setting
 
-_LITTLE = 0.02
 _SGD = "SGD"
 _ENDS = {
     "progress": "when the later half of it had brought little",
@@ -21,7 +20,6 @@ def certainty_lines(recommendation: Recommendation) -> list[str]:
         *_trained_lines(recommendation),
         *_untested_line(recommendation),
         *_grid_line(recommendation),
-        *_accumulation_line(recommendation),
         *_learning_rate_line(recommendation),
         *_pilot_line(recommendation),
         *_dispute_line(recommendation),
@@ -91,24 +89,6 @@ def _grid_line(recommendation: Recommendation) -> list[str]:
         return []
     end = "smallest" if size == min(sizes) else "largest"
     return [f"It is the {end} size that was timed: one beyond it may be better."]
-
-
-def _accumulation_line(recommendation: Recommendation) -> list[str]:
-    gain, size = recommendation.accumulation_gain, recommendation.batch_size
-    if size is None or gain is None:
-        return []
-    if gain >= _LITTLE and recommendation.micro_batch_size == size:
-        return []  # What gains is another size.
-    if gain >= _LITTLE:
-        return [
-            f"Accumulation makes the way {percent(gain)} shorter on this device, as smaller parts "
-            "of a batch run faster than the whole, or an update costs much."
-        ]
-    return [
-        "Accumulation buys nothing on one device here: it runs at no more samples/s than the "
-        "largest whole batch, and makes fewer updates of them. It pays where another reason, such "
-        "as a published recipe, asks for a larger batch."
-    ]
 
 
 def _learning_rate_line(recommendation: Recommendation) -> list[str]:

@@ -180,7 +180,8 @@ def input_line(recommendation: Recommendation) -> str:
     found = recommendation.pipeline
     rate = None if found is None else found.pipeline.samples_per_second
     if found is None or rate is None:
-        return _cannot_tell(recommendation, INPUT)
+        of_fit = [_fit_sentence(time) for time in recommendation.fit_times[-1:]]
+        return of_fit[0] if of_fit else _cannot_tell(recommendation, INPUT)
     line = (
         f"The input pipeline delivers {readable(rate.value, 2)} samples/s{_within(rate.interval)} "
         f"in batches of {found.batch_size:,}"

@@ -25,7 +25,7 @@ _LONGER = {
     "progress": ", though the pilot went on until its loss no longer fell",
 }
 COST_TITLES = ("batch", "micro-batch", "samples/s", "updates", "seconds", "relative")
-_LEARNING_RATE_COST = (
+LEARNING_RATE_COST = (
     "Learning rate: not measured. Were it the best one, half of it would need 1.33 times the "
     "updates, and twice of it make no progress (McCandlish et al. 2018, section 2.2, for SGD)."
 )
@@ -159,11 +159,6 @@ def cost_title(recommendation: Recommendation) -> str:
     return f"What the trained sizes cost, to {_target(recommendation)}"
 
 
-def other_choices(recommendation: Recommendation) -> list[str]:
-    """Say what other micro-batches and learning rates would cost."""
-    return [*_micro_batch_lines(recommendation), _LEARNING_RATE_COST]
-
-
 def _costs(recommendation: Recommendation) -> list[str]:
     """Writes the table; nothing without a batch size."""
     found = cost_rows(recommendation)
@@ -178,7 +173,7 @@ def _costs(recommendation: Recommendation) -> list[str]:
         + (" <" if row[0] == best else "")
         for row in rows
     ]
-    return [cost_title(recommendation), *table, *_indented(other_choices(recommendation))]
+    return [cost_title(recommendation), *table, f"  {LEARNING_RATE_COST}"]
 
 
 def _row(row: SizeOutlook) -> tuple[str, ...]:
@@ -195,22 +190,6 @@ def _row(row: SizeOutlook) -> tuple[str, ...]:
         readable(row.samples_per_second.value or 0.0),
         *cells,
     )
-
-
-def _micro_batch_lines(recommendation: Recommendation) -> list[str]:
-    """Compares other micro-batches of the recommended batch."""
-    size, micro = recommendation.batch_size, recommendation.micro_batch_size
-    ways = {u.micro_batch_size: u for u in recommendation.updates if u.batch_size == size}
-    best = ways.get(micro or 0)
-    if best is None:
-        return []
-    return [
-        f"Micro-batch size {other:,}: {'less' if other < best.micro_batch_size else 'more'} "
-        f"memory, {readable(best.time_s / way.time_s)} times the samples/s of "
-        f"{best.micro_batch_size:,}."
-        for other, way in sorted(ways.items())
-        if way is not best
-    ]
 
 
 def _target(recommendation: Recommendation) -> str:

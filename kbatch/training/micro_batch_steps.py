@@ -34,7 +34,8 @@ class MicroBatchSteps:
         self._moments_every = moments_every
         # A step of the user's own stays; one that accumulates gives way to those asked for.
         own = vars(model).get("train_step")
-        self._whole = _Graph(None if accumulation_of(model) is not None else own)
+        known = accumulation_of(model) is None
+        self._whole = _Graph(own, function=model.train_function) if known else _Graph(None)
         self._accumulating: _Graph | None = None
 
     def step(self, batch: Any, micro_batch_size: int) -> Callable[[], None]:

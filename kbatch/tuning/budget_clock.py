@@ -7,7 +7,7 @@ from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.records.recommendation import OTHER_SIZES
 
 # In the order in which they are made. What one leaves over, the later ones share.
-_WEIGHTS = {MEMORY: 0.15, SATURATION: 0.25, NOISE: 0.25, INPUT: 0.1, OTHER_SIZES: 0.35}
+_WEIGHTS = {MEMORY: 0.15, NOISE: 0.2, SATURATION: 0.15, INPUT: 0.1, OTHER_SIZES: 0.45}
 # A training that was expected to end in time may take this share of the budget more.
 _GRACE = 0.2
 
@@ -18,17 +18,21 @@ class BudgetClock:
     Args:
         budget_s: Seconds to spend.
         now: Returns the time, in seconds.
+
+    Attributes:
+        reserved_s: Seconds that are kept for what comes last.
     """
 
     def __init__(self, budget_s: float, now: Callable[[], float] = time.perf_counter):
         self.budget_s = budget_s
+        self.reserved_s = 0.0
         self._now = now
         self._began_s = now()
 
     @property
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
-        return max(0.0, self._began_s + self.budget_s - self._now())
+        return max(0.0, self._began_s + self.budget_s - self.reserved_s - self._now())
 
     @property
     def most_s(self) -> float:

@@ -10,14 +10,16 @@ from kbatch.analysis.binding_limit import INPUT, NOISE, SATURATION
 from kbatch.analysis.size_costs import TimedRounds
 from kbatch.profiling.fit_times import time_fit
 from kbatch.profiling.input_pipeline import profile_input_pipeline
-from kbatch.profiling.pilot import PilotPlan, pilot_micro_batch_size, run_pilot
+from kbatch.profiling.pilot import PilotPlan, run_pilot
 from kbatch.profiling.timed_updates import UpdateTimes, time_updates
 from kbatch.records.fit_time import FitTime
 from kbatch.records.input_pipeline import InputPipelineProfile
 from kbatch.records.pilot import PilotRecord
 from kbatch.reporting.number_text import readable
+from kbatch.training.accumulation.halving import uncut_part
 from kbatch.training.errors import InputError
 from kbatch.training.kept_state import kept_state
+from kbatch.training.sample_rows import SampleRows
 from kbatch.tuning.recommendation_task import Task
 
 # `fit` is timed at the base size or above, and at this part of it.
@@ -30,11 +32,12 @@ class InputFound(NamedTuple):
     """What the data cost.
 
     Attributes:
-        pipeline: What the input pipeline delivers at the largest of the sizes.
+        pipeline: What the input pipeline delivers at the largest of the sizes; None for arrays,
+            of which `fit` shows it.
         fit_times: What `fit` takes, at each of them.
     """
 
-    pipeline: InputPipelineProfile
+    pipeline: InputPipelineProfile | None
     fit_times: tuple[FitTime, ...]
 
 
@@ -53,8 +56,8 @@ def measure_updates(
     )
 
 
-def measure_noise(task: Task, *, timings: Sequence[TimedRounds]) -> PilotRecord:
-    """Runs the pilot.
+def measure_noise(task: Task) -> PilotRecord:
+    """Run the pilot.
 
     Raises:
         InputError: If the data are too few.
@@ -66,16 +69,33 @@ def measure_noise(task: Task, *, timings: Sequence[TimedRounds]) -> PilotRecord:
             "`base_batch_size` of two examples at least, and the learning rate that suits it. "
             f"Received: base_batch_size={size}."
         )
-    near = [min(t.durations_s) / t.batch_size for t in timings if t.batch_size <= size]
     plan = PilotPlan(
         size,
         budget_s=task.clock.part_s(NOISE),
         epochs=task.epochs,
-        update_s=min(near) * size if near else None,
         seed=task.seed,
     )
     with kept_state(task.build()) if task.is_given else contextlib.nullcontext():
         return run_pilot(task.build, task.data, plan=plan)
+
+
+def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str, ...]:
+    """Say what the pilot trains differently than a whole batch would.
+
+    Layers and losses of Keras are known, the user's own are compared on the data.
+
+    Args:
+        task: What is to be trained.
+        model: The model.
+        pilot: Its pilot.
+    """
+    layers: Any = model._flatten_layers()
+    own = any(not type(layer).__module__.startswith("keras.") for layer in layers)
+    if not own and uncut_part(model) is None:
+        return ()
+    difference = task.checks.difference(model, task.source)
+    size = pilot.micro_batch_size
+    return () if difference is None else (f"The pilot trains in parts of {size:,}. {difference}",)
 
 
 def measure_input(task: Task, model: keras.Model, *, timings: Sequence[TimedRounds]) -> InputFound:
@@ -89,7 +109,6 @@ def measure_input(task: Task, model: keras.Model, *, timings: Sequence[TimedRoun
     Raises:
         InputError: If the data cannot be read again and again, or updates take too long.
     """
-    data: Any = task.data.x if task.data.y is None else (task.data.x, task.data.y)
     sizes = sizes_to_time(timings, task.base_batch_size)
     part_s = task.clock.part_s(INPUT)
     least_s = _FEWEST_STEPS * max(t.median_s for t in timings if t.batch_size in sizes)
@@ -98,10 +117,13 @@ def measure_input(task: Task, model: keras.Model, *, timings: Sequence[TimedRoun
             f"measuring `fit` takes {readable(least_s, 2)} s at least, and its part of `budget_s` "
             f"was {readable(part_s, 2)} s"
         )
-    profile = profile_input_pipeline(
-        model, data, batch_size=sizes[-1], budget_s=part_s / 2, remedies=False
-    )
-    times = time_fit(model, task.data, source=task.source, sizes=sizes, budget_s=part_s / 2)
+    profile = None
+    if not isinstance(task.source, SampleRows):
+        part_s /= 2
+        profile = profile_input_pipeline(
+            model, task.data.x, batch_size=sizes[-1], budget_s=part_s, remedies=False
+        )
+    times = time_fit(model, task.data, source=task.source, sizes=sizes, budget_s=part_s)
     return InputFound(profile, times)
 
 
@@ -116,17 +138,3 @@ def sizes_to_time(timings: Sequence[TimedRounds], base_batch_size: int) -> tuple
     near = [size for size in whole if size <= _APART * base_batch_size]
     largest = max(near, default=base_batch_size)
     return (largest // _APART, largest) if largest >= _APART else (largest,)
-
-
-def pilot_notes(task: Task, model: keras.Model) -> tuple[str, ...]:
-    """Says what the pilot trains differently than a whole batch would.
-
-    Args:
-        task: What is to be trained.
-        model: The model.
-    """
-    difference = task.checks.difference(model, task.source)
-    if difference is None:
-        return ()
-    size = pilot_micro_batch_size(task.base_batch_size)
-    return (f"The pilot trains in micro-batches of {size:,}. {difference}",)

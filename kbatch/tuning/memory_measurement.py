@@ -1,12 +1,14 @@
 """How many examples fit at once: the first measurement of a recommendation."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import keras
 
 from kbatch.analysis.binding_limit import MEMORY
 from kbatch.profiling.data_refusal import REFUSALS, refusal_text
-from kbatch.profiling.loads import Load
+from kbatch.profiling.loads import STEPS, Load
 from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.memory_probes import LoadFacts, Probes, Reading
 from kbatch.profiling.probe_places import search_in_place
@@ -56,17 +58,13 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
         )
 
     try:
-        found = search_in_place(
-            Load(task.build, task.source, keras.config.dtype_policy().name),
-            search,
-            memory_limit_bytes=task.memory_limit_bytes,
-            memory_window=task.memory_window,
-        )
-    except (ValueError, TypeError, *REFUSALS) as error:
-        told = refusal_text(error, model=task.build, source=task.source)
-        if told is None:
-            raise
-        raise InputError(told) from error
+        with refusals_told(task):
+            found = search_in_place(
+                Load(task.build, task.source, keras.config.dtype_policy().name),
+                search,
+                memory_limit_bytes=task.memory_limit_bytes,
+                memory_window=task.memory_window,
+            )
     except _TimeSpentError as spent:
         return MemoryFound(
             None,
@@ -74,6 +72,22 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
             f"its search did not end in its part of `budget_s`; {spent.fits:,} examples fit",
         )
     return MemoryFound(found, found.max_batch_size, None)
+
+
+@contextlib.contextmanager
+def refusals_told(task: Task) -> Iterator[None]:
+    """Turn what a model says of data that do not suit it into an error that says what to give.
+
+    Raises:
+        InputError: If no train step can run on the data.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, *REFUSALS) as error:
+        told = refusal_text(error, model=task.build, source=task.source)
+        if told is None:
+            raise
+        raise InputError(told) from error
 
 
 class _TimeSpentError(Exception):
@@ -110,7 +124,10 @@ class _Bounded:
         while self._fits and known < batch_size and not self._holds(batch_size):
             # What a call costs beside its examples counts less and less.
             self._check(known)
-            self._example_s = self._read(known).duration_s / known
+            found = self._read(known)
+            # The steps alone, where they were timed: graphs are built once.
+            seconds = STEPS * found.step_s if found.step_s else found.duration_s
+            self._example_s = seconds / known
             known *= _GROWTH
         if self._fits:
             self._check(batch_size)

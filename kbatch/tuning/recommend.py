@@ -14,22 +14,23 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of
 from kbatch.analysis.binding_limit import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
 from kbatch.analysis.max_batch_search import check_window
-from kbatch.instruments.device_memory import check_memory_limit
+from kbatch.instruments.device_memory import check_memory_limit, gpu_visible
 from kbatch.instruments.environment import read_environment
-from kbatch.profiling.loads import Source, build_on
+from kbatch.profiling.loads import Load, Source
 from kbatch.profiling.max_batch import data_source
 from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.profiling.user_model import BuildFunction, model_builder
 from kbatch.records.fit_time import fit_lines
 from kbatch.records.recommendation import OTHER_SIZES, Recommendation, trained_runs
 from kbatch.records.recommendation_defaults import BASE_BATCH_SIZE, BUDGET_S
+from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.data import FitData, arrays_of, is_dataset
 from kbatch.training.errors import InputError
+from kbatch.training.kept_state import kept_state
 from kbatch.training.learning_rate import Schedule, current_learning_rate
 from kbatch.training.replica_meter import replica_count
 from kbatch.training.sample_rows import SampleElements, SampleRows
 from kbatch.training.seeds import check_seed
-from kbatch.training.trainable_model import check_model
 from kbatch.tuning.budget_clock import BudgetClock
 from kbatch.tuning.ledger import Ledger
 from kbatch.tuning.limit_measurements import (
@@ -38,11 +39,13 @@ from kbatch.tuning.limit_measurements import (
     measure_updates,
     pilot_notes,
 )
-from kbatch.tuning.memory_measurement import measure_memory
+from kbatch.tuning.memory_measurement import MemoryFound, measure_memory, refusals_told
 from kbatch.tuning.recommendation_task import Task
 from kbatch.tuning.size_trainings import train_sizes
 
 _SMALLEST, _LARGEST = 8, 2048
+# Of the budget, where memory is measured last; and seconds that its process may take to start.
+_MEMORY_SHARE, _WORKER_S = 0.2, 20.0
 
 
 def recommend(
@@ -125,7 +128,8 @@ def recommend(
         memory_window=check_window(memory_window),
         clock=BudgetClock(_check_budget(budget_s)),
         checks=PartsChecks(),
-        seed=_drawn(check_seed(seed)),
+        # Drawn where none is given: all sizes hold out the same part.
+        seed=int(np.random.default_rng().integers(2**31)) if check_seed(seed) is None else seed,
     )
     if learning_rate_scaling != "auto":
         check_rule(learning_rate_scaling, "learning_rate_scaling")
@@ -141,36 +145,56 @@ def _measured(
     task: Task, asked: tuple[int, ...] | None, scaling: str | None, ledger: Ledger
 ) -> Recommendation:
     largest = asked[-1] if asked else _LARGEST
-    # First of all: nothing has taken a GPU yet.
-    memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
-    model = _checked(task.build(), task.source)
-    examples = _examples(task.source, model)
-    sizes = _sizes(asked, examples)
-    if examples is None or task.base_batch_size <= examples:
-        sizes = tuple(sorted({*sizes, task.base_batch_size}))  # The pilot trains at it.
-    updates = ledger.run(
-        SATURATION, lambda: measure_updates(task, model, batch_sizes=sizes, fits=memory.fits)
-    )
-    pilot = ledger.try_run(NOISE, lambda: measure_noise(task, timings=updates.timings))
-    data = None
-    if updates.timings:
-        timings = updates.timings
-        data = ledger.try_run(INPUT, lambda: measure_input(task, model, timings=timings))
+    # A GPU has to be free for the worker process, and a limit that was asked for comes first. Else
+    # it is last: on a CPU the time of an update ends the sizes long before memory does.
+    memory = None
+    if gpu_visible() or task.memory_limit_bytes is not None:
+        memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
+    else:
+        task.clock.reserved_s = _MEMORY_SHARE * task.clock.budget_s
+    with refusals_told(task):
+        load = Load(task.build, task.source, keras.config.dtype_policy().name)
+        model = _checked(load.start().model)
+        fits = memory and memory.fits
+        examples = _examples(task.source, model)
+        sizes = _sizes(asked, examples)
+        if examples == 1:
+            raise InputError("The data have one example: give more rows. Received: 1 example.")
+        if examples is None or task.base_batch_size <= examples:
+            sizes = tuple(sorted({*sizes, task.base_batch_size}))  # The pilot trains at it.
+        pilot, data = ledger.try_run(NOISE, lambda: measure_noise(task)), None
+        with kept_state(model):
+            sum_sparse_gradients(model)  # As the sizes are trained.
+            trained: Any = model
+            trained.make_train_function()  # All that is timed shares its graphs.
+            updates = ledger.run(
+                SATURATION,
+                lambda: measure_updates(task, model, batch_sizes=sizes, fits=fits),
+            )
+            timings = updates.timings
+            if timings:
+                data = ledger.try_run(INPUT, lambda: measure_input(task, model, timings=timings))
     in_fit = fit_lines(data.fit_times if data else (), data and data.pipeline).line
     rule = _rule(model) if scaling == "auto" else scaling
-    trained = ledger.run(
+    runs = ledger.run(
         OTHER_SIZES,
-        lambda: train_sizes(task, pilot, timings=updates.timings, in_fit=in_fit, rule=rule),
+        lambda: train_sizes(task, pilot, timings=timings, in_fit=in_fit, rule=rule),
     )
-    reasons = {MEMORY: memory.reason, SATURATION: updates.reason, OTHER_SIZES: trained.ended}
+    memory, checks = memory or _memory_at_last(task, ledger, largest), runs.checks
+    if memory.result is not None:  # What fitted for want of others may be above the limit.
+        timings, checks = (
+            tuple(one for one in some if one.micro_batch_size <= memory.result.max_batch_size)
+            for some in (timings, checks)
+        )
+    reasons = {MEMORY: memory.reason, SATURATION: updates.reason, OTHER_SIZES: runs.ended}
     decision = decide(
-        trained_runs(updates.timings, in_fit=in_fit, pilot=pilot, checks=trained.checks),
+        trained_runs(timings, in_fit=in_fit, pilot=pilot, checks=checks),
         rate_ratio=lambda size: learning_rate_ratio(
             batch_size=size, base_batch_size=task.base_batch_size, rule=rule
         ),
         missing=pilot.missing if pilot else None,
         budget_s=task.clock.budget_s,
-        short_s=trained.short_s,
+        short_s=runs.short_s,
     )
     return Recommendation(
         model_name=model.name,
@@ -179,29 +203,35 @@ def _measured(
         base_batch_size=task.base_batch_size,
         learning_rate_rule=rule,
         examples=examples,
-        timings=updates.timings,
+        timings=timings,
         memory=memory.result,
         pilot=pilot,
         pipeline=data.pipeline if data else None,
         unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
         durations_s=ledger.durations_s,
         budget_s=task.clock.budget_s,
-        notes=(*updates.notes, *(pilot_notes(task, model) if pilot else ())),
+        notes=(*updates.notes, *(pilot_notes(task, model, pilot) if pilot else ())),
         environment=read_environment(),
-        checks=trained.checks,
+        checks=checks,
         fit_times=data.fit_times if data else (),
         decision=decision,
     )
 
 
-def _checked(model: keras.Model, source: Source) -> keras.Model:
-    check_model(model)
+def _memory_at_last(task: Task, ledger: Ledger, largest: int) -> MemoryFound:
+    task.clock.reserved_s = 0.0
+    # The call is to end in 1.5 times its budget.
+    if task.clock.left_s + task.clock.budget_s / 2 < _WORKER_S:
+        return MemoryFound(None, None, "its process takes long to start: give a larger `budget_s`")
+    return ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
+
+
+def _checked(model: keras.Model) -> keras.Model:
     if replica_count(model) > 1:
         raise InputError(
             "Limits are measured on one device: build the model outside of `strategy.scope()`. "
             f"Received: a model on {replica_count(model)} replicas."
         )
-    build_on(model, source)
     return model
 
 
@@ -236,11 +266,6 @@ def _optimizer_facts(model: Any) -> dict[str, Any]:
         "base_learning_rate": current_learning_rate(model.optimizer),
         "scheduled": isinstance(inner._learning_rate, Schedule),
     }
-
-
-def _drawn(seed: int | None) -> int:
-    """Draws a seed where none is given: the pilot and the other sizes hold out the same part."""
-    return int(np.random.default_rng().integers(2**31)) if seed is None else seed
 
 
 def _check_budget(budget_s: float) -> float:

@@ -1,7 +1,7 @@
 """Short trainings at the sizes that may beat the pilot's, each decided on by those before it."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ def train_sizes(
     timings: Sequence[TimedRounds],
     in_fit: TimeInFit | None,
     rule: str | None,
+    run: Callable[..., SizeCheck] = run_size_check,
 ) -> Trainings:
     """Train sizes to the loss that the pilot reached, while one may be better and time is left.
 
@@ -55,47 +56,53 @@ def train_sizes(
         timings: The updates that were timed.
         in_fit: What an update takes in `fit`; None for the train step alone.
         rule: How the learning rate follows the batch size.
+        run: Trains a size, as `run_size_check`.
     """
     checks: tuple[SizeCheck, ...] = ()
     failures: list[str] = []
+    build_s = (pilot and pilot.build_s) or 0.0
     while True:
         found = trained_runs(timings, in_fit=in_fit, pilot=pilot, checks=checks)
         if pilot is None or pilot.missing is not None or not found.tried:
             return Trainings(ended="the pilot reached no loss that other sizes could be trained to")
-        needed_s = {size: _needed_s(found, pilot, size) for size in promising_sizes(found)}
+        needed_s = {
+            size: build_s + _training_s(found, pilot, size) for size in promising_sizes(found)
+        }
         left_s = task.clock.left_s
         size = next((size for size, seconds in needed_s.items() if seconds <= left_s), None)
         if size is None:
-            reasons = [*failures, *_short_of_time(needed_s, left_s)]
+            short = [
+                f"batch size {size:,} would need about {readable(seconds, 2)} s and "
+                f"{readable(left_s, 2)} s of `budget_s` were left"
+                for size, seconds in list(needed_s.items())[:1]
+            ]
             short_s = {size: seconds - left_s for size, seconds in needed_s.items()}
-            return Trainings(checks, "; ".join(reasons) or None, short_s)
+            return Trainings(checks, "; ".join([*failures, *short]) or None, short_s)
         plan = _plan(task, found, pilot, batch_size=size, rule=rule)
         try:
             with kept_state(task.build()) if task.is_given else contextlib.nullcontext():
-                check = run_size_check(task.build, task.data, plan=plan)
+                check = run(task.build, task.data, plan=plan)
         except Exception as error:
             reason = reason_of(error)
             if reason is None:
                 raise
             failures.append(f"at batch size {size:,} {reason}")
             check = SizeCheck(size, plan.micro_batch_size, None, 0, None, 0.0, "failed")
+        # The pilot may have been built while something else ran beside it.
+        build_s = min(build_s, max(0.0, left_s - task.clock.left_s - check.trained_s))
         checks = (*checks, check)
 
 
-def _short_of_time(needed_s: dict[int, float], left_s: float) -> list[str]:
-    return [
-        f"batch size {size:,} would need about {readable(seconds, 2)} s and "
-        f"{readable(left_s, 2)} s of `budget_s` were left"
-        for size, seconds in list(needed_s.items())[:1]
-    ]
-
-
-def _needed_s(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> float:
-    """Estimate the seconds of a run, building and looks at the held-out loss included."""
-    update_s = found.costs.update_costs[batch_size]
-    training_s = _updates(found, pilot, batch_size) * update_s
-    looks_s = _STRETCHES * (pilot.look_s or 0.0)
-    return (pilot.build_s or 0.0) + training_s + looks_s
+def _training_s(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> float:
+    """Estimate the seconds of a run after its first update, looks at the held-out loss included."""
+    looks_s = pilot.look_s or 0.0
+    # What an update of the pilot took beside its train step; a run starts no epochs.
+    step_s = {way.batch_size: way.time_s for way in found.ways.values()}
+    pilot_s = (pilot.trained_s or 0.0) - looks_s * len(pilot.stretches)
+    base_s = step_s.get(pilot.batch_size, 0.0)
+    beside_s = max(0.0, pilot_s / pilot.updates - base_s) if pilot.trained_s else 0.0
+    update_s = step_s[batch_size] + beside_s
+    return _updates(found, pilot, batch_size) * update_s + _STRETCHES * looks_s
 
 
 def _updates(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> float:

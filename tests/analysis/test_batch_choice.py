@@ -6,7 +6,6 @@ import pytest
 
 from kbatch.analysis.batch_choice import (
     TimedUpdate,
-    accumulation_gain,
     fastest_of_each,
     noise_bounds,
     relative_time,
@@ -102,19 +101,6 @@ def test_the_fastest_micro_batch_stands_for_a_size_and_the_larger_of_equals():
         (32, 32),
         (64, 32),
     ]
-
-
-def test_accumulation_gains_nothing_where_throughput_does_not_rise():
-    whole = on_a_line(sizes=[8, 16])
-    rate = whole[-1].samples_per_second
-    same_rate = [TimedUpdate(b, 16, b / rate) for b in (32, 64, 128)]
-    assert accumulation_gain([*whole, *same_rate], noise_scale=500.0) == pytest.approx(0)
-    # Micro-batches that are twice as fast, as caches can make them.
-    faster = [TimedUpdate(b, 8, b / rate / 2) for b in (32, 64, 128)]
-    gain = accumulation_gain([*whole, *faster], noise_scale=math.inf)
-    assert gain == pytest.approx(1)
-    assert accumulation_gain(whole, noise_scale=500.0) is None
-    assert accumulation_gain(faster, noise_scale=500.0) is None
 
 
 @pytest.mark.parametrize("fields", [(0, 1, 1.0), (4, 8, 1.0), (4, 4, 0.0), (4, 4, math.inf)])

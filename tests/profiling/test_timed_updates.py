@@ -1,4 +1,4 @@
-"""Updates of several sizes, in the ways that a recommendation chooses from."""
+"""Updates of several sizes: whole where they fit."""
 
 import contextlib
 import itertools
@@ -52,20 +52,15 @@ def ways(found):
     return {(t.batch_size, t.micro_batch_size) for t in found.timings}
 
 
-def test_batches_are_timed_whole_in_halves_and_in_parts_where_they_do_not_fit():
-    found = timed(models.stock, fits=16)
-    assert {(8, 8), (16, 16), (16, 8)} <= ways(found)
-    assert {(32, 8), (32, 16)} & ways(found)
-    assert (32, 32) not in ways(found)
-    assert found.reason is None
-
-
+@pytest.mark.parametrize("build", [models.stock, normalised])
 @pytest.mark.parametrize("fits", [16, 32])
-def test_speed_does_not_cut_what_trains_differently_in_parts(fits):
-    found = timed(normalised, fits=fits)
+def test_only_memory_cuts_a_batch_and_what_that_changes_is_said(build, fits):
+    found = timed(build, fits=fits)
     whole = {(size, size) for size in (8, 16, 32) if size <= fits}
     assert ways(found) == whole | ({(32, 16)} if fits == 16 else set())
-    assert ("normal (BatchNormalization)" in " ".join(found.notes)) == (fits == 16)
+    told = "normal (BatchNormalization)" in " ".join(found.notes)
+    assert told == (fits == 16 and build is normalised)
+    assert found.reason is None
 
 
 class RisingClock(contextlib.nullcontext):

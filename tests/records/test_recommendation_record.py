@@ -76,7 +76,6 @@ def test_memory_binds_where_it_ends_the_sizes():
     )
     assert few.memory_ends
     assert few.binding == ("memory",)
-    assert few.accumulation_gain == pytest.approx(0, abs=0.03)
     # The same times, where the data and not memory end the sizes that were run whole.
     enough = make_recommendation(
         n_half=300, noise_scale=2000.0, timings=make_timings(300, fits=32), memory=make_memory(2000)
@@ -167,12 +166,8 @@ def test_parts_that_run_faster_than_the_whole_batch_gain_in_fit_too():
     timings = (*(t for t in whole if t.micro_batch_size == t.batch_size), *halves)
     found = make_recommendation(noise_scale=2000.0, timings=timings)
     assert found.micro_batch_size == 32 < found.batch_size
-    assert found.accumulation_gain > 0.5
     by_size = {row.batch_size: row.samples_per_second.value for row in found.decision.sizes}
     assert by_size[256] == pytest.approx(2 * 256 / (PER_EXAMPLE_S * 356), rel=0.02)
-    # What the data take stays a floor.
-    slow = make_recommendation(noise_scale=2000.0, timings=timings, input_rate=1e4)
-    assert slow.accumulation_gain == pytest.approx(0, abs=0.02)
 
 
 def test_the_pipeline_is_a_floor_and_alone_the_line_of_a_file_without_fit():

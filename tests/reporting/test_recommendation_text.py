@@ -11,7 +11,6 @@ from recommendation_factory import (
     make_timings,
 )
 
-from kbatch.records.fit_time import FitTime
 from kbatch.records.pilot import PilotStretch
 from kbatch.reporting.recommendation_text import answer_line, recommendation_text
 
@@ -189,44 +188,25 @@ def test_the_answer_of_an_older_file_is_marked_and_compares_nothing():
     assert "likely to be more than 5 % faster" not in text
 
 
-def test_other_micro_batches_and_learning_rates_are_weighed():
-    text = flat(make_recommendation())
-    assert "Micro-batch size 64: less memory, 0.695 times the samples/s of 128." in text
-    assert "half of it would need 1.33 times the updates" in text
-
-
-def test_accumulation_that_buys_nothing_is_said_to():
-    assert "Accumulation buys nothing on one device here" in flat(make_recommendation())
-    # Parts that run twice as fast as the whole.
+def test_parts_and_other_learning_rates_are_said():
     timings = tuple(
         dataclasses.replace(t, durations_s=tuple(s / 3 for s in t.durations_s))
         if t.micro_batch_size < t.batch_size
         else t
         for t in make_timings(100, fits=64)
     )
-    faster = make_recommendation(timings=timings, noise_scale=2000.0)
-    assert faster.micro_batch_size < faster.batch_size
-    assert "Accumulation makes the way" in flat(faster)
-    assert f"({faster.batch_size // 64} to an update)" in flat(faster)
-    # Epochs that were slow when they were timed are so for whole batches alone.
-    slow = [(32, 0.00132), (256, 0.00356)]
-    fits = tuple(
-        FitTime(size, (0.009 + s,) * 3, (0.010 + s,) * 3, (0.0,) * 3, None) for size, s in slow
-    )
-    odd = make_recommendation(noise_scale=50.0, fit_times=fits)
-    assert odd.micro_batch_size == odd.batch_size
-    assert "Accumulation buys nothing" in flat(odd)
-    beyond = tuple(
-        dataclasses.replace(t, durations_s=tuple(s / 20 for s in t.durations_s))
-        if (t.batch_size, t.micro_batch_size) == (1024, 64)
-        else t
-        for t in make_timings(100)
-    )
-    untrained = make_recommendation(timings=beyond, checks=(make_check(64, 300),))
-    assert untrained.micro_batch_size == untrained.batch_size <= 64
-    assert "Accumulation" not in flat(untrained)
-    untimed = make_recommendation(timings=make_timings()[:4])
-    assert "Accumulation" not in flat(untimed)
+    found = make_recommendation(timings=timings, noise_scale=2000.0)
+    assert found.micro_batch_size < found.batch_size
+    text = flat(found)
+    assert f"({found.batch_size // 64} to an update)" in text
+    assert "half of it would need 1.33 times the updates" in text
+
+
+def test_of_arrays_fit_alone_shows_the_input():
+    found = make_recommendation(pipeline=None)
+    assert "In `fit` an update of 256 takes" in flat(found)
+    assert "Input pipeline: cannot tell" not in flat(found)
+    assert "Input pipeline: cannot tell" in flat(make_recommendation(pipeline=None, fit_times=()))
 
 
 @pytest.mark.parametrize(

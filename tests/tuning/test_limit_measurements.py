@@ -4,7 +4,7 @@ import keras
 import models
 import pytest
 import tensorflow as tf
-from recommendation_factory import make_timings
+from recommendation_factory import make_pilot, make_timings
 from task_factory import make_task
 
 from kbatch.analysis.binding_limit import INPUT
@@ -83,7 +83,22 @@ def test_a_batch_is_compared_with_its_parts_once():
     model.compile("sgd", "mse")
     x, _ = models.rows(64)
     task = make_task(x, x[:, :3], budget_s=8.0)
-    measure_updates(task, model, batch_sizes=(8, 16), fits=16)
+    measure_updates(task, model, batch_sizes=(8, 16), fits=8)
     calls = TALLY.calls
-    assert pilot_notes(task, model) == ()
+    assert pilot_notes(task, model, make_pilot()) == ()
     assert TALLY.calls == calls > 0
+
+
+class Refusing:
+    """Checks that are not to be made."""
+
+    def difference(self, *given, **options):
+        raise AssertionError("Nothing was to be compared.")
+
+
+def test_what_fits_whole_is_not_compared_nor_layers_that_are_known():
+    model = models.mlp()
+    task = make_task(*models.rows(64), budget_s=8.0, checks=Refusing())
+    found = measure_updates(task, model, batch_sizes=(8, 16), fits=16)
+    assert [(t.batch_size, t.micro_batch_size) for t in found.timings] == [(8, 8), (16, 16)]
+    assert pilot_notes(task, model, make_pilot()) == ()

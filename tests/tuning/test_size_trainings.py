@@ -56,7 +56,7 @@ def test_only_a_size_that_can_end_in_the_time_that_is_left_is_trained():
     found = make_recommendation(pilot=make_pilot(build_s=0.0, look_s=0.0))
     alone = trained_runs(found.timings, in_fit=found.in_fit.line, pilot=found.pilot, checks=())
     updates = forecast_updates(alone.costs, alone.tried).updates
-    needed_s = {b: updates[b] * alone.costs.update_costs[b] for b in promising_sizes(alone)}
+    needed_s = {b: updates[b] * alone.ways[b].time_s for b in promising_sizes(alone)}
     first, *later = needed_s
     # The size of the largest gain fails, and the smaller ones would take longer.
     trained = train(task(full, left_s=1.001 * needed_s[first]), found)
@@ -105,7 +105,7 @@ def test_without_a_loss_to_come_to_nothing_is_trained(changed):
 def test_the_clock_gives_each_measurement_a_part_of_what_is_left():
     now = Clock()
     clock = BudgetClock(60.0, now)
-    names = [MEMORY, SATURATION, NOISE, INPUT, OTHER_SIZES]
+    names = [MEMORY, NOISE, SATURATION, INPUT, OTHER_SIZES]
     parts = []
     for name in names:
         parts.append(clock.part_s(name))

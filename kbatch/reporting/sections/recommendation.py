@@ -7,10 +7,10 @@ from kbatch.reporting.number_text import setting
 from kbatch.reporting.recommendation_certainty import certainty_lines
 from kbatch.reporting.recommendation_limits import binding_line, limit_lines
 from kbatch.reporting.recommendation_text import (
+    LEARNING_RATE_COST,
     answer_line,
     cost_rows,
     cost_title,
-    other_choices,
     trained_sizes,
 )
 from kbatch.reporting.sections.content import Fact, Figure, Note, Section
@@ -77,7 +77,7 @@ def _tables(recommendation: Recommendation) -> tuple[Table, ...]:
 
 
 def _notes(recommendation: Recommendation) -> list[str]:
-    choices = other_choices(recommendation) if trained_sizes(recommendation) else []
+    choices = [LEARNING_RATE_COST] if trained_sizes(recommendation) else []
     return [*choices, *certainty_lines(recommendation)]
 
 
