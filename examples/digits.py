@@ -6,6 +6,7 @@ python examples/digits.py [DIRECTORY]      half a minute on a processor
 import sys
 
 import keras
+import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import kbatch
@@ -37,8 +38,14 @@ def load():
 
 
 def search(x, y, directory, *, batch_sizes=SIZES, epochs=20):
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
     hypermodel = kbatch.BatchSizeHyperModel(
-        build, batch_sizes, micro_batch_size=128, learning_rate_scaling="sqrt", seed=0
+        build,
+        batch_sizes,
+        micro_batch_size=128,
+        dtype_policy="mixed_float16" if on_gpu else "float32",
+        learning_rate_scaling="sqrt",
+        seed=0,
     )
     tuner = kbatch.BatchSizeTuner(
         hypermodel, "val_accuracy", directory=directory, project_name="digits"

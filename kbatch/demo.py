@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from kbatch.profiling.policy_speed import slow_float16_text
 from kbatch.records.loading import RECORD_NAME, load_study
 from kbatch.records.study import Study
 from kbatch.tuning.hypermodel import BatchSizeHyperModel
@@ -57,6 +58,24 @@ def run_demo(
     )
     tuner.search(x, y, validation_split=0.2, epochs=epochs)
     return load_study(tuner)
+
+
+def default_policy(slowdown: float | None) -> tuple[str, str | None]:
+    """Choose the policy where none is given.
+
+    Args:
+        slowdown: How many times as long as float32 float16 takes on this processor, None on a GPU.
+
+    Returns:
+        The policy and, where it is not mixed_float16, why.
+    """
+    slow = slow_float16_text(slowdown)
+    if slow is None:
+        return "mixed_float16", None
+    return "float32", (
+        f"{slow}: the demo trains in float32. For mixed_float16 all the same, give "
+        "`--policy mixed_float16`."
+    )
 
 
 def _check_folder(folder: Path) -> None:

@@ -28,7 +28,9 @@ def add_demo(commands: Any) -> None:
         help="where results go (%(default)s)",
     )
     demo.add_argument(
-        "--policy", default="mixed_float16", metavar="NAME", help="Keras dtype policy (%(default)s)"
+        "--policy",
+        metavar="NAME",
+        help="Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)",
     )
     demo.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of weights and order (%(default)s)"
@@ -51,12 +53,16 @@ def _demo(options: argparse.Namespace) -> None:
         console = Console(width=LOG_WIDTH)
     console.print("Starting TensorFlow ...", highlight=False)
     with quiet_start():
-        from kbatch.demo import run_demo
+        from kbatch.demo import default_policy, run_demo
+        from kbatch.profiling.policy_speed import float16_slowdown
+    policy, why = (options.policy, None) if options.policy else default_policy(float16_slowdown())
+    if why is not None:
+        console.print(why, highlight=False, soft_wrap=True)
     study = run_demo(
         options.output,
         batch_sizes=batch_sizes,
         epochs=epochs,
-        dtype_policy=options.policy,
+        dtype_policy=policy,
         seed=options.seed,
     )
     print_trials(study, console)

@@ -21,6 +21,9 @@ from kbatch.training.trainable_model import check_model
 
 # Slots appear after the first step, and later steps peak higher than early ones.
 STEPS = 5
+# No step is begun where those after the first have taken so long: a processor without float16 units
+# would take minutes.
+_MOST_S = 10.0
 
 Source = SampleRows | SampleElements | Callable[[int], tf.data.Dataset]
 
@@ -34,6 +37,7 @@ class Run(Protocol):
         note: What a reader must know of the data, or None.
         training: Whether it runs train steps.
         step_s: Seconds of a train step of the last run after its first, None where none was timed.
+        stopped_after: Train steps after which the last run ended since they were slow, or None.
     """
 
     model: keras.Model
@@ -41,6 +45,7 @@ class Run(Protocol):
     examples: int | None
     note: str | None
     step_s: float | None
+    stopped_after: int | None
 
     @property
     def variables_bytes(self) -> int:
@@ -187,6 +192,7 @@ class _Run:
         self.examples = self._source.examples if known else None
         self.note = self._source.note if known else None
         self.step_s: float | None = None
+        self.stopped_after: int | None = None
 
     @property
     def variables_bytes(self) -> int:
@@ -225,11 +231,11 @@ class _Run:
         if replicas == 1:  # A strategy takes batches ahead of the steps.
             batches = meter.attach(batches)
         # Not an instance's own `fit`, which may be timed by who measures.
-        self.step_s = None
+        self.step_s = self.stopped_after = None
         steps = _Steps(after_first)
         if self._load.training:
             type(target).fit(target, batches, epochs=1, verbose=0, shuffle=False, callbacks=[steps])
-            self.step_s = steps.step_s
+            self.step_s, self.stopped_after = steps.step_s, steps.stopped_after
         else:
             type(target).predict(target, batches, verbose=0, callbacks=[steps])
         seen = meter.read().largest_batch if replicas == 1 else given // replicas
@@ -278,12 +284,16 @@ class _Run:
 
 
 class _Steps(keras.callbacks.Callback):
-    """Times the steps after the first, which is traced; an epoch ends when the device has."""
+    """Times the steps after the first, which is traced, and ends the run where they are slow.
+
+    An epoch ends when the device has.
+    """
 
     def __init__(self, after_first: Callable[[], None]):
         super().__init__()
         self.step_s: float | None = None
         self._after_first = after_first
+        self.stopped_after: int | None = None
         self._steps = 0
         self._first_s = 0.0
 
@@ -295,6 +305,10 @@ class _Steps(keras.callbacks.Callback):
         self._steps += 1
         if self._steps == 1:
             self._first_s = time.perf_counter()
+        elif batch + 1 < STEPS and time.perf_counter() - self._first_s > _MOST_S:
+            model: Any = self.model
+            model.stop_training = True
+            self.stopped_after = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
         if self._steps > 1:

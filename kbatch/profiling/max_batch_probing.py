@@ -183,6 +183,7 @@ class _Log:
                 purpose,
                 reading.step_s,
                 reading.first_step_bytes,
+                reading.stopped_after,
             )
         )
         return reading

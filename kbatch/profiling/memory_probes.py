@@ -46,6 +46,7 @@ class Reading(NamedTuple):
         step_s: Seconds of a train step after the first, None where none was timed.
         first_step_bytes: Most bytes held at once in the first step, which also compiles and tries
             algorithms; None where it was not told apart.
+        stopped_after: Train steps after which it ended since they were slow, or None.
     """
 
     peak_bytes: int | None
@@ -56,6 +57,7 @@ class Reading(NamedTuple):
     lost: bool = False
     step_s: float | None = None
     first_step_bytes: int | None = None
+    stopped_after: int | None = None
 
     def bytes_below(self, limit_bytes: float) -> int | None:
         """Return the bytes that decide: those of later steps, if the first one fits too.
@@ -279,7 +281,7 @@ class _Subject:
         gc.collect()
         self.memory.reset()
         started_s = time.perf_counter()
-        peak, rows, step_s, lost = None, batch_size, None, False
+        peak, rows, step_s, stopped_after, lost = None, batch_size, None, None, False
         peaks: list[int] = []
 
         def keep_peak() -> None:
@@ -289,7 +291,8 @@ class _Subject:
             self.memory.reset()
 
         try:
-            rows, step_s = self.run.run(batch_size, keep_peak), self.run.step_s
+            rows = self.run.run(batch_size, keep_peak)
+            step_s, stopped_after = self.run.step_s, self.run.stopped_after
             keep_peak()
             peak = peaks[-1]
             self._smallest_that_ran = min(rows, self._smallest_that_ran or rows)
@@ -301,7 +304,15 @@ class _Subject:
             lost = device_is_lost(error)
         duration_s = time.perf_counter() - started_s
         first = peaks[0] if len(peaks) > 1 else None
-        return Reading(peak, rows, duration_s, lost=lost, step_s=step_s, first_step_bytes=first)
+        return Reading(
+            peak,
+            rows,
+            duration_s,
+            lost=lost,
+            step_s=step_s,
+            first_step_bytes=first,
+            stopped_after=stopped_after,
+        )
 
 
 def _start(load: Load, memory_limit_bytes: int | None) -> _Subject:

@@ -1,5 +1,6 @@
 """How fast dtype policies are on this device."""
 
+import functools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.records.examination import Finding, PolicySpeed
+from kbatch.reporting.number_text import readable
 from kbatch.training.dtype_policy import dtype_policy_scope
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
@@ -18,6 +20,8 @@ _SAME_SPEED = 0.1
 _BLOCK_S = 0.15
 # A policy whose step takes longer is timed once: the answer is clear.
 _SLOW_S = 1.0
+# From so many times the time of float32 on, float16 is no choice for a processor.
+_FAR_SLOWER = 10.0
 
 
 def measure_policy_speeds(
@@ -25,6 +29,7 @@ def measure_policy_speeds(
     rounds: int = 5,
     width: int | None = None,
     make_step: Callable[[str, int], Callable[[], object]] | None = None,
+    policies: Sequence[str] = POLICIES,
 ) -> tuple[PolicySpeed, ...]:
     """Times a train step of a dense net under each policy, in turns.
 
@@ -35,12 +40,13 @@ def measure_policy_speeds(
         rounds: How many rounds; in each every policy has one turn.
         width: Units of a layer and examples in a batch; 4096 on a GPU and 512 on a CPU if None.
         make_step: Returns the step of a policy and a width, None for that of the dense net.
+        policies: Names of the policies.
     """
     make_step = make_step or _train_step
     if width is None:
         width = 4096 if tf.config.list_physical_devices("GPU") else 512
-    steps = {policy: make_step(policy, width) for policy in POLICIES}
-    times_s: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    steps = {policy: make_step(policy, width) for policy in policies}
+    times_s: dict[str, list[float]] = {policy: [] for policy in policies}
     calls: dict[str, int] = {}
     for policy, step in steps.items():
         step()  # Compilation is no part of a step.
@@ -53,7 +59,33 @@ def measure_policy_speeds(
     for _ in range(rounds):
         for policy in order.sample(list(calls), len(calls)):
             times_s[policy].append(_time_s(steps[policy], calls[policy]))
-    return tuple(PolicySpeed(policy, tuple(times_s[policy])) for policy in POLICIES)
+    return tuple(PolicySpeed(policy, tuple(times_s[policy])) for policy in policies)
+
+
+@functools.cache
+def float16_slowdown() -> float | None:
+    """Return how many times as long as in float32 a matrix product takes in float16 on the CPU.
+
+    It takes about half a second, starts TensorFlow's devices and is done once in a process. None
+    where there is a GPU.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return None
+    float32, float16 = measure_policy_speeds(
+        rounds=1, width=256, make_step=_product, policies=("float32", "mixed_float16")
+    )
+    return 1 / float16.times_as_fast_as(float32)
+
+
+def slow_float16_text(slowdown: float | None) -> str | None:
+    """Return what to know of a processor that computes float16 far slower, None of another one.
+
+    Args:
+        slowdown: What `float16_slowdown` returned.
+    """
+    if slowdown is None or slowdown <= _FAR_SLOWER:
+        return None
+    return f"float16 takes {readable(slowdown, 2)} times as long as float32 on this processor"
 
 
 def policy_finding(speeds: Sequence[PolicySpeed], device: str) -> Finding:
@@ -92,6 +124,12 @@ def _train_step(policy: str, width: int) -> Callable[[], object]:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("sgd", loss)
     return lambda: model.train_on_batch(x, y)
+
+
+def _product(policy: str, width: int) -> Callable[[], object]:
+    values = np.random.default_rng(0).normal(size=(width, width))
+    matrix = tf.constant(values, keras.DTypePolicy(policy).compute_dtype)
+    return lambda: tf.linalg.matmul(matrix, matrix).numpy()
 
 
 def _time_s(step: Callable[[], object], calls: int) -> float:

@@ -27,6 +27,7 @@ class ProbeRecord:
         step_s: Seconds of a train step after the first, None where none was timed.
         first_step_peak_memory_bytes: Most bytes held at once in the first step, which also
             compiles and tries algorithms; None where it was not told apart.
+        stopped_after: Train steps after which it ended since they were slow, None where all ran.
     """
 
     batch_size: int
@@ -36,6 +37,7 @@ class ProbeRecord:
     purpose: str = "search"
     step_s: float | None = None
     first_step_peak_memory_bytes: int | None = None
+    stopped_after: int | None = None
 
     def __post_init__(self):
         if self.outcome not in OUTCOMES:

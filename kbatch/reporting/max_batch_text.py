@@ -62,7 +62,20 @@ def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
             f"{memory_text(result.free_bytes)} were free, the largest piece "
             f"{memory_text(result.largest_free_block_bytes)}."
         )
-    return [*lines, *result.notes]
+    slow = slow_steps_text(result)
+    return [*lines, *([] if slow is None else [slow]), *result.notes]
+
+
+def slow_steps_text(result: MaxBatchSizeResult) -> str | None:
+    """Return which sizes were run for fewer steps than others, None where none was."""
+    slow = [probe for probe in result.probes if probe.stopped_after is not None]
+    if not slow:
+        return None
+    largest = max(slow, key=lambda probe: probe.batch_size)
+    return (
+        f"Steps of {counted(largest.batch_size, 'example')} take {readable(largest.step_s or 0)} "
+        f"s: memory was read from {largest.stopped_after} of them, and later ones may take more."
+    )
 
 
 def _with_error(value: float, error: float | None) -> str:

@@ -25,6 +25,7 @@ from kbatch.profiling.probe_places import OF_SEVERAL_REPLICAS, search_in_place
 from kbatch.records.json_files import load_if_readable, write_record
 from kbatch.records.max_batch import MaxBatchSizeResult
 from kbatch.records.micro_batch_limit import MicroBatchLimit
+from kbatch.reporting.max_batch_text import slow_steps_text
 from kbatch.reporting.number_text import counted
 from kbatch.reporting.where_measured import neighbours_text
 from kbatch.training.fingerprint import model_fingerprint
@@ -145,6 +146,7 @@ class AutoMicroBatch:
             key=key,
             directory=directory,
             left_s=None if left is None else left.seconds(self._example_s(result)),
+            example_s=self._example_s(result),
         )
         notes = (fastest.note, _note(result, most, search_s))
         bound = most < result.max_batch_size or result.memory_bound
@@ -289,10 +291,12 @@ def _note(result: MaxBatchSizeResult, size: int, search_s: float) -> str:
             f"{result.max_batch_size}, ran out of memory in training.{_beside(result)}"
         )
     took = f"found in {search_s:.1f} s" if search_s else "from an earlier search"
-    return (
+    found = (
         f"Up to {size} examples fit at once ({result.reason}), {took} with "
         f"{counted(len(result.probes), 'probe')}.{_beside(result)}"
     )
+    slow = slow_steps_text(result)
+    return found if slow is None else f"{found} {slow}"
 
 
 def _beside(result: MaxBatchSizeResult) -> str:

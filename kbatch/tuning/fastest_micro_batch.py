@@ -27,6 +27,8 @@ from kbatch.training.replica_meter import replica_count
 
 # Geometric mean of the nets of `benchmarks/auto_micro_batch.py` at eight times their own batches.
 _PLAUSIBLE_GAIN = 1.2
+# Fewest updates that timing runs: three to warm each of two sizes up, and two rounds of both.
+_FEWEST_UPDATES = 10
 
 
 class TimedMicroBatch(NamedTuple):
@@ -71,6 +73,7 @@ class FastestMicroBatch:
         key: str,
         directory: Path | None,
         left_s: float | None = None,
+        example_s: float = 0.0,
     ) -> TimedMicroBatch:
         """Chooses the size for a batch.
 
@@ -83,6 +86,7 @@ class FastestMicroBatch:
             directory: Where times are kept for later runs of the search, or None.
             left_s: Seconds of training that the search has left at its large sizes, None where
                 that is not known: sizes are timed only where they could save as much.
+            example_s: Seconds of training on an example, as far as they are known.
         """
         largest_fit = equal_parts(batch_size, most)
         reason = self._reason_not_to_time(model, source, batch_size, most, directory)
@@ -92,7 +96,7 @@ class FastestMicroBatch:
         for size in dict.fromkeys((max(self._largest, batch_size), batch_size)):
             profile = self._known(model, key, size, directory)
             if profile is None:
-                reason = _reason_of_cost(left_s)
+                reason = _reason_of_cost(left_s, update_s=size * example_s)
                 if reason is not None:
                     note = f"Micro-batches of {largest_fit}: {reason}."
                     return TimedMicroBatch(largest_fit, 0.0, note)
@@ -175,8 +179,16 @@ class FastestMicroBatch:
         return profile
 
 
-def _reason_of_cost(left_s: float | None) -> str | None:
-    if left_s is None or left_s * (1 - 1 / _PLAUSIBLE_GAIN) >= TIMING.time_budget_s:
+def _reason_of_cost(left_s: float | None, *, update_s: float) -> str | None:
+    cost_s = max(TIMING.time_budget_s, _FEWEST_UPDATES * update_s)
+    if left_s is None:
+        if cost_s == TIMING.time_budget_s:
+            return None
+        return (
+            f"the most that fit, since timing smaller ones would take {readable(cost_s, 2)} s and "
+            "it is not known how much training is left to repay it"
+        )
+    if left_s * (1 - 1 / _PLAUSIBLE_GAIN) >= cost_s:
         return None
     return (
         "the most that fit, since smaller ones could not save what timing them takes in about "

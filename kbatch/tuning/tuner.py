@@ -13,6 +13,7 @@ from keras_tuner.src.engine.trial import TrialStatus
 
 from kbatch.instruments.device_memory import gpu_in_use
 from kbatch.instruments.failures import device_is_lost
+from kbatch.profiling.policy_speed import float16_slowdown, slow_float16_text
 from kbatch.records.goodput import GoodputRecord
 from kbatch.records.json_files import RecordError
 from kbatch.records.loading import RECORD_NAME
@@ -140,7 +141,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.time_cap_s: float | None = None
         self._live: list[LivePlot] = []
         self._resume = resume
-        self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
+        self._explored: tuple[dict[str, str], dict[str, Any], float | None] = ({}, {}, None)
         # What is said when a search begins.
         self._found: list[str] = []
         self._before(Path(directory or ".") / (project_name or "untitled_project"), overwrite)
@@ -177,6 +178,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         try:
             with self._progress, self._lock(), self._isolation(args, kwargs):
                 self._compare_search(args, kwargs)
+                self._say_slow_policy()
                 self._say_what_is_kept()
                 self._begin_goodput(args, kwargs)
                 # keras-tuner's display and Keras's bar are silent: this one shows both.
@@ -220,16 +222,19 @@ class BatchSizeTuner(keras_tuner.Tuner):
         else:
             trial.hyperparameters = self._isolated.run(self, trial, self._progress.show)
 
-    def explore(self) -> tuple[dict[str, str], dict[str, Any]]:
+    def explore(self) -> tuple[dict[str, str], dict[str, Any], float | None]:
         """Builds the model to find the search space, in this process.
 
         Returns:
-            The facts of the space and the model, and the hyperparameters that it was built with.
+            The facts of the space and the model, the hyperparameters that it was built with, and
+            how many times as long float16 takes as float32, None where no trial runs under it.
         """
         super()._populate_initial_space()
         known = _readable_identity(Path(self.project_dir))
         values, facts = self.hypermodel.described(known and known.hyperparameters)
-        return space_facts(self.oracle.get_space()) | facts, values
+        halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
+        slowdown = float16_slowdown() if halves else None
+        return space_facts(self.oracle.get_space()) | facts, values, slowdown
 
     def on_trial_begin(self, trial: Any) -> None:
         """Shows that a trial begins; keras-tuner calls it."""
@@ -372,7 +377,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Compares the search with the one in the directory, and says what was found there."""
-        project, (facts, values) = Path(self.project_dir), self._explored
+        project, (facts, values, _) = Path(self.project_dir), self._explored
         given = objective_facts(self.oracle.objective) | facts | fit_facts(args, kwargs)
         present = SearchIdentity(given, values)
         note = check_identity(project, lambda _: present, unchecked=self._resume == "unchecked")
@@ -382,6 +387,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
             note_in_identity(project, line)
             self._progress.say(line)
         self._found = []
+
+    def _say_slow_policy(self) -> None:
+        slow = slow_float16_text(self._explored[2])
+        if slow is not None:
+            self._progress.say(
+                f'{slow}: give `BatchSizeHyperModel` `dtype_policy="float32"` for faster trials.'
+            )
 
     def _say_what_is_kept(self) -> None:
         ended = 0 if self._is_worker() else len(self.oracle.ended_trials)

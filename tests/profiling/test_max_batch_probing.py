@@ -17,6 +17,7 @@ from kbatch.profiling.max_batch_probing import probe_max_batch
 from kbatch.profiling.memory_probes import LoadFacts, ProcessProbes, Reading
 from kbatch.profiling.memory_refusals import weights_alone_do_not_fit, weights_do_not_fit
 from kbatch.records.usage import GpuProcess
+from kbatch.reporting.max_batch_text import max_batch_lines
 from kbatch.training.errors import InputError, OutOfMemoryError
 
 LIMIT = 10_000
@@ -330,3 +331,16 @@ def test_what_is_measured_beside_others_says_so(monkeypatch):
     assert facts.notes[1].startswith(beside)
     found = probe(ComputedProbes(other_processes=facts.other_processes))
     assert found.other_processes == facts.other_processes
+
+
+def test_the_record_and_its_text_name_the_sizes_whose_steps_were_too_slow_to_run_all():
+    class Slow(ComputedProbes):
+        def read(self, size):
+            slow = {"step_s": 0.03 * size, "stopped_after": 2} if size > 400 else {}
+            return super().read(size)._replace(**slow)
+
+    found = probe(Slow(), max_batch_size=500)
+    assert {p.batch_size for p in found.probes if p.stopped_after == 2} == {500}
+    (line,) = [line for line in max_batch_lines(found) if "memory was read" in line]
+    assert line.startswith("Steps of 500 examples take 15.0 s: memory was read from 2 of them")
+    assert not [line for line in max_batch_lines(probe(ComputedProbes())) if "was read" in line]

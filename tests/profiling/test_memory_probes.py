@@ -4,6 +4,7 @@ import keras
 import models
 import pytest
 import tensorflow as tf
+from fake_clock import FakeClock
 
 from kbatch.profiling.loads import Load
 from kbatch.profiling.memory_probes import ProcessProbes, Reading, worker_probes
@@ -18,7 +19,8 @@ LOST = "Failed to allocate 8 bytes: CUDA_ERROR_ILLEGAL_ADDRESS"
 class FailingRun:
     """A load that fails from a size on, as a GPU would."""
 
-    training, examples, note, variables_bytes, step_s = True, None, None, 4, None
+    training, examples, note, variables_bytes = True, None, None, 4
+    step_s = stopped_after = None
 
     def __init__(self, text, *, above=8):
         self.model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
@@ -114,3 +116,25 @@ def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_comp
     assert "train_step" not in vars(model)
     for one, other in zip(weights, model.get_weights(), strict=True):
         assert (one == other).all()
+@pytest.mark.parametrize(("step_s", "stopped_after"), [(2.0, None), (6.0, 3), (40.0, 2)])
+def test_slow_steps_end_a_probe_early(monkeypatch, step_s, stopped_after):
+    clock = FakeClock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    steps = []
+
+    class Slow(keras.Sequential):
+        def train_step(self, data):
+            steps.append(clock.sleep(step_s))
+            return super().train_step(data)
+
+    def build():
+        model = Slow([keras.layers.Input((8,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        return model
+
+    source = sample_of(FitData(models.rows(8)[0], models.rows(8, features=3)[0]))
+    reading = ProcessProbes(Load(build, source, "float32").start(), None, "here").read(4)
+    assert reading.stopped_after == stopped_after
+    assert len(steps) == (stopped_after or 5)
+    assert reading.step_s == pytest.approx(step_s)
+    assert reading.peak_bytes > 0

@@ -1,8 +1,17 @@
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from fake_clock import FakeClock
 
-from kbatch.profiling.policy_speed import POLICIES, measure_policy_speeds, policy_finding
+from kbatch.profiling.policy_speed import (
+    POLICIES,
+    _product,
+    float16_slowdown,
+    measure_policy_speeds,
+    policy_finding,
+    slow_float16_text,
+)
 from kbatch.records.examination import PolicySpeed
 
 
@@ -55,3 +64,17 @@ def test_a_policy_that_is_far_too_slow_is_timed_once(monkeypatch):
     assert [len(speed.step_times_s) for speed in (float32, float16, bfloat16)] == [5, 1, 5]
     assert float16.times_as_fast_as(float32) == pytest.approx(0.01 / 8)
     assert bfloat16.times_as_fast_as(float32) == pytest.approx(2)
+
+
+def test_only_a_processor_that_is_far_slower_in_float16_is_told_of():
+    assert slow_float16_text(9.0) is slow_float16_text(None) is None
+    told = "float16 takes 520 times as long as float32 on this processor"
+    assert slow_float16_text(520.3) == told
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="about processors")
+def test_a_product_in_float16_is_timed_against_one_in_float32():
+    float32, float16 = (_product(policy, 4)() for policy in ("float32", "mixed_float16"))
+    assert (float32.dtype, float16.dtype) == ("float32", "float16")
+    np.testing.assert_allclose(float16, float32, rtol=0, atol=1e-2)
+    assert float16_slowdown() > 0

@@ -65,12 +65,12 @@ def files(directory):
     return sorted(f for f in found if not f.name.endswith(others))
 
 
-def plant(source, directory, size, **changed):
+def plant(source, directory, size, *, probe=(), **changed):
     """Makes a search in `directory` find that another one found `size`."""
     for file in files(source):
         content = json.loads(file.read_text())
-        probe = content["record"]["probes"][0] | {"batch_size": size}
-        content["record"] |= {"max_batch_size": size, "probes": [probe], **changed}
+        probes = [content["record"]["probes"][0] | {"batch_size": size} | dict(probe)]
+        content["record"] |= {"max_batch_size": size, "probes": probes, **changed}
         target = directory / "search" / FOLDER / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(content))
@@ -175,9 +175,11 @@ def test_the_fastest_size_is_trained_with(study, directory, tmp_path):
 
 
 def test_micro_batches_are_equal_parts(study, directory, tmp_path):
-    plant(directory, tmp_path, 12, in_window=True)
+    slow = {"stopped_after": 2, "step_s": 12.4}
+    plant(directory, tmp_path, 12, probe=slow, in_window=True)
     (run,) = runs(search(tmp_path, sizes=(32,)))
     assert (run.micro_batch_size, run.most_in_memory) == (11, 12)
+    assert "Steps of 12 examples take 12.4 s: memory was read from 2 of them" in run.notes[-1]
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ SOURCE = sample_of(FitData(*models.rows(94)))
 
 
 def find(
-    fastest, directory, *, batch_size=64, most=64, model=None, source=SOURCE, key="key", left_s=None
+    fastest, directory, *, batch_size=64, most=64, model=None, source=SOURCE, key="key", **costs
 ):
     return fastest.find(
         model or models.mlp(),
@@ -38,7 +38,7 @@ def find(
         most=most,
         key=key,
         directory=directory,
-        left_s=left_s,
+        **costs,
     )
 
 
@@ -107,6 +107,15 @@ def test_what_could_not_save_its_own_time_is_not_timed(tmp_path, planted):
     assert not times(tmp_path / "none")
     # What is known costs nothing.
     assert find(fresh(), planted, left_s=60.0).size == 16
+
+
+@pytest.mark.parametrize(("left_s", "said"), [(80.0, "in about 80 s"), (None, "would take 20 s")])
+def test_slow_updates_are_timed_only_where_more_training_repays_them(tmp_path, left_s, said):
+    # An update takes 2 s.
+    found = find(fresh(), tmp_path, left_s=left_s, example_s=2 / 64)
+    assert (found.size, found.search_s) == (64, 0.0)
+    assert said in found.note
+    assert not times(tmp_path)
 
 
 def test_the_fastest_is_chosen(planted):

@@ -77,6 +77,16 @@ def test_going_on_says_what_is_kept(found, capsys):
     assert "2 trials of an earlier run kept in " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
+def test_slow_float16_is_told_of_once_before_the_first_trial(monkeypatch, tmp_path, capsys, policy):
+    monkeypatch.setattr("kbatch.tuning.tuner.float16_slowdown", lambda: 520.0)
+    hypermodel = searches.stock(batch_sizes=(16, 32), dtype_policy=policy)
+    search(tmp_path, hypermodel, fit={"verbose": 1, "epochs": 1})
+    before, _ = capsys.readouterr().out.split("trial 1/2", 1)
+    told = "float16 takes 520 times as long as float32 on this processor: give"
+    assert before.count(told) == (policy == "mixed_float16")
+
+
 def test_another_objective_in_the_same_directory_is_refused(found):
     tuner, _ = found
     arguments = {"executions_per_trial": 2, "keep_checkpoints": 1, "objective": "val_loss"}
