@@ -116,6 +116,8 @@ def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_comp
     assert "train_step" not in vars(model)
     for one, other in zip(weights, model.get_weights(), strict=True):
         assert (one == other).all()
+
+
 @pytest.mark.parametrize(("step_s", "stopped_after"), [(2.0, None), (6.0, 3), (40.0, 2)])
 def test_slow_steps_end_a_probe_early(monkeypatch, step_s, stopped_after):
     clock = FakeClock()
@@ -123,9 +125,9 @@ def test_slow_steps_end_a_probe_early(monkeypatch, step_s, stopped_after):
     steps = []
 
     class Slow(keras.Sequential):
-        def train_step(self, data):
+        def compute_loss(self, *args, **kwargs):
             steps.append(clock.sleep(step_s))
-            return super().train_step(data)
+            return super().compute_loss(*args, **kwargs)
 
     def build():
         model = Slow([keras.layers.Input((8,)), keras.layers.Dense(3)])
