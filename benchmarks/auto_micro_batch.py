@@ -25,9 +25,9 @@ from nets import Net, nets
 from side_by_side import interleaved, ratio, ratio_interval
 
 import kbatch
-from kbatch.training.data import FitData
-from kbatch.training.sample_rows import sample_of
-from kbatch.tuning.auto_micro_batch import AutoMicroBatch
+from kbatch.search.auto_micro_batch import AutoMicroBatch
+from kbatch.training.data.data import FitData
+from kbatch.training.data.sample_rows import sample_of
 
 TIMES = (1, 8)
 MOMENTS_EVERY = 8

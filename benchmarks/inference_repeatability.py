@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from inference_nets import inference_nets
 
 import kbatch
-from kbatch.profiling.inference_inputs import inference_inputs
-from kbatch.profiling.inference_paths import call_paths_of
-from kbatch.profiling.timing_rounds import warm_up_calls
+from kbatch.inference.call_paths import call_paths_of
+from kbatch.inference.inference_inputs import inference_inputs
+from kbatch.timing.timing_rounds import warm_up_calls
 
 SIZES = kbatch.powers_of_two(1, 256)
 NEIGHBOUR = """

@@ -33,9 +33,9 @@ from inference_nets import inference_nets
 from other_processes import CALM_CORES, OtherProcesses, wait_for_calm
 
 import kbatch
-from kbatch.profiling.inference_inputs import inference_inputs
-from kbatch.profiling.inference_paths import call_paths_of
-from kbatch.profiling.timing_rounds import warm_up_calls
+from kbatch.inference.call_paths import call_paths_of
+from kbatch.inference.inference_inputs import inference_inputs
+from kbatch.timing.timing_rounds import warm_up_calls
 
 QUANTILE = 0.95
 CALLS = 59

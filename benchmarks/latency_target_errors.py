@@ -15,7 +15,7 @@ import argparse
 
 import numpy as np
 
-from kbatch.analysis.latency_target import best_try, search_latency_target
+from kbatch.inference.target_search import best_try, search_latency_target
 
 TARGET_S, QUANTILE, HICCUP_S, DRIFT = 0.06, 0.95, 0.1, 0.2
 SIZES = (1, 8, 64, 512)

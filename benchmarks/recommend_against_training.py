@@ -32,7 +32,7 @@ from sklearn.datasets import make_classification
 
 import kbatch
 from kbatch.analysis.timescales import FOLLOWERS
-from kbatch.demo import build_model, load_digits
+from kbatch.cli.demo import build_model, load_digits
 from kbatch.training.scaled_model import scaled_model
 
 layers, optimizers = keras.layers, keras.optimizers

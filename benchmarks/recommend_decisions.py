@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.batch_choice import TimedUpdate, relative_time
-from kbatch.analysis.batch_decision import TrainedRuns, decide, promising_sizes
-from kbatch.analysis.goodput_search import Tried
-from kbatch.analysis.size_costs import TimedRounds
+from kbatch.analysis.next_size import Tried
+from kbatch.recommendation.batch_choice import TimedUpdate, relative_time
+from kbatch.recommendation.batch_decision import TrainedRuns, decide, promising_sizes
+from kbatch.throughput.timed_rounds import TimedRounds
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 PILOT, MOST_RUNS, LOST = 32, 5, 1.3

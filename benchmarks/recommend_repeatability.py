@@ -20,7 +20,7 @@ import keras
 from inference_repeatability import neighbour
 
 import kbatch
-from kbatch.demo import build_model, load_digits
+from kbatch.cli.demo import build_model, load_digits
 
 layers = keras.layers
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.execution import EpochRecord, ExecutionRecord
 from kbatch.records.json_files import write_record
-from kbatch.records.study import SearchRecord
-from kbatch.records.trial import Objective, TrialRecord
+from kbatch.study.study_record import SearchRecord
+from kbatch.study.trial import Objective, TrialRecord
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 EPOCHS, WINDOWS, EXAMPLES = 20, 30, 1437

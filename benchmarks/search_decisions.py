@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from kbatch.analysis.goodput_search import SizeCosts, Tried, next_size, pilot_size
+from kbatch.analysis.next_size import SizeCosts, Tried, next_size, pilot_size
 
 SIZES = (16, 32, 64, 128, 256, 512)
 OVERHEADS = (10, 50, 200)  # a / b, in examples

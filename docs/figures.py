@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import kbatch
-from kbatch.reporting.figures.saving import save_figure
+from kbatch.plotting.saving import save_figure
 
 HERE = Path(__file__).parent
 DATA, IMAGES = HERE / "data", HERE / "images"
@@ -30,7 +30,7 @@ def search(name, objective, batch_sizes, micro_batch_size, epochs, callbacks):
     """Runs a search on the digits and keeps its study in one file."""
     import keras_tuner
 
-    from kbatch.demo import build_model, load_digits
+    from kbatch.cli.demo import build_model, load_digits
 
     x, y = load_digits()
     # `validation_split` takes the last rows, which other people wrote.

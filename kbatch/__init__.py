@@ -10,51 +10,51 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 _HOME_OF = {
-    "BatchSizeHyperModel": "kbatch.tuning.hypermodel",
-    "BatchSizeTuner": "kbatch.tuning.tuner",
+    "BatchSizeHyperModel": "kbatch.search.hypermodel",
+    "BatchSizeTuner": "kbatch.search.tuner",
     "ExampleBudget": "kbatch.training.budgets",
-    "GpuMonitor": "kbatch.instruments.gpu_monitor",
-    "InferenceProfile": "kbatch.records.inference",
-    "InputPipelineProfile": "kbatch.records.input_pipeline",
-    "LivePlot": "kbatch.tuning.live_plot",
-    "MaxBatchSizeResult": "kbatch.records.max_batch",
-    "OutOfMemoryError": "kbatch.training.errors",
-    "Recommendation": "kbatch.records.recommendation",
+    "GpuMonitor": "kbatch.device.gpu_monitor",
+    "InferenceProfile": "kbatch.inference.inference_record",
+    "InputPipelineProfile": "kbatch.input_pipeline.input_pipeline_record",
+    "LivePlot": "kbatch.search.live_plot",
+    "MaxBatchSizeResult": "kbatch.memory.max_batch_record",
+    "OutOfMemoryError": "kbatch.errors",
+    "Recommendation": "kbatch.recommendation.recommendation_record",
     "StopAtTarget": "kbatch.training.stop_at_target",
-    "Study": "kbatch.records.study",
+    "Study": "kbatch.study.study_record",
     "TimeBudget": "kbatch.training.budgets",
-    "TrainingProfile": "kbatch.records.training_profile",
+    "TrainingProfile": "kbatch.throughput.training_profile_record",
     "UpdateBudget": "kbatch.training.budgets",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
-    "find_max_batch_size": "kbatch.profiling.max_batch",
-    "load_study": "kbatch.records.loading",
-    "plot_goodput": "kbatch.reporting.figures.goodput",
-    "plot_gpu_timeline": "kbatch.reporting.figures.gpu_timeline",
-    "plot_inference_memory": "kbatch.reporting.figures.inference_memory",
-    "plot_inference_noise": "kbatch.reporting.figures.inference_noise",
-    "plot_inference_operating_curve": "kbatch.reporting.figures.inference_operating_curve",
-    "plot_inference_paths": "kbatch.reporting.figures.inference_paths",
-    "plot_inference_tails": "kbatch.reporting.figures.inference_tails",
-    "plot_inference_throughput": "kbatch.reporting.figures.inference_throughput",
-    "plot_input_pipeline": "kbatch.reporting.figures.input_pipeline",
-    "plot_learning_curves": "kbatch.reporting.figures.learning_curves",
-    "plot_limits": "kbatch.reporting.figures.limits",
-    "plot_memory": "kbatch.reporting.figures.memory",
-    "plot_noise_scale": "kbatch.reporting.figures.noise_scale",
-    "plot_pareto": "kbatch.reporting.figures.pareto",
-    "plot_ranking": "kbatch.reporting.figures.ranking",
-    "plot_time_to_target": "kbatch.reporting.figures.time_to_target",
-    "plot_training_profile": "kbatch.reporting.figures.training_profile",
-    "plot_trials": "kbatch.reporting.figures.trials",
+    "find_max_batch_size": "kbatch.memory.max_batch",
+    "load_study": "kbatch.study.loading",
+    "plot_goodput": "kbatch.study.figures.goodput",
+    "plot_gpu_timeline": "kbatch.study.figures.gpu_timeline",
+    "plot_inference_memory": "kbatch.inference.figures.memory",
+    "plot_inference_noise": "kbatch.inference.figures.noise",
+    "plot_inference_operating_curve": "kbatch.inference.figures.operating_curve",
+    "plot_inference_paths": "kbatch.inference.figures.paths",
+    "plot_inference_tails": "kbatch.inference.figures.tails",
+    "plot_inference_throughput": "kbatch.inference.figures.throughput",
+    "plot_input_pipeline": "kbatch.input_pipeline.input_pipeline_figure",
+    "plot_learning_curves": "kbatch.study.figures.learning_curves",
+    "plot_limits": "kbatch.recommendation.limits_figure",
+    "plot_memory": "kbatch.memory.memory",
+    "plot_noise_scale": "kbatch.study.figures.noise_scale",
+    "plot_pareto": "kbatch.study.figures.pareto",
+    "plot_ranking": "kbatch.study.figures.ranking",
+    "plot_time_to_target": "kbatch.study.figures.time_to_target",
+    "plot_training_profile": "kbatch.throughput.training_profile_figure",
+    "plot_trials": "kbatch.study.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
-    "profile_inference": "kbatch.profiling.inference",
-    "profile_input_pipeline": "kbatch.profiling.input_pipeline",
-    "profile_training": "kbatch.profiling.training",
-    "quiet_start": "kbatch.instruments.quiet_start",
-    "recommend": "kbatch.tuning.recommend",
+    "profile_inference": "kbatch.inference.inference",
+    "profile_input_pipeline": "kbatch.input_pipeline.measure",
+    "profile_training": "kbatch.throughput.measure",
+    "quiet_start": "kbatch.device.quiet_start",
+    "recommend": "kbatch.recommendation.recommend",
     "scale_learning_rate": "kbatch.analysis.learning_rates",
-    "write_report": "kbatch.reporting.report",
+    "write_report": "kbatch.report.report",
 }
 
 __all__ = [
@@ -109,46 +109,46 @@ if TYPE_CHECKING:
     from kbatch import analysis
     from kbatch.analysis.batch_sizes import powers_of_two
     from kbatch.analysis.learning_rates import scale_learning_rate
-    from kbatch.instruments.gpu_monitor import GpuMonitor
-    from kbatch.instruments.quiet_start import quiet_start
-    from kbatch.profiling.inference import profile_inference
-    from kbatch.profiling.input_pipeline import profile_input_pipeline
-    from kbatch.profiling.max_batch import find_max_batch_size
-    from kbatch.profiling.training import profile_training
-    from kbatch.records.inference import InferenceProfile
-    from kbatch.records.input_pipeline import InputPipelineProfile
-    from kbatch.records.loading import load_study
-    from kbatch.records.max_batch import MaxBatchSizeResult
-    from kbatch.records.recommendation import Recommendation
-    from kbatch.records.study import Study
-    from kbatch.records.training_profile import TrainingProfile
-    from kbatch.reporting.figures.goodput import plot_goodput
-    from kbatch.reporting.figures.gpu_timeline import plot_gpu_timeline
-    from kbatch.reporting.figures.inference_memory import plot_inference_memory
-    from kbatch.reporting.figures.inference_noise import plot_inference_noise
-    from kbatch.reporting.figures.inference_operating_curve import plot_inference_operating_curve
-    from kbatch.reporting.figures.inference_paths import plot_inference_paths
-    from kbatch.reporting.figures.inference_tails import plot_inference_tails
-    from kbatch.reporting.figures.inference_throughput import plot_inference_throughput
-    from kbatch.reporting.figures.input_pipeline import plot_input_pipeline
-    from kbatch.reporting.figures.learning_curves import plot_learning_curves
-    from kbatch.reporting.figures.limits import plot_limits
-    from kbatch.reporting.figures.memory import plot_memory
-    from kbatch.reporting.figures.noise_scale import plot_noise_scale
-    from kbatch.reporting.figures.pareto import plot_pareto
-    from kbatch.reporting.figures.ranking import plot_ranking
-    from kbatch.reporting.figures.time_to_target import plot_time_to_target
-    from kbatch.reporting.figures.training_profile import plot_training_profile
-    from kbatch.reporting.figures.trials import plot_trials
-    from kbatch.reporting.report import write_report
+    from kbatch.device.gpu_monitor import GpuMonitor
+    from kbatch.device.quiet_start import quiet_start
+    from kbatch.errors import OutOfMemoryError
+    from kbatch.inference.figures.memory import plot_inference_memory
+    from kbatch.inference.figures.noise import plot_inference_noise
+    from kbatch.inference.figures.operating_curve import plot_inference_operating_curve
+    from kbatch.inference.figures.paths import plot_inference_paths
+    from kbatch.inference.figures.tails import plot_inference_tails
+    from kbatch.inference.figures.throughput import plot_inference_throughput
+    from kbatch.inference.inference import profile_inference
+    from kbatch.inference.inference_record import InferenceProfile
+    from kbatch.input_pipeline.input_pipeline_figure import plot_input_pipeline
+    from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
+    from kbatch.input_pipeline.measure import profile_input_pipeline
+    from kbatch.memory.max_batch import find_max_batch_size
+    from kbatch.memory.max_batch_record import MaxBatchSizeResult
+    from kbatch.memory.memory import plot_memory
+    from kbatch.recommendation.limits_figure import plot_limits
+    from kbatch.recommendation.recommend import recommend
+    from kbatch.recommendation.recommendation_record import Recommendation
+    from kbatch.report.report import write_report
+    from kbatch.search.hypermodel import BatchSizeHyperModel
+    from kbatch.search.live_plot import LivePlot
+    from kbatch.search.tuner import BatchSizeTuner
+    from kbatch.study.figures.goodput import plot_goodput
+    from kbatch.study.figures.gpu_timeline import plot_gpu_timeline
+    from kbatch.study.figures.learning_curves import plot_learning_curves
+    from kbatch.study.figures.noise_scale import plot_noise_scale
+    from kbatch.study.figures.pareto import plot_pareto
+    from kbatch.study.figures.ranking import plot_ranking
+    from kbatch.study.figures.time_to_target import plot_time_to_target
+    from kbatch.study.figures.trials import plot_trials
+    from kbatch.study.loading import load_study
+    from kbatch.study.study_record import Study
+    from kbatch.throughput.measure import profile_training
+    from kbatch.throughput.training_profile_figure import plot_training_profile
+    from kbatch.throughput.training_profile_record import TrainingProfile
     from kbatch.training.accumulation import accumulate_gradients
     from kbatch.training.budgets import ExampleBudget, TimeBudget, UpdateBudget
-    from kbatch.training.errors import OutOfMemoryError
     from kbatch.training.stop_at_target import StopAtTarget
-    from kbatch.tuning.hypermodel import BatchSizeHyperModel
-    from kbatch.tuning.live_plot import LivePlot
-    from kbatch.tuning.recommend import recommend
-    from kbatch.tuning.tuner import BatchSizeTuner
 
 
 def __getattr__(name: str):

@@ -2,6 +2,6 @@
 
 import sys
 
-from kbatch.cli import main
+from kbatch.cli.main import main
 
 sys.exit(main())

@@ -6,8 +6,8 @@ import random
 from records_factory import make_environment, make_execution, make_gpu, make_study, make_trial
 from records_factory import make_usage as usage_of
 
+from kbatch.memory.max_batch_record import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.execution import EpochRecord
-from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.target import Target
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)

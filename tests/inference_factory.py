@@ -3,8 +3,9 @@
 import numpy as np
 from records_factory import make_environment
 
-from kbatch.records.inference import InferenceProfile
-from kbatch.records.inference_measurements import MemoryRecord, TimingRecord, TwinRecord
+from kbatch.inference.inference_record import InferenceProfile
+from kbatch.inference.record import TimingRecord, TwinRecord
+from kbatch.memory.memory_record import MemoryRecord
 
 PEAK_RATE = 10_000.0
 HALF_PEAK = 10.0

@@ -2,9 +2,8 @@
 
 from records_factory import make_study
 
-from kbatch.analysis.long_run import LongRun
-from kbatch.records.input_pipeline import InputPipelineProfile
-from kbatch.records.input_rates import (
+from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
+from kbatch.input_pipeline.input_rates import (
     LongRunRecord,
     RateRecord,
     RemedyRecord,
@@ -12,6 +11,7 @@ from kbatch.records.input_rates import (
     StepSpan,
     UntriedRecord,
 )
+from kbatch.input_pipeline.long_run import LongRun
 
 SPREAD = (1.0, 1.01, 0.99, 1.02, 0.98)
 

@@ -6,14 +6,14 @@ import numpy as np
 from input_profile_factory import make_profile
 from records_factory import make_environment
 
-from kbatch.analysis.batch_decision import decide
 from kbatch.analysis.learning_rates import learning_rate_ratio
-from kbatch.analysis.size_costs import TimedRounds
-from kbatch.records.fit_time import FitTime
-from kbatch.records.max_batch import MaxBatchSizeResult, ProbeRecord
-from kbatch.records.pilot import PilotRecord, PilotStretch
-from kbatch.records.recommendation import Recommendation, trained_runs
-from kbatch.records.size_check import SizeCheck
+from kbatch.memory.max_batch_record import MaxBatchSizeResult, ProbeRecord
+from kbatch.recommendation.batch_decision import decide
+from kbatch.recommendation.fit_time import FitTime
+from kbatch.recommendation.pilot_record import PilotRecord, PilotStretch
+from kbatch.recommendation.recommendation_record import Recommendation, trained_runs
+from kbatch.recommendation.size_check_record import SizeCheck
+from kbatch.throughput.timed_rounds import TimedRounds
 
 SIZES = tuple(2**k for k in range(3, 11))
 PER_EXAMPLE_S = 1e-5

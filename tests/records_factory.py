@@ -2,9 +2,9 @@
 
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.execution import EpochRecord, ExecutionRecord
-from kbatch.records.study import SearchRecord, Study
-from kbatch.records.trial import Objective, TrialRecord
 from kbatch.records.usage import GpuSample, GpuUsage, HostSample, HostUsage, UsageRecord
+from kbatch.study.study_record import SearchRecord, Study
+from kbatch.study.trial import Objective, TrialRecord
 
 VAL_ACCURACY = Objective("val_accuracy", "max")
 FAILURES = {

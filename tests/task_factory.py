@@ -2,11 +2,11 @@
 
 import models
 
-from kbatch.profiling.max_batch import data_source
-from kbatch.profiling.parts_checks import PartsChecks
-from kbatch.training.data import FitData
-from kbatch.tuning.budget_clock import BudgetClock
-from kbatch.tuning.recommendation_task import Task
+from kbatch.memory.max_batch import data_source
+from kbatch.recommendation.budget_clock import BudgetClock
+from kbatch.recommendation.recommendation_task import Task
+from kbatch.training.accumulation.parts_checks import PartsChecks
+from kbatch.training.data.data import FitData
 
 
 def make_task(x, y=None, *, budget_s=60.0, **changed):

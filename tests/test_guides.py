@@ -8,7 +8,7 @@ import pytest
 from code_blocks import ROOT, blocks, kbatch_commands, run_python
 
 import kbatch
-from kbatch.cli import command_parser
+from kbatch.cli.main import command_parser
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", DOCS / "index.md", *sorted(DOCS.glob("*/*.md"))]

@@ -41,13 +41,13 @@ def run(work, heavy, folder):
         ),
         (f"{STUDY} kbatch.plot_trials(study)", f'{HOST}, "pandas"'),
         (
-            f"{STUDY} study.save(sys.argv[1] + '/s.json'); from kbatch import cli;"
+            f"{STUDY} study.save(sys.argv[1] + '/s.json'); from kbatch.cli import main as cli;"
             "assert cli.main(['plot', sys.argv[1] + '/s.json', '--figure', 'pareto', '-o',"
             "sys.argv[1] + '/p.svg']) == 0",
             f'{HOST}, "pandas", "rich"',
         ),
         (
-            "from kbatch import cli, commands\ntry:\n    cli.main(['plot', '--help'])\n"
+            "from kbatch.cli import main as cli\ntry:\n    cli.main(['plot', '--help'])\n"
             "except SystemExit: pass",
             f"{HOST}, {DRAWING}",
         ),
@@ -56,12 +56,13 @@ def run(work, heavy, folder):
         (f"{PROFILE} kbatch.plot_inference_throughput(profile)", f'{HOST}, "pandas"'),
         (f"{STUDY} kbatch.write_report(study, sys.argv[1] + '/r.md')", HOST),
         (
-            f"{PROFILE} from kbatch.cli import main; assert main(['report', str(path), '-o',"
+            f"{PROFILE} from kbatch.cli.main import main; assert main(['report', str(path), '-o',"
             " sys.argv[1] + '/r.html']) == 0",
             f'{HOST}, "pandas"',
         ),
         (
-            "from kbatch.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass",
+            "from kbatch.cli.main import main\ntry:\n    main(['--help'])\n"
+            "except SystemExit:\n    pass",
             f"{HOST}, {DRAWING}",
         ),
         ("import kbatch; kbatch.powers_of_two(1, 8); kbatch.scale_learning_rate", HOST),

@@ -4,7 +4,7 @@ import keras
 import pytest
 from code_blocks import ROOT, run_python
 
-import kbatch.demo
+import kbatch.cli.demo
 
 
 def build():
@@ -23,7 +23,7 @@ def build():
 @pytest.mark.slow
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    x, y = kbatch.demo.load_digits()
+    x, y = kbatch.cli.demo.load_digits()
     names = {"x": x.reshape(-1, 64), "y": y, "build": build}
     run_python(ROOT / "README.md", names)
     assert names["study"].best_trial().metrics["val_accuracy"] > 0.7

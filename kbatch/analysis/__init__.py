@@ -30,7 +30,7 @@ from kbatch.analysis.quantile_bounds import (
     calls_for_quantile,
     quantile_upper_bound,
 )
-from kbatch.analysis.ratios import Ratio
+from kbatch.analysis.ratio import Ratio
 from kbatch.analysis.step_time import StepTime, fit_step_time
 from kbatch.analysis.steps_to_target import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.timescales import scale_beta_2

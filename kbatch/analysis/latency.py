@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from kbatch.analysis.latency_curve import LatencyCurve, fit_latency_curve
 from kbatch.analysis.lines import Line, fit_line
-from kbatch.analysis.ratios import Ratio, ratio_of_estimates
+from kbatch.analysis.ratio import Ratio, ratio_of_estimates
 
 
 @dataclasses.dataclass(frozen=True)

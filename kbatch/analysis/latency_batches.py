@@ -19,7 +19,7 @@ import numpy as np
 from kbatch.analysis.intervals import Interval, t_quantile
 from kbatch.analysis.latency import Latency
 from kbatch.analysis.latency_curve import LatencyCurve
-from kbatch.analysis.ratios import Ratio
+from kbatch.analysis.ratio import Ratio
 
 # A size that is whole but for rounding.
 _ROUNDING = 1e-9

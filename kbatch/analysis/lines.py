@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from kbatch.analysis.departures import Departure, measure_departure
 from kbatch.analysis.intervals import Interval, t_quantile
-from kbatch.analysis.ratios import Ratio, ratio_of_estimates
+from kbatch.analysis.ratio import Ratio, ratio_of_estimates
 
 # Huber's constant: full weight up to as many standard deviations; 99 % efficient for normal errors.
 _FULL_WEIGHT = 2.0

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.analysis.moments import gradient_moments
-from kbatch.analysis.ratios import ratio_of_means
+from kbatch.analysis.ratio import ratio_of_means
 
 # A correlation of neighbours that is estimated as larger is not told from 1.
 _MOST_CORRELATED = 0.95

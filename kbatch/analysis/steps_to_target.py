@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.lines import Line, fit_line
-from kbatch.analysis.ratios import Ratio
+from kbatch.analysis.ratio import Ratio
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Frozen records of what was measured, and their files."""
+"""What every record shares: files, environment, usage and training runs."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate_records import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.analysis.ranges import SHORTEST_S, check_ranges
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 from kbatch.records.noise import EpochNoiseScale, noise_scale, noise_scale_curve
+from kbatch.records.ranges import SHORTEST_S, check_ranges
 from kbatch.records.target import COST_NAMES, Budget, Cost, Target, cost_to_target
 from kbatch.records.usage import UsageRecord
 

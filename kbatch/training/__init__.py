@@ -1,1 +1,1 @@
-"""How a Keras model trains: the accumulating train step, its data and its clock."""
+"""How a Keras model trains: steps, accumulation, clocks and state."""

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.training.errors import InputError
+from kbatch.errors import InputError
 from kbatch.training.kept_state import KeptState
 
 

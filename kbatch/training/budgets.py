@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import keras
 
+from kbatch.errors import InputError
 from kbatch.records.target import Budget
-from kbatch.training.errors import InputError
 from kbatch.training.update_count import updates_made
 
 

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import keras
 
+from kbatch.errors import InputError
 from kbatch.records.target import Target
-from kbatch.training.errors import InputError
 
 _HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")
 _LOWER = ("loss", "error", "perplexity")

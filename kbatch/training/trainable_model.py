@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from kbatch.training.errors import InputTypeError
+from kbatch.errors import InputTypeError
 
 
 def check_compiled(model: Any) -> None:

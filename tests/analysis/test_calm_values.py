@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.calm_values import calm_values
 from kbatch.analysis.latency import fit_latency
+from kbatch.analysis.slow_rounds import calm_values
 
 PEAK_RATE, HALF_PEAK = 10_000.0, 10.0
 SIZES = 2.0 ** np.arange(9)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.analysis.goodput_search import (
+from kbatch.analysis.next_size import (
     NextSize,
     SizeCosts,
     Tried,

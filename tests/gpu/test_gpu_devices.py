@@ -22,12 +22,8 @@ def gpus(scale):
 
 
 def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
-    from kbatch.instruments.environment import read_environment
-    from kbatch.instruments.nvidia_check import (
-        nvidia_findings,
-        read_nvidia,
-        read_tensorflow_build,
-    )
+    from kbatch.device.environment import read_environment
+    from kbatch.device.nvidia_check import nvidia_findings, read_nvidia, read_tensorflow_build
 
     nvidia, environment = read_nvidia(), read_environment()
     record_property("environment", dataclasses.asdict(environment))
@@ -40,7 +36,7 @@ def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
 
 
 def test_nvml_and_nvidia_smi_agree(gpus, record_property):
-    from kbatch.instruments.nvml import opened_nvml, read_driver_version, read_gpu
+    from kbatch.device.nvml import opened_nvml, read_driver_version, read_gpu
 
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not on the path")
@@ -106,7 +102,7 @@ def test_work_is_seen_and_its_energy_agrees_with_its_power(gpus, record_property
 def test_the_peak_of_tensorflows_memory_moves(limited):
     import tensorflow as tf
 
-    from kbatch.instruments.device_memory import DeviceMemory
+    from kbatch.device.device_memory import DeviceMemory
 
     memory, size = DeviceMemory(), 64 * 2**20
     memory.reset()
@@ -125,7 +121,7 @@ def test_the_peak_of_tensorflows_memory_moves(limited):
 def test_gpus_are_found_under_the_settings_of_the_program(gpus, settings):
     import tensorflow as tf
 
-    from kbatch.instruments.tensorflow_gpus import tensorflow_gpus, tensorflow_memory
+    from kbatch.device.tensorflow_gpus import tensorflow_gpus, tensorflow_memory
 
     if settings == "two logical devices":
         halves = [tf.config.LogicalDeviceConfiguration(memory_limit=512)] * 2

@@ -14,8 +14,8 @@ from records_factory import (
 )
 
 from kbatch.records.json_files import RecordError, read_record, write_record
-from kbatch.records.study import Study
-from kbatch.records.trial import TrialRecord
+from kbatch.study.study_record import Study
+from kbatch.study.trial import TrialRecord
 
 RECORDS = [
     make_epochs((0.5,), data_wait_s=None)[0],

@@ -9,7 +9,7 @@ from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.records.json_files import read_record
-from kbatch.records.study import Study
+from kbatch.study.study_record import Study
 
 RNG = np.random.default_rng(0)
 VARIANCES = 90.0 + RNG.normal(size=12)

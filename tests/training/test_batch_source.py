@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 from batch_data import Rows, examples, raising
 
-from kbatch.training.batch_source import batch_source, source_of_py_dataset
-from kbatch.training.batch_stream import BatchStream, first_batch
+from kbatch.errors import InputError
 from kbatch.training.borrowed_step import rows_of
-from kbatch.training.errors import InputError
+from kbatch.training.data.batch_source import batch_source, source_of_py_dataset
+from kbatch.training.data.batch_stream import BatchStream, first_batch
 
 X, Y = models.rows(20)
 FORMS = {

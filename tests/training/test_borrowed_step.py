@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kbatch.errors import InputError
 from kbatch.training.borrowed_step import (
     borrowed_step,
     first_rows,
@@ -13,7 +14,6 @@ from kbatch.training.borrowed_step import (
     rows_of,
     takes_int64,
 )
-from kbatch.training.errors import InputError
 from kbatch.training.micro_batch_steps import micro_batch_steps
 
 

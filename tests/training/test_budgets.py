@@ -7,10 +7,10 @@ import pytest
 from fake_clock import FakeClock
 
 import kbatch
+from kbatch.errors import InputError
 from kbatch.records.target import Budget
+from kbatch.search.fit import TimedFit
 from kbatch.training.budgets import joint_budget
-from kbatch.training.errors import InputError
-from kbatch.training.fit import TimedFit
 
 # 94 rows make three batches of 32.
 X, Y = models.rows(94)

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
-from kbatch.training.data import FitData, in_batches
-from kbatch.training.errors import InputError
+from kbatch.errors import InputError
+from kbatch.training.data.data import FitData, in_batches
 
 MODEL = models.mlp()
 X, Y = models.rows(94)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.timescales import FOLLOWERS
-from kbatch.instruments.worker import Worker
+from kbatch.device.worker import Worker
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.scaled_model import scale_model

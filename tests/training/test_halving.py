@@ -10,7 +10,7 @@ from test_gradient_moments import X, Y, reference, still, tokens
 
 import kbatch
 from kbatch.training.accumulation import measure_moments
-from kbatch.training.accumulation.halving import uncut_part
+from kbatch.training.accumulation.whole_batch_moments import uncut_part
 
 layers = keras.layers
 IDS = np.random.default_rng(3).integers(0, 10, (94, 6))

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.training.data import FitData
-from kbatch.training.held_out import with_held_out
+from kbatch.training.data.data import FitData
+from kbatch.training.data.held_out import with_held_out
 
 
 def split(count=50, **changed):

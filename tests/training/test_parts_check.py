@@ -10,12 +10,12 @@ import tensorflow as tf
 from test_halving import IDS, masked
 
 import kbatch
-from kbatch.profiling.parts_checks import PartsChecks
 from kbatch.records.json_files import read_record, write_record
-from kbatch.records.parts_check import PartsCheck
 from kbatch.training.accumulation.parts_check import check_parts
-from kbatch.training.data import FitData
-from kbatch.training.sample_rows import sample_of
+from kbatch.training.accumulation.parts_check_record import PartsCheck
+from kbatch.training.accumulation.parts_checks import PartsChecks
+from kbatch.training.data.data import FitData
+from kbatch.training.data.sample_rows import sample_of
 
 layers = keras.layers
 X, Y = models.rows(32)

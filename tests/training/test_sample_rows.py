@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.training.data import FitData
-from kbatch.training.errors import InputError
-from kbatch.training.sample_rows import dataset_rows, example_rows, sample_of
+from kbatch.errors import InputError
+from kbatch.training.data.data import FitData
+from kbatch.training.data.sample_rows import dataset_rows, example_rows, sample_of
 
 X, Y = models.rows(100)
 

@@ -6,8 +6,8 @@ from kbatch.training.accumulation.binding import (
     accumulation_of,
     varying_micro_batch,
 )
-from kbatch.training.accumulation.halving import measure_moments
 from kbatch.training.accumulation.summed_gradients import sum_sparse_gradients
+from kbatch.training.accumulation.whole_batch_moments import measure_moments
 
 __all__ = [
     "Accumulation",

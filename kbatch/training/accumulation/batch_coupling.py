@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from kbatch.records.parts_check import PartsCheck
-from kbatch.reporting.number_text import readable
+from kbatch.document.number_text import readable
+from kbatch.training.accumulation.parts_check_record import PartsCheck
 
 _COUPLED_LAYERS = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
 # Losses of Keras that relate the rows of a batch: ratios of sums over all of it, or pairs.

@@ -14,10 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.records.parts_check import EQUAL_UP_TO, PartsCheck
 from kbatch.training.accumulation import output_losses
+from kbatch.training.accumulation.parts_check_record import EQUAL_UP_TO, PartsCheck
+from kbatch.training.accumulation.still_draws import StillDraws
 from kbatch.training.kept_state import kept_state
-from kbatch.training.still_draws import StillDraws
 from kbatch.training.symbolic_build import build_symbolically
 
 _MOVES = 3

@@ -1,0 +1,80 @@
+"""The command line of kbatch."""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from kbatch import __version__
+from kbatch.cli.demo_command import add_demo
+from kbatch.cli.distribute import add_distribute
+from kbatch.cli.doctor import add_doctor
+from kbatch.cli.export import add_export
+from kbatch.cli.inference import add_inference
+from kbatch.cli.input import add_input
+from kbatch.cli.max_batch import add_max_batch
+from kbatch.cli.plot import add_plot
+from kbatch.cli.recommend import add_recommend
+from kbatch.cli.report import add_report
+
+# In the order of the help.
+_COMMANDS = (
+    add_demo,
+    add_doctor,
+    add_max_batch,
+    add_inference,
+    add_input,
+    add_recommend,
+    add_distribute,
+    add_report,
+    add_plot,
+    add_export,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: Words after `kbatch`; those of the process if None.
+
+    Returns:
+        The exit status: 0, 1 after an error that is told in one line, 130 after Ctrl-C.
+    """
+    options = command_parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # The name of a file need not be text in the terminal's encoding.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except (OSError, ValueError, ImportError, MemoryError) as error:
+        # A worker process notes where it failed: the message alone may not tell.
+        print("\n".join([f"kbatch: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        _leave_unwritable_output()
+        return 1
+    except KeyboardInterrupt:
+        print("kbatch: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _leave_unwritable_output() -> None:
+    """Drop output that cannot be written, of which Python would complain once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """Makes the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="kbatch", description="Which batch size should I use, and why?"
+    )
+    parser.add_argument("--version", action="version", version=f"kbatch {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for add in _COMMANDS:
+        add(commands)
+    return parser

@@ -1,0 +1,1 @@
+"""The machine: memory, GPUs, worker processes and their failures."""

@@ -1,0 +1,54 @@
+"""TensorFlow's GPUs by PCI bus id, and its memory of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
+
+from kbatch.device.pci_bus_ids import devices_by_bus_id
+from kbatch.device.usage_tally import TensorFlowMemory
+
+
+def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
+    """Finds the GPUs that TensorFlow uses; it starts them where it has not yet.
+
+    `tf.config.experimental.get_device_details` tells no bus id, the device list of the client
+    library does.
+
+    Returns:
+        TensorFlow's names, such as `("GPU:0",)`, by PCI bus id in the form of `normal_bus_id`.
+    """
+    if not tf.config.list_logical_devices("GPU"):
+        return {}
+    return devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())
+
+
+def tensorflow_memory(names: Sequence[str]) -> TensorFlowMemory:
+    """Finds what TensorFlow has of these devices, which it has started.
+
+    Args:
+        names: Its names of them, such as `("GPU:0",)`.
+    """
+    limits = {one.name.rpartition("/device:")[2]: one.memory_limit for one in local_devices()}
+
+    def read_used_bytes() -> int | None:
+        try:
+            return sum(tf.config.experimental.get_memory_info(name)["current"] for name in names)
+        except (ValueError, tf.errors.OpError):  # Its allocator does not count.
+            return None
+
+    known = all(name in limits for name in names)
+    return TensorFlowMemory(sum(limits[n] for n in names) if known else None, read_used_bytes)
+
+
+def local_devices() -> Sequence[Any]:
+    """Lists TensorFlow's devices, started, with their descriptions and the limits of memory.
+
+    They are read with the settings of the running context: under other ones TensorFlow refuses to
+    number the visible GPUs again, or gives a device that nothing runs on.
+    """
+    running: Any = context.context()
+    running.ensure_initialized()
+    return device_lib.list_local_devices(running.config)

@@ -1,0 +1,1 @@
+"""What every text shares: numbers, tables and sections."""

@@ -1,0 +1,1 @@
+"""Which batch size to predict with."""

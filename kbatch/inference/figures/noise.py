@@ -1,0 +1,180 @@
+"""The figure of the noise: how far the rounds of each batch size scatter."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kbatch.document.number_text import counted, percent
+from kbatch.inference.figures.common import BATCH_LABEL, conditions_line
+from kbatch.plotting.batch_axis import batch_axis
+from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
+from kbatch.plotting.palette import ALARM, INK, MUTED, series_style
+from kbatch.plotting.series import name_panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kbatch.inference.inference_record import InferenceProfile
+
+HEIGHT_IN = 2.8
+# Rounds of one size are spread over this much of an octave.
+_STRIP = 0.28
+# Room above the farthest round, for the label of the band.
+_ROOM = 1.25
+# Rounds beyond so many times what this share of them keeps to are marked at the edge: one round
+# beside a neighbour would flatten all others.
+_FAR, _MOST_ROUNDS = 2.0, 0.9
+_EDGE = 0.96
+# Of rounds that are all alike.
+_LEAST_REACH = 0.01
+
+
+class NoisePoint(NamedTuple):
+    """One round of one batch size.
+
+    Attributes:
+        batch_size: Examples in a batch.
+        place: Where it is drawn on the batch axis.
+        deviation: Distance from the median of its size, as a share of it.
+    """
+
+    batch_size: int
+    place: float
+    deviation: float
+
+
+def noise_points(profile: "InferenceProfile") -> tuple[NoisePoint, ...]:
+    """Computes the deviations of the rounds, for the first call path and policy.
+
+    Raises:
+        ValueError: If nothing was timed there.
+    """
+    points = []
+    for timing in profile.answering:
+        median = statistics.median(timing.block_medians_s)
+        last = max(1, len(timing.block_medians_s) - 1)
+        points += [
+            NoisePoint(
+                timing.batch_size,
+                timing.batch_size * 2 ** (_STRIP * (2 * i / last - 1)),
+                value / median - 1,
+            )
+            for i, value in enumerate(timing.block_medians_s)
+        ]
+    if not points:
+        raise ValueError(
+            "The first call path has no time, so no noise either: select another one "
+            f"(`profile.select`). Received: series={profile.series}."
+        )
+    return tuple(points)
+
+
+def noise_reach(points: Sequence[NoisePoint], floor: float | None) -> float:
+    """Tells how far the axis reaches to each side.
+
+    Args:
+        points: The rounds.
+        floor: The noise floor, which lies within; None if it is not known.
+
+    Returns:
+        The farthest distance from the median, or less where few rounds lie far beyond the others.
+    """
+    distances = [abs(point.deviation) for point in points]
+    farthest = max(distances)
+    usual = _FAR * float(np.quantile(distances, _MOST_ROUNDS))
+    return max(floor or 0.0, usual if 0 < usual < farthest else farthest) or _LEAST_REACH
+
+
+def plot_inference_noise(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
+    """Plots each round's distance from the median of its batch size, in order of time.
+
+    The band is the noise floor of the A/A test: smaller differences of two settings mean nothing.
+    A few rounds that lie far beyond the others are triangles at the edge, and the caption tells
+    the farthest.
+
+    Args:
+        profile: A profile, as `profile_inference` gives it.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If nothing was timed on the first call path.
+    """
+    points = noise_points(profile)
+    panel = plain_axes(ax, HEIGHT_IN)
+    batch_axis(panel, [point.batch_size for point in points], BATCH_LABEL)
+    floor = profile.noise_floor
+    reach = noise_reach(points, floor)
+    beyond = [point for point in points if abs(point.deviation) > reach]
+    panel.set_ylim(-_ROOM * reach, _ROOM * reach)
+    panel.axhline(0, color=MUTED, linewidth=0.8)
+    if floor is not None:
+        _draw_floor(panel, floor)
+    _draw_rounds(panel, [point for point in points if abs(point.deviation) <= reach])
+    _draw_beyond(panel, beyond)
+    panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.0f} %" if value else "0 %")
+    panel.set_ylabel("Distance of a round\nfrom the median")
+    path, policy = profile.series[0]
+    name_panel(panel, f"{profile.model_name}: {path}, {policy}")
+    write_caption(panel, conditions_line(profile), *_beyond_notes(beyond))
+    return panel
+
+
+def _draw_rounds(panel: "Axes", points: Sequence[NoisePoint]) -> None:
+    style = series_style(0)
+    panel.plot(
+        [point.place for point in points],
+        [point.deviation for point in points],
+        linestyle="none",
+        marker=style.marker,
+        markersize=3.5,
+        markeredgewidth=0,
+        color=style.color,
+        alpha=0.6,
+    )
+
+
+def _draw_beyond(panel: "Axes", points: Sequence[NoisePoint]) -> None:
+    edge = _EDGE * panel.get_ylim()[1]
+    for point in points:
+        panel.plot(
+            [point.place],
+            [math.copysign(edge, point.deviation)],
+            linestyle="none",
+            marker="^" if point.deviation > 0 else "v",
+            markersize=6,
+            markeredgewidth=0,
+            color=ALARM,
+        )
+
+
+def _beyond_notes(points: Sequence[NoisePoint]) -> tuple[str, ...]:
+    if not points:
+        return ()
+    farthest = max(points, key=lambda point: abs(point.deviation))
+    lie = "lies" if len(points) == 1 else "lie"
+    return (
+        f"{counted(len(points), 'round')} {lie} beyond the axis (triangles), the farthest at "
+        f"{100 * farthest.deviation:+.0f} %, batch size {farthest.batch_size:,}",
+    )
+
+
+def _draw_floor(panel: "Axes", floor: float) -> None:
+    panel.axhspan(-floor, floor, color=MUTED, alpha=0.15, linewidth=0)
+    panel.annotate(
+        f"noise floor {percent(floor)}",
+        (0.99, floor),
+        xycoords=panel.get_yaxis_transform(),
+        xytext=(0, 2),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=SMALL_PT,
+        color=INK,
+        path_effects=halo(),
+    )

@@ -1,0 +1,124 @@
+"""A model under other dtype policies, or quantised, with the same weights."""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from kbatch.document.number_text import listed
+from kbatch.errors import InputError
+from kbatch.inference.call_paths import fetched
+from kbatch.inference.record import OutputChange
+from kbatch.training.dtype_policy import check_dtype_policies
+from kbatch.training.policy_copy import NoVariant, copy_under, layers_with_weights
+
+INT8 = "int8"
+
+
+def check_variants(dtype_policies: Any) -> tuple[str, ...]:
+    """Checks the names of dtype policies, or `"int8"`.
+
+    Raises:
+        InputError: If one is unknown or repeated.
+    """
+    single = isinstance(dtype_policies, str) or not isinstance(dtype_policies, Iterable)
+    names: tuple[Any, ...] = (dtype_policies,) if single else tuple(dtype_policies)
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            "`dtype_policies` must be at least one policy, each once. "
+            f"Received: dtype_policies={names!r}."
+        )
+    policies = [name for name in names if name != INT8]
+    if policies:
+        check_dtype_policies(policies)
+    return names
+
+
+def policy_of(model: keras.Model) -> str:
+    """Names the policy that the layers with weights have; several are joined by `+`.
+
+    The policy of the model itself may be another: Keras does not save it, and a model that was
+    loaded has the global one.
+    """
+    found = {layer.dtype_policy.name for layer in layers_with_weights(model)}
+    return "+".join(sorted(found)) or model.dtype_policy.name
+
+
+def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
+    """Gives the model under a policy; the model itself stays as it is.
+
+    Args:
+        model: A built model.
+        dtype_policy: Name of a dtype policy, or `"int8"` for Keras's quantisation.
+
+    Raises:
+        NoVariant: If it cannot be.
+    """
+    if dtype_policy == policy_of(model):
+        return model
+    if dtype_policy == INT8:
+        return _quantised(copy_under(model, "float32"))
+    return copy_under(model, dtype_policy)
+
+
+def output_change(
+    outputs: Any, reference: Any, dtype_policy: str, *, examples: int
+) -> OutputChange:
+    """Compares outputs with those in float32.
+
+    Args:
+        outputs: Nested arrays.
+        reference: The same in float32.
+        dtype_policy: What the outputs were computed under.
+        examples: How many examples they are of.
+    """
+    found, expected = _flat(outputs), _flat(reference)
+    # What is not finite, or relative to nothing but zeros, has no figure.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        difference = np.abs(found - expected)
+        return OutputChange(
+            dtype_policy=dtype_policy,
+            examples=examples,
+            largest=_finite(np.max(difference)),
+            mean=_finite(np.mean(difference)),
+            largest_relative=_finite(np.max(difference) / np.max(np.abs(expected))),
+            mean_relative=_finite(np.mean(difference) / np.mean(np.abs(expected))),
+        )
+
+
+def outputs_of(model: Any, batch: Any) -> Any:
+    """Runs a model eagerly on a batch."""
+    return fetched(model(batch, training=False))
+
+
+def quantised_note(model: Any) -> str | None:
+    """Says which layers of a quantised model compute in float32, None where none does."""
+    layers = layers_with_weights(model)
+    others = [one.name for one in layers if INT8 not in one.dtype_policy.name]
+    if not others:
+        return None
+    return (
+        f"Under int8, {len(layers) - len(others)} of {len(layers)} layers with weights are "
+        f"quantised; the others compute in float32: {listed(others)}."
+    )
+
+
+def _flat(outputs: Any) -> np.ndarray:
+    leaves = [np.asarray(leaf, "float64").ravel() for leaf in keras.tree.flatten(outputs)]
+    return np.concatenate(leaves)
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _quantised(model: Any) -> keras.Model:
+    with warnings.catch_warnings():
+        # One warning for each layer without int8; what was quantised is counted below.
+        warnings.simplefilter("ignore")
+        model.quantize(INT8)
+    if not any(INT8 in layer.dtype_policy.name for layer in layers_with_weights(model)):
+        raise NoVariant(f"No layer of model {model.name!r} can be quantised to int8.")
+    return model

@@ -1,0 +1,204 @@
+"""The largest batch within a latency target, verified by fresh calls."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+from kbatch.analysis.latency import Latency
+from kbatch.analysis.latency_batches import batch_size_within
+from kbatch.inference.inference_answers_record import TargetTooLow
+from kbatch.inference.inference_fits import round_noise
+from kbatch.inference.inference_record import InferenceProfile
+from kbatch.inference.inference_sweep import InferenceSweep, Setting
+from kbatch.inference.record import TargetCheck, TimingRecord
+from kbatch.inference.target_search import TargetTry, best_try, search_latency_target
+
+# Calls that tell whether one batch is far above a target.
+_FEW_CALLS = 10
+# How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
+_SLOW_ROUND = 1.645
+_LEAST_DRIFT = 0.2
+# As long as a size is timed in the sweep: 59 short calls would be over within a fluke.
+_LEAST_CHECK_S = 0.3
+
+
+def check_reachable(
+    sweep: InferenceSweep, setting: Setting, *, target_ms: float, quantile: float
+) -> None:
+    """Checks that one example is not far above a target, before all is measured.
+
+    Args:
+        sweep: The sweep, in which the smallest size is admitted.
+        setting: That of the smallest size; one example is called if that misses the target.
+        target_ms: The target, in milliseconds.
+        quantile: Share of the calls that has to keep to it.
+
+    Raises:
+        TargetTooLow: If half of a few calls of one example take longer than the target.
+    """
+    median_ms = _median_ms(sweep, setting)
+    if median_ms is None or median_ms <= target_ms:
+        return
+    one = setting._replace(batch_size=1)
+    if one != setting:
+        if sweep.admit(one) is None:
+            return
+        median_ms = _median_ms(sweep, one)
+        sweep.rounds.withdraw(one)  # Not one of the sizes to sweep.
+    if median_ms is not None and median_ms > target_ms:
+        raise TargetTooLow(target_ms, quantile, 1, median_ms)
+
+
+def verify_target(
+    profile: InferenceProfile,
+    sweep: InferenceSweep,
+    *,
+    target_ms: float,
+    quantile: float,
+    time_budget_s: float,
+    say: Callable[[str], None],
+) -> InferenceProfile:
+    """Looks for the largest batch within a target and adds the checks to the profile.
+
+    Args:
+        profile: What the sweep measured.
+        sweep: The same sweep, still open.
+        target_ms: The target, in milliseconds.
+        quantile: Share of the calls that has to keep to it.
+        time_budget_s: Seconds since the sweep's start after which no size is begun.
+        say: Receives a line for each size.
+
+    Returns:
+        The profile with the checks, and with a note where no size kept to the target.
+    """
+    path, policy = profile.series[0]
+    measured = list(profile.answering)
+    if not measured:
+        return _with_note(profile, "The latency target was not looked for: nothing was timed.")
+
+    def call(batch_size: int, calls: int) -> Sequence[float]:
+        setting = Setting(path, policy, batch_size)
+        latencies_s = None
+        if setting in sweep.rounds.warm_ups or sweep.admit(setting) is not None:
+            latencies_s = sweep.rounds.fresh_calls(setting, calls, least_s=_LEAST_CHECK_S)
+        if latencies_s is None:
+            say(f"checked batch {batch_size}: memory ran out")
+            return [math.inf] * calls  # No target is kept to.
+        say(f"checked batch {batch_size}: {1000 * max(latencies_s):.3g} ms at most")
+        return latencies_s
+
+    drift = expected_drift(round_noise(measured))
+    tries = search_latency_target(
+        call,
+        _guess(profile, quantile),
+        target_s=target_ms / 1000,
+        quantile=quantile,
+        largest=sweep.largest_allowed(path, policy),
+        drift=drift,
+        earlier=sweep.stretches(path, policy),
+        more_time=lambda: sweep.rounds.spent_s < time_budget_s,
+    )
+    best = best_try(tries)
+    checks = tuple(
+        TargetCheck(
+            path,
+            policy,
+            t.batch_size,
+            target_ms,
+            quantile,
+            _made(t),
+            best=t is best,
+            drift=drift,
+            confidence=t.confidence,
+            calls_a_hiccup=t.calls_a_hiccup,
+            missing_calls=t.missing_calls,
+        )
+        for t in tries
+    )
+    found = dataclasses.replace(profile, checks=checks)
+    return found if best is not None else _with_note(found, _none_kept(tries, target_ms, quantile))
+
+
+def expected_drift(noise: float | None) -> float:
+    """Tells how much slower later calls may be than those that verify an answer.
+
+    The calls of a check are over within about a second, and know nothing of the minute after.
+    How far the rounds of the sweep scatter tells what a machine does between two moments; at least
+    20 %, since a short sweep may have seen a calm one.
+
+    Args:
+        noise: Relative standard deviation of rounds of one size, None if it is not known.
+
+    Returns:
+        A share, at least 0.2.
+    """
+    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
+
+
+def _median_ms(sweep: InferenceSweep, setting: Setting) -> float | None:
+    """Times a few calls; None where memory ran out, which the rounds will tell."""
+    latencies_s = sweep.rounds.fresh_calls(setting, _FEW_CALLS)
+    return None if latencies_s is None else 1000 * statistics.median(latencies_s)
+
+
+def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int | None]:
+    """Inverts the fit of the quantile, or of the medians, or takes the time as proportional."""
+    latency = _fitted(lambda: profile.latency_quantile(quantile)) or _fitted(
+        lambda: profile.latency
+    )
+    if latency is None:
+        return _in_proportion(profile.answering[0])
+
+    def guess(latency_s: float) -> int | None:
+        longest_s, largest = float(latency.curve.latencies_s[-1]), latency.curve.batch_sizes[-1]
+        if not latency.follows_line and latency_s > longest_s:
+            # The curve ends here; on a plateau the time grows with the size.
+            return int(largest * latency_s / longest_s)
+        found = batch_size_within(latency, latency_s=latency_s).batch_size
+        if found is None:
+            # The smallest measured size is above the target: smaller ones in proportion, which is
+            # too many where a call has a fixed part, as fresh calls will show.
+            return int(latency.curve.batch_sizes[0] * latency_s / latency.curve.latencies_s[0])
+        return found
+
+    return guess
+
+
+def _fitted(fit: Callable[[], Latency]) -> Latency | None:
+    """Makes a fit; None where calls or blocks are too few for it, as fresh calls will tell."""
+    try:
+        return fit()
+    except ValueError:
+        return None
+
+
+def _in_proportion(timing: TimingRecord) -> Callable[[float], int | None]:
+    """Guesses from one measured size alone, as if the time grew with the size."""
+    rate = timing.samples_per_second or 1.0
+    return lambda latency_s: max(1, int(rate * latency_s))
+
+
+def _made(found: TargetTry) -> tuple[float, ...]:
+    return tuple(latency_s for latency_s in found.latencies_s if math.isfinite(latency_s))
+
+
+def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) -> str:
+    sizes = ", ".join(str(one.batch_size) for one in tries)
+    note = (
+        f"No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile. "
+        f"Checked: {sizes}."
+    )
+    unsure = [one for one in tries if one.missing_calls is not None]
+    if unsure:
+        one = max(unsure, key=lambda found: found.batch_size)
+        note += (
+            f" Batch size {one.batch_size:,} may keep to it, but about {one.missing_calls:,} more "
+            "calls are needed to be sure: the machine slowed some calls, whatever their size. "
+            "Measure on a quieter machine."
+        )
+    return note
+
+
+def _with_note(profile: InferenceProfile, note: str) -> InferenceProfile:
+    return dataclasses.replace(profile, notes=(*profile.notes, note))

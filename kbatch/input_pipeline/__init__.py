@@ -1,0 +1,1 @@
+"""Whether the data are the bottleneck."""

@@ -1,1 +1,0 @@
-"""What touches the machine: its environment, its use, its failures."""

@@ -1,0 +1,1 @@
+"""What every figure shares: canvas, colours, axes and labels."""

@@ -1,0 +1,183 @@
+"""The marks of a series, those of runs without a result and the heading, alike in all figures."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from matplotlib.axes import Axes
+
+from kbatch.document.short_text import shortened
+from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, halo, width_share
+from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, PAPER, series_style
+
+# What a row of the legend holds, and what the mark before a name takes of it.
+_ROW_CHARACTERS = 78
+_HANDLE_CHARACTERS = 6
+_TITLE_CHARACTERS = 58
+
+
+def draw_series(
+    panel: Axes,
+    index: int,
+    *,
+    label: str,
+    places: Sequence[float],
+    values: Sequence[float],
+    bounds: Sequence[tuple[float, float] | None] = (),
+    joined: bool = True,
+) -> None:
+    """Draws one series with its bars.
+
+    Args:
+        panel: The Axes.
+        index: Number of the series, for its style.
+        label: Its name in the legend.
+        places: Where its points lie on the x axis.
+        values: Their values.
+        bounds: Lower and upper end of each bar, None where there is none; empty for no bars.
+        joined: Whether a line joins the points.
+    """
+    style = series_style(index)
+    spans = [(x, *b) for x, b in zip(places, bounds, strict=False) if b is not None]
+    if spans:
+        panel.vlines(*zip(*spans, strict=True), color=style.color, linewidth=1.6, alpha=0.55)
+    panel.plot(
+        places,
+        values,
+        color=style.color,
+        linestyle="-" if joined else "none",
+        linewidth=1.4,
+        marker=style.marker,
+        markersize=6,
+        markeredgecolor=PAPER,
+        markeredgewidth=0.8,
+        label=label,
+    )
+
+
+def ring(panel: Axes, place: float, value: float) -> None:
+    """Draws a ring around the point that is named.
+
+    Args:
+        panel: The Axes.
+        place: Its place on the x axis, in the units of the data.
+        value: Its place on the y axis, likewise.
+    """
+    panel.plot(
+        [place],
+        [value],
+        marker="o",
+        markersize=13,
+        markerfacecolor="none",
+        markeredgecolor=INK,
+        markeredgewidth=1.2,
+        linestyle="none",
+    )
+
+
+def mark_missing(panel: Axes, place: float) -> None:
+    """Marks a run without a result at the bottom edge."""
+    panel.plot(
+        [place],
+        [0],
+        transform=panel.get_xaxis_transform(),
+        color=ALARM,
+        marker="X",
+        markersize=8,
+        markeredgecolor=PAPER,
+        linestyle="none",
+        clip_on=False,
+        zorder=4,
+    )
+
+
+def name_missing(panel: Axes, place: float, words: str) -> None:
+    """Writes above such marks why there is no result."""
+    panel.annotate(
+        words.replace("out of memory", "out of\nmemory"),
+        (place, 0),
+        xycoords=panel.get_xaxis_transform(),
+        xytext=(0, 8),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=SMALL_PT,
+        color=ALARM_TEXT,
+        path_effects=halo(),
+    )
+
+
+def name_panel(
+    panel: Axes,
+    title: str,
+    *,
+    columns: int = 0,
+    lines_below: int = 0,
+    series_of: Axes | None = None,
+) -> None:
+    """Titles the upper panel; the names of its series stand below the title.
+
+    Args:
+        panel: The Axes.
+        title: The title; a long one is cut.
+        columns: Names of series in a row; 0 where they need no names.
+        lines_below: Other lines that stand between the title and the panel.
+        series_of: Axes that hold the series; the panel itself if None.
+    """
+    rows = _name_series(panel, panel if series_of is None else series_of, columns) if columns else 0
+    share = width_share(panel)
+    title = shortened(title, _TITLE_CHARACTERS)
+    panel.set_title(
+        title if share == 1 else textwrap.fill(title, int(share * _TITLE_CHARACTERS)),
+        loc="left",
+        pad=6 + 1.6 * TEXT_PT * (rows + lines_below),
+        fontsize=TEXT_PT + 1.5,
+        color=INK,
+        fontweight="bold",
+        parse_math=False,
+    )
+
+
+def legend_columns(labels: Iterable[str], *, most: int = 4) -> int:
+    """Tells how many names of series stand in a row of the legend.
+
+    Args:
+        labels: The names.
+        most: Largest number.
+
+    Returns:
+        The number; 0 for a single series, which needs no name.
+    """
+    widths = [len(label) + _HANDLE_CHARACTERS for label in labels]
+    if len(widths) < 2:
+        return 0
+    return max(1, min(most, _ROW_CHARACTERS // max(widths)))
+
+
+def _name_series(panel: Axes, series_of: Axes, columns: int) -> int:
+    """Names the series above the panel, where they cover no point, in so many rows."""
+    handles, labels = series_of.get_legend_handles_labels()
+    if not labels:
+        return 0
+    labels = [shortened(label, _ROW_CHARACTERS - _HANDLE_CHARACTERS) for label in labels]
+    longest = max(len(label) for label in labels) + _HANDLE_CHARACTERS
+    share = width_share(panel)
+    if share < 1:
+        columns = max(1, min(columns, int(share * _ROW_CHARACTERS) // longest))
+    legend = panel.legend(
+        handles,
+        labels,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=columns,
+        borderaxespad=0,
+        frameon=False,
+        fontsize=TEXT_PT,
+        labelcolor=INK,
+        columnspacing=1.2,
+        handletextpad=0.5,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    # It may be wider than the first of several panels, whose width it must not decide.
+    legend.set_in_layout(False)
+    return -(-len(legend.get_texts()) // columns)

@@ -1,1 +1,0 @@
-"""Experiments: what a model needs and how fast it is."""

@@ -1,0 +1,1 @@
+"""One recommendation from everything that limits a batch size."""

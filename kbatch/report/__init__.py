@@ -1,0 +1,1 @@
+"""Pages: HTML, Markdown and notebooks."""

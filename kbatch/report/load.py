@@ -1,0 +1,67 @@
+"""Records read back from a file or folder that tells itself what it holds."""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kbatch.records.json_files import RecordError, read_json, read_record, shown
+from kbatch.study.loading import load_study
+
+if TYPE_CHECKING:
+    from kbatch.inference.inference_record import InferenceProfile
+    from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
+    from kbatch.memory.max_batch_record import MaxBatchSizeResult
+    from kbatch.recommendation.recommendation_record import Recommendation
+    from kbatch.study.study_record import Study
+    from kbatch.throughput.training_profile_record import TrainingProfile
+
+    AnyRecord = (
+        Study
+        | InferenceProfile
+        | InputPipelineProfile
+        | MaxBatchSizeResult
+        | Recommendation
+        | TrainingProfile
+    )
+
+# The module of each record that is kept as a file of its own, by the kind that the file names.
+_HOME_OF = {
+    "InferenceProfile": "kbatch.inference.inference_record",
+    "InputPipelineProfile": "kbatch.input_pipeline.input_pipeline_record",
+    "MaxBatchSizeResult": "kbatch.memory.max_batch_record",
+    "Recommendation": "kbatch.recommendation.recommendation_record",
+    "Study": "kbatch.study.study_record",
+    "TrainingProfile": "kbatch.throughput.training_profile_record",
+}
+
+
+def load_record(path: str | Path) -> "AnyRecord":
+    """Reads a study from the folder of its search, or whatever record a JSON file holds.
+
+    Args:
+        path: A project directory, or a file that `save` wrote.
+
+    Returns:
+        The study, profile or result.
+
+    Raises:
+        FileNotFoundError: If there is no such file, or the folder holds no study.
+        RecordError: If the file is no record of these, is damaged or of a newer kbatch.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return load_study(path)
+    kind = _kind(path)
+    if kind not in _HOME_OF:
+        raise RecordError(
+            f"{path} holds a {kind}: a file must hold one of {', '.join(_HOME_OF)}. For a study "
+            "give the folder of its search (`directory/project_name`)."
+        )
+    return read_record(getattr(importlib.import_module(_HOME_OF[kind]), kind), path)
+
+
+def _kind(path: Path) -> str:
+    try:
+        return shown(read_json(path)["kind"], str)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error

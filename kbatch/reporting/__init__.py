@@ -1,1 +1,0 @@
-"""Figures, tables and reports of a study, drawn from files without TensorFlow."""

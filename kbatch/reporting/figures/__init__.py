@@ -1,1 +1,0 @@
-"""Figures, one module each: the info is computed, then drawn."""

@@ -1,1 +1,0 @@
-"""What each kind of record says in a report, a module each."""

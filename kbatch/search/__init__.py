@@ -1,0 +1,1 @@
+"""Running a search over batch sizes."""

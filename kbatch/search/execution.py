@@ -1,0 +1,258 @@
+"""One execution of a trial, from its first step to its record."""
+
+import contextlib
+import dataclasses
+import gc
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import keras_tuner
+
+from kbatch.device.failures import (
+    failure_status,
+    failure_text,
+    failure_traceback,
+    ran_out_of_memory,
+)
+from kbatch.device.gpu_monitor import GpuMonitor
+from kbatch.records.execution import ExecutionRecord
+from kbatch.records.target import COST_NAMES, cost_to_target
+from kbatch.records.usage import UsageRecord
+from kbatch.search.execution_plan import ExecutionPlan, begun_record
+from kbatch.search.fit import TimedFit
+from kbatch.search.fresh_callbacks import FreshCallbacks
+from kbatch.search.trial_cut import TrialCut
+from kbatch.search.trial_files import TrialFiles
+from kbatch.search.trial_micro_batch import TrialMicroBatch
+from kbatch.training.accumulation.summed_gradients import sparse_note
+from kbatch.training.data.data import FitData
+from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.replica_meter import replica_count
+from kbatch.training.scaled_model import scaling_of
+
+
+class Execution:
+    """One training run, timed and recorded.
+
+    Args:
+        model: The model to train.
+        plan: What is asked.
+        files: Where it is written, or None.
+        cut: Makes the model train with the micro-batches that the plan has.
+        micro_batch: Finds the micro-batch size, None where the plan has it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: ExecutionPlan,
+        files: TrialFiles | None,
+        cut: TrialCut,
+        micro_batch: TrialMicroBatch | None = None,
+    ):
+        self._model: Any = model
+        self._plan = plan
+        self._files = files
+        self._cut = cut
+        self._micro_batch = micro_batch
+        self._callbacks = FreshCallbacks()
+        self._fit = self._timed_fit()
+        self._monitor: GpuMonitor | None = None
+        self._watched = contextlib.ExitStack()
+        self._started = begun_record(model, plan)
+
+    def run(self, fit: Callable[[], Any]) -> Any:
+        """Runs the training with the timed `model.fit` in place and writes its record.
+
+        Args:
+            fit: Trains the model.
+
+        Returns:
+            What `fit` returns, with samples/s and what was measured of the GPUs among its metrics.
+
+        Raises:
+            InputError: If throughput is the objective and there were too few steps to measure it.
+        """
+        self._write(self._started)
+        try:
+            results = self._with_usage(self._trained(fit))
+            reported = {} if self._files is None else self._files.reported(results)
+        except BaseException as error:
+            ended = self._ended(failure_status(error), failure_text(error))
+            self._write(dataclasses.replace(ended, traceback=failure_traceback(error)))
+            raise
+        ended = self._ended("completed", None, reported)
+        if ended.diverged:
+            text = "diverged: the loss became NaN or infinite, lower the learning rate"
+            ended = dataclasses.replace(ended, status="failed", failure=text)
+        self._write(ended)
+        return results
+
+    def so_far(self) -> ExecutionRecord:
+        """Gives the record of what there is while it runs."""
+        return self._ended("running", None)
+
+    def _trained(self, fit: Callable[[], Any]) -> Any:
+        while True:
+            self._model.fit = self._fit
+            try:
+                # Layers that are built by their first batch are so under the policy too.
+                with dtype_policy_scope(self._started.dtype_policy), self._watched:
+                    return self._with_figures(fit())
+            except Exception as error:
+                if not self._goes_on(error):
+                    raise
+            finally:
+                del self._model.fit
+            gc.collect()  # What the step that ran out held, by the frames of its error.
+            self._callbacks.start_again()
+            self._fit, self._monitor = self._timed_fit(), None
+
+    def _prepare(self, data: FitData, call: Mapping[str, Any]) -> int | None:
+        """Finds the micro-batch size, then watches what training takes: the search is not in it."""
+        found, most = self._micro_batch, None
+        if found is not None:
+            most = found.prepare(data, call)
+        elif self._plan.micro_batch_size is not None:
+            self._cut.apply(self._plan.micro_batch_size, data)
+        if self._monitor is None:
+            self._monitor = self._watched.enter_context(GpuMonitor())
+        return None if self._plan.validation_is_chosen else most
+
+    def _goes_on(self, error: Exception) -> bool:
+        """Makes the micro-batches smaller where a step ran out, and tells whether it could."""
+        # The size was found by probes, so that it or a smaller one ran before.
+        if self._micro_batch is None or not ran_out_of_memory(error, smaller_worked=True):
+            return False
+        if not self._fit.clock.in_step:
+            return False  # Validation or a callback ran out: smaller micro-batches are no cure.
+        return self._micro_batch.shrink()
+
+    def _timed_fit(self) -> TimedFit:
+        plan = self._plan
+        return TimedFit(
+            self._model,
+            batch_size=plan.batch_size,
+            largest_batch_size=plan.largest_batch_size,
+            validation_batch_size=plan.validation_batch_size,
+            seed=plan.seed,
+            metrics=plan.metrics,
+            to_target=plan.to_target,
+            prepare=self._prepare,
+            # Only where the micro-batch size is found a trial may start again.
+            callbacks_of=None if self._micro_batch is None else self._callbacks.of,
+        )
+
+    def _with_figures(self, results: Any) -> Any:
+        """Adds samples/s and the cost of the target, where keras-tuner is to have them."""
+        wanted = () if self._files is None else self._files.measured_names
+        figures = self._figures()
+        if "samples_per_second" in wanted and "samples_per_second" not in figures:
+            raise keras_tuner.errors.FailedTrialError(
+                "There were too few steps to measure samples/s, which is the objective: train "
+                "for more epochs, or leave out the largest batch sizes. "
+                f"Received: {self._fit.clock.reading.batches} steps with "
+                f"batch_size={self._plan.batch_size}."
+            )
+        if isinstance(results, dict):
+            return figures | results
+        if wanted and isinstance(results, keras.callbacks.History):
+            # They are the same for all epochs: the other metrics are those of the last one.
+            return {name: values[-1] for name, values in results.history.items()} | figures
+        return results
+
+    @property
+    def _usage(self) -> UsageRecord | None:
+        return None if self._monitor is None else self._monitor.usage
+
+    def _with_usage(self, results: Any) -> Any:
+        usage = self._usage
+        known = usage.metrics(self._fit.clock.reading.examples) if usage else {}
+        if isinstance(results, keras.callbacks.History):
+            epochs = len(results.epoch)
+            results.history.update({name: [value] * epochs for name, value in known.items()})
+            return results
+        return known | results if isinstance(results, dict) else results
+
+    def _figures(self) -> dict[str, float]:
+        clock, target = self._fit.clock, self._fit.target
+        throughput = clock.throughput
+        figures = {} if throughput is None else {"samples_per_second": throughput.mean}
+        if target is None:
+            return figures
+        cost = cost_to_target(target, clock.epochs)
+        # The least of no value is infinite: keras-tuner ranks a trial that never met it last.
+        costs = {
+            name: math.inf if cost is None else float(getattr(cost, part))
+            for name, part in COST_NAMES.items()
+        }
+        return figures | costs
+
+    def _write(self, record: ExecutionRecord) -> None:
+        if self._files is not None:
+            self._files.write(self._plan.number, record)
+
+    def _ended(
+        self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
+    ) -> ExecutionRecord:
+        clock = self._fit.clock
+        ended = dataclasses.replace(
+            self._started_with_micro_batch(),
+            status=status,
+            failure=failure,
+            reported=reported or {},
+            usage=self._usage,
+            budget=self._fit.budget,
+            target=self._fit.target,
+        )
+        if clock.first_step_s is None:
+            note = "Training did not go through `model.fit`: nothing was timed or counted."
+            return dataclasses.replace(ended, notes=(*ended.notes, note))
+        reading, (examples, durations_s) = clock.reading, clock.windows
+        return dataclasses.replace(
+            ended,
+            learning_rate=clock.first_learning_rate,
+            scaling=scaling_of(self._model),  # Layers may have been built since it began.
+            batch_size_seen=reading.largest_batch or None,
+            window_examples=tuple(examples),
+            window_durations_s=tuple(durations_s),
+            first_step_s=clock.first_step_s,
+            examples_seen=reading.examples,
+            batches=reading.batches,
+            updates=sum(epoch.updates for epoch in clock.epochs),
+            train_s=clock.train_s,
+            data_wait_s=reading.wait_s,
+            total_s=self._fit.total_s,
+            epochs=tuple(clock.epochs),
+            notes=(*ended.notes, *self._fit.notes, *self._learning_rate_note()),
+        )
+
+    def _started_with_micro_batch(self) -> ExecutionRecord:
+        found = self._micro_batch
+        notes = (*self._started.notes, *self._cut.notes)
+        if found is None:
+            return dataclasses.replace(self._started, notes=notes)
+        return dataclasses.replace(
+            self._started,
+            micro_batch_size=found.size,
+            micro_batch_search_s=found.search_s,
+            most_in_memory=found.most_in_memory,
+            notes=tuple(dict.fromkeys((*notes, *self._sparse_note(found.size), *found.notes))),
+        )
+
+    def _sparse_note(self, size: int | None) -> tuple[str, ...]:
+        plan = self._plan
+        in_parts = size is not None and size < -(-plan.batch_size // replica_count(self._model))
+        note = sparse_note(self._model, plan.sparse_gradients, in_parts=in_parts)
+        return () if note is None else (note,)
+
+    def _learning_rate_note(self) -> tuple[str, ...]:
+        ruled, seen = self._started.learning_rate, self._fit.clock.first_learning_rate
+        if ruled is None or seen is None or math.isclose(ruled, seen, rel_tol=1e-5):
+            return ()
+        return (
+            f"The first update used the learning rate {seen:.3g}, not the {ruled:.3g} that the "
+            "model was built with: a callback or the tuner's `optimizer` set it.",
+        )

@@ -1,0 +1,395 @@
+"""Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import keras_tuner
+
+from kbatch.analysis.batch_sizes import check_batch_sizes
+from kbatch.analysis.learning_rates import check_rule
+from kbatch.analysis.timescales import FOLLOWERS, check_followers
+from kbatch.device.device_memory import check_memory_limit
+from kbatch.errors import InputError
+from kbatch.memory.max_batch_search import check_window
+from kbatch.records.json_files import RecordError
+from kbatch.records.target import COST_NAMES
+from kbatch.search.auto_micro_batch import AutoMicroBatch
+from kbatch.search.callback_paths import give_own_paths
+from kbatch.search.execution import Execution
+from kbatch.search.execution_number import ExecutionNumber
+from kbatch.search.execution_plan import ExecutionPlan
+from kbatch.search.identity import model_facts
+from kbatch.search.live_plot import live_plots
+from kbatch.search.search_errors import ending_the_search, failing_the_trial
+from kbatch.search.size_checks import (
+    check_base_batch_size,
+    check_micro_batch_size,
+    check_space,
+    default_validation_batch_size,
+    replica_rows,
+    size_or_none,
+)
+from kbatch.search.trial_cut import TrialCut
+from kbatch.search.trial_files import TrialFiles, trial_files
+from kbatch.search.trial_learning_rate import TrialLearningRate
+from kbatch.search.trial_micro_batch import TrialMicroBatch
+from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
+from kbatch.training.accumulation.summed_gradients import check_sparse_gradients
+from kbatch.training.build_function import BuildFunction, as_hypermodel
+from kbatch.training.dtype_policy import (
+    check_active_policy,
+    check_dtype_policies,
+    dtype_policy_scope,
+)
+from kbatch.training.replica_meter import replica_count
+from kbatch.training.seeds import check_seed, seeded
+from kbatch.training.trainable_model import check_model
+
+_MOMENTS_EVERY = 8
+
+
+class BatchSizeHyperModel(keras_tuner.HyperModel):
+    """Makes batch size a hyperparameter of any keras-tuner search.
+
+    It wraps a build function or HyperModel and works with every tuner. Each trial is built
+    under the dtype policy, its learning rate follows the batch size by the rule, batches above
+    `micro_batch_size` are accumulated, and what happened is written to `kbatch.json` beside
+    keras-tuner's own files, for `kbatch.load_study`.
+
+    Example:
+
+    >>> hypermodel = kbatch.BatchSizeHyperModel(
+    ...     build, kbatch.powers_of_two(16, 1024), micro_batch_size=128,
+    ...     learning_rate_scaling="sqrt", seed=0)
+    >>> tuner = keras_tuner.GridSearch(hypermodel, "val_accuracy", directory="results")
+    >>> tuner.search(x, y, validation_split=0.2, epochs=10)
+    >>> kbatch.plot_trials(kbatch.load_study(tuner))
+
+    Args:
+        hypermodel: A function `hp -> compiled model`, one without argument, or a
+            `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
+            `hp.get("batch_size")`.
+        batch_sizes: Batch sizes to try, in examples: ascending integers.
+        micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
+            Under a `distribution_strategy` each replica has its part of the batch, and this is of
+            that part. `"auto"` takes the most that fit into the memory window, which it finds when
+            a model's first trial starts. Where the search is long enough to repay it, it times
+            smaller sizes by a few train steps and takes the fastest, the larger one where they
+            tie. It halves the size whenever a trial runs out of memory after all. None for the
+            whole batch at once.
+        dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
+            (`"dtype_policy"`) too.
+        learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
+            `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale that the trial of
+            `base_batch_size` measured, which comes first) or None (it does not).
+        base_batch_size: Batch size that the model's settings suit; the smallest one if None.
+        follow_batch_size: Which other settings keep their timescale in examples, with a rule for
+            the learning rate or without one. `"beta_2"`, the decay of Adam's second moment (`rho`
+            of RMSprop), and `"batch_norm_momentum"`, the momentum of moving statistics, are taken
+            to the power of the ratio of the batch sizes. `"weight_decay"` of any optimizer is
+            multiplied by that ratio and divided by the factor of the learning rate. `()` leaves
+            all as they are.
+        sparse_gradients: What the optimizer gets where a gradient has several rows for one index,
+            as for an `Embedding`: `"summed"` adds them up, at every size, whole or in parts.
+            `"keras"` trains a batch that is not cut exactly as a plain `fit` does, where Adam and
+            RMSprop square the rows one by one; a batch that is cut then trains otherwise, and the
+            trial's notes say so.
+        memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
+            on a CPU half of what the host and its control group leave.
+        memory_window: Lower and upper share of that limit which `"auto"` aims at.
+        validation_batch_size: Examples in a validation batch, the same in every trial. If None,
+            the micro-batch size, or the largest batch size up to 256 and, under `"auto"`, up to
+            what fits.
+        seed: Seed of weights and shuffling; a further execution of a trial adds its number.
+            None for other ones in each run.
+
+    Raises:
+        TypeError: If `hypermodel` cannot build or a size is no integer.
+        ValueError: If the sizes, the policy or the rule cannot be used.
+    """
+
+    def __init__(
+        self,
+        hypermodel: "keras_tuner.HyperModel | BuildFunction",
+        batch_sizes: Iterable[int],
+        *,
+        micro_batch_size: int | Literal["auto"] | None = "auto",
+        dtype_policy: str | Sequence[str] = "mixed_float16",
+        learning_rate_scaling: Literal["linear", "sqrt", "noise"] | None = None,
+        base_batch_size: int | None = None,
+        follow_batch_size: Sequence[str] = FOLLOWERS,
+        sparse_gradients: Literal["summed", "keras"] = "summed",
+        memory_limit_bytes: int | None = None,
+        memory_window: tuple[float, float] = (0.80, 0.90),
+        validation_batch_size: int | None = None,
+        seed: int | None = None,
+    ):
+        self._inner = as_hypermodel(hypermodel)
+        # An inner HyperModel that is not tunable keeps to its defaults; the batch size is tuned.
+        super().__init__(name=self._inner.name)
+        self.batch_sizes = check_batch_sizes(batch_sizes)
+        self.micro_batch_size = check_micro_batch_size(micro_batch_size)
+        self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
+        self.memory_window = check_window(memory_window)
+        self.dtype_policies = check_dtype_policies(dtype_policy)
+        self.learning_rate_scaling = check_rule(learning_rate_scaling, "learning_rate_scaling")
+        self._chosen_base = size_or_none(base_batch_size, "base_batch_size")
+        self.base_batch_size = self._chosen_base or self.batch_sizes[0]
+        check_base_batch_size(
+            self.base_batch_size, self.batch_sizes, rule=self.learning_rate_scaling
+        )
+        self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
+        self.sparse_gradients = check_sparse_gradients(sparse_gradients)
+        self._chosen_validation = size_or_none(validation_batch_size, "validation_batch_size")
+        self.validation_batch_size = self._chosen_validation or default_validation_batch_size(
+            self.batch_sizes, self._given_micro_batch_size
+        )
+        self.seed = check_seed(seed)
+        # The first model that was built: its hyperparameters, and what it is.
+        self._first: tuple[dict[str, Any], dict[str, str]] | None = None
+        self._number = ExecutionNumber()
+        self._learning_rate = TrialLearningRate(
+            self.learning_rate_scaling,
+            self.base_batch_size,
+            follow_batch_size=self.follow_batch_size,
+        )
+        self._auto = AutoMicroBatch(
+            largest_batch_size=self.batch_sizes[-1],
+            memory_limit_bytes=self.memory_limit_bytes,
+            memory_window=self.memory_window,
+            moments_every=_MOMENTS_EVERY,
+        )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What holds for all trials of the search, by argument name."""
+        return {
+            "batch_sizes": list(self.batch_sizes),
+            "micro_batch_size": self.micro_batch_size,
+            "dtype_policy": list(self.dtype_policies),
+            "learning_rate_scaling": self.learning_rate_scaling,
+            "base_batch_size": self.base_batch_size,
+            "follow_batch_size": list(self.follow_batch_size),
+            "sparse_gradients": self.sparse_gradients,
+            "validation_batch_size": self.validation_batch_size,
+            "seed": self.seed,
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "memory_window": list(self.memory_window),
+        }
+
+    def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
+        """Builds the model of a trial; keras-tuner calls it."""
+        batch_size, policy = self._declare(hp)
+        try:
+            with dtype_policy_scope(policy), seeded(self._seed(hp)):
+                model = self._inner.build(hp)
+        except Exception:
+            self._number.failed()
+            raise
+        with ending_the_search(TypeError, ValueError):
+            check_model(model)
+            check_active_policy(model, policy)
+        if self._first is None:
+            self._first = (dict(hp.values), model_facts(model))
+        self._learning_rate.at_build(model, batch_size)
+        with ending_the_search(InputError):
+            rows = replica_rows(batch_size, replica_count(model))
+        if self.sparse_gradients == "summed":
+            sum_sparse_gradients(model)
+        micro_batch_size = self._micro(rows)
+        if micro_batch_size is not None and micro_batch_size < rows:
+            accumulate_gradients(model, micro_batch_size, moments_every=_MOMENTS_EVERY)
+        return model
+
+    def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
+        """Declares the batch size and what the wrapped HyperModel declares; for keras-tuner."""
+        self._declare(hp)
+        self._inner.declare_hyperparameters(hp)
+
+    def described(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
+        """Describe the model as the wrapped HyperModel builds it, for the identity of a search.
+
+        Args:
+            values: Hyperparameters to build it with, None for those of the first model that was
+                built here.
+
+        Returns:
+            The hyperparameters, and the facts of the model.
+        """
+        if self._first is None or (values is not None and values != self._first[0]):
+            hp = keras_tuner.HyperParameters()
+            hp.values = dict(values or {})
+            with dtype_policy_scope(self._declare(hp)[1]), seeded(self.seed):
+                model = self._inner.build(hp)
+            self._first = (dict(hp.values), model_facts(model))
+        return self._first
+
+    def take_over(self, settings: Mapping[str, object]) -> None:
+        """Keep what an earlier run of the search derived from its sizes; `BatchSizeTuner` calls it.
+
+        Adding sizes must not change the learning rates of the trials there, by another smallest
+        size, or the batches that all of them are validated with.
+
+        Args:
+            settings: `settings` of the earlier run.
+        """
+        sizes: Any = settings.get("batch_sizes")
+        if not sizes or sizes == list(self.batch_sizes) or not set(sizes) <= set(self.batch_sizes):
+            return
+        base: Any = settings.get("base_batch_size")
+        if self._chosen_base is None and base == sizes[0]:
+            self.base_batch_size = base
+            self._learning_rate = TrialLearningRate(
+                self.learning_rate_scaling, base, follow_batch_size=self.follow_batch_size
+            )
+        validation: Any = settings.get("validation_batch_size")
+        default = default_validation_batch_size(tuple(sizes), self._given_micro_batch_size)
+        if self._chosen_validation is None and validation == default:
+            self.validation_batch_size = default
+
+    def begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
+        """Sets which execution of its trial `hp` comes to next; `BatchSizeTuner` calls it.
+
+        Args:
+            hp: Hyperparameters of the trial.
+            number: Number of the execution, from 0, whose seed it decides.
+        """
+        self._number.begin(hp, number)
+
+    def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
+        """Trains the model of a trial and records it; keras-tuner calls it.
+
+        Takes what `keras.Model.fit` takes, besides data in the forms that `tuner.search` of
+        kbatch allows: arrays, a dataset, batched or not, or a function
+        `batch_size -> tf.data.Dataset`.
+
+        Returns:
+            What the wrapped `fit` returns, with `samples_per_second` among the metrics.
+        """
+        with ending_the_search(InputError, RecordError), failing_the_trial():
+            callbacks = kwargs.get("callbacks")
+            files = trial_files(callbacks)
+            if files is not None:
+                files.check_settings(self.settings)
+                files.check_identity(self, hp, args, kwargs)
+            note = self._learning_rate.at_fit(model, hp.values, project=files and files.project)
+            plan = self._plan(hp, files, replica_count(model), note)
+            if files is not None:
+                own = give_own_paths(callbacks, trial_id=files.trial_id, execution=plan.number)
+                plan = plan._replace(path_notes=own)
+            directory = None if files is None else files.project
+            trainings = 1 if files is None else files.trainings_left(self.batch_sizes)
+            micro_batch = self.micro_batch(hp, model, directory=directory, trainings_left=trainings)
+            cut = self._cut(hp, model, directory) if micro_batch is None else micro_batch.cut
+            execution = Execution(model, plan, files, cut, micro_batch)
+            if files is not None:
+                for plot in live_plots(callbacks):
+                    plot.follow(files, number=plan.number, so_far=execution.so_far)
+            try:
+                results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
+            except BaseException:
+                self._number.failed()
+                raise
+        self._number.ended(hp, planned=1 if files is None else files.executions)
+        return results
+
+    def micro_batch(
+        self,
+        hp: keras_tuner.HyperParameters,
+        model: keras.Model,
+        *,
+        directory: Path | None,
+        trainings_left: float = 1,
+    ) -> TrialMicroBatch | None:
+        """Gives what finds the micro-batch size of a model; None where that was given.
+
+        Args:
+            hp: Hyperparameters of the model.
+            model: The model.
+            directory: Where results are kept, or None.
+            trainings_left: How many trainings the search has left at its large sizes, this one
+                counted by their share.
+        """
+        if self.micro_batch_size != "auto":
+            return None
+        inner, policy, seed = self._inner, model.dtype_policy.name, self._seed(hp)
+        summed = self.sparse_gradients == "summed"
+
+        def build() -> keras.Model:
+            with dtype_policy_scope(policy), seeded(seed):
+                built = inner.build(hp)
+            return sum_sparse_gradients(built) if summed else built
+
+        batch_size: Any = hp.get("batch_size")
+        return TrialMicroBatch(
+            self._auto,
+            model,
+            build,
+            self._cut(hp, model, directory),
+            batch_size=batch_size,
+            directory=directory,
+            trainings_left=trainings_left,
+        )
+
+    def _cut(
+        self, hp: keras_tuner.HyperParameters, model: keras.Model, directory: Path | None
+    ) -> TrialCut:
+        batch_size: Any = hp.get("batch_size")
+        return TrialCut(
+            model,
+            self._auto.checks,
+            self._auto.data,
+            rows=replica_rows(batch_size, replica_count(model)),
+            moments_every=_MOMENTS_EVERY,
+            summed=self.sparse_gradients == "summed",
+            directory=directory,
+        )
+
+    def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
+        batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
+        with ending_the_search(InputError):
+            check_space(hp, self.batch_sizes)
+        if len(self.dtype_policies) == 1:
+            return batch_size, self.dtype_policies[0]
+        policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
+        return batch_size, policy
+
+    def _plan(
+        self,
+        hp: keras_tuner.HyperParameters,
+        files: TrialFiles | None,
+        replicas: int,
+        scaling_note: str | None,
+    ) -> ExecutionPlan:
+        batch_size: Any = hp.get("batch_size")
+        # A `fit` of the user's may compute the objective itself, after training.
+        stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
+        return ExecutionPlan(
+            number=self._number.of(hp),
+            seed=self._seed(hp),
+            batch_size=batch_size,
+            micro_batch_size=self._micro(replica_rows(batch_size, replicas)),
+            largest_batch_size=self.batch_sizes[-1],
+            validation_batch_size=self.validation_batch_size,
+            validation_is_chosen=self._chosen_validation is not None,
+            learning_rate_scaling=self.learning_rate_scaling,
+            sparse_gradients=self.sparse_gradients,
+            scaling_note=scaling_note,
+            metrics=files.objective_names if files is not None and stock_fit else (),
+            to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
+        )
+
+    def _micro(self, rows: int) -> int | None:
+        """Gives the micro-batch size of so many rows a device, None where it is to be found."""
+        if self.micro_batch_size == "auto":
+            return None
+        return min(rows, self._given_micro_batch_size or rows)
+
+    @property
+    def _given_micro_batch_size(self) -> int | None:
+        return None if isinstance(self.micro_batch_size, str) else self.micro_batch_size
+
+    def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
+        return None if self.seed is None else self.seed + self._number.of(hp)

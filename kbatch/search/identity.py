@@ -1,0 +1,359 @@
+"""What decides the results of a search, described so that another one is told from it.
+
+Equal things must have equal descriptions in any process, or a search could not go on: data are
+told by their shapes, dtypes and values, of large arrays those of rows at fixed places; a dataset,
+which may shuffle, by its spec and length; a function by its code and the plain values it reads.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.errors import InputError
+from kbatch.records.json_files import (
+    NewerRecordError,
+    RecordError,
+    load_if_readable,
+    write_record,
+)
+from kbatch.search.trial_states import ENDED, read_trial_states
+from kbatch.study.goodput import GOODPUT_NAME
+from kbatch.study.loading import RECORD_NAME
+from kbatch.study.search_identity import IDENTITY_NAME, SearchIdentity, read_identity
+from kbatch.study.trial import TrialRecord
+from kbatch.training.fingerprint import model_description
+from kbatch.training.own_code import function_code
+
+_SIGNATURE = inspect.signature(keras.Model.fit)
+# They change what is shown, or are checked elsewhere.
+_DECIDES_NOTHING = ("self", "verbose", "callbacks", "batch_size", "validation_batch_size")
+_DATA = ("x", "y", "sample_weight", "validation_data")
+# They write what training showed.
+_WRITERS = (
+    keras.callbacks.TensorBoard,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.History,
+)
+# keras-tuner's own, one with the hyperparameters of its trial among them, and those of kbatch.
+_OF_THE_SEARCH = ("keras_tuner.", "tensorboard.", "kbatch.search.")
+_PATHS = ("filepath", "filename", "log_dir", "backup_dir", "path", "directory", "folder", "file")
+# Arrays up to this size are read whole, larger ones at some rows.
+_MOST_BYTES = 16 * 2**20
+_MOST_ROWS = 256
+_MOST_LEAVES = 20
+_LONGEST_TEXT = 100
+
+
+def model_facts(model: keras.Model) -> dict[str, str]:
+    """Describe a compiled model as its build function returned it."""
+    described = model_description(model)
+    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    config = _inner_config(described.pop("optimizer"))
+    compiled = described.pop("compiled")
+    size = f"{len(model.layers)} layers and {_weights(model):,} weights"
+    facts = {
+        "model": f"{type(model).__name__} of {size} ({_digest(described)})",
+        "optimizer": type(optimizer).__name__,
+    }
+    facts |= {f"optimizer.{name}": _text(value) for name, value in config.items()}
+    return facts | {f"compile({name})": _text(value) for name, value in compiled.items()}
+
+
+def space_facts(space: Any) -> dict[str, str]:
+    """Describe the hyperparameters of a search beside the batch size, which may gain values."""
+    found: dict[str, list[str]] = {}
+    for parameter in space.space:
+        config = parameter.get_config()
+        name = config.pop("name")
+        if name != "batch_size":
+            kept = {key: value for key, value in config.items() if value not in (None, [])}
+            found.setdefault(name, []).append(_text([type(parameter).__name__, kept]))
+    return {f"hyperparameter {name!r}": " or ".join(each) for name, each in found.items()}
+
+
+def fit_facts(
+    arguments: Sequence[Any], keywords: Mapping[str, Any], *, scheduled: bool = False
+) -> dict[str, str]:
+    """Describe what `fit` is given: data, their lengths, callbacks and other arguments.
+
+    Args:
+        arguments: Positional arguments of the search.
+        keywords: Its keyword arguments.
+        scheduled: Whether the tuner sets the epochs of each trial itself.
+    """
+    try:
+        bound = _SIGNATURE.bind(None, *arguments, **keywords)
+        bound.apply_defaults()
+        call = bound.arguments
+    except TypeError:  # The `fit` of a HyperModel may take other arguments.
+        call = {f"argument {i + 1}": value for i, value in enumerate(arguments)} | dict(keywords)
+    left_out = (*_DECIDES_NOTHING, *(("epochs", "initial_epoch") if scheduled else ()))
+    facts: dict[str, str] = {}
+    for name, value in call.items():
+        if value is None or name in left_out:
+            continue
+        if name in _DATA or not _is_plain(value):
+            facts |= _data_facts(name, value)
+        else:
+            facts[name] = _text(value)
+    return facts | _callback_facts(call.get("callbacks"))
+
+
+def objective_facts(objective: Any) -> dict[str, str]:
+    """Describe keras-tuner's objective."""
+    parts = getattr(objective, "objectives", [objective])
+    return {"objective": " and ".join(f"{part.name} ({part.direction})" for part in parts)}
+
+
+def check_identity(
+    project: Path,
+    identity_of: Callable[[SearchIdentity | None], SearchIdentity],
+    *,
+    unchecked: bool | None,
+) -> str | None:
+    """Write the identity of a search that begins, or compare it with that of the directory.
+
+    Args:
+        project: The project directory.
+        identity_of: Returns the identity of the present search, comparable to one that was read.
+        unchecked: Whether to go on where there is none to compare, or another one; None where the
+            tuner has no such choice.
+
+    Returns:
+        What was not compared, in a sentence; None where nothing is to be said.
+
+    Raises:
+        InputError: If the directory holds another search, or one that cannot be compared.
+    """
+    damage = None
+    try:
+        known = read_identity(project)
+    except NewerRecordError:
+        raise
+    except RecordError as error:
+        known, damage = None, str(error)
+    present = identity_of(known)
+    if not _holds_results(project):
+        if known is None or known.difference(present) is not None:
+            # It may have been ended after its updates were timed.
+            (project / GOODPUT_NAME).unlink(missing_ok=True)
+        _write(present, project)
+        return None
+    if known is None:
+        told = damage or f"there is no {IDENTITY_NAME}, version 0.1.0 wrote none"
+        return _adopted(present, project, told, known=False, unchecked=unchecked)
+    difference = known.difference(present)
+    if difference is None:
+        return None
+    present = dataclasses.replace(present, notes=known.notes)
+    return _adopted(present, project, difference, known=True, unchecked=unchecked)
+
+
+def note_in_identity(project: Path, note: str) -> None:
+    """Keep a note of a search beside its identity, where that can be read."""
+    try:
+        known = read_identity(project)
+    except RecordError:
+        return
+    if known is not None:
+        _write(known.with_note(note), project)
+
+
+def _holds_results(project: Path) -> bool:
+    """Return whether a trial has ended or an execution of one has completed."""
+    for folder in project.glob("trial_*"):
+        record = load_if_readable(TrialRecord, folder / RECORD_NAME)
+        if record is not None and any(e.status == "completed" for e in record.executions):
+            return True
+    return any(trial.status in ENDED for trial in read_trial_states(project))
+
+
+def _adopted(
+    present: SearchIdentity, project: Path, told: str, *, known: bool, unchecked: bool | None
+) -> str:
+    if not unchecked and known:
+        raise InputError(
+            f"The project directory {project} holds another search: give another `project_name` or "
+            f"`directory`, or `overwrite=True` to start over. Received: {told}."
+        )
+    if not unchecked:
+        ways = "give another `project_name` or `directory`, or `overwrite=True` to start over"
+        if unchecked is not None:
+            ways += (
+                ', or `resume="unchecked"` if you know that model, data and arguments are the same'
+            )
+        raise InputError(
+            f"The project directory {project} holds trials of a search that this one cannot be "
+            f"compared with: {ways}. Received: {told}."
+        )
+    note = f'Earlier trials were kept and not compared, by `resume="unchecked"`: {told}.'
+    _write(present.with_note(note), project)
+    return note
+
+
+def _write(identity: SearchIdentity, project: Path) -> None:
+    try:
+        write_record(identity, project / IDENTITY_NAME)
+    except OSError as error:
+        raise RecordError(str(error)) from error
+
+
+def _inner_config(described: Any) -> dict[str, Any]:
+    """Return the described configuration of an optimizer, without the loss scaling around it."""
+    config = described[1] if isinstance(described, list) else {}
+    inner = config.get("inner_optimizer") if isinstance(config, dict) else None
+    found = inner.get("config", config) if isinstance(inner, dict) else config
+    return found if isinstance(found, dict) else {}
+
+
+def _weights(model: Any) -> int:
+    return sum(int(np.prod(weight.shape)) for weight in model.weights)
+
+
+def _callback_facts(callbacks: Any) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    for callback in keras.tree.flatten(callbacks or []):
+        kind = type(callback)
+        if kind in _WRITERS or kind.__module__.startswith(_OF_THE_SEARCH):
+            continue
+        name, number = f"callback {kind.__name__}", 1
+        while name in facts:
+            number += 1
+            name = f"callback {kind.__name__} ({number})"
+        facts[name] = _text(_configuration(callback)) or "given"
+    return facts
+
+
+def _configuration(callback: Any) -> dict[str, Any]:
+    """Return what the constructor of a callback was given, where it is kept under its name."""
+    held = vars(callback)
+    # The target or the budget of one of kbatch's.
+    found: dict[str, Any] = {n: v for n, v in held.items() if dataclasses.is_dataclass(v)}
+    for name in inspect.signature(type(callback).__init__).parameters:
+        value = held.get(name, held.get(f"_{name}"))
+        told = name not in (*_PATHS, "verbose") and not isinstance(value, Path)
+        if value is not None and told:
+            found[name] = value
+    return found
+
+
+def _data_facts(name: str, value: Any) -> dict[str, str]:
+    leaves = list(_leaves(name, value))
+    if len(leaves) > _MOST_LEAVES:
+        told = [(path, _leaf_text(leaf)) for path, leaf in leaves]
+        return {name: f"{len(leaves)} parts ({_digest(told)})"}
+    return {path: _leaf_text(leaf) for path, leaf in leaves}
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _leaves(f"{name}[{key!r}]", value[key])
+    elif isinstance(value, (tuple, list)) and not _is_plain(value):
+        for i, item in enumerate(value):
+            yield from _leaves(f"{name}[{i}]", item)
+    else:
+        yield name, value
+
+
+def _leaf_text(leaf: Any) -> str:
+    if _is_plain(leaf):
+        return _text(leaf)
+    if isinstance(leaf, tf.data.Dataset):
+        length = int(leaf.cardinality())
+        elements = "an unknown number of" if length < 0 else f"{length:,}"
+        return f"a dataset of {elements} elements {_text(str(leaf.element_spec))}"
+    if (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "iloc"):
+        return _array_text(leaf)
+    return _text(leaf)
+
+
+def _array_text(leaf: Any) -> str:
+    shape = tuple(leaf.shape)
+    if not shape or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        return f"{type(leaf).__name__} of shape {shape}"
+    taken = hashlib.sha256()
+    dtype = None
+    for rows in _rows(leaf, shape):
+        # Training casts it so, whichever of them was given.
+        rows = rows.astype("float32") if rows.dtype == np.float64 else rows
+        dtype = rows.dtype
+        plain = repr(rows.tolist()).encode() if dtype.hasobject else rows.tobytes()
+        taken.update(plain)
+    return f"{shape[0]:,} rows of {shape[1:]} {dtype}, values {taken.hexdigest()[:8]}"
+
+
+def _rows(leaf: Any, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Read an array whole where it is small, else some of its rows, the first and last included."""
+    count = shape[0]
+    by_place = getattr(leaf, "iloc", leaf)
+    first = np.asarray(by_place[:1])
+    row_bytes = max(1, first.nbytes)
+    if count * row_bytes <= _MOST_BYTES:
+        yield np.asarray(leaf)
+        return
+    most = int(np.clip(_MOST_BYTES // row_bytes, 2, _MOST_ROWS))
+    for i in np.unique(np.linspace(0, count - 1, most).astype(int)):
+        yield np.asarray(by_place[int(i) : int(i) + 1])
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(item) for item in value.values())
+    if isinstance(value, (tuple, list)):
+        return len(value) <= _MOST_LEAVES and all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str, np.number, np.bool_))
+
+
+def _text(value: Any) -> str:
+    """Return a value as text that is equal in any process, cut to a readable length."""
+    text = value if isinstance(value, str) else _worded(value)
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return f"{text[: _LONGEST_TEXT - 30]}... ({_digest(text)})"
+
+
+def _worded(value: Any) -> str:
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _worded({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        each = sorted((str(key), _worded(item)) for key, item in value.items())
+        return ", ".join(f"{key}={text}" for key, text in each)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_worded, value))}]"
+    if isinstance(value, functools.partial):
+        return f"{_worded(value.func)} with {_worded([*value.args, value.keywords])}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return _array_text(value)
+    if hasattr(value, "__code__"):
+        return f"{value.__qualname__} ({_digest(function_code(value))})"
+    kind = value if isinstance(value, type) else type(value)
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        return f"{kind.__name__}({_worded(_plain_config(value))})"
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _plain_config(value: Any) -> Any:
+    try:
+        return {key: item for key, item in value.get_config().items() if key != "name"}
+    except (NotImplementedError, TypeError, ValueError):  # As Keras refuses, without one.
+        return {}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:8]

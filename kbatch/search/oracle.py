@@ -1,0 +1,181 @@
+"""The oracle: which trial comes next, known from the trials on disk alone."""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras_tuner
+from keras.src.metrics import ALL_OBJECTS_DICT
+from keras_tuner.src.engine.metrics_tracking import infer_metric_direction
+from keras_tuner.src.engine.trial import Trial, TrialStatus
+
+from kbatch.search.checkpoints import delete_checkpoints
+from kbatch.search.grid import Values
+from kbatch.search.trial_states import ENDED, read_trial_states, write_trial_state
+from kbatch.study.trial import Objective
+
+Strategy = Callable[[keras_tuner.HyperParameters, Iterable[Values]], Iterator[Values]]
+
+# Metrics that keras-tuner takes for errors, to be minimised.
+_LARGER_IS_BETTER = {
+    "BinaryIoU",
+    "ConcordanceCorrelation",
+    "CosineSimilarity",
+    "F1Score",
+    "FBetaScore",
+    "IoU",
+    "MeanIoU",
+    "OneHotIoU",
+    "OneHotMeanIoU",
+    "PearsonCorrelation",
+    "PrecisionAtRecall",
+    "R2Score",
+    "RecallAtPrecision",
+}
+
+
+class BatchSizeOracle(keras_tuner.Oracle):
+    """Hands out trials, so that a search may be killed at any moment.
+
+    All its state is the `trial.json` of each trial, one whole file each: what has not ended there
+    is run again under its own id, and the rest follows from the space and the trials. keras-tuner's
+    `oracle.json` is neither written nor read. A failed trial is a result: however many there are in
+    a row, the next one comes.
+
+    Args:
+        objective: keras-tuner's objective.
+        strategy: Gives the values still to try, for the space and the values of all trials.
+        keep_checkpoints: How many of the best trials keep their checkpoint.
+    """
+
+    def __init__(self, objective: Any, strategy: Strategy, *, keep_checkpoints: int):
+        # No count of failures in a row ends the search.
+        super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
+        self._strategy = strategy
+        self._keep_checkpoints = keep_checkpoints
+        self.verbose = 0  # keras-tuner's own display wipes notebook cells.
+
+    @property
+    def ended_trials(self) -> list[Any]:
+        """The trials that ended, well or not, by their ids."""
+        return [self.trials[i] for i in sorted(self.trials) if self.trials[i].status in ENDED]
+
+    @keras_tuner.synchronized
+    def create_trial(self, tuner_id: str) -> Any:
+        """Hands out the trial that the tuner runs, one that was interrupted, or a new one.
+
+        Args:
+            tuner_id: Who asks.
+
+        Returns:
+            A running trial, or one of status "STOPPED" when the search is at its end.
+        """
+        if tuner_id in self.ongoing_trials:
+            return self.ongoing_trials[tuner_id]
+        trial = self._interrupted() or self._proposed()
+        if trial is None:
+            self.tuner_ids.discard(tuner_id)
+            return Trial(self.get_space(), "", TrialStatus.STOPPED)
+        self.tuner_ids.add(tuner_id)
+        self.ongoing_trials[tuner_id] = self.trials[trial.trial_id] = trial
+        if trial.trial_id not in self.start_order:
+            self.start_order.append(trial.trial_id)
+        self._save_trial(trial)
+        return trial
+
+    @keras_tuner.synchronized
+    def end_trial(self, trial: Any) -> None:
+        """Keeps how a trial ended, and the checkpoints of the best trials only."""
+        super().end_trial(trial)
+        self._drop_checkpoints()
+
+    def get_best_trials(self, num_trials: int = 1) -> list[Any]:
+        """Return the best of the trials that completed, fewer than asked for if there are fewer.
+
+        Of trials with equal scores the smaller batch size comes first, as in `Study.best_trial`.
+        """
+        scored = [
+            t
+            for t in self.ended_trials
+            if t.status == TrialStatus.COMPLETED and t.score is not None and not math.isnan(t.score)
+        ]
+        return sorted(scored, key=self._rank)[:num_trials]
+
+    def remaining_trials(self) -> int:
+        """Counts the trials that have not ended, as far as the space is known."""
+        untried = self._strategy(self.get_space(), self._tried())
+        return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
+
+    def save(self) -> None:
+        """Does nothing: each trial's own file is the state."""
+
+    def reload(self) -> None:
+        """Reads the trials of the project directory, which may hold none."""
+        self.trials = {trial.trial_id: trial for trial in read_trial_states(self._project)}
+        for trial in self.trials.values():
+            self.update_space(trial.hyperparameters)
+        for trial in self.trials.values():
+            # Batch sizes may have come to the space since.
+            values, trial.hyperparameters = trial.hyperparameters.values, self.get_space()
+            trial.hyperparameters.values = values
+        self.start_order = list(self.trials)
+        self.end_order = [trial.trial_id for trial in self.ended_trials]
+        self.ongoing_trials = {}
+
+    @property
+    def _project(self) -> Path:
+        return Path(self._project_dir)
+
+    def _rank(self, trial: Any) -> tuple[float, int, str]:
+        # A trial of another tuner may have no batch size.
+        size = trial.hyperparameters.values.get("batch_size", 0)
+        objective = Objective(self.objective.name, self.objective.direction)
+        return objective.rank(trial.score, batch_size=size, trial_id=trial.trial_id)
+
+    def _interrupted(self) -> Any:
+        """Gives a trial that nobody runs and that has not ended, as new under its own id."""
+        running = {trial.trial_id for trial in self.ongoing_trials.values()}
+        for trial_id in sorted(self.trials.keys() - running):
+            trial = self.trials[trial_id]
+            if trial.status not in ENDED:
+                return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
+        return None
+
+    def _proposed(self) -> Any:
+        values = next(self._strategy(self.get_space(), self._tried()), None)
+        if values is None:
+            return None
+        hyperparameters = self.get_space()
+        hyperparameters.values = dict(values)
+        return Trial(hyperparameters, self._free_id(), TrialStatus.RUNNING)
+
+    def _tried(self) -> list[Values]:
+        return [trial.hyperparameters.values for trial in self.trials.values()]
+
+    def _free_id(self) -> str:
+        """Gives the smallest number that is free: that of a trial whose file is damaged is."""
+        return next(i for n in range(len(self.trials) + 1) if (i := f"{n:04d}") not in self.trials)
+
+    def _save_trial(self, trial: Any) -> None:
+        write_trial_state(trial, self._project)
+
+    def _drop_checkpoints(self) -> None:
+        kept = {trial.trial_id for trial in self.get_best_trials(self._keep_checkpoints)}
+        ended = {trial.trial_id for trial in self.ended_trials}
+        delete_checkpoints(self._project, ended - kept)
+
+
+def _with_direction(objective: Any) -> Any:
+    """Give the name of a Keras metric its direction; other names are left to keras-tuner."""
+    # keras-tuner would build the metric, which takes the GPU.
+    if isinstance(objective, list):
+        return [_with_direction(part) for part in objective]
+    if not isinstance(objective, str):
+        return objective
+    kind = ALL_OBJECTS_DICT.get(objective.removeprefix("val_").removeprefix("weighted_"))
+    if not isinstance(kind, type):
+        return objective
+    direction = "max" if kind.__name__ in _LARGER_IS_BETTER else infer_metric_direction(kind)
+    return keras_tuner.Objective(objective, direction)

@@ -1,0 +1,164 @@
+"""The micro-batch size of one trial under "auto"."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from kbatch.records.target import Budget
+from kbatch.search.auto_micro_batch import AutoMicroBatch, TrainingLeft
+from kbatch.search.trial_cut import TrialCut
+from kbatch.training.budgets import BudgetCallback, joint_budget
+from kbatch.training.data.data import FitData
+from kbatch.training.data.data_source import Source, build_on
+from kbatch.training.data.sample_rows import SampleElements, SampleRows
+from kbatch.training.kept_state import KeptState
+from kbatch.training.replica_meter import replica_count
+
+
+class TrialMicroBatch:
+    """Finds the micro-batch size when the data are known, and halves it when it was too large.
+
+    Args:
+        auto: Finds sizes, and remembers them.
+        model: The model of the trial.
+        build: Builds it anew.
+        cut: What it is made to train in micro-batches by.
+        batch_size: Examples of one optimizer update.
+        directory: Where results are kept, or None.
+        trainings_left: How many trainings the search has left that fewer examples at once may
+            speed up.
+
+    Attributes:
+        size: Examples that go through a device at once; None before it is known.
+        most_in_memory: Most examples that fit, None where more were not found not to.
+        search_s: Seconds that the search took, or None.
+        notes: What a reader of the figures must know.
+        cut: Makes the model train in micro-batches.
+    """
+
+    def __init__(
+        self,
+        auto: AutoMicroBatch,
+        model: keras.Model,
+        build: Callable[[], keras.Model],
+        cut: TrialCut,
+        *,
+        batch_size: int,
+        directory: Path | None,
+        trainings_left: float = 1,
+    ):
+        self.size: int | None = None
+        self.most_in_memory: int | None = None
+        self.search_s: float | None = None
+        self.notes: list[str] = []
+        self._auto = auto
+        self._model = model
+        self._build = build
+        self._batch_size = batch_size
+        # A batch is shared by the replicas of a strategy.
+        self._rows = -(-batch_size // replica_count(model))
+        self.cut = cut
+        self._data = FitData()
+        self._directory = directory
+        self._trainings_left = trainings_left
+        self._key, self._most = "", batch_size
+        self._state: KeptState | None = None
+
+    def prepare(self, data: FitData, call: Mapping[str, Any]) -> int:
+        """Finds the size, the first time, and makes the model accumulate.
+
+        Args:
+            data: Arguments of `fit`.
+            call: The other arguments: how long to train, and whether to print a search for the
+                size.
+
+        Returns:
+            Most examples that go through the device at once.
+
+        Raises:
+            OutOfMemoryError: If one example does not fit.
+        """
+        if self.size is None:
+            source = self._auto.data.source(data, self._model)
+            model: Any = self._model
+            with model.distribute_strategy.scope():
+                build_on(self._model, source)
+                self._state = KeptState(self._model)
+            found = self._auto.find(
+                self._model,
+                self._build,
+                source=source,
+                directory=self._directory,
+                rows=self._rows,
+                left=self._left(source, call),
+            )
+            if call.get("verbose", True) and found.search_s:
+                print(f"micro-batch size: {' '.join(found.notes)}", flush=True)
+            self._key, self._most, self.size = found.key, found.most, found.size
+            self.most_in_memory = found.most if found.memory_bound else None
+            self.search_s = found.search_s
+            self.notes.extend(found.notes)
+        self._data = data
+        self.cut.apply(self.size, data)
+        return self._most
+
+    def most_at_once(self, source: Source) -> int:
+        """Finds the most examples that fit at once.
+
+        Args:
+            source: The data of the model, which is built on them.
+
+        Returns:
+            The most examples on one device.
+
+        Raises:
+            InputError: If the memory limit is below what the weights take.
+            OutOfMemoryError: If one example does not fit.
+        """
+        return self._auto.most(self._model, self._build, source=source, directory=self._directory)
+
+    def trains_whole_only(self, source: Source) -> bool:
+        """Return whether speed must not cut a batch: in parts it may train another model.
+
+        Args:
+            source: The data of the model, which is built on them.
+        """
+        return bool(self._auto.checks.difference(self._model, source, directory=self._directory))
+
+    def shrink(self) -> bool:
+        """Halves the size and puts the model back as it was before training.
+
+        Returns:
+            Whether there is a smaller size to go on with.
+        """
+        before = self.size
+        if before is None or self._state is None:
+            return False  # Memory ran out before training: a smaller one is no cure.
+        smaller = self._auto.halve(self._key, before, self._directory)
+        if smaller is None:
+            return False
+        self._state.restore()
+        self.size = self._most = self.most_in_memory = smaller
+        self.cut.apply(smaller, self._data)
+        self.notes.append(
+            f"Memory ran out in training with micro-batches of {before}: the trial started again, "
+            f"with the same seed and batch size, with micro-batches of {smaller}."
+        )
+        return True
+
+    def _left(self, source: Source, call: Mapping[str, Any]) -> TrainingLeft:
+        """Forecasts the trainings that are left, as if they went on to their last epoch."""
+        known = source.rows(self._model) if isinstance(source, SampleElements) else source
+        examples = known.examples if isinstance(known, SampleRows) else None
+        if call.get("steps_per_epoch"):
+            examples = call["steps_per_epoch"] * self._batch_size
+        callbacks = keras.tree.flatten(call.get("callbacks") or [])
+        budget = joint_budget([c for c in callbacks if isinstance(c, BudgetCallback)]) or Budget()
+        by_updates = None if budget.updates is None else budget.updates * self._batch_size
+        epochs = call.get("epochs", 1) - call.get("initial_epoch", 0)
+        ends = (examples and examples * epochs, by_updates, budget.examples)
+        most = min((end for end in ends if end is not None), default=None)
+        count, train_s = self._trainings_left, budget.train_s
+        return TrainingLeft(most and most * count, train_s and train_s * count)

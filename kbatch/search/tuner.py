@@ -1,0 +1,424 @@
+"""The tuner: a search over batch sizes that people can leave alone."""
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import keras
+import keras_tuner
+from keras_tuner.src.engine.trial import TrialStatus
+
+from kbatch.device.device_memory import gpu_in_use
+from kbatch.device.failures import device_is_lost
+from kbatch.document.number_text import counted
+from kbatch.errors import DeviceLostError
+from kbatch.records.json_files import RecordError
+from kbatch.search.checkpoints import check_kept
+from kbatch.search.executions import run_executions
+from kbatch.search.failed_execution import record_failure
+from kbatch.search.goodput_strategy import goodput_strategy
+from kbatch.search.grid import untried_in_grid
+from kbatch.search.hypermodel import BatchSizeHyperModel
+from kbatch.search.identity import (
+    check_identity,
+    fit_facts,
+    note_in_identity,
+    objective_facts,
+    space_facts,
+)
+from kbatch.search.isolation import IsolatedTrials, explored_space
+from kbatch.search.live_plot import LivePlot, live_plots
+from kbatch.search.no_best_trial import no_best_trial
+from kbatch.search.oracle import BatchSizeOracle
+from kbatch.search.progress import SearchProgress
+from kbatch.search.search_lock import check_unlocked, search_lock
+from kbatch.search.throughput_sweep import sweep_throughput
+from kbatch.search.trial_files import TrialFiles, check_local, compare_settings, recorded_search
+from kbatch.search.trial_result import TrialResult, trial_result
+from kbatch.search.tuner_checks import (
+    check_count,
+    check_directory,
+    check_hypermodel,
+    check_isolation,
+    check_objective,
+    check_resume,
+    check_strategy,
+    check_verbose,
+)
+from kbatch.study.goodput import GoodputRecord
+from kbatch.study.loading import RECORD_NAME
+from kbatch.study.search_identity import SearchIdentity, read_identity
+from kbatch.training.policy_speed import float16_slowdown, slow_float16_text
+
+_GPU_IN_USE = (
+    "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
+    "process of each trial gets what that leaves, which may be too little for any. Restart the "
+    "kernel or the script, and search before anything else uses TensorFlow."
+)
+
+
+class BatchSizeTuner(keras_tuner.Tuner):
+    """Searches over batch sizes, and loses nothing when it is stopped or a trial fails.
+
+    Run the same script again after an interruption, however hard: trials that ended are kept, the
+    one that was interrupted runs again from its first unfinished execution. A trial that runs out
+    of memory, diverges or raises is recorded with its cause, and the next one comes.
+
+    Example:
+
+    >>> hypermodel = kbatch.BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024), seed=0)
+    >>> tuner = kbatch.BatchSizeTuner(hypermodel, "val_accuracy", directory="results")
+    >>> tuner.search(x, y, validation_split=0.2, epochs=10)
+    >>> tuner.get_best_hyperparameters()[0].get("batch_size")
+
+    Args:
+        hypermodel: A `kbatch.BatchSizeHyperModel`.
+        objective: keras-tuner's objective: a metric's name, an `Objective`, a list of them, or None
+            for a `HyperModel.fit` that returns a number to minimise.
+        strategy: Which trials to run: `"grid"` runs every combination of batch size and other
+            hyperparameters, in an order that never changes. `"goodput"` times an update of each
+            size, trains a pilot, then only sizes that may be better by what these tell, and says
+            why it stopped; it needs `kbatch.StopAtTarget` and the objective
+            `"seconds_to_target"`, or a metric as objective and a `kbatch.TimeBudget`.
+        executions_per_trial: How many times each trial trains, each time with a seed of its own.
+        isolate: Whether each trial runs in a process of its own, so that neither memory nor a crash
+            outlives it; it starts some seconds later. Data must be arrays or functions then, and
+            what callbacks collect stays in that process.
+        keep_checkpoints: How many of the best trials keep the weights of their best epoch, for
+            `get_best_models`.
+        distribution_strategy: A `tf.distribute.Strategy` to train under.
+        directory: Where results go; the working directory if None.
+        project_name: Name of the folder in it, `"untitled_project"` if None.
+        overwrite: Whether to delete what the folder holds, instead of going on from there.
+        resume: `"checked"` goes on with the trials of the folder only where model, data, arguments
+            of `fit` and search space are the same; more batch sizes and more executions extend
+            them. `"unchecked"` goes on also where these differ or cannot be compared, as with a
+            search by version 0.1.0, and the study says so.
+
+    Raises:
+        TypeError: If `hypermodel` is something else.
+        ValueError: If an argument cannot be used, or the folder holds a search with other settings.
+    """
+
+    hypermodel: Any
+    oracle: Any
+    # A hypermodel compares the searches of other tuners.
+    compares_searches: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        hypermodel: BatchSizeHyperModel,
+        objective: Any = None,
+        *,
+        strategy: Literal["grid", "goodput"] = "grid",
+        executions_per_trial: int = 1,
+        isolate: bool = False,
+        keep_checkpoints: int = 1,
+        distribution_strategy: Any = None,
+        directory: str | Path | None = None,
+        project_name: str | None = None,
+        overwrite: bool = False,
+        resume: Literal["checked", "unchecked"] = "checked",
+    ):
+        check_hypermodel(hypermodel)
+        self.hypermodel = hypermodel
+        check_strategy(strategy, distribution_strategy)
+        check_resume(resume)
+        check_isolation(isolate, distribution_strategy)
+        check_directory(directory, project_name)
+        executions = check_count(executions_per_trial, "executions_per_trial", least=1)
+        self.isolate = isolate
+        # keras-tuner sets it after the reload, which needs it.
+        self.executions_per_trial = executions
+        self.keep_checkpoints = check_count(keep_checkpoints, "keep_checkpoints", least=0)
+        self._progress = SearchProgress(verbose=0)
+        self._isolated: IsolatedTrials | None = None
+        self._goodput = goodput_strategy(hypermodel) if strategy == "goodput" else None
+        # Seconds after which the present trial has lost, None where it may go on.
+        self.time_cap_s: float | None = None
+        self._live: list[LivePlot] = []
+        self._resume = resume
+        self._explored: tuple[dict[str, str], dict[str, Any], float | None] = ({}, {}, None)
+        # What is said when a search begins.
+        self._found: list[str] = []
+        self._before(Path(directory or ".") / (project_name or "untitled_project"), overwrite)
+        super().__init__(
+            BatchSizeOracle(
+                objective, self._goodput or untried_in_grid, keep_checkpoints=keep_checkpoints
+            ),
+            hypermodel,
+            directory=None if directory is None else str(directory),
+            project_name=project_name,
+            overwrite=overwrite,
+            executions_per_trial=executions,
+            distribution_strategy=distribution_strategy,
+        )
+
+    def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
+        """Runs the trials that have not ended yet.
+
+        Args:
+            *args: What `keras.Model.fit` takes; data are arrays, a dataset, or a function
+                `batch_size -> tf.data.Dataset`.
+            verbose: 0 for silence, 1 for a line a trial and a live bar, 2 for a line an epoch too.
+            **kwargs: Likewise.
+
+        Raises:
+            KeyboardInterrupt: When it is interrupted, with how to go on.
+            ValueError: If something that was given cannot be used: no other trial fares better.
+        """
+        check_local(self.project_dir)
+        self._progress = SearchProgress(verbose=check_verbose(verbose))
+        self._live = live_plots(kwargs.get("callbacks"))
+        for plot in self._live:
+            plot.stay()
+        try:
+            with self._progress, self._lock(), self._isolation(args, kwargs):
+                self._compare_search(args, kwargs)
+                self._say_slow_policy()
+                self._say_what_is_kept()
+                self._begin_goodput(args, kwargs)
+                # keras-tuner's display and Keras's bar are silent: this one shows both.
+                super().search(*args, verbose=0, **kwargs)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"The search in {self.project_dir} was interrupted: run the same script again to "
+                "go on."
+            ) from None
+
+    def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
+        """Gives the hyperparameters of the best trials that completed, the best first.
+
+        Raises:
+            RuntimeError: If no trial completed, with the causes.
+        """
+        return [trial.hyperparameters for trial in self._best_trials(num_trials)]
+
+    def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
+        """Gives the models of the best trials with the weights of their best epoch.
+
+        Raises:
+            RuntimeError: If no trial completed, or one of these has no checkpoint, and why.
+        """
+        return [self.load_model(trial) for trial in self._best_trials(num_models)]
+
+    def load_model(self, trial: Any) -> Any:
+        """Builds the model of a trial with the weights of its best epoch; for keras-tuner."""
+        check_kept(Path(self.project_dir), trial.trial_id, kept=self.keep_checkpoints)
+        with warnings.catch_warnings():
+            # The weights are what is wanted; the optimizer begins anew.
+            warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+            return super().load_model(trial)
+
+    def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
+        """Runs the executions of a trial that have not completed; keras-tuner calls it."""
+        if self._goodput is not None:
+            self.time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
+        if self._isolated is None:
+            run_executions(self._progress.show, self, trial, args, kwargs)
+        else:
+            trial.hyperparameters = self._isolated.run(self, trial, self._progress.show)
+
+    def explore(self) -> tuple[dict[str, str], dict[str, Any], float | None]:
+        """Builds the model to find the search space, in this process.
+
+        Returns:
+            The facts of the space and the model, the hyperparameters that it was built with, and
+            how many times as long float16 takes as float32, None where no trial runs under it.
+        """
+        super()._populate_initial_space()
+        known = _readable_identity(Path(self.project_dir))
+        values, facts = self.hypermodel.described(known and known.hyperparameters)
+        halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
+        slowdown = float16_slowdown() if halves else None
+        return space_facts(self.oracle.get_space()) | facts, values, slowdown
+
+    def on_trial_begin(self, trial: Any) -> None:
+        """Shows that a trial begins; keras-tuner calls it."""
+        super().on_trial_begin(trial)
+        unknown = self._is_worker() or self._goodput is not None
+        # The running one is left.
+        self._progress.trial_begins(
+            trial.hyperparameters.values,
+            ended=None if unknown else len(self.oracle.ended_trials),
+            left=None if unknown else self.oracle.remaining_trials(),
+        )
+
+    def on_trial_end(self, trial: Any) -> None:
+        """Keeps the result of a trial and shows it; keras-tuner calls it."""
+        super().on_trial_end(trial)
+        self._progress.trial_ends(TrialFiles(self, trial).record())
+        for plot in self._live:
+            plot.show_ended(Path(self.project_dir))
+
+    def on_search_end(self) -> None:
+        """Says so where nothing completed; keras-tuner calls it."""
+        super().on_search_end()
+        if self._goodput is not None:
+            for text in self._goodput.ends(self.oracle.get_space()):
+                self._progress.say(text)
+        # A chief may have ended before its last worker.
+        if not self._is_worker() and not self.oracle.get_best_trials(1):
+            self._progress.say(no_best_trial(Path(self.project_dir)))
+
+    def save(self) -> None:
+        """Does nothing: the trials' own files are the state."""
+
+    def reload(self) -> None:
+        """Reads the trials of the project directory."""
+        compare_settings(Path(self.project_dir), self.hypermodel.settings)
+        self.oracle.reload()
+        for trial in self.oracle.ended_trials:
+            self._compare(trial)
+
+    def _compare(self, trial: Any) -> None:
+        """Checks that a trial had the same objective, and reopens it for further executions."""
+        files = TrialFiles(self, trial)
+        record = files.record()
+        if record is None:
+            # Its result is in no study.
+            trial.status = TrialStatus.RUNNING
+            self._found.append(
+                f"Trial {trial.trial_id} ended, but its {RECORD_NAME} was missing or damaged: it "
+                "was run again."
+            )
+            return
+        check_objective(files.objective, record.objective, project=self.project_dir)
+        completed = sum(run.status == "completed" for run in record.executions)
+        missing = completed < self.executions_per_trial
+        if missing and trial.status == TrialStatus.COMPLETED:
+            trial.status = TrialStatus.RUNNING
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the display and the processes behind where a copy travels."""
+        # A worker's oracle is a connection to the chief; its own one knows the objective as well.
+        oracle = getattr(self.oracle, "_oracle", self.oracle)
+        return self.__dict__ | {"_progress": None, "_isolated": None, "_live": [], "oracle": oracle}
+
+    def _populate_initial_space(self) -> None:
+        if self.isolate:
+            space, self._explored = explored_space(self)
+            self.oracle.update_space(space)
+        else:
+            self._explored = self.explore()
+        self.reload()
+
+    def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
+        """Runs a trial; what it raises is its result, unless no trial would fare better."""
+        files = TrialFiles(self, trial)
+        try:
+            self.run_trial(trial, *args, **kwargs)
+        except (keras_tuner.errors.FatalError, KeyboardInterrupt) as error:
+            record_failure(files, self.hypermodel, trial.hyperparameters, error)
+            raise
+        except Exception as error:
+            record_failure(files, self.hypermodel, trial.hyperparameters, error)
+            if self._isolated is None and device_is_lost(error):
+                raise DeviceLostError() from error
+            trial.message = traceback.format_exc()
+        self._take(trial_result(files.record()), trial)
+
+    def _take(self, result: TrialResult | str, trial: Any) -> None:
+        """Gives keras-tuner the result of a trial, or why there is none."""
+        if isinstance(result, str):
+            trial.status, trial.message = TrialStatus.FAILED, trial.message or result
+            return
+        self.oracle.update_trial(trial.trial_id, result.metrics, result.step)
+        trial.status = TrialStatus.COMPLETED
+
+    def _best_trials(self, number: int) -> list[Any]:
+        found = self.oracle.get_best_trials(number)
+        if not found:
+            raise RuntimeError(no_best_trial(Path(self.project_dir)))
+        return found
+
+    def _begin_goodput(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Times an update of each size, unless an earlier run has."""
+        if self._goodput is None:
+            return
+        isolated, space, project = self._isolated, self.oracle.get_space(), Path(self.project_dir)
+
+        def sweep() -> GoodputRecord:
+            if isolated is not None:
+                return isolated.sweep(self)
+            return sweep_throughput(
+                self.hypermodel, space, arguments=args, keywords=kwargs, directory=project
+            )
+
+        callbacks = kwargs.get("callbacks")
+        said = self._goodput.begin(
+            project,
+            self.oracle.objective,
+            callbacks=callbacks,
+            batch_sizes=self.hypermodel.batch_sizes,
+            sweep=sweep,
+        )
+        self._progress.say(said)
+
+    def _before(self, project: Path, overwrite: bool) -> None:
+        """Looks at what the project directory holds, before keras-tuner deletes or reads it."""
+        if overwrite:
+            if not self._is_worker():
+                check_unlocked(project)
+            return
+        with contextlib.suppress(RecordError):  # The reload says so.
+            found = recorded_search(project)
+            if found is not None:
+                self.hypermodel.take_over(found.settings)
+
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
+        # The workers of a search share the directory that its chief holds.
+        return (
+            contextlib.nullcontext() if self._is_worker() else search_lock(Path(self.project_dir))
+        )
+
+    def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Compares the search with the one in the directory, and says what was found there."""
+        project, (facts, values, _) = Path(self.project_dir), self._explored
+        given = objective_facts(self.oracle.objective) | facts | fit_facts(args, kwargs)
+        present = SearchIdentity(given, values)
+        note = check_identity(project, lambda _: present, unchecked=self._resume == "unchecked")
+        if note is not None:
+            self._progress.say(note)
+        for line in self._found:
+            note_in_identity(project, line)
+            self._progress.say(line)
+        self._found = []
+
+    def _say_slow_policy(self) -> None:
+        slow = slow_float16_text(self._explored[2])
+        if slow is not None:
+            self._progress.say(
+                f'{slow}: give `BatchSizeHyperModel` `dtype_policy="float32"` for faster trials.'
+            )
+
+    def _say_what_is_kept(self) -> None:
+        ended = 0 if self._is_worker() else len(self.oracle.ended_trials)
+        if ended:
+            self._progress.say(
+                f"{counted(ended, 'trial')} of an earlier run kept in {self.project_dir}; "
+                "`overwrite=True` starts over."
+            )
+
+    @contextlib.contextmanager
+    def _isolation(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+        if not self.isolate:
+            yield
+            return
+        if gpu_in_use():
+            self._progress.say(_GPU_IN_USE)
+        with IsolatedTrials(args, {**kwargs, "verbose": 0}) as self._isolated:
+            try:
+                yield
+            finally:
+                self._isolated = None
+
+
+def _readable_identity(project: Path) -> SearchIdentity | None:
+    try:
+        return read_identity(project)
+    except RecordError:
+        return None  # The search says so.

@@ -1,0 +1,1 @@
+"""Reading a search: its trials, what they decide, and its figures."""

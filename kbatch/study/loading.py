@@ -1,0 +1,137 @@
+"""Studies read back from their files, without TensorFlow."""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from kbatch.records.json_files import (
+    RecordError,
+    printable,
+    read_json,
+    read_record,
+    shown,
+)
+from kbatch.study.goodput import GOODPUT_NAME, GoodputRecord
+from kbatch.study.search_identity import identity_notes
+from kbatch.study.study_record import SearchRecord, Study
+from kbatch.study.trial import TrialRecord
+
+RECORD_NAME = "kbatch.json"
+
+
+class _HasProjectDir(Protocol):
+    """A keras-tuner tuner; the settings of its hypermodel are read where it has any."""
+
+    @property
+    def project_dir(self) -> str: ...
+
+
+def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
+    """Reads the study of a search.
+
+    A trial whose file is broken, impossible (no number may exceed 1e100), of another trial or of a
+    newer kbatch is left out and named in `Study.problems`; the others load.
+
+    Args:
+        tuner_or_directory: A keras-tuner tuner, its project directory
+            (`directory/project_name`), or a file written by `Study.save`.
+
+    Returns:
+        The study.
+
+    Raises:
+        FileNotFoundError: If there is no kbatch record, with what to run.
+        RecordError: If a file written by `Study.save` cannot be read, or a tuner found an older
+            search with other settings in its directory, whose trials are not its own.
+    """
+    if not isinstance(tuner_or_directory, (str, Path)):
+        return _study_of(tuner_or_directory)
+    path = Path(tuner_or_directory)
+    if path.is_file():
+        return read_record(Study, path)
+    study = _read_project(path)
+    if study.trials or study.problems or study.search:
+        return study
+    raise FileNotFoundError(
+        f"There is no kbatch study in {path}: `load_study` needs the project directory of a "
+        "search (`directory/project_name`) whose hypermodel is a `kbatch.BatchSizeHyperModel`. "
+        + _suggestion(path)
+        + f"Received: {str(path)!r}."
+    )
+
+
+def _study_of(tuner: _HasProjectDir) -> Study:
+    study = load_study(Path(tuner.project_dir))
+    settings = getattr(getattr(tuner, "hypermodel", None), "settings", None)
+    difference = study.search.difference(settings) if study.search and settings else None
+    if difference:
+        # keras-tuner reloads a finished search without a word, and runs nothing.
+        raise RecordError(
+            f"{tuner.project_dir} holds an older search with other settings, and the tuner ran "
+            "none of its own: give another `project_name`, or `overwrite=True` to start over "
+            "(`load_study` with the directory reads the older one). "
+            f"Received: {difference}."
+        )
+    return study
+
+
+def _read_project(path: Path) -> Study:
+    problems: list[str] = []
+
+    def read(kind, file):
+        try:
+            return read_record(kind, file)
+        except RecordError as error:
+            problems.append(str(error))
+            return None
+
+    search_file = path / RECORD_NAME
+    search = read(SearchRecord, search_file) if search_file.exists() else None
+    trials = []
+    for folder in sorted(path.glob("trial_*")):
+        file = folder / RECORD_NAME
+        # A link that leads nowhere is a lost record, which no other test would see.
+        trial = read(TrialRecord, file) if os.path.lexists(file) else None
+        if trial and file.parent.name != f"trial_{trial.trial_id}":
+            problems.append(f"{file} is left out: it holds trial {shown(trial.trial_id)}.")
+        elif trial:
+            trials.append(trial)
+    problems += [*_unrecorded(path), *identity_notes(path)]
+    trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
+    goodput_file = path / GOODPUT_NAME
+    goodput = read(GoodputRecord, goodput_file) if goodput_file.exists() else None
+    # A folder's name may hold bytes that are no text, and lines that would break a title.
+    name = " ".join(printable(os.path.basename(os.path.realpath(path))).split())
+    return Study(name, tuple(trials), search, tuple(map(printable, problems)), goodput)
+
+
+def _unrecorded(path: Path) -> list[str]:
+    """Words keras-tuner's trials that ended before kbatch saw them, in building the model."""
+    lines = []
+    for file in sorted(path.glob("trial_*/trial.json")):
+        if (file.parent / RECORD_NAME).exists():
+            continue
+        try:
+            trial = read_json(file)
+            status, message = trial["status"], trial.get("message") or ""
+        except (RecordError, AttributeError, KeyError, TypeError):
+            continue
+        if status in ("FAILED", "INVALID"):
+            last = [line for line in str(message).splitlines() if line.strip()][-1:]
+            lines.append(f"{file.parent.name} failed before training: {''.join(last)[:200]}")
+    return lines
+
+
+def _suggestion(path: Path) -> str:
+    """Names a study that lies one folder below, where people often point to."""
+    for file in sorted(path.glob(f"*/{RECORD_NAME}")):
+        if _holds_search(file):
+            return f"One lies in {file.parent}. "
+    return ""
+
+
+def _holds_search(file: Path) -> bool:
+    try:
+        return read_json(file)["kind"] == SearchRecord.__name__
+    except (RecordError, KeyError, TypeError):
+        return False

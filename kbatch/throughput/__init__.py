@@ -1,0 +1,1 @@
+"""Which micro-batch trains fastest."""

@@ -1,0 +1,274 @@
+"""How the micro-batch size affects a model's step time, throughput and memory in training."""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import keras_tuner
+
+from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
+from kbatch.device.device_memory import check_memory_limit
+from kbatch.device.environment import read_environment
+from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
+from kbatch.document.number_text import memory_text, readable
+from kbatch.errors import InputError
+from kbatch.memory.max_batch import data_source
+from kbatch.memory.memory_curve import MemoryPass
+from kbatch.memory.memory_fit import SURE_SHARE, fit_memory
+from kbatch.memory.memory_record import MemoryRecord
+from kbatch.memory.training_memory import WINDOW, measure_training_memory
+from kbatch.memory.workload import Load, Run
+from kbatch.records.usage import GpuUsage
+from kbatch.throughput.training_profile_record import TrainingPoint, TrainingProfile
+from kbatch.throughput.training_sweep import (
+    SHARE_TO_WARM_UP,
+    TRAINING_TIMING,
+    StepSetting,
+    TrainingSweep,
+)
+from kbatch.training.build_function import BuildFunction, model_builder
+from kbatch.training.data.data_source import DataEnded
+from kbatch.training.micro_batch_steps import micro_batch_steps
+
+_LARGEST_DEFAULT = 4096
+# Where throughput still grows there, sizes go on up to this one.
+_LARGEST = 65536
+
+Progress = Callable[[str], None]
+
+
+def profile_training(
+    build: "BuildFunction | keras_tuner.HyperModel | keras.Model",
+    x: Any,
+    y: Any = None,
+    *,
+    batch_sizes: Iterable[int] | None = None,
+    batch_size: int | None = None,
+    time_budget_s: float = 10.0,
+    measure_memory: bool = True,
+    memory_limit_bytes: int | None = None,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> TrainingProfile:
+    """Measures step time, throughput and memory of training by micro-batch size, in seconds.
+
+    Real train steps of all sizes take turns in shuffled rounds, on batches that lie on the device,
+    so that a machine that drifts slows all alike; the first step of each, which compiles, is kept
+    apart. Memory is measured before, in a worker process that may die of it, and what is above the
+    memory window is not timed: a size that runs out of memory is a result.
+
+    Example:
+
+    >>> profile = kbatch.profile_training(build, x, y)
+    >>> profile.efficient.batch_size, profile.step_time.overhead_s
+    >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
+
+    Args:
+        build: A function that returns a compiled model, without argument or with keras-tuner's
+            `hp` (its defaults are taken), a `HyperModel`, or a compiled model, which stays as it
+            is.
+        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
+            function `batch_size -> tf.data.Dataset`. A few rows are used, repeated into batches.
+        y: Targets of arrays.
+        batch_sizes: Micro-batch sizes in ascending order. None for powers of two as far as data,
+            memory and time allow, up to 4096, and on to 65536 while throughput still grows and the
+            measured memory says that they fit.
+        batch_size: Examples of an optimizer update, for steps that accumulate over micro-batches
+            of these sizes. None for Keras's own step, whose batch is the micro-batch.
+        time_budget_s: Seconds for the steps; tracing, compiling and the start of the worker
+            process are not counted, and memory may take as long again.
+        measure_memory: Whether to measure memory. Without, nothing guards against a size that
+            needs too much.
+        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on
+            a CPU half of what the host and its control group leave.
+        seed: Seed of the order within rounds.
+        on_progress: Receives lines that tell what happens.
+
+    Returns:
+        The profile.
+
+    Raises:
+        InputError: If the data cannot be batched, the time is not positive, or the model is spread
+            over several devices.
+        OutOfMemoryError: If not even the weights fit.
+        TypeError: If `build` cannot build or a size no integer.
+        ValueError: If a size is not positive, sizes do not ascend or exceed `batch_size`, or the
+            model cannot be trained.
+    """
+    began_s = time.perf_counter()
+    request = _checked(batch_sizes, batch_size, time_budget_s)
+    limit_bytes = check_memory_limit(memory_limit_bytes)
+    say = on_progress or (lambda line: None)
+    source = data_source(x, y)
+    policy = keras.config.dtype_policy().name
+    load = Load(model_builder(build), source, policy, accumulate_below=batch_size or 0)
+    # Building the model takes the GPU: the worker process comes first.
+    start = functools.cache(load.start)
+    memory = MemoryPass((), 0, ())
+    if measure_memory:
+        say("measuring memory in a worker process")
+        memory = measure_training_memory(
+            load,
+            lambda: start().model,
+            request.sizes_up_to,
+            chosen=request.chosen,
+            memory_limit_bytes=limit_bytes,
+            time_budget_s=time_budget_s,
+            on_probe=lambda record: say(_memory_line(record)),
+        )
+    run = start()
+    sizes = request.sizes_up_to(run.examples)
+    points, gpus = _points(run, request, sizes, memory, seed, say)
+    return TrainingProfile(
+        model_name=run.model.name,
+        dtype_policy=run.model.dtype_policy.name,
+        jit_compile=bool(run.model.jit_compile),
+        points=points,
+        memory_limit_bytes=memory.limit_bytes or None,
+        duration_s=round(time.perf_counter() - began_s, 3),
+        notes=tuple(dict.fromkeys([*memory.notes, *([run.note] if run.note else [])])),
+        environment=read_environment(),
+        gpus=gpus,
+    )
+
+
+class _Request(NamedTuple):
+    sizes: tuple[int, ...]
+    chosen: bool
+    batch_size: int | None
+    time_budget_s: float
+
+    def sizes_up_to(self, examples: int | None) -> tuple[int, ...]:
+        """Leaves out, of the default sizes, those beyond the data: they would only repeat rows."""
+        if self.chosen or examples is None or self.batch_size is not None:
+            return self.sizes
+        return tuple(size for size in self.sizes if size <= examples)
+
+    def larger(self, examples: int | None) -> tuple[int, ...]:
+        """Return the sizes to go on with, beyond the default ones, that the data fill."""
+        smallest = 2 * _LARGEST_DEFAULT
+        if self.chosen or self.batch_size is not None or (examples or 0) < smallest:
+            return ()
+        return powers_of_two(smallest, min(_LARGEST, examples or 0))
+
+    def setting(self, size: int) -> StepSetting:
+        return StepSetting(size, self.batch_size or size)
+
+
+def _checked(
+    batch_sizes: Iterable[int] | None, batch_size: int | None, time_budget_s: float
+) -> _Request:
+    if isinstance(time_budget_s, bool) or not 0 < time_budget_s < math.inf:
+        raise InputError(
+            "`time_budget_s` must be positive, in seconds. "
+            f"Received: time_budget_s={time_budget_s!r}."
+        )
+    whole = None if batch_size is None else check_size(batch_size, "batch_size")
+    if batch_sizes is None:
+        sizes = powers_of_two(1, whole or _LARGEST_DEFAULT)
+        sizes = sizes if whole in (None, sizes[-1]) else (*sizes, whole)
+        return _Request(sizes, False, whole, time_budget_s)
+    sizes = check_batch_sizes(batch_sizes)
+    if whole is not None and sizes[-1] > whole:
+        raise InputError(
+            "A micro-batch has at most the examples of its batch: leave out larger `batch_sizes`. "
+            f"Received: batch_sizes={sizes}, batch_size={whole}."
+        )
+    return _Request(sizes, True, whole, time_budget_s)
+
+
+def _points(
+    run: Run,
+    request: _Request,
+    sizes: Sequence[int],
+    memory: MemoryPass,
+    seed: int,
+    say: Progress,
+) -> tuple[tuple[TrainingPoint, ...], tuple[GpuUsage, ...]]:
+    probed = {record.batch_size: record for record in memory.records}
+    timing = dataclasses.replace(TRAINING_TIMING, time_budget_s=request.time_budget_s)
+    with micro_batch_steps(run.model) as steps:
+        sweep = TrainingSweep(steps, run.batch, timing, seed=seed)
+        not_run = _warm_up(sweep, request, sizes, probed, memory.limit_bytes, say)
+        if not not_run and not sweep.rounds.failures:
+            fit = fit_memory({r.batch_size: r.peak_bytes for r in memory.records if r.peak_bytes})
+            most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
+            sizes = sweep.go_on(sizes, [s for s in request.larger(run.examples) if s <= most], say)
+        with GpuMonitor(interval_s=NEVER_S) as monitor:
+            sweep.rounds.run(
+                lambda number, live: say(f"round {number}: {live} sizes go on"),
+                clock_mhz=monitor.sample_clock_mhz,
+            )
+        points = tuple(
+            _point(sweep, request.setting(size), not_run.get(size), probed.get(size))
+            for size in sizes
+        )
+        return points, monitor.gpus or ()
+
+
+def _warm_up(
+    sweep: TrainingSweep,
+    request: _Request,
+    sizes: Sequence[int],
+    probed: Mapping[int, MemoryRecord],
+    limit_bytes: int,
+    say: Progress,
+) -> dict[int, str]:
+    """Warms sizes up in ascending order; returns why some were not."""
+    not_run: dict[int, str] = {}
+    end: str | None = None
+    for size in sizes:
+        reason = end or _reason_not_to_run(probed.get(size), limit_bytes)
+        if reason is None and sweep.late(SHARE_TO_WARM_UP):
+            reason = "half of the time budget was spent on warming up smaller sizes"
+        if reason is not None:
+            not_run[size] = reason
+            continue
+        try:
+            warm_up = sweep.warm_up(request.setting(size))
+        except DataEnded as ended:
+            end = not_run[size] = f"the data function gave {ended.rows} examples"
+            continue
+        if warm_up is None:
+            end = f"memory ran out at micro-batch size {size}"
+            say(f"micro-batch {size}: out of memory")
+            continue
+        say(f"micro-batch {size}: {readable(1000 * warm_up.call_s)} ms a step after warming up")
+        if not request.chosen and sweep.is_too_slow(warm_up.call_s):
+            end = "too slow for the time budget"
+    return not_run
+
+
+def _reason_not_to_run(record: MemoryRecord | None, limit_bytes: int) -> str | None:
+    if record is None:
+        return None
+    if record.outcome == "out_of_memory":
+        return "memory ran out when it was probed"
+    if record.guarded:
+        return record.reason
+    # Where the time for the memory did not suffice, the line through smaller sizes tells.
+    needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
+    if needed is not None and needed > WINDOW[1] * limit_bytes:
+        return (
+            f"needs {memory_text(needed)}, more than {WINDOW[1]:.0%} of {memory_text(limit_bytes)}"
+        )
+    return None
+
+
+def _point(
+    sweep: TrainingSweep, setting: StepSetting, not_run: str | None, record: MemoryRecord | None
+) -> TrainingPoint:
+    point = sweep.point(setting, not_run=not_run)
+    if record is None:
+        return point
+    outcome = "out_of_memory" if record.outcome == "out_of_memory" else point.outcome
+    return dataclasses.replace(point, outcome=outcome, peak_memory_bytes=record.peak_bytes)
+
+
+def _memory_line(record: MemoryRecord) -> str:
+    known = None if record.peak_bytes is None else memory_text(record.peak_bytes)
+    return f"micro-batch {record.batch_size}: {known or record.reason or 'out of memory'}"

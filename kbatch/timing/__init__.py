@@ -1,0 +1,1 @@
+"""Contenders timed in shuffled rounds."""

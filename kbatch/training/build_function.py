@@ -1,0 +1,118 @@
+"""What a person gave to be tuned: a build function or a HyperModel."""
+
+import inspect
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import keras_tuner
+
+from kbatch.errors import InputTypeError
+from kbatch.training.accumulation import Accumulation, accumulation_of
+from kbatch.training.dtype_policy import dtype_policy_scope
+
+BuildFunction = Callable[..., keras.Model]
+
+
+def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tuner.HyperModel:
+    """Gives a HyperModel for a HyperModel, or for a build function with or without `hp`.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if isinstance(given, keras_tuner.HyperModel):
+        return given
+    if isinstance(given, type) and issubclass(given, keras_tuner.HyperModel):
+        raise InputTypeError(
+            f"`hypermodel` must be an instance, not a class: give `{given.__name__}()`. "
+            f"Received: hypermodel={given!r}."
+        )
+    if isinstance(given, keras.Model):
+        raise InputTypeError(
+            "`hypermodel` must build a new model for each trial: give a function that returns "
+            f"one, not the model itself. Received: hypermodel={given.name!r}, a keras.Model."
+        )
+    if not callable(given):
+        raise InputTypeError(
+            "`hypermodel` must be a function `hp -> compiled keras.Model` or a "
+            f"`keras_tuner.HyperModel`. Received: hypermodel={given!r}."
+        )
+    return _FunctionHyperModel(given)
+
+
+def model_builder(
+    build: "keras_tuner.HyperModel | BuildFunction | keras.Model",
+) -> Callable[[], keras.Model]:
+    """Gives a function without argument that returns the model.
+
+    Args:
+        build: A build function, a HyperModel, whose hyperparameters take their defaults, or a
+            compiled model.
+
+    Raises:
+        TypeError: If it is none of them.
+    """
+    if isinstance(build, keras.Model):
+        return _GivenModel(build)
+    if not callable(build) and not isinstance(build, keras_tuner.HyperModel):
+        raise InputTypeError(
+            "The model must be a compiled `keras.Model`, a function that builds one or a "
+            f"`keras_tuner.HyperModel`. Received: {build!r}, a {type(build).__name__}."
+        )
+    hypermodel = as_hypermodel(build)
+    return lambda: hypermodel.build(keras_tuner.HyperParameters())
+
+
+class _GivenModel:
+    """A compiled model as it is; its copy in another process trains as it does."""
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+
+    def __call__(self) -> keras.Model:
+        return self._model
+
+    def __reduce__(self):
+        # Keras writes the code of a lambda without the names it uses: better not sent at all.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*includes a `lambda`")
+            saved = pickle.dumps(self._model)
+        policy = self._model.dtype_policy.name
+        return _reread_model, (saved, accumulation_of(self._model), policy)
+
+
+def _reread_model(
+    pickled: bytes, accumulation: Accumulation | None, dtype_policy: str
+) -> _GivenModel:
+    # A Sequential model does not save its own policy, which decides on the loss scale.
+    with dtype_policy_scope(dtype_policy):
+        model = pickle.loads(pickled)
+    return _GivenModel(model if accumulation is None else accumulation.apply(model))
+
+
+class _FunctionHyperModel(keras_tuner.HyperModel):
+    """A build function in the form of a HyperModel."""
+
+    def __init__(self, function: BuildFunction):
+        super().__init__(name=getattr(function, "__name__", None))
+        self._function = function
+        self._takes_hp = _takes_argument(function)
+
+    def build(self, hp: keras_tuner.HyperParameters) -> Any:
+        return self._function(hp) if self._takes_hp else self._function()
+
+
+def _takes_argument(function: BuildFunction) -> bool:
+    """Tells whether a build function wants `hp`: by name, or as an argument it requires."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # A builtin without a signature.
+        return True
+    return any(
+        parameter.name == "hp"
+        or parameter.kind is parameter.VAR_POSITIONAL
+        or (parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD)
+        for parameter in parameters
+    )

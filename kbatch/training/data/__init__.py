@@ -1,0 +1,1 @@
+"""The forms of training data, and batches of them."""

@@ -1,1 +1,0 @@
-"""Batch size as a hyperparameter of keras-tuner."""

@@ -1,0 +1,158 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import records_factory
+
+import kbatch
+from kbatch.cli import main as cli
+from kbatch.cli.demo import default_policy
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
+
+
+def run(*words, cwd=None, code=0):
+    """Run a command line in a process of its own."""
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=600)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A quick demonstration in a process of its own: its directory and its output."""
+    directory = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "kbatch", "demo", "--quick"]
+    return directory, run(*command, "--output", str(directory))
+
+
+def test_the_demo_prints_progress_a_table_and_paths(demo):
+    directory, done = demo
+    assert re.search(r"trial 3/3, batch +512, .* samples/s, val_accuracy 0\.\d+", done.stdout)
+    assert re.search(r"^ +32 +32 ", done.stdout, re.MULTILINE)
+    for file in ("trials.png", "report.html"):
+        assert str(directory / file) in done.stdout
+        assert (directory / file).stat().st_size > 10_000
+
+
+def test_the_demo_is_free_of_start_up_noise_and_control_characters(demo):
+    _, done = demo
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert "oneDNN" not in done.stdout
+
+
+def test_the_demo_really_accumulates_under_a_policy_that_suits_the_machine(demo):
+    directory, done = demo
+    study = kbatch.load_study(directory / "demo-search")
+    assert [trial.accumulation_steps for trial in study.trials] == [1, 1, 4]
+    (policy,) = {trial.dtype_policy for trial in study.trials}
+    halved = policy == "mixed_float16"
+    assert {trial.executions[0].loss_scaled for trial in study.trials} == {halved}
+    assert halved or "the demo trains in float32" in done.stdout
+
+
+def test_the_demo_takes_mixed_float16_unless_that_is_far_slower():
+    assert default_policy(None) == default_policy(1.2) == ("mixed_float16", None)
+    policy, why = default_policy(520.0)
+    assert policy == "float32"
+    assert "520 times as long" in why
+    assert "`--policy mixed_float16`" in why
+
+
+def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("kbatch.training.policy_speed.float16_slowdown", lambda: 520.0)
+    found = []
+    for sizes, policy in (("256,512", []), ("256", ["--policy", "float32"])):
+        flags = [*policy, "--seed", "3", "--batch-sizes", sizes]
+        assert cli.main(["demo", "--quick", "--output", str(tmp_path / sizes), *flags]) == 0
+        found.append(kbatch.load_study(tmp_path / sizes / "demo-search").to_dataframe())
+        assert ("520 times as long" in capsys.readouterr().out) is not bool(policy)
+    both, alone = found
+    assert list(both.batch_size) == [256, 512]
+    assert set(both.dtype_policy) == {"float32"}
+    metrics = ["val_accuracy", "val_loss"]
+    assert list(both.iloc[0][metrics]) == list(alone.iloc[0][metrics])
+
+
+def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
+    project = str(demo[0] / "demo-search")
+    for command, name in (
+        ("report", "report.html"),
+        ("report", "report.md"),
+        ("plot", "trials.svg"),
+        ("export", "trials.csv"),
+        ("export", "trials.json"),
+    ):
+        path = tmp_path / name
+        assert cli.main([command, project, "-o", str(path)]) == 0
+        assert path.stat().st_size > 100
+        printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
+        assert printed[-1] == path
+        assert all(file.stat().st_size > 100 for file in printed)
+        assert len(printed) == 1 or name == "report.md"
+    assert list(pd.read_csv(tmp_path / "trials.csv").batch_size) == [32, 128, 512]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "--batch-sizes", "16,big"], "--batch-sizes 16,big"),
+        (["demo", "--batch-sizes", "16,16"], "repeats a size"),
+        (["demo", "--policy", "float12", "--quick"], "mixed_float16"),
+        (["report", "nowhere"], "no kbatch study in nowhere"),
+        (["demo", "--output", "{file}/below"], "(Not a directory): give another one"),
+        (["demo", "--quick", "--output", "{mine}"], "no earlier demonstration"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "mine" / "demo-search").mkdir(parents=True)
+    words = [word.format(file=tmp_path / "file", mine=tmp_path / "mine") for word in words]
+    assert cli.main(words) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_export_refuses_another_suffix(demo, tmp_path, capsys):
+    words = ["export", str(demo[0] / "demo-search"), "-o", str(tmp_path / "trials.xlsx")]
+    assert cli.main(words) == 1
+    assert ".csv or .json" in capsys.readouterr().err
+
+
+def test_help_needs_no_tensorflow():
+    done = run(sys.executable, "-X", "importtime", "-m", "kbatch", "--help")
+    assert "demo" in done.stdout
+    assert "tensorflow" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_example_is_the_script_that_the_demo_runs(tmp_path):
+    run(sys.executable, str(EXAMPLE), str(tmp_path / "example"))
+    run(sys.executable, "-m", "kbatch", "demo", "--output", str(tmp_path / "demo"))
+    tables = [
+        kbatch.load_study(tmp_path / name).to_dataframe()
+        for name in ("example/digits", "demo/demo-search")
+    ]
+    assert list(tables[0].batch_size) == [16, 32, 64, 128, 256, 512, 1024]
+    pd.testing.assert_series_equal(tables[0].val_accuracy, tables[1].val_accuracy)
+    assert tables[0].val_accuracy.min() > 0.85
+    assert (tmp_path / "example" / "trials.png").stat().st_size > 10_000
+
+
+def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path):
+    records_factory.make_study().save(tmp_path / "study.json")
+    words = [sys.executable, "-m", "kbatch", "export", "study.json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600
+        )
+    assert done.returncode == 1
+    assert done.stderr == "kbatch: [Errno 28] No space left on device\n"

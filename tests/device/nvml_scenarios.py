@@ -1,0 +1,177 @@
+"""Programs over the stub of NVIDIA's library, run in one process; prints what each found.
+
+The loader finds the stub as it would find the library, so that everything from `pynvml` up is real.
+"""
+
+import ctypes
+import json
+import sys
+
+import pynvml
+
+import kbatch
+from kbatch.device.nvidia_check import TensorFlowBuild, nvidia_findings, read_nvidia
+from kbatch.device.usage_tally import TensorFlowMemory
+from kbatch.study.figures.gpu_timeline import alt_text, gpu_timeline_info
+
+GIB = 2**30
+BUILD = TensorFlowBuild((12, 5), ((6, 0), (7, 0), (8, 0), (9, 0)))
+
+
+class Gpu(ctypes.Structure):
+    """As in nvml_stub.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_char * size) for name, size in (("bus_id", 32), ("name", 96))),
+        ("uuid", ctypes.c_char * 96),
+        *((name, ctypes.c_int) for name in ("error", "major", "minor", "mig", "old_driver")),
+        ("pid", ctypes.c_uint),
+        *((name, ctypes.c_longlong) for name in ("pid_bytes", "total", "used", "utilization")),
+        *((name, ctypes.c_longlong) for name in ("power_mw", "temperature", "sm_mhz")),
+        *((name, ctypes.c_longlong) for name in ("memory_mhz", "power_cap_mw", "clock_reasons")),
+        *((name, ctypes.c_longlong) for name in ("energy_mj", "energy_step_mj")),
+    )
+
+
+stub = ctypes.CDLL("libnvidia-ml.so.1")
+gpus = (Gpu * 8).in_dll(stub, "gpus")
+
+
+def set_number(name, value):
+    ctypes.c_int.in_dll(stub, name).value = value
+
+
+def install(*changes, init_error=0, cuda_version=12040):
+    """Puts GPUs into the stub, each like the first but for its changes."""
+    for index, changed in enumerate(changes):
+        usual = {
+            "bus_id": f"00000000:{index + 1:02X}:00.0".encode(),
+            "name": b"Stub H100",
+            "uuid": f"GPU-{index}000".encode(),
+            "major": 9,
+            "mig": -1,
+            "total": 80 * GIB,
+            "used": GIB,
+            "utilization": 50,
+            "power_mw": 300_000,
+            "temperature": 60,
+            "sm_mhz": 1980,
+            "memory_mhz": 2619,
+            "power_cap_mw": 700_000,
+            "clock_reasons": pynvml.nvmlClocksEventReasonSwPowerCap,
+            "energy_mj": 1_000,
+            "energy_step_mj": 5_000,
+        }
+        gpus[index] = Gpu(**usual | changed)
+    set_number("gpu_count", len(changes))
+    set_number("init_error", init_error)
+    set_number("cuda_version", cuda_version)
+
+
+def watch(*steps, devices=None):
+    """Watches the GPUs for a second a step; a step changes a GPU, by its index."""
+    names = devices or {"00000000:01:00.0": ("GPU:0",)}
+    time_s = [0.0]
+    monitor = kbatch.GpuMonitor(
+        interval_s=3600,
+        now=lambda: time_s[0],
+        find_gpus=lambda: names,
+        find_memory=lambda devices: TensorFlowMemory(10 * GIB, lambda: 3 * GIB),
+    )
+    with monitor:
+        for step in steps:
+            for index, changed in step.items():
+                for field, value in changed.items():
+                    setattr(gpus[index], field, value)
+            time_s[0] += 1.0
+            monitor.sample()
+    usage = monitor.usage
+    found = {
+        "unavailable": usage.unavailable,
+        "joules_per_sample": usage.joules_per_sample(10),
+        "gpus": [
+            {
+                "name": gpu.name,
+                "devices": gpu.tensorflow_devices,
+                "energy": [gpu.energy_j, gpu.energy_source],
+                "memory": [gpu.memory_total_bytes, gpu.mean.memory_used_bytes],
+                "clocks": [gpu.power_cap_w, gpu.throttle_reasons],
+                "mean": list(vars(gpu.mean).values())[1:],
+            }
+            for gpu in usage.gpus or ()
+        ],
+    }
+    if usage.gpus:
+        info = gpu_timeline_info(monitor)
+        found["panels"] = [panel.label for panel in info.panels if panel.known]
+        found["timeline"] = alt_text(info)
+    return found
+
+
+def doctor(devices=("CPU",), build=BUILD, **variables):
+    """What `kbatch doctor` says of the GPUs, by topic."""
+    findings = nvidia_findings(read_nvidia(), devices, build=build, variables=variables)
+    return {one.topic: [one.status, one.text, one.command] for one in findings}
+
+
+def run():
+    found = {}
+    install({}, {"name": b"Stub A100", "energy_step_mj": 7_000}, {})
+    devices = {"00000000:02:00.0": ("GPU:0",), "00000000:01:00.0": ("GPU:1",)}
+    found["several GPUs"] = watch({}, devices=devices)
+
+    fields = ("utilization", "power_mw", "temperature", "sm_mhz", "memory_mhz", "energy_mj")
+    fields += ("power_cap_mw", "clock_reasons")
+    install(dict.fromkeys(fields, -1))
+    found["unsupported readings"] = watch({})
+    install({"old_driver": 1, "temperature": 71})
+    found["an old driver"] = watch({})
+
+    install({"energy_mj": 2**32 - 2_000, "energy_step_mj": 1_000})
+    found["a counter that wraps"] = watch({}, {0: {"energy_mj": 500}}, {0: {"energy_mj": 2**33}})
+
+    install({}, {})
+    lost = {1: {"error": pynvml.NVML_ERROR_GPU_IS_LOST}}
+    devices = {"00000000:01:00.0": ("GPU:0",), "00000000:02:00.0": ("GPU:1",)}
+    found["a GPU that disappears"] = watch({}, lost, {}, devices=devices)
+    found["doctor: a GPU is lost"] = doctor(["GPU:0 Stub H100"])
+    install({"error": pynvml.NVML_ERROR_GPU_IS_LOST})
+    found["doctor: the GPU is lost"] = doctor()
+
+    install({"mig": 1, "utilization": -1}, {})
+    found["an instance"] = watch({})
+    found["doctor: an instance"] = doctor(["GPU:0 Stub H100 MIG 1g.10gb"])
+    install({"mig": 1})
+    found["doctor: no instance"] = doctor()
+
+    install({"total": -1, "name": b"Stub GB10", "major": 12})
+    found["unified memory"] = watch({})
+    found["doctor: unified memory"] = doctor(["GPU:0 Stub GB10"])
+
+    install({}, init_error=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    found["driver mismatch"] = watch({})
+    found["doctor: driver mismatch"] = doctor()
+
+    install({}, cuda_version=11040)
+    found["doctor: old driver"] = doctor()
+    install({"major": 5, "minor": 2})
+    found["doctor: old GPU"] = doctor()
+    install({"major": 6, "minor": 1})
+    found["doctor: no tensor cores"] = doctor(["GPU:0 Stub P40"])
+    install({"pid": 1, "pid_bytes": 60 * GIB, "used": 61 * GIB})
+    found["doctor: a GPU in use"] = doctor(["GPU:0 Stub H100"])
+    found["doctor: no such GPU"] = doctor(CUDA_VISIBLE_DEVICES="7")
+    found["doctor: no such UUID"] = doctor(CUDA_VISIBLE_DEVICES="GPU-7")
+    found["doctor: hidden"] = doctor(CUDA_VISIBLE_DEVICES="-1")
+    found["doctor: CPU only"] = doctor(build=TensorFlowBuild(None))
+    libraries = TensorFlowBuild((12, 5), BUILD.compute_capabilities, ("nvidia-cudnn-cu12",))
+    found["doctor: missing library"] = doctor(build=libraries, CUDA_VISIBLE_DEVICES="GPU-0000")
+    found["doctor: unloadable library"] = doctor()
+
+    found["users"] = ctypes.c_int.in_dll(stub, "users").value
+    found["tensorflow"] = "tensorflow" in sys.modules
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(run()))

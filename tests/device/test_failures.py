@@ -1,0 +1,109 @@
+import pytest
+import tensorflow as tf
+
+from kbatch.device.failures import (
+    device_is_lost,
+    failure_status,
+    failure_text,
+    failure_traceback,
+    ran_out_of_memory,
+)
+from kbatch.device.mapped_pickles import UnsendableError
+from kbatch.device.worker import WorkerDied
+
+errors = tf.errors
+
+OUT_OF_MEMORY = [
+    (errors.ResourceExhaustedError, "OOM when allocating tensor with shape[64,256,256,64]"),
+    (errors.InternalError, "Failed to call cublas: CUBLAS_STATUS_ALLOC_FAILED"),
+    (errors.InternalError, "Dst tensor is not initialized."),
+    (errors.InternalError, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16777716"),
+    (errors.InternalError, "CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
+    (errors.UnknownError, "CUDNN_STATUS_ALLOC_FAILED in cuda_dnn.cc(5333): 'status'"),
+    (errors.UnknownError, "Failed to allocate scratch"),
+    (errors.NotFoundError, "No algorithm worked!  Error: RESOURCE_EXHAUSTED: Allocating 8 bytes"),
+    (errors.NotFoundError, "No algorithm worked!  Profiling: UNKNOWN: CUDNN_STATUS_ALLOC_FAILED"),
+    (errors.AbortedError, "Collective ops is aborted by: OOM when allocating tensor"),
+    (errors.CancelledError, "[_Derived_]RESOURCE_EXHAUSTED: failed on another replica"),
+    (errors.FailedPreconditionError, "Out of memory: DNN library initialization failed."),
+]
+NOT_STARTED = [
+    (errors.InternalError, "failed to create cublas handle: CUBLAS_STATUS_NOT_INITIALIZED"),
+    (errors.FailedPreconditionError, "DNN library initialization failed. Look above for details."),
+    (errors.UnimplementedError, "DNN library is not found."),
+    (errors.UnknownError, "Failed to get convolution algorithm: cuDNN failed to initialize"),
+    (errors.NotFoundError, "No algorithm worked!"),
+    (errors.InternalError, "Could not create cudnn handle: CUDNN_STATUS_INTERNAL_ERROR"),
+    (errors.AbortedError, "Collective ops is aborted by another replica"),
+    (errors.CancelledError, "Function was cancelled before it was started"),
+]
+FAULTS = [
+    errors.InternalError(None, None, "bad graph"),
+    errors.InvalidArgumentError(None, None, "Incompatible shapes: [8] vs. [9]"),
+    errors.NotFoundError(None, None, "no such file: memory.txt"),
+    ValueError("out of memory is only in my text"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), OUT_OF_MEMORY)
+def test_every_face_of_running_out_is_known_by_its_text(kind, text):
+    error = kind(None, None, text)
+    assert failure_status(error) == "out_of_memory"
+    assert not device_is_lost(error)
+
+
+@pytest.mark.parametrize(("kind", "text"), NOT_STARTED)
+def test_a_library_that_does_not_start_ran_out_only_where_a_smaller_batch_ran(kind, text):
+    error = kind(None, None, text)
+    assert failure_status(error) == "failed"
+    assert failure_status(error, smaller_worked=True) == "out_of_memory"
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=repr)
+def test_a_fault_of_the_model_is_none_of_memory(error):
+    assert failure_status(error) == failure_status(error, smaller_worked=True) == "failed"
+    assert not device_is_lost(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "of_memory"),
+    [
+        ("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", False),
+        ("CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure", False),
+        ("Failed to allocate: CUDA_ERROR_ILLEGAL_ADDRESS", True),
+    ],
+)
+def test_an_error_that_stays_loses_the_device(text, of_memory):
+    error = errors.InternalError(None, None, text)
+    assert device_is_lost(error)
+    assert ran_out_of_memory(error) == of_memory
+
+
+def test_what_is_not_of_tensorflow_is_known_too():
+    assert failure_status(MemoryError()) == "out_of_memory"
+    assert failure_status(KeyboardInterrupt()) == "interrupted"
+    assert failure_status(WorkerDied(-9, "")) == "out_of_memory"
+    assert failure_status(WorkerDied(1, "out of memory")) == "failed"
+    unread = UnsendableError("unread")
+    assert failure_status(unread) == "failed"
+    unread.__cause__ = MemoryError()
+    assert failure_status(unread) == "out_of_memory"
+
+
+def test_a_failure_is_told_in_one_line():
+    text = failure_text(ValueError("\nin a layer:\n\n\x1b[1mwrong shape\x1b[0m" + "x" * 500))
+    assert text.startswith("ValueError: in a layer: wrong shapexxx")
+    assert len(text) == 300
+
+
+def test_a_traceback_names_the_place_and_keeps_the_end_of_a_long_one():
+    try:
+        raise ValueError("\x1b[1mwrong\x1b[0m shape" + "x" * 30_000)
+    except ValueError as error:
+        error.add_note("In the worker process: line 7")
+        short = ValueError("wrong").with_traceback(error.__traceback__)
+        long_text, text = failure_traceback(error), failure_traceback(short)
+    assert "test_failures.py" in text
+    assert text.endswith("ValueError: wrong\n")
+    assert long_text.endswith("line 7\n")
+    assert len(long_text) == 20_000

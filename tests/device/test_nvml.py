@@ -1,0 +1,166 @@
+import ctypes
+
+import fake_nvml
+import pynvml
+import pytest
+from fake_nvml import FakeGpu, FakeNvml
+
+from kbatch.device.nvml import (
+    GpuReading,
+    NvmlUnavailableError,
+    opened_nvml,
+    read_driver_version,
+    read_gpu,
+    read_gpu_count,
+    read_processes,
+)
+from kbatch.records.usage import GpuProcess
+
+
+def read(monkeypatch, *gpus, **arguments):
+    fake_nvml.install(monkeypatch, FakeNvml(*gpus, **arguments))
+    with opened_nvml() as listed:
+        return [read_gpu(gpu) for gpu in listed]
+
+
+def test_every_gpu_is_listed_with_what_it_is(monkeypatch):
+    fake_nvml.install(
+        monkeypatch,
+        FakeNvml(FakeGpu(), FakeGpu(bus_id=b"00000001:C1:00.0", name=b"Other", power_mw=None)),
+    )
+    with opened_nvml() as (first, second):
+        assert (first.name, first.pci_bus_id) == ("Fake GPU", "00000000:01:00.0")
+        assert (second.name, second.pci_bus_id) == ("Other", "00000001:c1:00.0")
+        assert first.memory_total_bytes == 80 * 2**30
+        assert (first.uuid, first.power_cap_w) == ("GPU-0000aaaa", 700.0)
+        assert read_driver_version() == "580.65.06"
+
+
+def test_what_a_gpu_does_not_tell_of_itself_is_none(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(uuid=None, power_cap_mw=None, processes=None)))
+    with opened_nvml() as (gpu,):
+        assert (gpu.uuid, gpu.power_cap_w, read_processes(gpu)) == (None, None, ())
+
+
+def test_the_processes_on_a_gpu_are_listed_with_what_they_hold(monkeypatch):
+    gpus = FakeGpu(processes={9: None, 7: 2**30}), FakeGpu(bus_id=b"00000000:02:00.0")
+    fake_nvml.install(monkeypatch, FakeNvml(*gpus))
+    with opened_nvml() as (first, second):
+        assert read_processes(first) == (GpuProcess(7, 2**30), GpuProcess(9, None))
+        assert read_processes(second) == ()
+
+
+@pytest.mark.parametrize("mig", [False, True, None])
+def test_a_gpu_tells_whether_it_is_split_into_instances(monkeypatch, mig):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(mig=mig)))
+    with opened_nvml() as (gpu,):
+        assert gpu.mig == bool(mig)
+
+
+def test_gpus_that_do_not_answer_are_counted(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(lost=True), FakeGpu()))
+    with opened_nvml():
+        assert read_gpu_count() == 2
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_what_lowers_the_clocks_is_told_in_words_and_idling_is_not(monkeypatch, old):
+    (reading,) = read(monkeypatch, FakeGpu(throttle_bits=0x1 | 0x4 | 0x40), old=old)
+    assert reading.throttle_reasons == ("power cap", "temperature (hardware)")
+
+
+def test_readings_come_in_the_units_of_their_names(monkeypatch):
+    (reading,) = read(monkeypatch, FakeGpu(utilization_percent=37, power_mw=412_500))
+    assert reading == GpuReading(0.37, 72 * 2**30, 412.5, 60, 1980, 2619, 1_000_000, ())
+
+
+def test_each_gpu_gives_its_own_readings(monkeypatch):
+    readings = read(
+        monkeypatch, FakeGpu(temperature_c=40), FakeGpu(bus_id=b"00000000:02:00.0", energy_mj=7)
+    )
+    assert [(r.temperature_c, r.energy_counter_mj) for r in readings] == [(40, 1_000_000), (60, 7)]
+
+
+FIELDS = {
+    "utilization_percent": "utilization",
+    "power_mw": "power_w",
+    "energy_mj": "energy_counter_mj",
+    "temperature_c": "temperature_c",
+    "sm_clock_mhz": "sm_clock_mhz",
+    "memory_clock_mhz": "memory_clock_mhz",
+    "memory_total_bytes": "memory_used_bytes",
+    "throttle_bits": "throttle_reasons",
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_what_a_gpu_does_not_support_is_none_and_the_rest_is_read(monkeypatch, field):
+    (reading,) = read(monkeypatch, FakeGpu(**{field: None}))
+    assert {name for name, value in reading._asdict().items() if value is None} == {FIELDS[field]}
+
+
+def test_a_zero_is_a_reading(monkeypatch):
+    (reading,) = read(monkeypatch, FakeGpu(utilization_percent=0, power_mw=0, temperature_c=0))
+    assert (reading.utilization, reading.power_w, reading.temperature_c) == (0, 0, 0)
+
+
+def test_an_older_driver_tells_the_temperature_too(monkeypatch):
+    (reading,) = read(monkeypatch, FakeGpu(temperature_c=71), old=True)
+    assert reading.temperature_c == 71
+
+
+def test_a_gpu_that_does_not_answer_is_left_out(monkeypatch):
+    assert len(read(monkeypatch, FakeGpu(lost=True), FakeGpu())) == 1
+
+
+def test_a_gpu_that_is_lost_later_has_no_readings(monkeypatch):
+    library = fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
+    with opened_nvml() as (gpu,):
+        library.gpus[0].lost = True
+        assert set(read_gpu(gpu)) == {None}
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        (None, "There is no NVIDIA driver"),
+        (FakeNvml(init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "differ in version"),
+        (FakeNvml(init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "driver is not loaded"),
+        (FakeNvml(init=pynvml.NVML_ERROR_NO_PERMISSION), "Insufficient Permissions"),
+        (object(), "Function Not Found"),
+    ],
+)
+def test_without_a_driver_one_line_says_why(monkeypatch, library, reason):
+    fake_nvml.install(monkeypatch, library)
+    with pytest.raises(NvmlUnavailableError, match=reason) as raised, opened_nvml():
+        pass
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_the_library_is_closed_however_the_block_ends(monkeypatch, error):
+    library = fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
+    try:
+        with opened_nvml(), opened_nvml():
+            assert library.users == 2
+            if error is not None:
+                raise error
+    except (ValueError, KeyboardInterrupt) as raised:
+        assert type(raised) is error
+    assert library.users == 0
+
+
+def test_a_driver_that_went_away_does_not_cover_what_the_block_raised(monkeypatch):
+    library = fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
+    with pytest.raises(ValueError, match="mine"), opened_nvml():
+        library.users = 0
+        raise ValueError("mine")
+
+
+def test_the_fake_stands_where_ctypes_would_load_the_library(monkeypatch):
+    before = (pynvml.CDLL, pynvml.nvmlLib, dict(pynvml._nvmlGetFunctionPointer_cache))
+    with monkeypatch.context() as patch:
+        read(patch, FakeGpu())
+        assert isinstance(pynvml.nvmlLib, FakeNvml)
+    assert (pynvml.CDLL, pynvml.nvmlLib, pynvml._nvmlGetFunctionPointer_cache) == before
+    assert pynvml.CDLL is ctypes.CDLL

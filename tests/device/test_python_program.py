@@ -1,0 +1,92 @@
+"""What a worker process imports, and what it does not."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from kbatch.device.python_program import behind_standard_library, inherited_path
+
+STANDARD = sysconfig.get_path("stdlib")
+PATH = ["/script", "/given", STANDARD, os.path.join(STANDARD, "lib-dynload"), "/installed"]
+# Python's own modules that unpickling and tracebacks import.
+HIDING = ("pickle", "tokenize", "struct", "copyreg", "linecache")
+CODE = """
+from kbatch.device.worker import Worker
+import beside
+with Worker() as worker:
+    print(worker.call(beside.answer))
+"""
+
+
+def folder_with_traps(folder):
+    """Modules that hide standard ones and leave a file when they run, and one of the user's own."""
+    folder.mkdir()
+    for name in HIDING:
+        (folder / f"{name}.py").write_text(
+            f"import pathlib; pathlib.Path({str(folder)!r}, {name!r} + ' ran').touch()"
+        )
+    (folder / "beside.py").write_text("def answer():\n    return 42\n")
+    return folder
+
+
+def run(words, folder, **variables):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=environment | {"PYTHONPATH": root} | variables,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_modules_of_the_working_directory_do_not_run_in_a_worker(tmp_path):
+    """The parent is a script elsewhere that adds the folder behind all else, to import from it."""
+    folder = folder_with_traps(tmp_path / "shared")
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys; sys.path.append('')\n{CODE}")
+    assert run([sys.executable, script], folder) == "42\n"
+    assert list(folder.glob("* ran")) == []
+
+
+def test_a_module_beside_the_script_travels(tmp_path):
+    (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
+    (tmp_path / "script.py").write_text(CODE)
+    (tmp_path / "elsewhere").mkdir()
+    assert run([sys.executable, tmp_path / "script.py"], tmp_path / "elsewhere") == "42\n"
+
+
+@pytest.mark.parametrize("form", ["-c", "-m"])
+def test_a_module_of_the_working_directory_travels(tmp_path, form):
+    (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
+    (tmp_path / "search.py").write_text(CODE)
+    assert run([sys.executable, form, CODE if form == "-c" else "search"], tmp_path) == "42\n"
+
+
+@pytest.mark.parametrize("here", ["", ".", "/here"])
+def test_the_working_directory_follows_the_standard_library(here):
+    at = PATH.index("/installed")
+    found = inherited_path([here, *PATH], folder="/here", script_folder="/script")
+    assert found == [*PATH[:at], "/here", *PATH[at:]]
+
+
+def test_the_folder_of_a_script_stays_first_also_where_it_was_started():
+    assert inherited_path(PATH, folder="/script", script_folder="/script") == PATH
+    assert inherited_path(PATH, folder="/script")[0] == "/given"
+
+
+def test_what_is_relative_is_so_to_the_working_directory_and_nothing_else_is_added():
+    found = inherited_path(["lib", *PATH, "../own"], folder="/here/now")
+    assert set(found) == {*PATH, "/here/now/lib", "/here/own"}
+    assert found.index("/here/now/lib") == behind_standard_library(PATH)
+
+
+def test_without_a_standard_library_on_it_the_end_of_the_path_is_behind_it():
+    assert behind_standard_library(["/a", "/b"]) == 2

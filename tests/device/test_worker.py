@@ -1,0 +1,265 @@
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from kbatch.analysis.batch_sizes import check_batch_sizes, equal_parts
+from kbatch.device.mapped_pickles import UnsendableError
+from kbatch.device.worker import Worker, WorkerDied, WorkerError
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker({"KBATCH_TEST": "there"}) as started:
+        yield started
+
+
+def test_a_closure_runs_in_another_process_and_answers(worker):
+    base = 40
+    pid, value = worker.call(lambda x: (os.getpid(), base + x), 2)
+    assert value == 42
+    assert pid != os.getpid()
+    assert worker.call(os.getpid) == pid
+
+
+def test_the_environment_is_set_and_modules_are_found(worker):
+    assert worker.call(os.getenv, "KBATCH_TEST") == "there"
+    assert set(sys.path) - {""} <= set(worker.call(lambda: __import__("sys").path))
+
+
+def test_a_large_array_travels_as_a_file_and_stays_as_it_is(worker):
+    array = np.arange(300_000, dtype="float64").reshape(300, 1000)
+
+    def overwrite(a, b):
+        total = float(a.sum())
+        a[:] = 0
+        return type(a).__name__, total, b.tolist()
+
+    small = np.arange(3)
+    assert worker.call(overwrite, array, small) == ("memmap", array.sum(), [0, 1, 2])
+    assert array[-1, -1] == 299_999
+    array[0, 0] = 5.0  # What is sent is what the array holds now.
+    assert worker.call(lambda a: float(a[0, 0]), array) == 5.0
+
+
+def test_what_a_function_prints_does_not_disturb_the_answer(worker):
+    assert worker.call(lambda: print("hello") or 1) == 1
+    assert "hello" in worker.output
+
+
+def test_events_arrive_in_order_before_the_result(worker):
+    seen = []
+    result = worker.call(
+        lambda tell, n: [tell(i) for i in range(n)] and "done", 3, on_event=seen.append
+    )
+    assert (seen, result) == ([0, 1, 2], "done")
+
+
+def test_an_exception_comes_with_its_class_and_the_traceback_of_the_worker(worker):
+    def fails():
+        return {}["missing"]
+
+    with pytest.raises(KeyError, match="missing") as caught:
+        worker.call(fails)
+    assert "in fails" in caught.value.__notes__[0]
+    assert worker.call(int, "3") == 3
+
+
+def test_a_message_of_kbatchs_own_comes_without_the_traceback_of_the_worker(worker):
+    """And a fault of kbatch's code, as of the caller's, with it."""
+    with pytest.raises(ValueError, match="`batch_sizes` is empty") as caught:
+        worker.call(check_batch_sizes, ())
+    assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(TypeError) as caught:
+        worker.call(equal_parts, "eight", 8)
+    assert "in equal_parts" in caught.value.__notes__[0]
+
+
+def test_an_exception_that_cannot_be_read_again_keeps_its_text(worker):
+    class Strange(Exception):
+        def __init__(self, one, two):
+            super().__init__("two arguments")
+
+    def fails():
+        raise Strange(1, 2)
+
+    with pytest.raises(WorkerError, match="Strange: two arguments"):
+        worker.call(fails)
+
+
+def test_what_cannot_be_pickled_is_told_on_either_way(worker):
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        worker.call(print, threading.Lock())
+    with pytest.raises(TypeError, match="pickle"):
+        worker.call(threading.Lock)
+    assert worker.call(int, "3") == 3
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError("full")])
+def test_want_of_room_for_the_files_is_not_what_cannot_be_pickled(worker, monkeypatch, error):
+    def fails(*arguments, **settings):
+        raise error
+
+    with monkeypatch.context() as full:
+        full.setattr("numpy.save", fails)
+        with pytest.raises(type(error)) as caught:
+            worker.call(len, np.zeros(1_000_000))
+    assert caught.value is error
+    assert worker.call(len, np.zeros(1_000_000)) == 1_000_000
+
+
+class OnlyHere:
+    """What can be written and not read again."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_what_the_worker_cannot_read_is_unsendable_and_keeps_the_reason(worker):
+    with pytest.raises(UnsendableError, match=r"ValueError.*no number") as caught:
+        worker.call(print, OnlyHere())
+    assert isinstance(caught.value.__cause__, ValueError)
+    with (
+        pytest.raises(UnsendableError, match="no number"),
+        Worker(subject=functools.partial(print, OnlyHere())) as fresh,
+    ):
+        fresh.call(print)
+    assert worker.call(int, "3") == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
+def test_a_death_by_memory_is_told_and_the_next_call_gets_a_fresh_process(worker, number):
+    pid = worker.call(os.getpid)
+    with pytest.raises(WorkerDied, match=f"status -{int(number)}") as caught:
+        worker.call(lambda: os.kill(os.getpid(), number))
+    assert caught.value.out_of_memory
+    assert worker.call(os.getpid) != pid
+
+
+def test_another_death_is_not_out_of_memory(worker):
+    with pytest.raises(WorkerDied, match="last words") as caught:
+        worker.call(lambda: print("last words", flush=True) or os._exit(3))
+    assert not caught.value.out_of_memory
+
+
+def test_a_worker_ends_with_its_parent():
+    code = """
+import os, time
+from kbatch.device.worker import Worker
+worker = Worker()
+print(worker.call(os.getpid), flush=True)
+worker.call(time.sleep, 600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    worker = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    worker.wait(timeout=300)
+
+
+def wait_for_the_end_of(process):
+    deadline = time.monotonic() + 300
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def fork_a_sleeper(slept=None):
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        if slept is not None:
+            slept.touch()
+        os._exit(0)
+    return child
+
+
+def test_a_death_is_told_while_a_forked_child_holds_the_pipe_and_the_child_ends(tmp_path):
+    def dies(folder):
+        (folder / "child").write_text(str(fork_a_sleeper(folder / "slept")))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with Worker() as fresh:
+        with pytest.raises(WorkerDied, match="status -9"):
+            fresh.call(dies, tmp_path)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            wait_for_the_end_of(psutil.Process(int((tmp_path / "child").read_text())))
+    assert not (tmp_path / "slept").exists()
+
+
+def test_what_a_function_started_ends_with_a_restart():
+    with Worker() as fresh:
+        child = psutil.Process(fresh.call(fork_a_sleeper))
+        fresh.restart()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            wait_for_the_end_of(child)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_a_killed_parent_leaves_is_ended_and_removed(tmp_path, busy):
+    code = f"""
+import os, time
+from kbatch.device.worker import Worker
+def fork_a_sleeper():
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+    return child
+worker = Worker()
+print(worker.call(fork_a_sleeper), flush=True)
+worker.call(time.sleep, 600) if {busy} else time.sleep(600)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    child = psutil.Process(int(parent.stdout.readline()))
+    assert list(tmp_path.iterdir())
+    parent.kill()
+    parent.wait()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        wait_for_the_end_of(child)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_nobody_holds_ends():
+    process = psutil.Process(Worker().call(os.getpid))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        wait_for_the_end_of(process)
+
+
+def test_closing_ends_the_process_and_removes_its_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Worker() as worker:
+        process = psutil.Process(worker.call(os.getpid))
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
+    deadline = time.monotonic() + 300
+    while process.is_running() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not process.is_running()
+
+
+def test_a_subject_is_made_in_each_process_and_kept_between_calls():
+    with Worker(subject=list) as worker:
+        worker.call(lambda subject, item: subject.append(item), "first")
+        assert worker.call(lambda subject: subject) == ["first"]
+        worker.restart()
+        assert worker.call(lambda subject: subject) == []
+
+
+def test_a_subject_that_fails_is_told_each_time():
+    with Worker(subject=lambda: 1 / 0) as worker:
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                worker.call(print)

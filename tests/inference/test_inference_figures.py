@@ -1,0 +1,265 @@
+import matplotlib
+import pytest
+from inference_factory import make_failed, make_memory, make_profile, make_timing, time_s
+from matplotlib.figure import Figure
+
+import kbatch
+from kbatch.inference.figures.common import inference_alt_text, inference_info
+from kbatch.inference.figures.memory import memory_series
+from kbatch.inference.figures.noise import noise_points, noise_reach
+from kbatch.inference.figures.paths import PathRatio, label_places, path_ratios
+from kbatch.inference.figures.tails import missing_notes, tail_points
+from kbatch.inference.inference_section import inference_section
+from kbatch.inference.inference_text import inference_lines
+from kbatch.inference.record import TargetCheck
+from kbatch.plotting.saving import figure_bytes
+
+PLOTS = {
+    "throughput": kbatch.plot_inference_throughput,
+    "operating_curve": kbatch.plot_inference_operating_curve,
+    "paths": kbatch.plot_inference_paths,
+    "memory": kbatch.plot_inference_memory,
+    "tails": kbatch.plot_inference_tails,
+    "noise": kbatch.plot_inference_noise,
+}
+
+
+def words(ax):
+    """Everything that is written in the figure."""
+    figure = ax.get_figure(root=True)
+    figure.canvas.draw()
+    found = [t.get_text() for a in figure.axes for t in (*a.texts, a.title, a._left_title)]
+    for panel in figure.axes:
+        found += [panel.get_xlabel(), panel.get_ylabel()]
+        found += [t.get_text() for t in (*panel.get_xticklabels(), *panel.get_yticklabels())]
+        found += [
+            t.get_text() for t in (panel.get_legend().get_texts() if panel.get_legend() else [])
+        ]
+    return " ".join(found).replace("\n", " ").replace("\xa0", " ")
+
+
+def test_the_info_holds_every_series_and_size():
+    info = inference_info(make_profile(*(make_timing(s) for s in (1, 8, 64)), make_failed(512)))
+    assert info.batch_sizes == (1, 8, 64, 512)
+    (series,) = info.series
+    assert series.label == "compiled"
+    assert series.failed == (512,)
+    point = series.points[1]
+    assert point.time_ms == pytest.approx(1000 * time_s(8), rel=0.02)
+    assert point.low_ms <= point.time_ms <= point.high_ms
+    assert point.rate_bounds[0] <= point.samples_per_second <= point.rate_bounds[1]
+    assert point.samples_per_second == pytest.approx(8 / time_s(8), rel=0.02)
+    assert [name for name, _ in info.answers] == ["knee", "efficient", "fastest"]
+
+
+def test_policies_are_named_where_they_differ():
+    info = inference_info(make_profile(make_timing(1), make_timing(1, policy="int8")))
+    assert [s.label for s in info.series] == ["compiled, float32", "compiled, int8"]
+
+
+def test_the_description_has_the_numbers_of_each_series():
+    text = inference_alt_text(inference_info(make_profile()))
+    assert "compiled: at most 8,6" in text
+    assert "at batch size 64" in text
+    assert "Marked as knee: 1" in text
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_each_figure_names_its_axes_and_conditions_and_leaves_settings_alone(name):
+    before = dict(matplotlib.rcParams)
+    ax = PLOTS[name](make_profile())
+    text = words(ax)
+    assert dict(matplotlib.rcParams) == before
+    assert "net" in text
+    assert "CPU, 16 cores" in text
+    assert "TensorFlow 2.21.0" in text
+    assert "8 rounds a point" in text
+    assert "(examples per call)" in text or name == "operating_curve"
+    assert figure_bytes(ax, ".png")[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_each_figure_takes_given_axes(name):
+    figure = Figure(figsize=(6, 6))
+    ax = figure.add_subplot()
+    assert PLOTS[name](make_profile(), ax) is ax
+
+
+def test_throughput_and_time_are_drawn_with_units_and_answers():
+    text = words(kbatch.plot_inference_throughput(make_profile()))
+    for part in ("(samples/s)", "(ms)", "compiled", "xla", "knee 10", "fastest 64"):
+        assert part in text, part
+
+
+def test_every_point_is_drawn():
+    ax = kbatch.plot_inference_throughput(make_profile())
+    drawn = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+    for series in inference_info(make_profile()).series:
+        assert drawn[series.label] == [p.samples_per_second for p in series.points]
+
+
+def test_the_fit_is_drawn_where_a_line_holds_and_else_points_are_joined():
+    stairs = [make_timing(size, path="xla", scale=1 + (size > 8)) for size in (1, 2, 4, 8, 16, 32)]
+    profile = make_profile(*(make_timing(size) for size in (1, 2, 4, 8, 16, 32)), *stairs)
+    line, none = (series.line for series in inference_info(profile).series)
+    assert none == ()
+    assert (line[0][0], line[-1][0]) == (1, 32)
+    for size, time_ms in line:
+        assert time_ms == pytest.approx(1000 * time_s(size), rel=0.05)
+    styles = {
+        drawn.get_label(): drawn.get_linestyle()
+        for drawn in kbatch.plot_inference_throughput(profile).lines
+    }
+    assert (styles["compiled"], styles["xla"]) == ("None", "-")
+
+
+def test_targets_that_were_checked_are_drawn():
+    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
+    profile = make_profile(checks=(check, check))
+    assert inference_info(profile).targets == ((5.0, "p95 within 5 ms: batch size 33"),)
+    assert "p95 within 5 ms" in words(kbatch.plot_inference_throughput(profile))
+    assert "within" not in words(kbatch.plot_inference_throughput(make_profile()))
+    missed = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.006,) * 59)
+    (target,) = inference_info(make_profile(checks=(missed,))).targets
+    assert target.words == "p95 within 5 ms: no size verified"
+
+
+def test_memory_that_ran_out_is_marked():
+    profile = make_profile(make_timing(1), make_timing(8), make_failed(64))
+    assert "out of memory" in words(kbatch.plot_inference_throughput(profile))
+
+
+def test_the_operating_curve_has_batch_sizes_at_its_points_and_the_target():
+    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
+    text = words(kbatch.plot_inference_operating_curve(make_profile(checks=(check,))))
+    for part in ("1 2 4 8 16 32 64", "p95 within 5 ms: batch size 33", "Time of a batch (ms)"):
+        assert part in text, part
+
+
+def test_paths_are_compared_round_by_round():
+    drifting = [
+        make_timing(8, block_medians_s=tuple(0.01 * 2**i for i in range(8))),
+        make_timing(8, path="xla", block_medians_s=tuple(0.005 * 2**i for i in range(8))),
+    ]
+    (ratio,) = path_ratios(make_profile(*drifting))
+    assert ratio.label == "xla"
+    assert (ratio.low, ratio.times_as_fast, ratio.high) == pytest.approx((2, 2, 2))
+    other = make_timing(8, path="xla", block_rounds=tuple(range(20, 28)))
+    with pytest.raises(ValueError, match="two of them"):
+        path_ratios(make_profile(drifting[0], other))
+    with pytest.raises(ValueError, match="needs two of them"):
+        kbatch.plot_inference_paths(make_profile(make_timing(1), make_timing(2)))
+    assert "Times as fast as compiled" in words(kbatch.plot_inference_paths(make_profile()))
+
+
+def test_figures_of_ratios_stand_apart_and_in_order():
+    found = (
+        PathRatio("a", 8, 1.30, None, None),
+        PathRatio("b", 8, 1.17, None, None),
+        PathRatio("c", 8, 4.0, None, None),
+        PathRatio("d", 1, 9.0, None, None),
+        PathRatio("d", 2, 1.17, None, None),
+    )
+    places = {ratio.label: place for ratio, place in label_places(found, 0.5)}
+    assert places == pytest.approx({"b": 1.17, "a": 1.17 * 2**0.5, "c": 4.0, "d": 1.17})
+
+
+def test_memory_has_the_limit_and_the_size_that_is_expected_to_reach_it():
+    (series,) = memory_series(make_profile())
+    assert series.sizes == (1, 2, 4, 8, 16, 32, 64)
+    assert series.guarded == (128,)
+    assert series.largest_expected == int((0.8 * 2**26 - 2**24) / 2**18)
+    text = words(kbatch.plot_inference_memory(make_profile()))
+    assert "limit 64.0 MiB" in text
+    assert "up to 140 are expected" in text
+    with pytest.raises(ValueError, match="measure_memory=True"):
+        kbatch.plot_inference_memory(make_profile(memory=()))
+
+
+def test_memory_of_a_limit_that_does_not_bind_has_no_size():
+    flat = tuple(make_memory(size, fixed=2**24 + size // 1000, each=0) for size in (1, 1000, 4000))
+    assert memory_series(make_profile(memory=flat))[0].largest_expected is None
+
+
+def test_tails_are_shown_where_enough_calls_were_made_and_else_counted():
+    profile = make_profile(make_timing(1, calls=300), make_timing(8, calls=60))
+    points = {(p.batch_size, p.quantile): p for p in tail_points(profile)}
+    assert points[1, 0.99].bound_ms is not None
+    assert points[1, 0.5].bound_ms < points[1, 0.95].bound_ms < points[1, 0.99].bound_ms
+    assert (points[8, 0.99].bound_ms, points[8, 0.99].missing_calls) == (None, 239)
+    assert missing_notes(tail_points(profile)) == (
+        "p99 at batch size 8 needs up to 239 more calls.",
+    )
+    assert "239 more calls" in words(kbatch.plot_inference_tails(profile))
+    few = make_profile(make_timing(1, calls=3), make_timing(8, calls=3))
+    assert "too few calls" in words(kbatch.plot_inference_tails(few))
+    bulk = make_profile(make_timing(1, path="predict"))
+    with pytest.raises(ValueError, match=r"profile\.select"):
+        kbatch.plot_inference_tails(bulk)
+
+
+def test_noise_is_the_distance_of_each_round_from_the_median():
+    profile = make_profile(make_timing(8, block_medians_s=(1.0, 1.0, 1.1, 1.0, 0.9, 1.0, 1.0, 1.0)))
+    points = noise_points(profile)
+    assert [p.deviation for p in points] == pytest.approx([0, 0, 0.1, 0, -0.1, 0, 0, 0])
+    assert [p.place for p in points] == sorted(p.place for p in points)
+    assert "noise floor 3 %" in words(kbatch.plot_inference_noise(profile))
+    assert "noise floor" not in words(kbatch.plot_inference_noise(make_profile(twin=None)))
+
+
+def test_few_rounds_far_beyond_the_others_are_marked_at_the_edge_and_told():
+    usual = make_timing(8)
+    slow = make_timing(8, block_medians_s=(*usual.block_medians_s[:7], 10 * usual.batch_time_s))
+    profile = make_profile(*(make_timing(size) for size in (1, 2, 4)), slow)
+    points = noise_points(profile)
+    reach = noise_reach(points, 0.03)
+    distances = sorted(abs(point.deviation) for point in points)
+    assert distances[-2] <= reach < 0.1 < distances[-1]
+    ax = kbatch.plot_inference_noise(profile)
+    triangles = [line for line in ax.lines if line.get_marker() == "^"]
+    assert len(triangles) == 1
+    assert reach < triangles[0].get_ydata()[0] < ax.get_ylim()[1]
+    assert "1 round lies beyond the axis (triangles), the farthest at +" in words(ax)
+    assert "beyond the axis" not in words(kbatch.plot_inference_noise(make_profile()))
+    alike = make_profile(make_timing(8, block_medians_s=(1.0,) * 8), twin=None)
+    assert noise_reach(noise_points(alike), None) > 0
+
+
+def test_names_of_answers_and_targets_stand_above_all_points():
+    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
+    profile = make_profile(checks=(check,))
+    for plot, starts in (
+        (kbatch.plot_inference_throughput, ("knee", "fastest")),
+        (kbatch.plot_inference_operating_curve, ("p95",)),
+    ):
+        ax = plot(profile)
+        ax.figure.canvas.draw()
+        highest = max(max(line.get_ydata()) for line in ax.lines if line.get_label()[0] != "_")
+        named = [text for text in ax.texts if text.get_text().startswith(starts)]
+        assert len(named) == len(starts)
+        for text in named:
+            lowest = ax.transData.inverted().transform(text.get_window_extent())[0, 1]
+            assert lowest > highest, text.get_text()
+
+
+@pytest.mark.parametrize("name", ["throughput", "operating_curve", "tails", "noise"])
+def test_nothing_timed_is_told(name):
+    with pytest.raises(ValueError, match="Received"):
+        PLOTS[name](make_profile(make_failed(1)))
+
+
+def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
+    profile = make_profile(*(make_timing(size) for size in (1, 2, 4, 8)))
+    size = profile.efficient.batch_size
+    assert size > 8
+    assert f"efficient {size} (not measured)" in words(kbatch.plot_inference_throughput(profile))
+    text = inference_alt_text(inference_info(profile))
+    assert f"Marked as efficient: {size}, which was not measured." in text
+    assert f"batch size {size}, not measured" in "\n".join(inference_lines(profile))
+    section = inference_section(profile)
+    assert section.headline.endswith("by the fit: it was not measured.")
+    (row,) = (row for row in section.tables[0].rows if row.key == "90 % of the peak throughput")
+    assert row.cells[1].text == f"{size} (not measured)"
+    far = make_profile(*(make_timing(size) for size in (1, 8, 64, 256)))
+    measured = words(kbatch.plot_inference_throughput(far))
+    assert "not measured" not in measured

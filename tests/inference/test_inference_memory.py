@@ -1,0 +1,218 @@
+"""The ascent with probes that tell what a test wants, then with real ones that run out."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import mlp
+
+from kbatch.errors import OutOfMemoryError
+from kbatch.inference.inference_inputs import InferenceInputs, inference_inputs
+from kbatch.inference.memory import measure_memory
+from kbatch.memory.memory_curve import ascend_memory, expected_bytes
+from kbatch.memory.memory_probes import Reading, worker_probes
+from kbatch.memory.workload import Load
+
+LIMIT = 1000
+
+
+class Probes:
+    """Memory of 100 bytes and some bytes an example; it runs out above the limit."""
+
+    facts = None
+
+    def __init__(self, each=10, hidden_from=None):
+        self.each = each
+        self.hidden_from = hidden_from
+        self.sizes = []
+
+    def read(self, batch_size):
+        self.sizes.append(batch_size)
+        each = self.each
+        if self.hidden_from is not None and batch_size >= self.hidden_from:
+            each *= 10
+        peak = 100 + each * batch_size
+        return Reading(peak if peak <= LIMIT else None, batch_size, 0.1)
+
+    def renew(self):
+        return True
+
+
+def ascend(probes, sizes, **changed):
+    arguments = {
+        "dtype_policy": "float32",
+        "limit_bytes": LIMIT,
+        "held_bytes": 50,
+        "time_budget_s": 100.0,
+        "clock": lambda: 0.0,
+    }
+    return ascend_memory(probes, sizes, **(arguments | changed))
+
+
+def test_a_size_far_from_the_only_one_is_not_refused_before_one_between_was_probed():
+    """Of the 150 bytes of one example 100 are there whatever the batch: 256 need 356."""
+    probes = Probes(each=1)
+    records = ascend(probes, (1, 256))
+    assert probes.sizes == [1, 14, 256]
+    assert [(r.batch_size, r.outcome) for r in records] == [(1, "fits"), (256, "fits")]
+    assert records[1].predicted_bytes == pytest.approx(356)
+
+
+def test_a_size_that_is_too_large_is_refused_after_one_between_as_well():
+    probes = Probes(each=4)
+    records = ascend(probes, (1, 512))
+    assert probes.sizes == [1, 13]
+    assert records[1].guarded
+    assert records[1].predicted_bytes == pytest.approx(100 + 4 * 512)
+    assert ascend(Probes(hidden_from=5), (1, 512))[1].guarded
+
+
+def test_what_is_expected_above_80_percent_is_not_run():
+    probes = Probes()
+    records = ascend(probes, (1, 2, 4, 8, 16, 32, 64, 128, 256))
+    assert probes.sizes == [1, 2, 4, 8, 16, 32, 64]
+    assert [r.outcome for r in records] == ["fits"] * 7 + ["not_run"] * 2
+    assert records[6].peak_bytes == pytest.approx(records[6].predicted_bytes)
+    assert records[7].predicted_bytes == pytest.approx(1380)
+    assert records[7].guarded
+    assert "80%" in records[7].reason
+
+
+def test_a_model_of_large_weights_is_not_taken_for_one_of_large_examples():
+    assert expected_bytes({1: 900.0}, 4, 880) == pytest.approx(880 + 4 * 20)
+    assert expected_bytes({1: 900.0}, 4, 0) == pytest.approx(3600)
+    assert expected_bytes({}, 4, 880) is None
+    assert expected_bytes({1: 10.0, 2: 8.0}, 4, 0) == 8.0
+
+
+def test_memory_that_runs_out_is_a_result_and_nothing_larger_is_run():
+    probes = Probes(hidden_from=16)
+    records = ascend(probes, (1, 4, 8, 16, 32))
+    assert probes.sizes == [1, 4, 8, 16]
+    assert [r.outcome for r in records] == ["fits"] * 3 + ["out_of_memory", "not_run"]
+    assert records[3].peak_bytes is None
+    assert records[4].guarded
+    assert "ran out at batch size 16" in records[4].reason
+
+
+def test_the_time_ends_it_without_calling_the_rest_too_large():
+    seconds = iter([0.0, 1.0, 2.0, 3.0, 4.0])
+    records = ascend(Probes(), (1, 2, 4, 8), time_budget_s=2.5, clock=lambda: next(seconds))
+    assert [r.outcome for r in records] == ["fits", "fits", "not_run", "not_run"]
+    assert not any(r.guarded for r in records)
+
+
+def test_each_record_is_told_as_it_comes():
+    told = []
+    records = ascend(Probes(), (1, 512), on_probe=told.append)
+    assert tuple(told) == records
+
+
+def wide():
+    """A model whose activations take 64 KiB an example."""
+    layers = keras.layers
+    return keras.Sequential(
+        [layers.Input((4,)), layers.Dense(16384, activation="relu"), layers.Dense(1)]
+    )
+
+
+def test_the_memory_of_an_uncompiled_model_grows_with_the_batch_in_a_worker():
+    model = wide()
+    before = model.get_weights()
+    found = measure_memory(
+        model,
+        inference_inputs(model),
+        (1, 64, 256, 100_000),
+        dtype_policy="float32",
+        memory_limit_bytes=2**28,
+        time_budget_s=100.0,
+    )
+    assert found.limit_bytes == 2**28
+    assert found.notes == ()
+    peaks = [r.peak_bytes for r in found.records[:3]]
+    assert peaks == sorted(peaks)
+    assert peaks[2] - peaks[1] >= 0.9 * 192 * 16384 * 4
+    assert found.records[3].guarded
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+class Unknown(keras.layers.Layer):
+    """A layer that cannot be read in another process."""
+
+    def call(self, x):
+        return 2 * x
+
+    def __reduce__(self):
+        raise TypeError("this layer stays here")
+
+
+def test_a_model_that_cannot_be_sent_is_measured_here_and_the_profile_says_so():
+    others = tf.zeros(2**27, tf.uint8)  # No part of the model, so no part of each example.
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Unknown()(inputs))
+    found = measure_memory(
+        model,
+        InferenceInputs(np.zeros((4, 4), "float32"), None),
+        (1, 2),
+        dtype_policy="float32",
+        memory_limit_bytes=2**28,
+        time_budget_s=100.0,
+    )
+    assert [r.outcome for r in found.records] == ["fits", "fits"]
+    assert "cannot be sent to a worker process" in found.notes[0]
+    with contextlib.suppress(ValueError):  # Where TensorFlow's allocator keeps count, as usual.
+        tf.config.experimental.get_memory_info("CPU:0")
+        assert found.records[0].peak_bytes >= others.shape[0]
+
+
+@pytest.mark.slow
+def test_a_limit_below_the_weights_is_refused():
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((1000,)), layers.Dense(4000)])
+    message = r"`memory_limit_bytes`.*Received: a limit of 4.*weights of 1\d.* MiB"
+    with pytest.raises(OutOfMemoryError, match=message) as caught:
+        measure_memory(
+            model,
+            inference_inputs(model),
+            (1,),
+            dtype_policy="float32",
+            memory_limit_bytes=2**22,
+            time_budget_s=100.0,
+        )
+    assert (caught.value.needed_bytes, caught.value.limit_bytes) == (4 * 1001 * 4000, 2**22)
+    assert "optimizer" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_20_of_20_real_ends_of_memory_are_survived():
+    """Under a cap of 96 MiB: somewhat too large a batch raises, gross ones end the worker."""
+    model = wide()
+    inputs = inference_inputs(model)
+    load = Load(lambda: model, inputs.source, "float32", training=False)
+    survived = 0
+    with worker_probes(load, 96 * 2**20) as probes:
+        weights = probes.facts.variables_bytes
+        for size in (1600, 1800, 2500, 20_000, 100_000) * 4:
+            records = ascend(
+                probes, (1, size), limit_bytes=96 * 2**20, held_bytes=weights, guard_share=1e9
+            )
+            outcomes = [r.outcome for r in records]
+            survived += outcomes == ["fits", "out_of_memory"]
+    assert survived == 20
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_fine_too():
+    model = mlp()
+    found = measure_memory(
+        model,
+        inference_inputs(model),
+        (1, 8),
+        dtype_policy="float32",
+        memory_limit_bytes=2**28,
+        time_budget_s=100.0,
+    )
+    assert [r.outcome for r in found.records] == ["fits", "fits"]

@@ -1,0 +1,128 @@
+"""The sweep on a clock that only its calls move: which sizes are timed."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+
+from kbatch.inference.call_paths import CallPath
+from kbatch.inference.inference_request import inference_request
+from kbatch.inference.inference_sweep import InferenceSweep, SweepPlan
+from kbatch.timing.timing_plan import TimingPlan
+
+BULK = 64
+
+
+class Inputs:
+    """Rows of one number."""
+
+    def batch(self, size):
+        return np.zeros((size, 1), "float32")
+
+
+class Clock:
+    """Seconds that pass only in calls, which are remembered."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.called = []
+
+    def __call__(self):
+        return self.now_s
+
+    def path(self, name, call_s):
+        """A call path whose batches take `call_s(batch_size)`."""
+
+        def call(size):
+            self.called.append((name, size))
+            self.now_s += call_s(size)
+
+        @contextlib.contextmanager
+        def open_path(model, inputs, bulk_examples):
+            yield lambda size: lambda: call(size)
+
+        return CallPath(name, open_path)
+
+
+def swept(*paths, clock, sizes=(1, 8, 64, 512), chosen=False, target_s=None, budget_s=1e3):
+    timing = TimingPlan(time_budget_s=budget_s, needed_calls=5, rounds_beyond=0)
+    plan = SweepPlan(sizes, chosen, target_s, BULK, timing)
+    models = {"float32": None}
+    with InferenceSweep(models, paths, Inputs(), plan, seed=0, clock=clock) as sweep:
+        sweep.warm_up({}, lambda setting, warm_up: None)
+        sweep.run(lambda number, live: None)
+        return {(r.call_path, r.batch_size): r for r in sweep.records()}
+
+
+def sizes_of(found, path):
+    return [size for (name, size), record in found.items() if name == path and record.measured]
+
+
+def test_sizes_far_beyond_a_target_are_not_even_called():
+    clock = Clock()
+    path = clock.path("compiled", lambda size: 0.002 * size)
+    found = swept(path, clock=clock, target_s=0.06)
+    assert sizes_of(found, "compiled") == [1, 8]
+    for size in (64, 512):
+        assert found["compiled", size].reason == "batches beyond the latency target"
+    assert {size for _, size in clock.called} == {1, 8}
+
+
+def test_a_target_leaves_bulk_calls_alone():
+    """Each of their batches takes longer than the target."""
+    clock = Clock()
+    single = clock.path("compiled", lambda size: 0.0005 * size)
+    bulk = clock.path("predict", lambda size: 0.1 + 0.01 * BULK / size)
+    found = swept(single, bulk, clock=clock, target_s=0.001)
+    assert sizes_of(found, "compiled") == [1, 8]
+    assert sizes_of(found, "predict") == [1, 8, 64]
+    assert "target" not in found["predict", 512].reason
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_batch_above_a_bulk_call_is_not_run_there(chosen):
+    clock = Clock()
+    single = clock.path("compiled", lambda size: 0.001)
+    found = swept(single, clock.path("predict", lambda size: 0.01), clock=clock, chosen=chosen)
+    assert sizes_of(found, "compiled") == [1, 8, 64, 512]
+    assert sizes_of(found, "predict") == [1, 8, 64]
+    assert "the 64 examples of a bulk call" in found["predict", 512].reason
+    bulk = [record for (name, _), record in found.items() if name == "predict" and record.measured]
+    assert {record.examples_per_call for record in bulk} == {BULK}
+
+
+def test_two_sizes_are_timed_however_short_the_time():
+    clock = Clock()
+    paths = [clock.path(name, lambda size: 1.0) for name in ("compiled", "call")]
+    found = swept(*paths, clock=clock, chosen=True, budget_s=1.0)
+    assert [record.measured for record in found.values()] == [True, True] + [False] * 6
+    assert "half of the time budget was spent on preparing" in found["call", 1].reason
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_default_sizes_too_slow_for_the_time_are_left_out_and_chosen_ones_are_not(chosen):
+    clock = Clock()
+    path = clock.path("compiled", lambda size: 0.01 * size)
+    found = swept(path, clock=clock, chosen=chosen, budget_s=10.0)
+    assert sizes_of(found, "compiled") == [1, 8, 64] + ([512] if chosen else [])
+    reasons = {size: record.reason for (_, size), record in found.items()}
+    assert reasons[512] == (None if chosen else "too slow for the time budget")
+
+
+def test_with_a_target_default_sizes_are_powers_of_eight():
+    def plan(latency_slo_ms):
+        return inference_request(
+            keras.Sequential(),
+            batch_sizes=None,
+            call_paths="compiled",
+            latency_slo_ms=latency_slo_ms,
+            quantile=0.95,
+            time_budget_s=20.0,
+            bulk_examples=BULK,
+            memory_limit_bytes=None,
+        ).plan
+
+    assert plan(60).batch_sizes == tuple(8**k for k in range(5))
+    assert plan(60).end_above_s == 0.06
+    assert plan(None).batch_sizes == tuple(2**k for k in range(13))

@@ -1,0 +1,142 @@
+import math
+
+import pytest
+from inference_factory import make_profile, make_timing, time_s
+
+from kbatch.inference.inference_answers_record import TargetTooLow
+from kbatch.inference.inference_sweep import Setting
+from kbatch.inference.verify import check_reachable, expected_drift, verify_target
+from kbatch.timing.timing_plan import TimingPlan
+from kbatch.timing.timing_rounds import TimingRounds
+
+
+class Sweep:
+    """A sweep whose calls move its clock, and run out of memory above a size while asked to."""
+
+    def __init__(self, room=math.inf, *, sizes=(1, 8, 64)):
+        self.now_s = 0.0
+        self.room = room
+        self.short = False
+        self.rounds = TimingRounds(
+            TimingPlan(),
+            seed=0,
+            clock=lambda: self.now_s,
+            is_result=lambda error, **_: isinstance(error, MemoryError),
+        )
+        self.sizes = sizes
+        for size in sizes:
+            self.admit(Setting("compiled", "float32", size))
+        self.short = True
+
+    def admit(self, setting):
+        return self.rounds.admit(setting, lambda: self.call(setting.batch_size))
+
+    def call(self, size):
+        if self.short and size > self.room:
+            raise MemoryError("no room")
+        self.now_s += time_s(size)
+
+    def stretches(self, call_path, dtype_policy):
+        return []
+
+    def largest_allowed(self, call_path, dtype_policy):
+        return self.sizes[-1]
+
+
+def verified(profile, sweep, **arguments):
+    return verify_target(profile, sweep, quantile=0.95, say=lambda line: None, **arguments)
+
+
+@pytest.mark.parametrize("room", [3, 20, 50])
+def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room):
+    profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
+    found = verified(profile, Sweep(room), target_ms=100.0, time_budget_s=1e6)
+    assert found.checks[0].batch_size == 64
+    assert found.checks[0].latencies_s == ()
+    assert not found.checks[0].verified
+    answer = found.batch_for(latency_ms=100)
+    assert answer.verified
+    assert 1 <= answer.batch_size <= room
+    found.save(tmp_path / "p.json")
+    assert type(found).load(tmp_path / "p.json") == found
+
+
+def test_memory_that_runs_out_at_the_smallest_size_says_nothing_of_the_target():
+    sweep = Sweep(room=0)
+    check_reachable(sweep, Setting("compiled", "float32", 1), target_ms=1.0, quantile=0.95)
+
+
+def test_the_smallest_size_may_lie_above_the_answer():
+    """Of 64 and 128 examples both miss the target: 16 would keep to it without room."""
+    sizes, target_ms = (64, 128), 1000 * time_s(16)
+    sweep = Sweep(sizes=sizes)
+    check_reachable(sweep, Setting("compiled", "float32", 64), target_ms=target_ms, quantile=0.95)
+    assert {setting.batch_size for setting in sweep.rounds.warm_ups} == set(sizes)
+    profile = make_profile(*(make_timing(size) for size in sizes))
+    found = verified(profile, sweep, target_ms=target_ms, time_budget_s=1e6)
+    answer = found.batch_for(latency_ms=target_ms)
+    assert answer.verified
+    assert 9 <= answer.batch_size <= 13
+    assert "below the smallest size of the sweep, 64" in answer.reason
+
+
+def test_a_target_below_one_example_is_told_by_one_example():
+    sweep = Sweep(sizes=(64, 128))
+    with pytest.raises(TargetTooLow, match="at least what batch size 1 takes") as caught:
+        check_reachable(sweep, Setting("compiled", "float32", 64), target_ms=1.0, quantile=0.95)
+    assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
+
+
+def test_a_check_lasts_as_long_as_a_size_of_the_sweep():
+    profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
+    found = verified(profile, Sweep(), target_ms=5.0, time_budget_s=1e6)
+    for check in found.checks:
+        assert len(check.latencies_s) >= 59
+        assert sum(check.latencies_s) >= 0.3
+
+
+def test_what_keeps_to_the_target_without_the_room_is_not_the_answer():
+    profile = make_profile(*(make_timing(size, scale=0.85) for size in (1, 8, 64)))
+    found = verified(profile, Sweep(), target_ms=5.0, time_budget_s=1e6)
+    assert max(found.checks[0].latencies_s) < 0.005
+    assert not found.checks[0].verified
+    assert [check.verified for check in found.checks if check.best] == [True]
+
+
+@pytest.mark.parametrize(("time_budget_s", "most"), [(0.0, 1), (1e6, 6)])
+def test_checks_go_on_while_there_is_time_and_record_the_room(time_budget_s, most):
+    """The sweep found half the times that the checks find: the first guess fails."""
+    profile = make_profile(*(make_timing(size, scale=0.5) for size in (1, 8, 64)))
+    found = verified(profile, Sweep(), target_ms=5.0, time_budget_s=time_budget_s)
+    assert not found.checks[0].verified
+    assert (len(found.checks) > 1) == (most > 1)
+    assert len(found.checks) <= most
+    assert {check.drift for check in found.checks} == {0.2}
+    assert any("No batch size was verified" in note for note in found.notes) == (most == 1)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [{1: (1.0, 1.9, 1.9), 8: (3.02, 5.7)}, {1: (1.0,), 8: (1.6,)}, {8: (1.6,)}],
+    ids=["two kinds of rounds", "one block each", "one size"],
+)
+def test_a_target_is_looked_for_where_blocks_are_few(blocks):
+    """A slow model has few rounds of few sizes: no fit may be possible."""
+    timings = (
+        make_timing(size, calls=len(ms), block_rounds=range(len(ms)), block_medians_s=seconds(ms))
+        for size, ms in blocks.items()
+    )
+    found = verified(make_profile(*timings), Sweep(), target_ms=100.0, time_budget_s=1e6)
+    assert found.checks
+    assert found.batch_for(latency_ms=100).verified
+
+
+def seconds(milliseconds):
+    return tuple(value / 1000 for value in milliseconds)
+
+
+def test_room_grows_with_the_noise_of_the_rounds_and_is_never_small():
+    assert expected_drift(None) == expected_drift(0.0) == pytest.approx(0.2)
+    assert expected_drift(0.2) == pytest.approx(0.329)
+    found = [expected_drift(noise) for noise in (0.0, 0.05, 0.1, 0.2, 0.5)]
+    assert found == sorted(found)

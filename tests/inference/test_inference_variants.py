@@ -1,0 +1,228 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import mlp, rows
+
+from kbatch.errors import InputError
+from kbatch.inference.variants import (
+    check_variants,
+    output_change,
+    outputs_of,
+    policy_of,
+    quantised_note,
+    variant,
+)
+from kbatch.training.policy_copy import NoVariant
+
+
+def nested():
+    inner = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+    inputs = keras.Input((6,), dtype="int32")
+    x = keras.layers.Embedding(9, 4)(inputs)
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.LayerNormalization()(x))
+    return keras.Model(inputs, keras.layers.BatchNormalization()(inner(x)))
+
+
+def policies_of(model):
+    layers = [layer for layer in model._flatten_layers() if not isinstance(layer, keras.Model)]
+    return {layer.dtype_policy.name for layer in layers if layer.weights}
+
+
+def wrapped():
+    """Layers within layers: wrapped, as a cell, as a model, and made by the layer itself."""
+    layers = keras.layers
+    inner = keras.Sequential([layers.Input((4,)), layers.Dense(4)])
+    inputs = keras.Input((6, 3))
+    x = layers.Bidirectional(layers.LSTM(2, return_sequences=True, recurrent_initializer="zeros"))(
+        inputs
+    )
+    x = layers.TimeDistributed(inner)(x)
+    return keras.Model(
+        inputs, layers.RNN(layers.SimpleRNNCell(3, recurrent_initializer="zeros"))(Block()(x))
+    )
+
+
+@keras.saving.register_keras_serializable("variants")
+class Block(keras.layers.Layer):
+    def __init__(self, policy=None, **settings):
+        super().__init__(**settings)
+        self.dense = keras.layers.Dense(4, dtype=policy)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("make", [mlp, nested, wrapped])
+@pytest.mark.parametrize(
+    ("policy", "tolerance"),
+    [("float16", 1e-2), ("bfloat16", 5e-2), ("mixed_float16", 1e-2), ("float64", 1e-5)],
+)
+def test_a_copy_has_the_weights_in_every_layer_under_the_policy(make, policy, tolerance):
+    model = make()
+    model.set_weights([w + 0.25 for w in model.get_weights()])
+    before = model.get_weights()
+    copy = variant(model, policy)
+    assert policies_of(copy) == {policy}
+    for one, other in zip(copy.get_weights(), before, strict=True):
+        np.testing.assert_allclose(one.astype("float64"), other, rtol=1e-2)
+    batch = rows(16)[0] if make is mlp else np.arange(96).reshape(16, 6) % 9
+    if make is wrapped:
+        batch = np.random.default_rng(0).normal(size=(16, 6, 3)).astype("float32")
+    expected = outputs_of(model, batch)
+    change = output_change(outputs_of(copy, batch), expected, policy, examples=16)
+    assert change.largest_relative <= tolerance
+    assert policies_of(model) == {"float32"}
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def preprocessing():
+    """Layers whose state is more than their weights, and one of whole numbers."""
+    layers = keras.layers
+    numbers, words = keras.Input((4,)), keras.Input((2,), dtype="string")
+    scaled = layers.Normalization()
+    scaled.adapt(np.arange(40.0).reshape(10, 4))
+    known = layers.StringLookup()
+    known.adapt(np.array(["a", "b", "c"]))
+    hashed = layers.Hashing(5000)(words)
+    embedded = layers.Embedding(5000, 3)(hashed) + layers.Embedding(9, 3)(known(words))
+    joined = layers.Concatenate()([scaled(numbers), layers.Flatten()(embedded)])
+    doubled = layers.Lambda(lambda tensor: 2 * np.float32(1) * tensor)(joined)
+    return keras.Model([numbers, words], layers.Dense(2)(keras.ops.relu(doubled) + joined))
+
+
+def test_a_copy_has_what_its_layers_hold_beside_weights():
+    model = preprocessing()
+    numbers = np.random.default_rng(0).uniform(0, 40, (8, 4)).astype("float32")
+    batch = [tf.constant(numbers), tf.constant([["a", "c"], ["b", "z"]] * 4)]
+    expected = outputs_of(model, batch)
+    for policy, tolerance in (("float64", 1e-5), ("float16", 1e-2), ("int8", 0.1)):
+        change = output_change(
+            outputs_of(variant(model, policy), batch), expected, policy, examples=8
+        )
+        assert change.largest_relative <= tolerance, policy
+    np.testing.assert_array_equal(outputs_of(model, batch), expected)
+
+
+def test_a_copy_needs_no_loss_and_the_model_stays_compiled():
+    model = mlp(loss=lambda y, p: keras.ops.mean(p))
+    assert policies_of(variant(model, "bfloat16")) == {"bfloat16"}
+    assert model.compiled
+
+
+def test_layers_that_are_not_quantised_are_told():
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((4, 2)), layers.Conv1D(2, 2), layers.Flatten(), layers.Dense(1)]
+    )
+    assert quantised_note(variant(model, "int8")) == (
+        "Under int8, 1 of 2 layers with weights are quantised; the others compute in float32: "
+        f"{model.layers[0].name}."
+    )
+    assert quantised_note(variant(mlp(), "int8")) is None
+
+
+def test_int8_quantises_a_copy_and_changes_the_outputs_a_little():
+    model = mlp()
+    copy = variant(model, "int8")
+    assert any(w.dtype == "int8" for w in copy.weights)
+    assert all(w.dtype == "float32" for w in model.weights)
+    batch = rows(32)[0]
+    change = output_change(outputs_of(copy, batch), outputs_of(model, batch), "int8", examples=32)
+    assert 0 < change.largest_relative < 0.1
+
+
+def test_the_models_own_policy_is_the_model_itself():
+    model = mlp()
+    assert variant(model, "float32") is model
+
+
+def test_a_loaded_model_is_named_by_the_policy_of_its_layers(tmp_path):
+    """Keras gives a loaded model the global policy, and its layers theirs."""
+    layers = keras.layers
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(16, activation="relu", dtype="mixed_float16")(inputs)
+    model = keras.Model(inputs, layers.Dense(3, dtype="mixed_float16")(hidden))
+    model.save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    assert loaded.dtype_policy.name == "float32"
+    assert policy_of(loaded) == "mixed_float16"
+    assert variant(loaded, "mixed_float16") is loaded
+    reference = variant(loaded, "float32")
+    assert policies_of(reference) == {"float32"}
+    batch = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    one, other = outputs_of(loaded, batch), outputs_of(reference, batch)
+    assert output_change(one, other, "mixed_float16", examples=8).largest > 0
+
+
+def test_layers_of_several_policies_are_all_named():
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((4,)), layers.Dense(4, dtype="mixed_float16"), layers.Dense(2)]
+    )
+    assert policy_of(model) == "float32+mixed_float16"
+    assert policies_of(variant(model, "float32")) == {"float32"}
+
+
+def test_weights_that_cannot_be_drawn_in_a_dtype_are_a_reason():
+    model = keras.Sequential([keras.layers.Input((4, 2)), keras.layers.LSTM(2)])
+    with pytest.raises(NoVariant, match="copy under bfloat16 cannot be made"):
+        variant(model, "bfloat16")
+
+
+def test_a_layer_that_keeps_its_policy_is_told():
+    inputs = keras.Input((4,))
+
+    class Fixed(Block):
+        def __init__(self, **settings):
+            super().__init__("float32", **settings)
+
+    model = keras.Model(inputs, Fixed()(inputs))
+    with pytest.raises(NoVariant, match="keep a policy of their own: dense"):
+        variant(model, "float16")
+
+
+def test_the_change_is_that_of_a_naive_reference():
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(2, 5, 3)), rng.normal(size=(2, 5, 3))
+    change = output_change(list(one), list(other), "float16", examples=5)
+    differences = [abs(a - b) for a, b in zip(one.flat, other.flat, strict=True)]
+    assert change.largest == pytest.approx(max(differences))
+    assert change.mean == pytest.approx(sum(differences) / len(differences))
+    assert change.largest_relative == pytest.approx(max(differences) / np.abs(other).max())
+    assert change.mean_relative == pytest.approx(np.mean(differences) / np.abs(other).mean())
+    assert change.examples == 5
+
+
+@pytest.mark.filterwarnings("error")
+def test_outputs_that_overflow_or_are_zero_have_an_unknown_change():
+    change = output_change([np.array([np.inf])], [np.array([1.0])], "float16", examples=1)
+    assert (change.largest, change.mean) == (None, None)
+    change = output_change([np.array([1.0])], [np.array([0.0])], "float16", examples=1)
+    assert (change.largest, change.largest_relative) == (1.0, None)
+
+
+def test_what_cannot_be_had_says_why():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Own()
+    model(np.zeros((1, 3), "float32"))
+    with pytest.raises(NoVariant, match="copy under float16 cannot be made"):
+        variant(model, "float16")
+    inputs = keras.Input((3,))
+    without = keras.Model(inputs, keras.layers.LayerNormalization()(inputs))
+    with pytest.raises(NoVariant, match=r"No layer .* int8"):
+        variant(without, "int8")
+
+
+@pytest.mark.parametrize("given", ["float8", (), ("float16", "float16"), ("float32", "int4")])
+def test_unknown_policies_are_refused(given):
+    with pytest.raises((InputError, ValueError), match=r"dtype_polic.*Received"):
+        check_variants(given)

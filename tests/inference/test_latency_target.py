@@ -1,0 +1,224 @@
+"""The search against machines whose latency is known."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from kbatch.analysis.quantile_bounds import quantile_upper_bound
+from kbatch.inference.target_search import best_try, keeps_to, search_latency_target
+
+TARGET_S = 0.02
+
+
+class Machine:
+    """Calls take (b + 5) / 1000 s, times a lognormal factor; the fit is off by a factor."""
+
+    def __init__(self, *, spread=0.02, fit_error=1.0, seed=0):
+        self.rng = np.random.default_rng(seed)
+        self.spread = spread
+        self.fit_error = fit_error
+        self.calls = 0
+
+    def typical_s(self, size):
+        return (size + 5) / 1000
+
+    def call(self, size, calls):
+        self.calls += calls
+        return list(self.typical_s(size) * np.exp(self.spread * self.rng.normal(size=calls)))
+
+    def guess(self, latency_s):
+        size = int(1000 * latency_s * self.fit_error - 5)
+        return size if size >= 1 else None
+
+    def largest(self):
+        """The size whose 0.95 quantile equals the target."""
+        return TARGET_S * 1000 / np.exp(1.645 * self.spread) - 5
+
+    def search(self, **changed):
+        arguments = {"target_s": TARGET_S, "quantile": 0.95, "largest": 1000}
+        return search_latency_target(self.call, self.guess, **(arguments | changed))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("fit_error", [0.6, 0.9, 1.0, 1.1, 1.5])
+def test_the_answer_keeps_to_the_target_and_is_near_the_largest(seed, spread, fit_error):
+    machine = Machine(spread=spread, fit_error=fit_error, seed=seed)
+    tries = machine.search()
+    best = best_try(tries)
+    assert best is not None
+    assert best.batch_size <= machine.largest() * 1.1
+    assert machine.typical_s(best.batch_size) >= 0.7 * machine.typical_s(machine.largest())
+    assert len(tries) <= 6
+
+
+def test_a_right_fit_needs_one_check():
+    tries = Machine(spread=0.0).search()
+    assert [(t.batch_size, t.keeps, len(t.latencies_s)) for t in tries] == [(13, True, 104)]
+
+
+@pytest.mark.parametrize("drift", [0.1, 0.3])
+def test_room_for_drift_is_kept(drift):
+    for seed in range(10):
+        best = best_try(Machine(spread=0.05, seed=seed).search(drift=drift))
+        assert quantile_upper_bound(best.latencies_s, quantile=0.95).value <= TARGET_S
+        assert np.quantile(best.latencies_s, 0.95) * (1 + drift) <= TARGET_S
+        assert Machine(spread=0.05).typical_s(best.batch_size) >= 0.6 * TARGET_S / (1 + drift)
+
+
+@pytest.mark.parametrize(
+    ("slow", "slow_s", "keeps"),
+    [
+        (0, 0.0, True),
+        (2, 0.0101, True),  # Slower than the room leaves, but few.
+        (5, 0.0101, False),
+        (1, 0.0121, False),  # One of 59 beyond the target, and the bound is.
+    ],
+)
+def test_the_bound_keeps_to_the_target_and_the_quantile_below_it_by_the_room(slow, slow_s, keeps):
+    latencies_s = [0.0099] * (59 - slow) + [slow_s] * slow
+    assert keeps_to(latencies_s, 0.012, quantile=0.95, drift=0.2) is keeps
+
+
+def test_too_few_calls_keep_to_no_target():
+    assert not keeps_to([0.001] * 58, 0.012, quantile=0.95)
+
+
+def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
+    tries = Machine(spread=0.0, fit_error=1.3).search()
+    assert not tries[0].keeps
+    assert len(tries[0].latencies_s) == 104
+    slow = iter([True] + [False] * 1000)
+    machine = Machine(spread=0.0)
+    machine.call = lambda size, calls: [0.03 if next(slow) else 0.019 for _ in range(calls)]
+    (found,) = machine.search(more_time=lambda: False)
+    assert (found.keeps, len(found.latencies_s)) == (True, 104 + 3 * 104)
+
+
+@pytest.mark.parametrize(("slow", "looks"), [(6, 2), (30, 1)])
+def test_short_calls_of_which_more_come_than_asked_for_may_all_make_up_for_slow_ones(slow, looks):
+    """A look has 91 calls: of 6 slow ones a second look may make up, of 30 no look may."""
+    calls = iter([0.0195] * slow + [0.01] * 1000)
+    machine = Machine(spread=0.0)
+    machine.call = lambda size, count: [next(calls) for _ in range(91)]
+    (found,) = machine.search(drift=0.2, more_time=lambda: False)
+    assert len(found.latencies_s) == 91 * looks
+    assert found.keeps == (looks == 2)
+    assert found.missing_calls is None
+
+
+def test_no_size_is_tried_twice_nor_above_the_largest():
+    for seed in range(20):
+        machine = Machine(spread=0.3, fit_error=1.4, seed=seed)
+        sizes = [t.batch_size for t in machine.search(largest=12)]
+        assert len(set(sizes)) == len(sizes)
+        assert max(sizes) <= 12
+
+
+def test_a_target_that_nothing_reaches_has_no_answer():
+    machine = Machine()
+    tries = machine.search(target_s=0.001)
+    assert [t.batch_size for t in tries] == [1]
+    assert best_try(tries) is None
+
+
+def test_without_time_only_the_first_size_is_tried():
+    assert len(Machine(fit_error=1.5).search(more_time=lambda: False)) == 1
+
+
+def test_an_unknown_latency_of_one_example_starts_at_one():
+    assert Machine().search(target_s=0.006)[0].batch_size == 1
+
+
+@pytest.mark.parametrize("room", [1, 2, 5, 9, 12])
+def test_sizes_whose_calls_cannot_be_made_are_stepped_back_from(room):
+    machine = Machine(spread=0.0)
+    able = machine.call
+    machine.call = lambda size, calls: able(size, calls) if size <= room else [math.inf] * calls
+    tries = machine.search()
+    assert not tries[0].keeps
+    assert room / 2 - 2 <= best_try(tries).batch_size <= room
+
+
+def test_calls_that_cannot_be_made_are_no_evidence_of_fast_ones():
+    hiccups, calls_before = 5, 50
+    before = np.full(calls_before, 0.005)
+    before[1 :: calls_before // hiccups] = 2 * TARGET_S
+
+    def call(size, calls):
+        return [0.005 if size <= 32 else math.inf] * calls
+
+    tries = search_latency_target(
+        call,
+        lambda latency_s: 64,
+        target_s=TARGET_S,
+        quantile=0.95,
+        largest=64,
+        earlier=[[tuple(before)]],
+    )
+    found = best_try(tries)
+    assert [one.batch_size for one in tries][:2] == [64, 32]
+    assert found is not None and found.batch_size == 32
+    chances = int((calls_before + len(found.latencies_s)) / found.calls_a_hiccup)
+    assert scipy.stats.binom.cdf(hiccups, chances, 0.05) <= 1 - found.confidence
+
+
+class Hiccups(Machine):
+    """A machine that delays a share of its calls by ten targets, about `run` of them in a row."""
+
+    def __init__(self, *, share, run, seed):
+        super().__init__(seed=seed)
+        self.ends = 1 / run
+        self.begins = share * self.ends / (1 - share)
+        self.slow = self.rng.random() < share
+
+    def call(self, size, calls):
+        found = np.array(super().call(size, calls))
+        for i, draw in enumerate(self.rng.random(calls)):
+            self.slow = draw >= self.ends if self.slow else draw < self.begins
+            found[i] += 10 * TARGET_S * self.slow
+        return list(found)
+
+    def best(self):
+        """The answer of a search after a sweep of three sizes."""
+        earlier = [[self.call(size, 59)] for size in (1, 4, 8)]
+        return best_try(self.search(drift=0.2, earlier=earlier))
+
+
+@pytest.mark.parametrize(("share", "run"), [(0.07, 1), (0.07, 3), (0.055, 5)])
+def test_hiccups_that_do_not_ask_for_the_size_are_seldom_verified_away(share, run):
+    # More than 5 % of the calls are slow at every size: no size keeps to the target.
+    found = [Hiccups(share=share, run=run, seed=seed).best() for seed in range(150)]
+    assert np.mean([best is not None for best in found]) <= 0.05
+
+
+@pytest.mark.parametrize(("share", "run"), [(0.0, 1), (0.01, 1), (0.005, 3)])
+def test_rare_hiccups_do_not_keep_a_size_from_being_verified(share, run):
+    found = [Hiccups(share=share, run=run, seed=seed).best() for seed in range(60)]
+    assert np.mean([best is not None for best in found]) >= 0.85
+
+
+def test_each_look_of_a_search_has_a_share_of_the_five_percent():
+    machine = Hiccups(share=0.5, run=1, seed=0)
+    tries = machine.search()
+    spent = [1 - one.confidence for one in tries]
+    assert sum(spent) < 0.05
+    assert all(later < earlier for earlier, later in itertools.pairwise(spent))
+
+
+def test_a_size_that_lacks_calls_says_how_many():
+    """A hiccup of two calls in its first look, and a long one in the sweep."""
+    machine = Machine(spread=0.0)
+    slow = iter([False] * 30 + [True] * 2 + [False] * 10_000)
+    machine.call = lambda size, calls: [0.3 if next(slow) else 0.01 for _ in range(calls)]
+    hiccup = [0.01] * 20 + [0.3] * 30 + [0.01] * 20
+    (found,) = machine.search(more_time=lambda: False, earlier=[[hiccup]])
+    assert not found.keeps
+    assert found.calls_a_hiccup > 10
+    assert found.missing_calls > 200
+    assert not keeps_to(
+        found.latencies_s, TARGET_S, quantile=0.95, calls_a_hiccup=found.calls_a_hiccup
+    )

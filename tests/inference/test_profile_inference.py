@@ -1,0 +1,289 @@
+"""The whole of `profile_inference` on small models, for a few seconds each."""
+
+import functools
+
+import fake_nvml
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
+from models import mlp, rows
+
+import kbatch
+from kbatch.errors import InputError
+from kbatch.inference.inference_answers_record import TargetTooLow
+from kbatch.inference.inference_record import InferenceProfile
+
+X = rows(32)[0]
+
+
+def profile(model=None, x=X, **changed):
+    arguments = {"batch_sizes": (1, 8, 64), "time_budget_s": 3.0, "measure_memory": False}
+    return kbatch.profile_inference(model or mlp(), x, **(arguments | changed))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Several paths and policies with memory and a target, saved and loaded."""
+    told = []
+    model = mlp()
+    before = model.get_weights()
+    found = kbatch.profile_inference(
+        model,
+        X,
+        batch_sizes=(1, 8, 64, 256),
+        call_paths=("compiled", "predict"),
+        dtype_policies=("float32", "bfloat16"),
+        latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
+        quantile=np.float64(0.95),
+        time_budget_s=np.float32(25.0),
+        memory_limit_bytes=np.int64(2**28),
+        on_progress=told.append,
+    )
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    path = tmp_path_factory.mktemp("profile") / "p.json"
+    found.save(path)
+    loaded = InferenceProfile.load(path)
+    assert loaded == found
+    return loaded, told
+
+
+def test_every_path_and_policy_has_a_record_a_size(whole):
+    found, _ = whole
+    assert found.series == tuple(
+        (path, policy) for policy in ("float32", "bfloat16") for path in ("compiled", "predict")
+    )
+    assert [t.batch_size for t in found.timings] == [1, 8, 64, 256] * 4
+    for timing in found.timings:
+        if timing.measured:
+            assert timing.first_call_s > 0
+            assert timing.warm_up_calls >= 2
+            assert timing.calls >= len(timing.block_medians_s) >= 1
+            assert timing.copy_s is None or tf.config.list_physical_devices("GPU")
+        else:
+            assert "time budget" in timing.reason
+    first = [t for t in found.timings if (t.call_path, t.dtype_policy) == ("compiled", "float32")]
+    assert all(t.measured for t in first)
+
+
+def test_memory_was_measured_for_each_policy_and_size(whole):
+    found, _ = whole
+    assert {(m.dtype_policy, m.batch_size) for m in found.memory} == {
+        (policy, size) for policy in ("float32", "bfloat16") for size in (1, 8, 64, 256)
+    }
+    assert all(m.outcome == "fits" and m.peak_bytes > 0 for m in found.memory)
+    assert found.memory_limit_bytes == 2**28
+
+
+def test_the_change_of_the_outputs_stands_beside(whole):
+    (change,) = whole[0].output_changes
+    assert change.dtype_policy == "bfloat16"
+    assert 0 < change.mean <= change.largest < 0.1
+    assert change.examples == 32
+
+
+def test_a_loose_target_is_verified_by_fresh_calls(whole):
+    found, _ = whole
+    answer = found.batch_for(latency_ms=10_000)
+    assert (answer.batch_size, answer.verified) == (256, True)
+    assert not found.batch_for(latency_ms=9_000, quantile=0.5).verified
+    (check,) = found.checks
+    assert len(check.latencies_s) >= 59
+
+
+def test_it_tells_what_happens(whole):
+    found, told = whole
+    assert told[0] == "measuring memory in a worker process"
+    for words in (
+        "memory of batch 8 under bfloat16: ",
+        "compiled under float32, batch 1",
+        "round 1: ",
+        "checked batch 256",
+    ):
+        assert any(line.startswith(words) for line in told), words
+    assert any(line.endswith(" of at most 15 s") for line in told)
+    assert found.environment.versions["keras"] == keras.__version__
+    assert found.twin.batch_size == 8
+
+
+def test_default_sizes_are_powers_of_two_until_the_time_ends_them():
+    found = kbatch.profile_inference(mlp(), measure_memory=False, time_budget_s=2.0)
+    sizes = [t.batch_size for t in found.timings]
+    assert sizes == [2**k for k in range(13)]
+    assert found.timings[0].measured
+    assert "random" in found.notes[0]
+
+
+def test_a_target_is_looked_for_from_one_size_as_well():
+    found = profile(batch_sizes=(4,), latency_slo_ms=5_000)
+    answer = found.batch_for(latency_ms=5_000)
+    assert (answer.batch_size, answer.verified, answer.interval) == (4, True, None)
+
+
+def test_a_target_that_the_calls_miss_is_told_and_not_verified():
+    calls = []
+
+    def first_fast_then_slow(batch):
+        calls.append(1)
+        if len(calls) > 150:
+            import time
+
+            time.sleep(0.03)
+        return batch
+
+    found = profile(
+        call_paths=(first_fast_then_slow,), latency_slo_ms=20, batch_sizes=(1, 2), time_budget_s=1
+    )
+    assert not any(check.verified for check in found.checks)
+    assert any("No batch size was verified" in note for note in found.notes)
+
+
+def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    found = profile(Own(), dtype_policies=("float32", "float16"))
+    assert found.series == (("compiled", "float32"),)
+    assert any("Not measured under float16" in note for note in found.notes)
+
+
+def test_memory_that_ran_out_leaves_the_size_out_of_the_timing():
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((8,)), layers.Dense(16384, activation="relu"), layers.Dense(1)]
+    )
+    found = profile(
+        model, batch_sizes=(1, 16, 100_000), measure_memory=True, memory_limit_bytes=2**27
+    )
+    last = found.timings[-1]
+    assert (last.batch_size, last.outcome) == (100_000, "not_run")
+    assert "80%" in last.reason
+    assert found.predict_memory_bytes(100_000) > 2**27
+
+
+def test_want_of_memory_in_a_call_is_a_result():
+    def runs_out(batch):
+        if len(batch) > 8:
+            raise tf.errors.ResourceExhaustedError(None, None, "no memory for that")
+        return batch
+
+    found = profile(call_paths=(runs_out,))
+    assert [t.outcome for t in found.timings] == ["measured", "measured", "out_of_memory"]
+    assert "no memory for that" in found.timings[-1].reason
+
+
+def test_want_of_memory_for_a_batch_is_a_result():
+    """The 32 TiB of its indices are more than any host has."""
+    found = profile(batch_sizes=(1, 8, 2**42), call_paths="call")
+    outcomes = [t.outcome for t in found.timings]
+    assert outcomes == ["measured", "measured", "out_of_memory"]
+    assert "allocate" in found.timings[-1].reason
+
+
+def test_any_other_error_of_a_call_comes_as_it_is():
+    def fails(batch):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        profile(call_paths=(fails,))
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"batch_sizes": (0, 1)}, ValueError, "must be positive"),
+        ({"batch_sizes": (4, 2)}, ValueError, "ascending"),
+        ({"batch_sizes": (1.5,)}, TypeError, "integers"),
+        ({"latency_slo_ms": -1}, ValueError, "positive number, in milliseconds"),
+        ({"latency_slo_ms": "20"}, ValueError, "positive number, in milliseconds"),
+        ({"quantile": "0.9"}, ValueError, "between 0 and 1"),
+        ({"time_budget_s": "5"}, InputError, "time_budget_s"),
+        ({"memory_limit_bytes": 0}, ValueError, "at least one MiB"),
+        ({"call_paths": (lambda b: b, lambda b: b)}, InputError, "functions of different names"),
+        ({"latency_slo_ms": 5, "quantile": 1.0}, ValueError, "between 0 and 1"),
+        ({"quantile": 0.0}, ValueError, "between 0 and 1"),
+        ({"call_paths": "onnx"}, InputError, "call_paths"),
+        ({"call_paths": 3}, InputError, "functions of a batch. Received: call_paths with .*int"),
+        ({"dtype_policies": 3}, ValueError, "dtype_polic"),
+        ({"call_paths": len, "dtype_policies": "bfloat16"}, InputError, "without `dtype_policies`"),
+        ({"call_paths": ("predict",), "latency_slo_ms": 5}, InputError, "name another call path"),
+        ({"dtype_policies": "float8"}, ValueError, "dtype_polic"),
+        ({"time_budget_s": 0}, InputError, "time_budget_s"),
+        ({"bulk_examples": 0}, ValueError, "bulk_examples"),
+    ],
+)
+def test_bad_settings_are_told_before_anything_is_measured(changed, error, message):
+    with pytest.raises(error, match=message):
+        profile(**changed)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="load it first"):
+        profile("model.keras")
+
+
+def test_a_model_without_fixed_shapes_needs_data():
+    model = keras.Sequential([keras.layers.Input((None, 3)), keras.layers.GlobalMaxPooling1D()])
+    with pytest.raises(InputError, match="give `x`"):
+        profile(model, None)
+    assert profile(model, np.zeros((4, 5, 3), "float32")).timings[0].measured
+
+
+def test_what_a_call_changes_in_the_model_is_put_back():
+    class Counter(keras.layers.Layer):
+        def build(self, shape):
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x):
+            self.count.assign_add(1.0)
+            return x
+
+    layer = Counter()
+    inputs = keras.Input((X.shape[1],))
+    model = keras.Model(inputs, layer(inputs))
+    layer.count.assign(7.0)
+    profile(model, batch_sizes=(1, 2), time_budget_s=1.0, call_paths=("compiled", "call"))
+    assert float(layer.count) == 7.0
+
+
+def test_a_model_for_batches_of_one_size_is_refused():
+    inputs = keras.Input(batch_shape=(4, X.shape[1]))
+    with pytest.raises(InputError, match=r"batches of any size.*batches of 4 only"):
+        profile(keras.Model(inputs, keras.layers.Dense(1)(inputs)))
+
+
+def test_rows_of_another_shape_than_the_models_inputs_are_refused():
+    with pytest.raises(InputError, match=r"`x` must have the shapes.*Received: x with rows"):
+        profile(x=X[:, 1:])
+
+
+def test_a_target_below_one_example_says_the_smallest_reachable():
+    with pytest.raises(TargetTooLow, match="at least what batch size 1 takes") as caught:
+        profile(latency_slo_ms=1e-3)
+    assert caught.value.reachable_ms > 1e-3
+
+
+def test_as_many_calls_are_kept_as_a_high_quantile_needs():
+    found = profile(call_paths=lambda batch: batch, quantile=0.999, batch_sizes=(1, 8))
+    for timing in found.timings:
+        assert timing.latency_bound(0.999).missing_calls == 0
+        assert len(timing.latencies_s) < 2 * max(2995, 64 * len(timing.block_medians_s))
+
+
+def test_the_clocks_of_the_blocks_are_in_the_record(monkeypatch, tmp_path):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700)))
+    here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
+    monkeypatch.setattr("kbatch.inference.inference.GpuMonitor", here)
+    found = profile(batch_sizes=(1, 4), time_budget_s=0.3, measure_memory=False)
+    for timing in found.timings:
+        assert timing.sm_clocks_mhz == (1700,) * len(timing.block_medians_s)
+    assert found.gpus[0].sm_clocks_mhz == (1700,) * 3
+    found.save(tmp_path / "profile.json")
+    assert InferenceProfile.load(tmp_path / "profile.json") == found

@@ -1,0 +1,396 @@
+"""The experiment from end to end.
+
+Delays are so far apart that no timing of the host matters, or pass on a clock of their own.
+"""
+
+import itertools
+import time
+
+import fake_nvml
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from batch_data import Rows, examples, raising
+from fake_clock import FakeClock
+from fake_nvml import FakeGpu, FakeNvml
+from tensorflow.core.framework import device_attributes_pb2
+from tensorflow.python.client import device_lib
+
+import kbatch
+from kbatch.errors import InputError
+from kbatch.input_pipeline.input_blocks import block_length
+from kbatch.input_pipeline.text import input_lines
+
+BUDGET_S = 0.3
+
+
+def pause(value, seconds):
+    time.sleep(seconds)
+    return value
+
+
+def slow(delay_s):
+    """A map that takes `delay_s` a batch."""
+
+    def wait(x, y):
+        waited = tf.py_function(lambda v: pause(v, delay_s), [x], x.dtype)
+        return tf.ensure_shape(waited, x.shape), y
+
+    return wait
+
+
+class Slow(keras.layers.Layer):
+    """Takes `delay_s` a step."""
+
+    def __init__(self, delay_s, sleep):
+        super().__init__()
+        self.delay_s, self.sleep = delay_s, sleep
+
+    def call(self, x):
+        waited = tf.py_function(lambda v: (self.sleep(self.delay_s), v)[1], [x], tf.float32)
+        return x + 0 * tf.stop_gradient(tf.ensure_shape(waited, x.shape))
+
+
+def slow_model(delay_s=0.05, sleep=time.sleep):
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((8,)), Slow(delay_s, sleep), layers.Dense(3, activation="softmax")]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def profile(model, data, **settings):
+    return kbatch.profile_input_pipeline(model, data, **({"budget_s": BUDGET_S} | settings))
+
+
+def state(model):
+    variables = [*model.variables, *model.optimizer.variables]
+    return [keras.ops.convert_to_numpy(v) for v in variables]
+
+
+@pytest.fixture(scope="module")
+def starved():
+    """A model that waits nearly all the time, before and after its profile."""
+    model = models.mlp()
+    model.fit(*models.rows(32), verbose=0)
+    before = state(model)
+    dataset = examples(40).batch(8).map(slow(0.03))
+    return before, model, dataset, profile(model, dataset, budget_s=6.0)
+
+
+def test_a_slow_pipeline_is_input_bound(starved):
+    found = starved[-1]
+    assert found.verdict == "input-bound"
+    assert (found.source, found.batch_size) == ("tf.data.Dataset", 8)
+    assert [smaller.batch_size for smaller in found.smaller_steps] == [2, 1]
+    assert found.wait_share > 0.5
+    assert found.pipeline.samples_per_second.value < found.step.samples_per_second.value
+    rounds = len(found.step.durations_s)
+    assert rounds >= 3
+    smaller = (one.rate for one in found.smaller_steps)
+    for rate in (found.pipeline, found.together, *smaller):
+        assert len(rate.durations_s) == len(rate.cpu_s) == rounds
+    assert found.pipeline.busy_cores < 1
+    assert found.pipeline.gpu_busy_share is None
+    assert found.timeline
+    assert found.timeline[0].begin_s == 0
+    assert len(found.first_batch_s) == rounds
+    assert found.environment.versions["keras"] == keras.__version__
+    assert found.dtype_policy == "float32"
+
+
+def test_changes_were_tried_and_what_was_not_has_a_reason(starved):
+    found = starved[-1]
+    tried = {remedy.name for remedy in found.remedies}
+    assert {"prefetch", "parallel map", "private thread pool"} <= tried
+    assert all(remedy.gain.rounds >= 3 for remedy in found.remedies)
+    gains = [remedy.gain.interval.low for remedy in found.best_first]
+    assert gains == sorted(gains, reverse=True)
+    assert {one.name for one in found.untried} & tried == set()
+    assert all(one.reason for one in found.untried)
+
+
+def test_model_and_data_are_as_before(starved):
+    before, model, dataset, _ = starved
+    for one, other in zip(before, state(model), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [len(x) for x, _ in dataset] == [8] * 5
+
+
+def test_the_record_survives_its_file(starved, tmp_path):
+    found = starved[-1]
+    found.save(tmp_path / "input.json")
+    assert kbatch.InputPipelineProfile.load(tmp_path / "input.json") == found
+
+
+def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain():
+    found = profile(slow_model(0.05), examples(400).batch(8), budget_s=3.0)
+    assert found.verdict == "compute-bound"
+    assert found.remedies == ()
+    assert any("little to gain" in one.reason for one in found.untried)
+
+
+@pytest.mark.parametrize("repeats", [None, 1])
+def test_a_ragged_last_batch_and_data_without_end(repeats):
+    found = profile(models.mlp(), examples(20).batch(8).repeat(repeats), remedies=False)
+    assert found.batch_size == 8
+    assert (found.remedies, found.untried) == ((), ())
+    assert all(n >= 4 for n in found.together.examples)
+
+
+def test_a_single_ragged_batch_is_all_there_is():
+    model = models.mlp()
+    model.steps_per_execution = 4
+    found = profile(model, examples(3).batch(8), remedies=False)
+    assert found.batch_size == 3
+    assert any("`fit` runs 4 steps of this model in one execution" in n for n in found.notes)
+    assert [smaller.batch_size for smaller in found.smaller_steps] == [1]
+
+
+def test_batches_of_one_example_have_no_crossing():
+    found = profile(models.mlp(), examples(20).batch(1), remedies=False)
+    assert (found.batch_size, found.smaller_steps) == (1, ())
+    assert found.crossing is None
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The machine's clock, moved on by who sleeps on it, and a little at every reading."""
+    found = FakeClock(tick_s=1e-4)
+    monkeypatch.setattr("time.perf_counter", found)
+    return found
+
+
+def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said(clock):
+    calls = []
+
+    def count(v):
+        calls.append(1)
+        return v
+
+    def counted(x, y):
+        return tf.ensure_shape(tf.py_function(count, [x], x.dtype), [8]), y
+
+    clock.tick_s = 0.001
+    found = profile(models.mlp(), examples(20).map(counted).cache().batch(8), remedies=False)
+    assert any("filled it first" in note for note in found.notes)
+    # The first batch, which is read to see its shapes, ends before the cache is full.
+    assert len(calls) < 2 * 20
+    clock.tick_s = 0.01
+    slow_fill = examples(400).batch(8).cache()
+    found = profile(models.mlp(), slow_fill, remedies=False)
+    assert any("was not full" in note for note in found.notes)
+
+
+def chunked(burst, pause_s, batch_s, *, sleep):
+    """Batches that come in chunks, with a pause before each."""
+
+    def make():
+        batch = models.rows(8)
+        while True:
+            sleep(pause_s)
+            for _ in range(burst):
+                sleep(batch_s)
+                yield batch
+
+    specs = (tf.TensorSpec((8, 8), tf.float32), tf.TensorSpec((8,), tf.int64))
+    return tf.data.Dataset.from_generator(make, output_signature=specs)
+
+
+def test_chunks_longer_than_a_round_are_not_taken_for_a_fast_pipeline(clock):
+    # 60 steps take 240 ms, 60 batches 120 ms within a chunk and 420 ms with the pause before it.
+    dataset = chunked(60, 0.3, 0.002, sleep=clock.sleep)
+    found = profile(slow_model(0.004, clock.sleep), dataset, budget_s=4.0, remedies=False)
+    assert not found.is_even
+    assert found.ratio.value > 1.3
+    assert found.verdict == "input-bound"
+    assert found.wait_share > 0.2
+    assert found.crossing is None
+    assert "whole chunks with the pauses between them" in "\n".join(input_lines(found))
+
+
+def test_a_shuffle_of_all_the_data_is_measured_with_its_filling():
+    dataset = examples(40).map(slow(0.005)).shuffle(40).batch(8)
+    found = profile(slow_model(0.005), dataset, budget_s=2.0, remedies=False)
+    assert found.verdict == "input-bound"
+    assert found.ratio.value < 0.5
+
+
+def test_a_slow_start_and_first_batches_unlike_the_others_are_told():
+    def make():
+        time.sleep(0.5)
+        for i in itertools.count():
+            time.sleep(0.002)
+            yield models.rows(2 if i < 40 else 32)
+
+    specs = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
+    dataset = tf.data.Dataset.from_generator(make, output_signature=specs)
+    notes = " ".join(profile(models.mlp(), dataset, budget_s=2.0, remedies=False).notes)
+    assert "Batches differ in size: those that the rounds trained on hold 0." in notes
+    assert "instead of 2: three rounds are made in any case, each starts the pipeline" in notes
+
+
+class Fixed(keras.layers.Layer):
+    """Takes batches of eight only."""
+
+    def call(self, x):
+        return keras.ops.reshape(x, (8, 8))
+
+
+def fixed_model():
+    model = keras.Sequential([Fixed(), keras.layers.Dense(3, activation="softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def test_smaller_steps_that_the_model_does_not_take_are_left_out():
+    found = profile(fixed_model(), examples(40).batch(8), remedies=False)
+    assert found.smaller_steps == ()
+    assert found.crossing is None
+    assert sum("was not measured on" in note for note in found.notes) == 2
+
+
+def test_data_that_do_not_fit_the_model_are_told_so():
+    wrong = tf.data.Dataset.from_tensor_slices((np.zeros((40, 8), "float32"), np.zeros((40, 5))))
+    with pytest.raises(InputError, match=r"cannot be trained on these data.*Received"):
+        profile(models.mlp(), wrong.batch(8), remedies=False)
+
+
+def test_a_change_that_fails_is_a_row_and_the_others_go_on():
+    def picky(x, y):
+        if fails:
+            raise RuntimeError("traced twice")
+        return slow(0.01)(x, y)
+
+    fails = []
+    dataset = examples(40).batch(8).map(picky)
+    fails.append(True)
+    found = profile(models.mlp(), dataset, budget_s=3.0)
+    reasons = {one.name: one.reason for one in found.untried}
+    assert "failed: " in reasons["parallel map"]
+    assert "traced twice" in reasons["parallel map"]
+    assert "prefetch" in {one.name for one in found.remedies}
+
+
+def test_a_py_dataset_is_measured_with_its_workers():
+    rows = Rows(workers=2)
+    found = profile(models.mlp(), rows, remedies=False)
+    assert (found.source, found.batch_size) == ("PyDataset", 8)
+    assert rows.workers == 2
+
+
+def test_arrays_have_costs_of_slicing_and_copying():
+    found = profile(models.mlp(), models.rows(100), batch_size=16)
+    assert (found.source, found.batch_size) == ("arrays", 16)
+    assert [cost.name.split()[0] for cost in found.costs] == ["slicing", "gathering", "copying"]
+    assert all(cost.batch_s.value > 0 and cost.batch_s.rounds == 9 for cost in found.costs)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_data_that_raise_in_the_middle_leave_the_model_as_it_was(at):
+    model = models.mlp()
+    before = [keras.ops.convert_to_numpy(v) for v in model.variables]
+    with pytest.raises(InputError, match=f"error at batch {at} .*a broken image"):
+        profile(model, raising(at))
+    for one, other in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(one, keras.ops.convert_to_numpy(other))
+
+
+def test_a_gpu_is_read_beside_the_rates(monkeypatch):
+    description = "device: 0, name: X, pci bus id: 0000:01:00.0, compute capability: 9.0"
+    gpu = device_attributes_pb2.DeviceAttributes(
+        name="/device:GPU:0", device_type="GPU", physical_device_desc=description
+    )
+    monkeypatch.setattr(device_lib, "list_local_devices", lambda config: [gpu])
+    cpus = tf.config.list_logical_devices("CPU")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: cpus)
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(utilization_percent=40)))
+    found = profile(models.mlp(), examples().batch(8), remedies=False)
+    for rate in (found.pipeline, found.step, found.together):
+        assert rate.gpu_busy_share == pytest.approx(0.4)
+    assert "GPU busy: pipeline 40 %, step 40 % and together 40 %." in input_lines(found)
+    assert found.smaller_steps[0].rate.gpu_busy_share is None
+    fake_nvml.install(monkeypatch, None)
+    found = profile(models.mlp(), examples().batch(8), remedies=False)
+    assert any("How busy the GPU was is not known. There is no" in n for n in found.notes)
+
+
+def build(hp):
+    hp.Int("units", 4, 8)
+    return models.mlp()
+
+
+def test_what_builds_a_model_is_called_for_it():
+    assert profile(build, examples(40).batch(8), remedies=False).batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "error", "words"),
+    [
+        (
+            lambda: (3, examples().batch(8)),
+            {},
+            TypeError,
+            "that builds one.*Received: 3, a int",
+        ),
+        (lambda: (lambda: None, examples().batch(8)), {}, TypeError, "return model"),
+        (
+            lambda: (keras.Sequential([keras.layers.Dense(1)]), examples().batch(8)),
+            {},
+            ValueError,
+            "must be compiled",
+        ),
+        (lambda: (models.mlp(), examples(0).batch(8)), {}, InputError, "no batches"),
+        (lambda: (models.mlp(), (r for r in [])), {}, InputError, "used up by reading"),
+        (lambda: (models.mlp(), examples()), {}, InputError, "single examples"),
+        (lambda: (models.mlp(), examples().batch(8)), {"budget_s": 0}, ValueError, "budget_s=0"),
+        (
+            lambda: (models.mlp(), examples().batch(8)),
+            {"budget_s": float("inf")},
+            ValueError,
+            "budget_s=inf",
+        ),
+        (
+            lambda: (models.mlp(), examples().batch(8)),
+            {"cache_bytes": -1},
+            ValueError,
+            "cache_bytes=-1",
+        ),
+        (
+            lambda: (models.mlp(), examples().batch(8)),
+            {"budget_s": "2"},
+            ValueError,
+            "budget_s='2'",
+        ),
+        (lambda: (models.mlp(), models.rows(9)), {"batch_size": 2**70}, InputError, r"2\*\*53"),
+        (lambda: (models.mlp(), models.rows(9)), {"batch_size": 1.5}, InputError, "batch_size=1.5"),
+        (
+            lambda: (models.mlp(), (models.rows(3)[0], np.array(["a", "b", "c"]))),
+            {},
+            InputError,
+            "give each label's index",
+        ),
+    ],
+)
+def test_bad_input_says_what_to_give(make, settings, error, words):
+    model, data = make()
+    with pytest.raises(error, match=words):
+        profile(model, data, **settings)
+
+
+@pytest.mark.parametrize("budget_s", [0.1, 2.0, 60.0])
+@pytest.mark.parametrize("first_batch_s", [0.0, 0.01, 5.0])
+@pytest.mark.parametrize("contenders", [2, 4, 7.5])
+def test_blocks_fit_in_the_budget(budget_s, first_batch_s, contenders):
+    starts_s = contenders * first_batch_s
+    length = block_length(budget_s, contenders=contenders, starts_s=starts_s)
+    assert 0 < length.settle_s < length.measure_s
+    block_s = length.settle_s + length.measure_s
+    floor_s = 9 * contenders * 0.1
+    assert 9 * contenders * block_s <= max(1.001 * budget_s, floor_s)
+    assert 3 * contenders * length.longest_s <= max(1.001 * budget_s, floor_s)
+    quicker = block_length(budget_s, contenders=contenders, starts_s=0.0)
+    assert quicker.measure_s >= length.measure_s

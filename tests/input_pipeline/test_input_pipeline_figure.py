@@ -1,0 +1,119 @@
+import dataclasses
+
+import matplotlib
+import pytest
+from input_profile_factory import make_profile, make_rate, make_remedy
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+import kbatch
+from kbatch.input_pipeline.input_pipeline_figure import (
+    alt_text,
+    input_pipeline_info,
+    plot_input_pipeline,
+)
+from kbatch.input_pipeline.input_rates import StepSpan
+from kbatch.plotting.palette import ALARM, series_style
+from kbatch.plotting.saving import figure_bytes
+
+
+def panels(profile, ax=None):
+    upper = plot_input_pipeline(profile, ax)
+    (lower,) = [a for a in upper.figure.axes if a is not upper]
+    return upper, lower
+
+
+def test_the_timeline_is_one_second_without_gaps():
+    info = input_pipeline_info(make_profile())
+    assert len(info.waiting) == len(info.computing) == 13
+    for wait, compute in zip(info.waiting, info.computing, strict=True):
+        assert wait.begin_ms + wait.duration_ms == pytest.approx(compute.begin_ms)
+    assert max(s.begin_ms for s in info.waiting) < 1000
+    shares = sum(s.duration_ms for s in info.waiting), sum(s.duration_ms for s in info.computing)
+    assert shares == pytest.approx((13 * 50, 13 * 30))
+
+
+def test_the_bars_are_the_rates_and_the_clear_gains():
+    remedies = tuple(make_remedy(f"change {g}", g) for g in (1.0, 3.0, 1.5, 2.0, 2.5, 0.5))
+    info = input_pipeline_info(make_profile(remedies=remedies))
+    assert [bar.label for bar in info.bars] == [
+        *("pipeline alone", "train step alone", "both together"),
+        *("with change 3.0", "with change 2.5", "with change 2.0"),
+    ]
+    assert all(bar.low < bar.rate < bar.high for bar in info.bars)
+    assert [bar.is_change for bar in info.bars] == [False] * 3 + [True] * 3
+    assert info.bars[0].rate == pytest.approx(800)
+
+
+def test_a_change_without_a_clear_gain_is_no_bar():
+    remedies = (make_remedy("prefetch", 1.0), make_remedy("any order", 0.9))
+    assert len(input_pipeline_info(make_profile(remedies=remedies)).bars) == 3
+
+
+def test_what_follows_the_first_second_is_left_out():
+    spans = tuple(StepSpan(0.4 * i, 0.3, 0.1) for i in range(5))
+    assert len(input_pipeline_info(make_profile(timeline=spans)).waiting) == 3
+
+
+def test_few_rounds_have_bars_without_intervals():
+    profile = make_profile(smaller_steps=(), remedies=())
+    few = {name: make_rate(800, rounds=2) for name in ("pipeline", "step", "together")}
+    profile = dataclasses.replace(profile, **few)
+    assert {(bar.low, bar.high) for bar in input_pipeline_info(profile).bars} == {(None, None)}
+    upper, lower = panels(profile)
+    assert len(lower.patches) == 3
+    assert upper.get_xlabel() == "Time (ms)"
+
+
+def test_the_drawing_has_labels_units_and_the_verdict():
+    profile = make_profile()
+    upper, lower = panels(profile)
+    assert upper.get_title(loc="left").replace("\n", " ").startswith("input-bound: training waits")
+    assert (upper.get_xlabel(), lower.get_xlabel()) == ("Time (ms)", "Throughput (samples/s)")
+    labels = [tick.get_text() for tick in lower.get_yticklabels()]
+    assert labels == [bar.label for bar in input_pipeline_info(profile).bars]
+    assert [bar.get_width() for bar in lower.patches][:2] == pytest.approx([800, 2400])
+    computing, waiting = upper.collections
+    assert to_hex(waiting.get_facecolor()[0]) == ALARM
+    assert to_hex(computing.get_facecolor()[0]) == series_style(0).color
+    assert len(waiting.get_paths()) == 13
+    words = " ".join(t.get_text() for t in (*upper.texts, *lower.texts)).replace("\xa0", " ")
+    for part in ("waiting for data (66 %)", "computing", "CPU, 16 cores", "5 rounds", "float32"):
+        assert part in words
+
+
+@pytest.mark.parametrize("width_in", [3.2, 6.4])
+def test_the_title_lies_within_the_figure_beside_long_names(width_in):
+    profile = make_profile(remedies=(make_remedy("private thread pool", 2.0),))
+    figure = Figure(figsize=(width_in, 4.2), layout="constrained")
+    upper = plot_input_pipeline(profile, figure.add_subplot())
+    figure.draw_without_rendering()
+    words = (one for one in upper.get_children() if isinstance(one, Text))
+    (title,) = (one for one in words if one.get_text().startswith("input-bound"))
+    assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_given_axes_are_used_and_global_settings_stay():
+    before = dict(matplotlib.rcParams)
+    figure = Figure()
+    ax = figure.add_subplot()
+    assert plot_input_pipeline(make_profile(), ax) is ax
+    assert len(figure.axes) == 2
+    free = Figure().add_axes((0.1, 0.1, 0.8, 0.8))
+    assert kbatch.plot_input_pipeline(make_profile(), free) is free
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("changed", [{}, {"timeline": ()}, {"remedies": ()}, {"wait_share": None}])
+def test_every_profile_can_be_drawn_and_gives_the_same_bytes(changed):
+    profile = make_profile(**changed)
+    pictures = [figure_bytes(plot_input_pipeline(profile), ".svg") for _ in range(2)]
+    assert pictures[0] == pictures[1]
+
+
+def test_the_description_tells_rates_and_verdict():
+    words = alt_text(input_pipeline_info(make_profile()))
+    assert "13 steps of training, 66 % of it waiting" in words
+    assert "pipeline alone 800, train step alone 2,400" in words
+    assert "The verdict is input-bound" in words

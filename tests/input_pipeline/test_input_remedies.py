@@ -1,0 +1,56 @@
+from batch_data import examples
+
+from kbatch.input_pipeline.input_pass import InputPass
+from kbatch.input_pipeline.input_rates import LongRunRecord
+from kbatch.input_pipeline.input_remedies import try_changes
+from kbatch.input_pipeline.input_rounds import WarmStep
+from kbatch.input_pipeline.long_run import LongRun
+from kbatch.input_pipeline.pipeline_changes import pipeline_changes
+from kbatch.training.data.batch_source import source_of_dataset
+
+
+class Step:
+    """A train step that does nothing."""
+
+    def __call__(self, batch):
+        pass
+
+    def has_seen(self, batch):
+        return True
+
+    def restore(self):
+        pass
+
+
+def tried(*, batch_s, budget_s, even=True, duration_s=1.0):
+    dataset = examples(80).batch(8)
+    counted = LongRun("whole epochs", round(8 * duration_s / batch_s), duration_s, 0, 0.0)
+    reading = InputPass(LongRunRecord(counted, 0.0), (), None, duration_s, 64.0, ())
+    warm = WarmStep(Step(), (next(iter(dataset)),), {}, 0.0, ())
+    return try_changes(
+        pipeline_changes(dataset),
+        source_of_dataset(dataset),
+        warm=warm,
+        reading=reading,
+        even=even,
+        budget_s=budget_s,
+    )
+
+
+def test_changes_for_which_there_is_no_time_say_how_much_they_need():
+    slow = {"batch_s": 10.0, "duration_s": 100.0}
+    uneven = {"batch_s": 1e-3, "duration_s": 20.0, "even": False}
+    for settings in (slow, uneven):
+        found = tried(budget_s=0.2, **settings)
+        assert found.tried == ()
+        reasons = {one.name: one.reason for one in found.untried}
+        # Three rounds of the original and two changes, each of 20 s.
+        assert "all changes need about 180 s" in reasons["prefetch"]
+
+
+def test_as_many_changes_are_tried_as_there_is_time_for():
+    found = tried(batch_s=0.01, budget_s=0.1)
+    assert [one.name for one in found.tried] == ["prefetch"]
+    assert "no time" in {one.name: one.reason for one in found.untried}["private thread pool"]
+    names = {one.name for one in tried(batch_s=0.01, budget_s=0.3).tried}
+    assert names == {"prefetch", "private thread pool"}

@@ -1,0 +1,452 @@
+"""The largest batch that fits, with real train steps, real workers and real want of memory."""
+
+import os
+import signal
+import tempfile
+import threading
+
+import keras
+import models
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+from memory_models import MB, conv_net, images
+
+import kbatch
+from kbatch.device.worker import WorkerDied
+from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.memory.memory_probes import worker_probes
+from kbatch.memory.workload import Load
+from kbatch.training.build_function import model_builder
+from kbatch.training.data.data import FitData
+from kbatch.training.data.sample_rows import sample_of
+from kbatch.training.dtype_policy import dtype_policy_scope
+
+layers = keras.layers
+
+
+def workers():
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "kbatch.device.worker_process" in " ".join(process.cmdline())
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_behind(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield
+    assert list(folder.glob("kbatch-*")) == []
+    assert workers() == []
+
+
+def narrow_net():
+    return conv_net(8)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return kbatch.find_max_batch_size(narrow_net, *images(1000), memory_limit_bytes=64 * MB)
+
+
+def test_the_answer_was_run_and_confirmed_in_a_fresh_process(found):
+    runs = [p for p in found.probes if p.batch_size == found.max_batch_size]
+    assert {"search", "fresh process", "mixed sizes"} == {p.purpose for p in runs}
+    assert all(p.outcome == "fits" and p.first_step_peak_memory_bytes > 0 for p in runs)
+    assert found.spread < 0.25
+    assert found.notes == ()
+
+
+def test_it_lies_in_the_window_or_says_why_not(found):
+    share = found.peak_memory_bytes / found.limit_bytes
+    assert found.limit_bytes == 64 * MB
+    assert found.in_window == (0.8 <= share <= 0.9)
+    assert found.in_window or "run out" in found.reason or "reach" in found.reason
+    assert share <= 0.9
+    # Two images of 8 channels are held forward and as many backward.
+    assert 4 * 8 * 32 * 32 * 3 < found.fit.bytes_per_example < 4 * 8 * 32 * 32 * 16
+    assert (found.device, found.dtype_policy, found.training) == ("CPU:0", "float32", True)
+
+
+def test_the_result_is_read_as_it_was_written(found, tmp_path):
+    found.save(tmp_path / "found.json")
+    assert kbatch.MaxBatchSizeResult.load(tmp_path / "found.json") == found
+
+
+def test_weights_count_with_what_the_optimizer_keeps_of_them(found):
+    weights = sum(np.prod(w.shape) for w in narrow_net().weights) * 4
+    assert found.weights_bytes == pytest.approx(3 * weights, abs=64)
+
+
+@pytest.fixture(scope="module")
+def probes():
+    load = Load(conv_net, sample_of(FitData(*images(64))), "float32")
+    with worker_probes(load, 100 * MB) as started:
+        yield started
+
+
+@pytest.mark.parametrize("size", [2000, 1_000_000], ids=["somewhat", "grossly"])
+def test_too_large_a_batch_is_out_of_memory_and_the_next_one_runs(probes, size):
+    assert probes.read(2).peak_bytes > 0
+    reading = probes.read(size)
+    assert reading.peak_bytes is None
+    if reading.free is not None:
+        assert 0 < reading.free.largest_block_bytes <= reading.free.free_bytes <= 100 * MB
+        assert reading.free.requested_bytes > 100_000
+    again = probes.read(2)
+    assert (again.rows, again.free) == (2, None)
+    assert 0 < again.peak_bytes < 50 * MB
+
+
+def kill(batch_size, after_first):
+    os.kill(os.getpid(), 9)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_of_memory_is_out_of_memory():
+    class Deadly(Load):
+        def start(self):
+            run = super().start()
+            run.run = kill
+            return run
+
+    load = Deadly(models.mlp, sample_of(FitData(*models.rows(8))), "float32")
+    with worker_probes(load, 100 * MB) as deadly:
+        assert deadly.read(4).peak_bytes is None
+
+
+def test_what_the_build_function_raises_comes_with_the_workers_traceback():
+    def build_from_nothing():
+        return {}["no such model"]
+
+    with pytest.raises(KeyError, match="no such model") as caught:
+        kbatch.find_max_batch_size(build_from_nothing, *models.rows(8))
+    assert "in build_from_nothing" in "".join(caught.value.__notes__)
+
+
+def build_mlp(hp):
+    assert hp.Int("units", 8, 16) == 8
+    return models.mlp()
+
+
+def ragged_batches():
+    """Batches of sequences of 3, 40 and 7 steps."""
+    parts = [np.zeros((4, length, 8), "float32") for length in (3, 40, 7)]
+    return tf.data.Dataset.from_generator(
+        lambda: ((part, np.zeros((4, 3), "float32")) for part in parts),
+        output_signature=(tf.TensorSpec((None, None, 8)), tf.TensorSpec((None, 3))),
+    )
+
+
+def sequence_model():
+    model = keras.Sequential(
+        [layers.Input((None, 8)), layers.Dense(16), layers.GlobalMaxPooling1D(), layers.Dense(3)]
+    )
+    model.compile("sgd", "mse")
+    return model
+
+
+def rows_function(size):
+    return tf.data.Dataset.from_tensor_slices(models.rows(50)).batch(size)
+
+
+def full_batches_only(size):
+    return tf.data.Dataset.from_tensor_slices(models.rows(50)).batch(size, drop_remainder=True)
+
+
+DATA = {
+    "examples": lambda: tf.data.Dataset.from_tensor_slices(models.rows(60)),
+    "batches": lambda: tf.data.Dataset.from_tensor_slices(models.rows(60)).batch(10),
+    "function": lambda: rows_function,
+    "without remainder": lambda: full_batches_only,
+}
+
+
+class Locked:
+    """A build function that holds what cannot be sent to another process."""
+
+    def __init__(self, build):
+        self._lock = threading.Lock()
+        self._build = build
+
+    def __call__(self):
+        with self._lock:
+            return self._build()
+
+
+@pytest.mark.parametrize("data", DATA.values(), ids=DATA)
+def test_every_form_of_data_is_run_to_its_end(data):
+    size = 50 if callable(data()) else 60
+    found = kbatch.find_max_batch_size(Locked(models.mlp), data(), memory_limit_bytes=100 * MB)
+    assert (found.max_batch_size, found.reason) == (size, "reached the data set")
+    assert "cannot be sent" in found.notes[0]
+
+
+def test_of_rows_that_differ_in_length_the_longest_is_used():
+    found = kbatch.find_max_batch_size(
+        Locked(sequence_model), ragged_batches(), memory_limit_bytes=100 * MB, max_batch_size=4
+    )
+    assert any("longest" in note for note in found.notes)
+    sample = sample_of(FitData(ragged_batches())).rows(sequence_model())
+    assert sample.rows[0].shape == (4, 40, 8)
+
+
+def test_the_longest_example_is_used_instead_of_the_data():
+    def each(example):
+        found = kbatch.find_max_batch_size(
+            Locked(sequence_model),
+            None,
+            memory_limit_bytes=1000 * MB,
+            max_batch_size=64,
+            longest_example=example,
+        )
+        return found.memory_bytes[64]
+
+    y = np.zeros(3, "float32")
+    long, longer = np.zeros((600, 8), "float32"), np.zeros((6000, 8), "float32")
+    assert each((longer, y)) > 5 * each((long, y)) > 0
+
+
+def two_inputs():
+    a, b = keras.Input((4,), name="a"), keras.Input((2,), name="b")
+    joined = layers.Concatenate()([a, b])
+    model = keras.Model({"a": a, "b": b}, [layers.Dense(1)(joined), layers.Dense(3)(joined)])
+    model.compile("adam", ["mse", "mse"])
+    return model
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def subclassed():
+    model = Subclassed()
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def uncompiled():
+    return keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+
+
+def weighted():
+    x, y = models.rows(40)
+    return tf.data.Dataset.from_tensor_slices((x, y, np.ones(40, "float32"))).batch(8)
+
+
+KINDS = {
+    "subclass": (subclassed, models.rows(40), {}),
+    "dict": (
+        two_inputs,
+        (
+            {"a": np.zeros((40, 4), "float32"), "b": np.zeros((40, 2), "float32")},
+            [np.zeros((40, 1), "float32"), np.zeros((40, 3), "float32")],
+        ),
+        {},
+    ),
+    "weights": (models.mlp, (weighted(),), {}),
+    "predictions": (uncompiled, models.rows(40)[:1], {"training": False}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_kind_of_model_runs_in_this_process_too(kind):
+    build, data, arguments = kind
+    found = kbatch.find_max_batch_size(
+        Locked(build), *data, memory_limit_bytes=100 * MB, **arguments
+    )
+    assert found.max_batch_size == 40
+    assert found.training == arguments.get("training", True)
+
+
+def state(model):
+    variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
+    return [np.array(v.value) for v in variables]
+
+
+def given(policy, *extra):
+    with dtype_policy_scope(policy):
+        model = keras.Sequential(
+            [
+                layers.Input((8,)),
+                *extra,
+                layers.Dense(16),
+                layers.Dropout(0.5),
+                layers.Dense(3, activation="softmax", dtype="float32"),
+            ]
+        )
+        optimizer = keras.optimizers.Adam(use_ema=True)
+        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(*models.rows(32), verbose=0)
+    return model
+
+
+def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
+    class Halved(layers.Layer):  # Keras cannot read it in another process.
+        def call(self, x):
+            return x / 2
+
+    model = given("mixed_float16", Halved())
+    kbatch.accumulate_gradients(model, 4)
+    step, before, history = model.train_step, state(model), model.history
+    found = kbatch.find_max_batch_size(model, *models.rows(40), memory_limit_bytes=100 * MB)
+    assert "cannot be sent" in found.notes[0]
+    assert found.dtype_policy == "mixed_float16"
+    assert all(map(np.array_equal, state(model), before))
+    assert model.train_step is step
+    assert model.history is history
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_sent_and_stays_as_it_is():
+    model = given("mixed_float16")
+    before = state(model)
+    found = kbatch.find_max_batch_size(model, *models.rows(40), memory_limit_bytes=100 * MB)
+    assert found.notes == ()
+    assert found.dtype_policy == "mixed_float16"
+    assert all(map(np.array_equal, state(model), before))
+    assert "train_step" not in vars(model)
+
+
+@pytest.mark.slow
+def test_a_model_that_accumulates_is_measured_so():
+    def build():
+        return kbatch.accumulate_gradients(conv_net(), 8)
+
+    load = Load(build, sample_of(FitData(*images(64))), "float32")
+    model = build()
+    sent = Load(model_builder(model), load.source, "float32")
+    for each in (load, sent):
+        with worker_probes(each, 150 * MB) as probes:
+            # As a whole they need more than 80 MB.
+            assert probes.read(256).peak_bytes < 20 * MB
+
+
+@pytest.mark.slow
+def test_the_global_policy_reaches_the_worker():
+    with dtype_policy_scope("mixed_float16"):
+        found = kbatch.find_max_batch_size(
+            lambda: models.mlp(), *models.rows(4), memory_limit_bytes=100 * MB, training=False
+        )
+    assert (found.dtype_policy, found.training, found.max_batch_size) == ("mixed_float16", False, 4)
+    # No slots: 8 * 16 + 16 + 16 * 3 + 3 weights of 4 bytes.
+    assert found.weights_bytes == 4 * 195
+
+
+def wide():
+    model = keras.Sequential([layers.Input((1000,)), layers.Dense(2500), layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+WIDE = np.zeros((8, 1000), "float32"), np.zeros((8, 1), "float32")
+
+
+@pytest.mark.slow
+def test_a_limit_below_the_weights_names_both():
+    with pytest.raises(OutOfMemoryError, match=r"below the weights.*19.1 MiB.*28.7 MiB"):
+        kbatch.find_max_batch_size(wide, *WIDE, memory_limit_bytes=20_000_000)
+
+
+@pytest.mark.slow
+def test_one_example_that_runs_out_is_told_with_what_it_needs():
+    with pytest.raises(OutOfMemoryError, match="One example does not fit") as caught:
+        kbatch.find_max_batch_size(wide, *WIDE, memory_limit_bytes=32 * MB)
+    assert caught.value.limit_bytes == 32 * MB
+    assert 30 * MB < caught.value.needed_bytes < 100 * MB
+
+
+@pytest.mark.slow
+def test_a_crash_at_one_example_is_told_with_its_status_and_last_words():
+    here = os.getpid()
+
+    def crash():
+        assert os.getpid() != here
+        os.write(2, b"these were my last words")
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def loss(y, predicted):
+        with tf.control_dependencies([tf.py_function(crash, [], [])]):
+            return tf.reduce_mean(predicted)
+
+    def crashing():
+        model = keras.Sequential([layers.Input((4,)), layers.Dense(1)])
+        model.compile("sgd", loss, jit_compile=False)
+        return model
+
+    data = np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32")
+    with pytest.raises(OutOfMemoryError, match="ended with status -11") as caught:
+        kbatch.find_max_batch_size(crashing, *data, memory_limit_bytes=64 * MB)
+    assert "these were my last words" in caught.value.__notes__[0]
+    assert isinstance(caught.value.__cause__.__cause__, WorkerDied)
+
+
+@pytest.mark.parametrize("window", [(0.9, 0.8), (0, 0.5), (0.5, 1.1), 0.8, (0.1, 0.2, 0.3), None])
+def test_a_window_that_is_none_is_refused(window):
+    with pytest.raises(ValueError, match=r"0 < low < high <= 1"):
+        kbatch.find_max_batch_size(models.mlp, *models.rows(8), memory_window=window)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"memory_limit_bytes": 2e9}, TypeError, "memory_limit_bytes=2000000000.0"),
+        ({"memory_limit_bytes": True}, TypeError, "memory_limit_bytes=True"),
+        ({"memory_limit_bytes": 5}, ValueError, "memory_limit_bytes=5"),
+        ({"max_batch_size": 0}, ValueError, "max_batch_size=0"),
+        ({"max_batch_size": 1.5}, TypeError, r"max_batch_size=1\.5"),
+    ],
+)
+def test_a_bound_that_is_none_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        kbatch.find_max_batch_size(models.mlp, *models.rows(8), **arguments)
+
+
+X, Y = models.rows(8)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X[:1], Y[:1]), "one example"),
+        ((tf.data.Dataset.from_tensor_slices((X, Y)), Y), "leave out `y`"),
+        ((rows_function, Y), "leave out `y`"),
+        ((tf.data.Dataset.from_tensor_slices((X[:0], Y[:0])),), "empty"),
+        ((X, Y[:4]), "as many rows"),
+        ((X,), "needs targets.*give `y`"),
+        ((5,), "Training data are arrays"),
+        ((tf.RaggedTensor.from_row_splits(X[:, 0], [0, 3, 8]), Y[:2]), "RaggedTensor"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused(data, message):
+    with pytest.raises(InputError, match=message):
+        kbatch.find_max_batch_size(Locked(models.mlp), *data, memory_limit_bytes=100 * MB)
+
+
+def test_a_function_without_examples_is_refused():
+    with pytest.raises(InputError, match="returned no batch"):
+        kbatch.find_max_batch_size(
+            Locked(models.mlp), lambda size: rows_function(size).take(0), memory_limit_bytes=99 * MB
+        )
+
+
+@pytest.mark.slow
+def test_under_xla_the_answer_is_run_and_confirmed():
+    def build():
+        return conv_net(4, jit_compile=True)
+
+    found = kbatch.find_max_batch_size(build, *images(200), memory_limit_bytes=40 * MB)
+    assert found.memory_bound
+    assert found.peak_memory_bytes <= 0.9 * 40 * MB
+    assert {"search", "fresh process", "mixed sizes"} == {p.purpose for p in found.probes}
+    fitting = [p for p in found.probes if p.outcome == "fits"]
+    assert all(p.first_step_peak_memory_bytes <= 40 * MB for p in fitting)

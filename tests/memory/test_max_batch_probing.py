@@ -1,0 +1,346 @@
+"""The search with probes that are computed: every turn that it can take."""
+
+import os
+import pickle
+import types
+
+import fake_nvml
+import fake_tensorflow
+import pytest
+from fake_nvml import FakeGpu, FakeNvml
+from fake_tensorflow import FakeTensorFlow
+
+from kbatch.device.allocator_log import FreeMemory
+from kbatch.device.worker import WorkerDied
+from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.memory.max_batch_probing import probe_max_batch
+from kbatch.memory.max_batch_search import search_max_batch
+from kbatch.memory.max_batch_text import max_batch_lines
+from kbatch.memory.memory_probes import LoadFacts, ProcessProbes, Reading
+from kbatch.memory.memory_refusals import weights_alone_do_not_fit, weights_do_not_fit
+from kbatch.records.usage import GpuProcess
+
+LIMIT = 10_000
+WINDOW = (0.8, 0.9)
+
+
+class ComputedProbes:
+    """A device of which a batch takes 1,000 bytes and 10 an example.
+
+    Args:
+        fresh: Factor of what a size takes from the second process on.
+        rows: Examples of the data, which no batch exceeds; None without end.
+        examples: Those that it tells.
+        renewable: Whether it starts afresh.
+        isolated: Whether a batch far too large ends no process but theirs.
+        first_step: Factor of what the first step takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        fresh=None,
+        rows=None,
+        examples=None,
+        renewable=True,
+        isolated=True,
+        first_step=None,
+        **facts,
+    ):
+        self.isolated = isolated
+        self.runs = []
+        self.processes = 1
+        self._fresh = fresh or (lambda size, run: 1.0)
+        self._rows = rows
+        self._renewable = renewable
+        self._first_step = first_step
+        known = {"limit_bytes": LIMIT, "variables_bytes": 90, "held_bytes": 90} | facts
+        self.facts = LoadFacts(
+            device="CPU:0",
+            training=True,
+            dtype_policy="float32",
+            examples=examples,
+            notes=("a note",),
+            **known,
+        )
+        self.fixed, self.each = 1000, 10
+
+    def read(self, size):
+        rows = min(size, self._rows or size)
+        self.runs.append(rows)
+        peak = int(self.fixed + self.each * rows)
+        if self.processes > 1:
+            peak = int(peak * self._fresh(rows, self.runs.count(rows)))
+        if peak > self.facts.limit_bytes:
+            return Reading(None, size, 0.5, FreeMemory(400, 500, 300))
+        first = self._first_step and int(self._first_step * peak)
+        return Reading(peak, rows, 0.5, first_step_bytes=first)
+
+    def renew(self):
+        self.processes += self._renewable
+        return self._renewable
+
+
+def probe(probes, *, memory_window=WINDOW, max_batch_size=None, **arguments):
+    return probe_max_batch(
+        probes, memory_window=memory_window, max_batch_size=max_batch_size, **arguments
+    )
+
+
+def test_later_steps_are_aimed_into_the_window_and_the_first_one_below_the_limit():
+    tried = probe(ComputedProbes(first_step=1.1))
+    assert tried.in_window
+    assert tried.peak_memory_bytes == probe(ComputedProbes()).peak_memory_bytes
+    last = tried.probes[-1]
+    assert last.first_step_peak_memory_bytes == int(1.1 * last.peak_memory_bytes)
+    greedy = probe(ComputedProbes(first_step=2.0))
+    assert all(
+        (p.outcome == "fits") == (p.first_step_peak_memory_bytes <= LIMIT) for p in greedy.probes
+    )
+    assert 0.4 * LIMIT <= greedy.peak_memory_bytes <= 0.5 * LIMIT
+
+
+def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
+    probes = ComputedProbes()
+    found = probe(probes)
+    assert found.in_window
+    assert 0.8 * LIMIT <= found.peak_memory_bytes <= 0.9 * LIMIT
+    again = [p.purpose for p in found.probes if p.batch_size == found.max_batch_size]
+    assert again == ["search", "fresh process", "mixed sizes"]
+    assert [p.batch_size for p in found.probes] == probes.runs
+    assert (found.weights_bytes, found.limit_bytes, found.device) == (90, LIMIT, "CPU:0")
+    assert found.notes == ("a note",)
+    assert found.spread == 0.0
+    assert found.environment is not None
+
+
+@pytest.mark.parametrize("window", [(0.1, 0.2), (0.5, 0.55), (0.89, 0.9), (0.99, 1.0)])
+def test_without_confirmation_it_is_the_search_itself(window):
+    probes = ComputedProbes()
+    found = probe(probes, memory_window=window, confirm=False)
+    answer = search_max_batch(
+        lambda b: 1000 + 10 * b if b <= 900 else None, limit_bytes=LIMIT, memory_window=window
+    )
+    assert (found.max_batch_size, found.reason) == (answer.batch_size, answer.reason)
+    assert probes.runs == list(answer.memory_bytes)
+    assert {p.purpose for p in found.probes} == {"search"}
+
+
+def test_the_largest_size_ends_the_search_where_it_fits():
+    probes = ComputedProbes()
+    found = probe(probes, max_batch_size=64, confirm=False, largest_first=True)
+    assert (found.max_batch_size, found.reason) == (64, "reached `max_batch_size`")
+    assert [(p.batch_size, p.purpose) for p in found.probes] == [(64, "search")]
+    assert not found.in_window
+
+
+@pytest.mark.parametrize(
+    ("cap", "known", "runs"),
+    [
+        # Too large, beyond the data, or where this process may end of it: the search as ever.
+        (5000, {}, [5000, 1]),
+        (64, {"rows": 20}, [20, 1]),
+        (64, {"isolated": False}, [1, 8, 64]),
+        (None, {}, [1]),
+    ],
+)
+def test_where_it_does_not_the_search_finds_what_it_does_without(cap, known, runs):
+    probes = ComputedProbes(**known)
+    found = probe(probes, max_batch_size=cap, confirm=False, largest_first=True)
+    plain = probe(ComputedProbes(**known), max_batch_size=cap, confirm=False)
+    assert probes.runs[: len(runs)] == runs
+    assert (found.max_batch_size, found.reason) == (plain.max_batch_size, plain.reason)
+    assert found.in_window == plain.in_window
+
+
+def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
+    class NoAlgorithm(ComputedProbes):
+        """A library that finds no way at a large size: want of memory, if smaller ones ran."""
+
+        def read(self, size):
+            if size > 100 and not self.runs:
+                raise RuntimeError("No algorithm worked!")
+            return super().read(size) if size <= 100 else Reading(None, size, 0.5)
+
+    probes = NoAlgorithm()
+    found = probe(probes, max_batch_size=5000, confirm=False, largest_first=True)
+    assert found.max_batch_size <= 100
+    assert probes.runs[0] == 1
+
+
+def test_other_sizes_come_between_the_first_and_the_last_run_of_the_answer():
+    probes = ComputedProbes()
+    found = probe(probes)
+    mixed = [p.batch_size for p in found.probes if p.purpose == "mixed sizes"]
+    assert mixed[-1] == found.max_batch_size
+    assert found.max_batch_size // 2 in mixed
+    assert all(p.peak_memory_bytes is not None for p in found.probes)
+
+
+def test_an_answer_that_a_fresh_process_refutes_is_looked_for_again():
+    probes = ComputedProbes(fresh=lambda size, run: 1.08)
+    found = probe(probes)
+    first = next(p.batch_size for p in found.probes if p.purpose == "fresh process")
+    assert found.max_batch_size < first
+    assert found.peak_memory_bytes <= 0.9 * LIMIT
+    last = [p for p in found.probes if p.batch_size == found.max_batch_size]
+    assert {"fresh process", "mixed sizes"} <= {p.purpose for p in last}
+
+
+def test_an_answer_that_runs_out_after_other_sizes_is_too_large():
+    first = probe(ComputedProbes()).max_batch_size
+    probes = ComputedProbes(fresh=lambda size, run: 2.0 if size == first and run == 3 else 1.0)
+    found = probe(probes)
+    assert found.max_batch_size < first
+    out = [p for p in found.probes if p.outcome == "out_of_memory"]
+    assert [(p.batch_size, p.purpose, p.peak_memory_bytes) for p in out] == [
+        (first, "mixed sizes", None)
+    ]
+    assert (found.requested_block_bytes, found.free_bytes) == (400, 500)
+    assert found.largest_free_block_bytes == 300
+
+
+def test_what_is_refuted_again_and_again_says_so():
+    # Afresh every size fills 95 % of the memory: no answer is ever confirmed.
+    found = probe(ComputedProbes(fresh=lambda size, run: 9500 / (1000 + 10 * size)))
+    assert any("refuted" in note for note in found.notes)
+    assert found.max_batch_size in {p.batch_size for p in found.probes}
+
+
+def test_what_a_confirmation_raises_into_the_window_lies_in_it():
+    probes = ComputedProbes(fresh=lambda size, run: 1.05, examples=685)
+    found = probe(probes)
+    assert (found.max_batch_size, found.reason) == (685, "reached the data set")
+    assert found.peak_memory_bytes >= 0.8 * LIMIT
+    assert found.in_window
+
+
+def test_without_a_fresh_process_the_answer_still_runs_after_other_sizes():
+    found = probe(ComputedProbes(renewable=False))
+    assert {p.purpose for p in found.probes} == {"search", "mixed sizes"}
+
+
+def test_outcomes_tell_the_window_from_the_limit():
+    probes = ComputedProbes()
+    probes.fixed, probes.each = 0, 1900
+    found = probe(probes)  # 4 take 7600, 5 take 9500.
+    assert found.max_batch_size == 4
+    assert not found.in_window
+    assert "one example is 19 % of memory" in found.reason
+    outcomes = {p.batch_size: p.outcome for p in found.probes}
+    assert outcomes[4] == "fits"
+    assert outcomes[5] == "above_window"
+
+
+@pytest.mark.parametrize(
+    ("examples", "cap", "size", "name"),
+    [
+        (100, None, 100, "the data set"),
+        (None, 77, 77, "`max_batch_size`"),
+        (100, 77, 77, "`max_batch_size`"),
+        (77, 100, 77, "the data set"),
+        (2, None, 2, "the data set"),
+        (None, 1, 1, "`max_batch_size`"),
+    ],
+)
+def test_the_smaller_bound_ends_the_search_and_is_named(examples, cap, size, name):
+    probes = ComputedProbes(examples=examples)
+    found = probe(probes, max_batch_size=cap)
+    assert (found.max_batch_size, found.reason) == (size, f"reached {name}")
+    assert max(probes.runs) == size
+    assert not found.in_window
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 300, 699])
+def test_data_that_end_early_end_the_search(rows):
+    probes = ComputedProbes(rows=rows)
+    found = probe(probes)
+    assert (found.max_batch_size, found.reason) == (rows, "reached the data set")
+    assert set(probes.runs) >= {rows}
+    assert max(p.batch_size for p in found.probes) == rows
+
+
+@pytest.mark.parametrize(("each", "needed"), [(8500, 9500), (20_000, None)])
+def test_one_example_that_does_not_fit_names_the_bytes(each, needed):
+    probes = ComputedProbes()
+    probes.each = each
+    with pytest.raises(OutOfMemoryError, match="One example does not fit") as caught:
+        probe(probes)
+    assert (caught.value.needed_bytes, caught.value.limit_bytes) == (needed, LIMIT)
+    assert "90 B" in str(caught.value)
+    assert ("9.28 KiB" in str(caught.value)) == (needed is not None)
+
+
+def test_a_worker_that_died_of_one_example_is_told_with_what_it_wrote():
+    died = WorkerDied(-11, "Check failed: a crash")
+
+    class Crashes(ComputedProbes):
+        def read(self, size):
+            return Reading(None, size, 0.5, died=died)
+
+    with pytest.raises(OutOfMemoryError, match="worker process ended with status -11") as caught:
+        probe(Crashes())
+    assert caught.value.__cause__ is died
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert "Check failed: a crash" in copy.__notes__[0]
+    assert (str(copy), copy.limit_bytes) == (str(caught.value), LIMIT)
+
+
+def test_a_limit_below_the_weights_names_both_and_runs_nothing():
+    probes = ComputedProbes(variables_bytes=12_345_678)
+    with pytest.raises(OutOfMemoryError, match=r"9.77 KiB.*11.8 MiB"):
+        probe(probes)
+    assert probes.runs == []
+
+
+def test_one_example_of_data_is_too_few():
+    with pytest.raises(InputError, match="second size"):
+        probe(ComputedProbes(examples=1))
+
+
+def host_with(monkeypatch, **processes):
+    """A host with a GPU of 16 GiB, on which processes hold memory."""
+    gpu = FakeGpu(memory_total_bytes=2**34, memory_used_bytes=0, processes=processes["held"])
+    fake_nvml.install(monkeypatch, FakeNvml(gpu))
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:01:00.0"))
+
+
+def test_a_gpu_that_others_fill_is_told_with_who_and_how_much(monkeypatch):
+    host_with(monkeypatch, held={4711: 15 * 2**30, 4712: None})
+    text = "Other processes hold memory of the GPU: process 4711 15.0 GiB and process 4712 an unk"
+    with pytest.raises(OutOfMemoryError, match=text):
+        probe(ComputedProbes(variables_bytes=LIMIT + 1))
+    for refusal in (weights_do_not_fit(None), weights_alone_do_not_fit(LIMIT, 2 * LIMIT)):
+        assert "process 4711 15.0 GiB" in str(refusal)
+    probes = ComputedProbes()
+    probes.fixed = 2 * LIMIT
+    with pytest.raises(OutOfMemoryError, match=text):
+        probe(probes)
+
+
+def test_what_is_measured_beside_others_says_so(monkeypatch):
+    host_with(monkeypatch, held={os.getpid(): 2**30, 4711: 4 * 2**30})
+    model = types.SimpleNamespace(dtype_policy=types.SimpleNamespace(name="float32"))
+    run = types.SimpleNamespace(
+        model=model, training=True, variables_bytes=10, examples=8, note=None
+    )
+    facts = ProcessProbes(run, None, "here").facts
+    assert facts.other_processes == (GpuProcess(4711, 4 * 2**30),)
+    beside = "Another process holds memory of the GPU: process 4711 4.00 GiB."
+    assert facts.notes[0] == "here"
+    assert facts.notes[1].startswith(beside)
+    found = probe(ComputedProbes(other_processes=facts.other_processes))
+    assert found.other_processes == facts.other_processes
+
+
+def test_the_record_and_its_text_name_the_sizes_whose_steps_were_too_slow_to_run_all():
+    class Slow(ComputedProbes):
+        def read(self, size):
+            slow = {"step_s": 0.03 * size, "stopped_after": 2} if size > 400 else {}
+            return super().read(size)._replace(**slow)
+
+    found = probe(Slow(), max_batch_size=500)
+    assert {p.batch_size for p in found.probes if p.stopped_after == 2} == {500}
+    (line,) = [line for line in max_batch_lines(found) if "memory was read" in line]
+    assert line.startswith("Steps of 500 examples take 15.0 s: memory was read from 2 of them")
+    assert not [line for line in max_batch_lines(probe(ComputedProbes())) if "was read" in line]

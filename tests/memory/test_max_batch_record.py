@@ -1,0 +1,84 @@
+import dataclasses
+
+import pytest
+from records_factory import make_environment
+
+from kbatch.memory.max_batch_record import MaxBatchSizeResult, ProbeRecord
+from kbatch.records.json_files import RecordError
+
+PROBES = (
+    ProbeRecord(1, 100, "fits", 2.0),
+    ProbeRecord(100, 400, "fits", 1.0),
+    ProbeRecord(900, None, "out_of_memory", 0.5),
+    ProbeRecord(300, 880, "fits", 1.0),
+    ProbeRecord(300, 890, "fits", 3.0, "fresh process"),
+    ProbeRecord(300, 884, "fits", 1.0, "mixed sizes"),
+)
+
+
+def result(**changes):
+    plain = MaxBatchSizeResult(
+        300,
+        "its memory lies in the window",
+        True,
+        1000,
+        (0.8, 0.9),
+        True,
+        "CPU:0",
+        "float32",
+        90,
+        PROBES,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+FILLED = result(
+    requested_block_bytes=10,
+    free_bytes=20,
+    largest_free_block_bytes=8,
+    notes=("one", "two"),
+    environment=make_environment(),
+)
+
+
+@pytest.mark.parametrize("found", [result(), FILLED, result(probes=PROBES[:1], max_batch_size=1)])
+def test_a_result_is_read_as_it_was_written(tmp_path, found):
+    found.save(tmp_path / "there" / "result.json")
+    assert MaxBatchSizeResult.load(str(tmp_path / "there" / "result.json")) == found
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"kbatch_schema": 1, "kind": "Study"}'])
+def test_a_file_of_something_else_is_named(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(RecordError, match=r"result\.json"):
+        MaxBatchSizeResult.load(tmp_path / "result.json")
+
+
+def test_the_most_bytes_of_each_size_count():
+    found = result()
+    assert found.memory_bytes == {1: 100, 100: 400, 300: 890}
+    assert found.peak_memory_bytes == 890
+    assert found.duration_s == 8.5
+
+
+def test_the_spread_is_that_of_the_answer_over_its_runs():
+    assert result().spread == pytest.approx(10 / 890)
+    assert result(max_batch_size=100).spread is None
+
+
+def test_a_prediction_is_read_off_the_line():
+    found = result()
+    assert found.predict(300) == pytest.approx(890, rel=0.05)
+    assert found.predict(200) - found.predict(100) == pytest.approx(
+        100 * found.fit.bytes_per_example
+    )
+
+
+def test_one_measured_size_predicts_nothing():
+    with pytest.raises(ValueError, match=r"two measured sizes.*\[1\]"):
+        result(probes=PROBES[:1], max_batch_size=1).predict(2)
+
+
+def test_powers_of_two_end_at_the_answer():
+    assert result().powers_of_two(16) == (16, 32, 64, 128, 256)
+    assert result().powers_of_two()[0] == 1

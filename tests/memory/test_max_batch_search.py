@@ -1,0 +1,165 @@
+import numpy as np
+import pytest
+
+from kbatch.memory.max_batch_search import search_max_batch
+
+GB = 1e9
+
+
+class Device:
+    """Memory of a batch: the larger of an optimizer and an activation phase; it may run out."""
+
+    def __init__(self, *, limit, fixed, each, floor=0.0, jitter=0.0, seed=0):
+        self.limit, self.fixed, self.each, self.floor = limit, fixed, each, floor
+        self.jitter = jitter
+        self.rng = np.random.default_rng(seed)
+        self.probed = []
+
+    def __call__(self, size):
+        self.probed.append(size)
+        memory = max(self.fixed + self.each * size, self.floor)
+        memory *= 1 + self.jitter * self.rng.uniform(-1, 1)
+        return memory if memory <= self.limit else None
+
+
+def random_device(seed, **arguments):
+    rng = np.random.default_rng(seed)
+    limit = rng.choice([8, 16, 40]) * GB
+    fixed = 10 ** rng.uniform(-1.3, 0.85) * GB
+    each = 10 ** rng.uniform(-3.5, 0.3) * GB
+    floor = rng.choice([0.0, 0.6 * limit])
+    return Device(limit=limit, fixed=fixed, each=each, floor=floor, seed=seed, **arguments)
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("cap", [None, 1, 37, 1000])
+def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it(seed, cap):
+    device = random_device(seed, jitter=0.02)
+    answer = search_max_batch(device, limit_bytes=device.limit, max_batch_size=cap)
+    assert list(answer.memory_bytes) == device.probed
+    assert len(set(device.probed)) == len(device.probed) < 30
+    assert device.probed[0] == 1
+    if cap is not None:
+        assert max(device.probed) <= cap
+    if answer.batch_size is None:
+        assert answer.memory_bytes[1] is None or answer.memory_bytes[1] > 0.9 * device.limit
+        return
+    memory = answer.memory_bytes[answer.batch_size]
+    assert memory <= 0.9 * device.limit
+    assert answer.in_window == (memory >= 0.8 * device.limit)
+    if not answer.in_window:
+        below = [b for b, m in answer.memory_bytes.items() if m and m < 0.8 * device.limit]
+        assert answer.batch_size == max(below)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_line_through_the_origin_never_runs_out(seed):
+    """M(b) <= M(1) b with equality: the second size is in the window already."""
+    each = 10 ** np.random.default_rng(seed).uniform(-4, -1.2) * GB
+    device = Device(limit=8 * GB, fixed=0.0, each=each)
+    answer = search_max_batch(device, limit_bytes=device.limit)
+    assert answer.in_window
+    assert len(device.probed) == 2
+
+
+@pytest.mark.parametrize(
+    ("fixed", "each", "cap", "size", "reason"),
+    [
+        (7.5, 0.1, None, None, "one example needs 95 % of memory, which is above the window"),
+        (9, 0.1, None, None, "one example needs more than there is, which is above the window"),
+        (1, 3.4, None, 1, "one example is 42 % of memory: 2 reach 98 %"),
+        (0.4, 0.96, None, 6, "one example is 12 % of memory: 7 reach 89 %"),
+        (1, 4, None, 1, "one example needs 62 % of memory, and 2 run out of it"),
+        (0.1, 3.0, None, 2, "one example is 38 % of memory: 3 run out of it"),
+        (1, 0.001, 37, 37, "reached `max_batch_size`"),
+        (1, 0.001, 1, 1, "reached `max_batch_size`"),
+    ],
+)
+def test_where_the_window_cannot_be_reached_it_says_why(fixed, each, cap, size, reason):
+    device = Device(limit=8 * GB, fixed=fixed * GB, each=each * GB)
+    window = (0.8, 0.88)
+    answer = search_max_batch(device, limit_bytes=8 * GB, memory_window=window, max_batch_size=cap)
+    assert (answer.batch_size, answer.in_window, answer.reason) == (size, False, reason)
+
+
+def test_the_bound_is_called_by_its_name():
+    answer = search_max_batch(
+        lambda b: GB + b, limit_bytes=8 * GB, max_batch_size=1797, cap_name="the data set"
+    )
+    assert (answer.batch_size, answer.reason) == (1797, "reached the data set")
+
+
+def test_memory_that_does_not_grow_ends_the_search():
+    answer = search_max_batch(lambda b: 1 * GB, limit_bytes=8 * GB)
+    assert not answer.in_window
+    assert "hardly grows" in answer.reason
+    assert len(answer.memory_bytes) < 30
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_search_goes_on_from_remembered_answers_with_one_corrected(seed):
+    """A fresh process may measure another peak: the search is run again on what is known."""
+    device = random_device(seed, jitter=0.02)
+    first = search_max_batch(device, limit_bytes=device.limit)
+    if not first.in_window:
+        return
+    known = {**first.memory_bytes, first.batch_size: 0.95 * device.limit}
+    asked = list(device.probed)
+
+    def remembered(size):
+        if size not in known:
+            known[size] = device(size)
+        return known[size]
+
+    second = search_max_batch(remembered, limit_bytes=device.limit)
+    assert list(second.memory_bytes)[: len(asked)] == asked
+    assert second.batch_size is None or second.batch_size < first.batch_size
+    assert second.memory_bytes.items() <= known.items()
+
+
+def test_a_size_above_the_window_that_fitted_is_used():
+    """1 -> 2 measures 95 %: the answer must come from between without running out."""
+    memory = {1: 1.0, 2: 5.0, 3: 6.0, 4: 7.6, 5: 9.0}
+    asked = []
+
+    def probe(size):
+        asked.append(size)
+        return memory[min(size, 5)] * GB if size < 5 else None
+
+    answer = search_max_batch(probe, limit_bytes=8 * GB)
+    assert answer.batch_size == 3
+    assert answer.reason == "one example is 20 % of memory: 4 reach 95 %"
+
+
+@pytest.mark.parametrize("window", [(0.0, 0.9), (0.9, 0.8), (0.8, 0.8), (0.8, 1.1)])
+def test_a_window_that_is_none_is_refused(window):
+    with pytest.raises(ValueError, match="memory_window"):
+        search_max_batch(lambda b: b, limit_bytes=10, memory_window=window)
+
+
+@pytest.mark.parametrize("bounds", [{"limit_bytes": 0}, {"limit_bytes": 1, "max_batch_size": 0}])
+def test_bounds_must_be_positive(bounds):
+    with pytest.raises(ValueError, match="must be positive"):
+        search_max_batch(lambda b: b, **bounds)
+
+
+@pytest.mark.parametrize("memory", [0, -1.0, float("nan")])
+def test_a_probe_must_return_bytes(memory):
+    with pytest.raises(ValueError, match="for batch 1"):
+        search_max_batch(lambda b: memory, limit_bytes=10)
+
+
+@pytest.mark.parametrize("jump", [None, 0.97])
+def test_a_jump_over_the_window_is_found_to_two_percent_and_said(jump):
+    """An allocator whose blocks double needs no bisection to the last example."""
+    asked = []
+
+    def probe(size):
+        asked.append(size)
+        return 1e6 + 300.0 * size if size <= 1_024_000 else jump and jump * 1e9
+
+    answer = search_max_batch(probe, limit_bytes=1e9)
+    assert 1_024_000 / 1.02 <= answer.batch_size <= 1_024_000
+    assert answer.reason.startswith(f"memory jumps: {answer.batch_size} need 3")
+    assert ("run out" in answer.reason) == (jump is None)
+    assert len(asked) <= 14

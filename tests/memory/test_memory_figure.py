@@ -1,0 +1,59 @@
+import pytest
+from figure_studies import max_batch_result
+from matplotlib.colors import to_hex
+
+from kbatch.memory.max_batch_record import ProbeRecord
+from kbatch.memory.memory import memory_info, plot_memory
+from kbatch.plotting.palette import ALARM
+
+GIB = 2**30
+
+
+def test_the_info_holds_window_limit_and_fit():
+    result = max_batch_result()
+    info = memory_info(result)
+    assert info.window_bytes == pytest.approx((0.8 * 8 * GIB, 0.9 * 8 * GIB))
+    assert info.fit == (result.fit.fixed_bytes, result.fit.bytes_per_example)
+    assert (info.answer, info.answer_bytes) == (2250, result.peak_memory_bytes)
+    kinds = {p.batch_size: (p.above_window, p.confirms, p.peak_bytes is None) for p in info.probes}
+    assert kinds[2600] == (True, False, False)
+    assert kinds[2250] == (False, True, False)
+    assert kinds[4000] == (False, False, True)
+
+
+def test_every_run_is_drawn_and_what_ran_out_lies_on_the_limit():
+    result = max_batch_result()
+    panel = plot_memory(result)
+    lines = {line.get_label(): line for line in panel.lines}
+    drawn = {
+        (x, y)
+        for label in ("below the limit", "above the window", "run once more to confirm")
+        for x, y in zip(lines[label].get_xdata(), lines[label].get_ydata(), strict=True)
+    }
+    expected = {
+        (p.batch_size, p.peak_memory_bytes / GIB) for p in result.probes if p.peak_memory_bytes
+    }
+    assert drawn == expected
+    failed = lines["out of memory"]
+    assert (list(failed.get_xdata()), list(failed.get_ydata())) == ([4000], [8.0])
+    assert to_hex(failed.get_color()) == ALARM
+    assert len({lines[label].get_marker() for label in lines if not label.startswith("_")}) == 4
+
+
+def test_the_line_is_the_fit_of_the_result():
+    result = max_batch_result()
+    panel = plot_memory(result)
+    (line,) = [line for line in panel.lines if len(line.get_xdata()) == 200]
+    places, values = line.get_xdata(), line.get_ydata()
+    assert [places[0], places[-1]] == pytest.approx([1, 4000])
+    assert list(values * GIB) == pytest.approx([result.predict(place) for place in places])
+
+
+def test_a_small_limit_is_in_mebibytes_and_one_size_has_no_line():
+    probes = (ProbeRecord(1, 300 * 2**20, "fits", 1.0),)
+    limit = 512 * 2**20
+    panel = plot_memory(max_batch_result(probes=probes, max_batch_size=1, limit_bytes=limit))
+    assert panel.get_ylabel() == "Peak memory (MiB)"
+    assert panel.get_ylim() == pytest.approx((0, 512 * 1.12))
+    assert not [line for line in panel.lines if len(line.get_xdata()) == 200]
+    assert "fitted" not in panel.get_label()

@@ -1,0 +1,142 @@
+"""What probes make of the ways in which a load can fail, without a device that fails so."""
+
+import keras
+import models
+import pytest
+import tensorflow as tf
+from fake_clock import FakeClock
+
+from kbatch.errors import DeviceLostError
+from kbatch.memory.memory_probes import ProcessProbes, Reading, worker_probes
+from kbatch.memory.workload import Load
+from kbatch.training.data.data import FitData
+from kbatch.training.data.sample_rows import sample_of
+
+NO_LIBRARY = "failed to create cublas handle: CUBLAS_STATUS_NOT_INITIALIZED"
+LOST = "Failed to allocate 8 bytes: CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
+class FailingRun:
+    """A load that fails from a size on, as a GPU would."""
+
+    training, examples, note, variables_bytes = True, None, None, 4
+    step_s = stopped_after = None
+
+    def __init__(self, text, *, above=8):
+        self.model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        self.model.compile("sgd", "mse")
+        self.text, self.above = text, above
+
+    def run(self, batch_size, after_first):
+        if batch_size > self.above:
+            raise tf.errors.InternalError(None, None, self.text)
+        return batch_size
+
+    def left_out_bytes(self, batch_size):
+        return 0
+
+
+def test_a_library_that_does_not_start_is_want_of_memory_after_a_smaller_size_alone():
+    probes = ProcessProbes(FailingRun(NO_LIBRARY), None, "here")
+    with pytest.raises(tf.errors.InternalError, match="NOT_INITIALIZED"):
+        probes.read(16)
+    assert probes.read(8).peak_bytes is not None
+    assert probes.read(16).peak_bytes is None
+
+
+def test_a_lost_device_ends_what_runs_in_this_process():
+    probes = ProcessProbes(FailingRun(LOST), None, "here")
+    with pytest.raises(DeviceLostError, match="isolate=True"):
+        probes.read(16)
+
+
+class FailingLoad:
+    """The same load, in the process that starts it."""
+
+    def start(self):
+        return FailingRun(LOST)
+
+
+@pytest.mark.slow  # Two worker processes.
+def test_a_worker_that_lost_its_device_is_replaced_and_the_next_size_runs():
+    with worker_probes(FailingLoad(), None) as probes:
+        lost = probes.read(16)
+        assert lost.lost
+        assert lost.peak_bytes is None
+        assert probes._worker._process is None
+        assert probes.read(8).peak_bytes is not None
+
+
+class GreedyFirstStep(FailingRun):
+    """A load whose first step takes 64 MB more than the ones after it, as autotuning may."""
+
+    def run(self, batch_size, after_first):
+        tf.zeros([16 * 10**6]).numpy()
+        after_first()
+        return batch_size
+
+
+def test_the_first_step_is_told_apart_from_later_ones():
+    reading = ProcessProbes(GreedyFirstStep(""), None, "here").read(8)
+    assert reading.peak_bytes <= reading.first_step_bytes - 60 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("first", "limit", "decides"), [(None, 50, 40), (90, 100, 40), (90, 80, 90), (30, 20, 40)]
+)
+def test_later_steps_decide_where_the_first_one_fits(first, limit, decides):
+    assert Reading(40, 8, 1.0, first_step_bytes=first).bytes_below(limit) == decides
+    assert Reading(None, 8, 1.0, first_step_bytes=first).bytes_below(limit) is None
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_compile):
+    traced = []
+
+    class Tracing(keras.layers.Layer):
+        def call(self, x):
+            traced.append(x.shape)
+            return x
+
+    model = keras.Sequential([keras.layers.Input((8,)), Tracing(), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=jit_compile)
+    x, y = models.rows(32)
+    model.fit(x, y, verbose=0)
+    function = model.train_function
+    load = Load(lambda: model, sample_of(FitData(x, y)), "float32", accumulate_below=16)
+    probes = ProcessProbes(load.start(), None, "here")
+    for size in (16, 8, 4):  # The whole, and two cuts.
+        probes.read(size)
+    once, weights = len(traced), model.get_weights()
+    for size in (8, 16, 4):
+        assert probes.read(size).first_step_bytes is not None
+    assert len(traced) == once
+    assert model.train_function is function
+    assert "train_step" not in vars(model)
+    for one, other in zip(weights, model.get_weights(), strict=True):
+        assert (one == other).all()
+
+
+@pytest.mark.parametrize(("step_s", "stopped_after"), [(2.0, None), (6.0, 3), (40.0, 2)])
+def test_slow_steps_end_a_probe_early(monkeypatch, step_s, stopped_after):
+    clock = FakeClock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    steps = []
+
+    class Slow(keras.Sequential):
+        def compute_loss(self, *args, **kwargs):
+            steps.append(clock.sleep(step_s))
+            return super().compute_loss(*args, **kwargs)
+
+    def build():
+        model = Slow([keras.layers.Input((8,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        return model
+
+    source = sample_of(FitData(models.rows(8)[0], models.rows(8, features=3)[0]))
+    reading = ProcessProbes(Load(build, source, "float32").start(), None, "here").read(4)
+    assert reading.stopped_after == stopped_after
+    assert len(steps) == (stopped_after or 5)
+    assert reading.step_s == pytest.approx(step_s)
+    assert reading.peak_bytes > 0

@@ -1,0 +1,84 @@
+import itertools
+import time
+
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbatch.memory.max_batch import data_source
+from kbatch.recommendation.fit_overhead import EpochWatch, time_fit
+from kbatch.recommendation.fit_time import fit_lines
+from kbatch.training.data.data import FitData
+
+EXAMPLES = 24
+SLOW_S = 0.005
+
+
+def slow(size):
+    """Batches of which each example takes five milliseconds."""
+
+    def wait(x, y):
+        time.sleep(SLOW_S)
+        return x, y
+
+    x, y = models.rows(EXAMPLES)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    types = (x.dtype, y.dtype)
+    waiting = dataset.map(lambda a, b: tf.numpy_function(wait, (a, b), types))
+    spec = dataset.element_spec
+    shaped = waiting.map(lambda a, b: (tf.ensure_shape(a, spec[0].shape), tf.ensure_shape(b, [])))
+    return shaped.batch(size)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.mlp()
+
+
+def timed(model, x, y=None, sizes=(4, 16)):
+    return time_fit(model, FitData(x, y), source=data_source(x, y), sizes=sizes, budget_s=0.5)
+
+
+def test_epochs_of_arrays_are_counted_and_the_model_stays(model):
+    before = [np.array(v) for v in model.variables]
+    found = timed(model, *models.rows(EXAMPLES))
+    assert [time.batch_size for time in found] == [4, 16]
+    assert [time.epoch_batches for time in found] == [6, 2]
+    for kept, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(kept, np.array(variable))
+    for one in found:
+        assert len(one.step_times_s) >= 3
+        assert min(one.update_times_s) > 0
+
+
+def test_several_batches_at_once_are_counted_one_by_one():
+    model = models.mlp()
+    model.steps_per_execution = 4
+    found = timed(model, slow, sizes=(2, 4))
+    assert [one.epoch_batches for one in found] == [12, 8]
+    arrays = timed(model, *models.rows(EXAMPLES), sizes=(4,))
+    assert arrays[0].epoch_batches == 6
+
+
+def test_the_pauses_of_bursts_are_in_the_time_of_a_batch():
+    watch = EpochWatch(60.0, 1)
+    # Four batches a burst: between bursts 37 ms, within them 1 ms.
+    gaps_s = [0.05, *[0.001, 0.001, 0.001, 0.037] * 3, 0.002]
+    watch.times_s = [0.0, *itertools.accumulate(gaps_s)]
+    assert watch.batch_s == pytest.approx(0.01)
+    assert watch.epoch_s == pytest.approx(0.04)
+    assert watch.batches == 13
+    several = EpochWatch(60.0, 10)
+    several.times_s = watch.times_s
+    assert several.batch_s == pytest.approx(0.001)
+    assert several.epoch_s == pytest.approx(0.04)
+    assert several.batches == 130
+
+
+def test_the_wait_for_data_is_seen(model):
+    found = timed(model, slow)
+    assert [one.batch_times_s[0] > 0.5 * one.batch_size * SLOW_S for one in found] == [True] * 2
+    lines = fit_lines(found)
+    # What Keras does for an update is no larger than the smaller wait.
+    assert lines.own.time_s(16) < lines.line.time_s(16)

@@ -1,0 +1,142 @@
+"""The first measurement of a recommendation, in this process: the build function cannot travel."""
+
+import threading
+
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from task_factory import make_task
+
+from kbatch.errors import InputError
+from kbatch.memory.memory_probes import LoadFacts, Reading
+from kbatch.recommendation.budget_clock import BudgetClock
+from kbatch.recommendation.memory_measurement import _Bounded, _TimeSpentError, measure_memory
+
+X, Y = models.rows(64)
+ONE_HOT = keras.utils.to_categorical(Y, 3)
+
+
+def measure(x=X, y=Y, *, build=models.mlp, budget_s=60.0, limit=2**30):
+    lock = threading.Lock()
+
+    def locked():
+        with lock:
+            return build()
+
+    task = make_task(x, y, build=locked, memory_limit_bytes=limit, budget_s=budget_s)
+    return measure_memory(task, largest=64)
+
+
+def mostly_weights():
+    """Of its memory one example says little of 64: they are come to in several probes."""
+    wide = [keras.layers.Dense(1000, activation="relu") for _ in range(2)]
+    head = keras.layers.Dense(3, activation="softmax")
+    model = keras.Sequential([keras.layers.Input((8,)), *wide, head])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+class Probes:
+    """Probes whose batches take the seconds that they are told, on a clock of their own."""
+
+    def __init__(self, example_s, *, start_s=0.0):
+        self.example_s = example_s
+        self.now_s = 0.0
+        self.start_s = start_s
+        self.sizes = []
+        self.isolated = True
+        self.facts = LoadFacts("CPU", 2**30, True, "float32", 1000, 0, 2048, ())
+
+    def read(self, batch_size):
+        self.sizes.append(batch_size)
+        seconds = self.example_s * batch_size
+        self.now_s += seconds + (self.start_s if len(self.sizes) == 1 else 0.0)
+        return Reading(1000 * batch_size, batch_size, seconds)
+
+    def renew(self):
+        return False
+
+
+def bounded(example_s, sizes, *, budget_s=20.0, **changed):
+    probes = Probes(example_s, **changed)
+    task = make_task(X, Y)._replace(clock=BudgetClock(budget_s, lambda: probes.now_s))
+    limited = _Bounded(probes, task)
+    try:
+        for size in sizes:
+            limited.read(size)
+    except _TimeSpentError as spent:
+        return probes, spent.fits
+    return probes, None
+
+
+def test_no_probe_is_begun_that_would_not_end_in_its_part():
+    # A BiLSTM at 15 ms an example: 2,048 of them would take 31 s of 20.
+    slow, fits = bounded(0.015, [1, 2048])
+    assert (slow.sizes, fits) == ([1, 32], 32)
+    fast, fits = bounded(1e-5, [1, 2048])
+    assert (fast.sizes, fits) == ([1, 32, 2048], None)
+    # Starting the process took most of the budget: the probes that it is worth are made.
+    late, fits = bounded(1e-5, [1, 2048], start_s=15.0)
+    assert (late.sizes, fits) == ([1, 32, 2048], None)
+    gone, fits = bounded(1e-3, [1, 2048], start_s=30.0)
+    assert (gone.sizes, fits) == ([1, 32], 32)
+
+
+def test_a_search_without_time_takes_the_base_size_to_fit():
+    short = measure(build=mostly_weights, limit=2**26, budget_s=1e-6)
+    assert (short.result, short.fits) == (None, 32)
+    assert "did not end in its part of `budget_s`" in short.reason
+
+
+def categorical():
+    return models.mlp(loss="categorical_crossentropy")
+
+
+def unbuilt():
+    model = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"y": ONE_HOT}, r"argmax\(axis=-1\)`, or compile with .* shape \(examples, 3\)"),
+        ({"build": unbuilt, "y": ONE_HOT}, r"argmax\(axis=-1\)`"),
+        ({"build": categorical}, r"to_categorical\(y\)`, .*y of shape \(examples\)"),
+        ({"build": categorical, "y": Y[:, None]}, r"to_categorical.*y of shape \(examples, 1\)"),
+        ({"y": np.array(["a", "b", "c"])[Y]}, r"np\.unique\(y, return_inverse=True\)\[1\]"),
+        ({"x": X[:, :5]}, r"\(examples, 8\): reshape it.*x of shape \(examples, 5\)"),
+        ({"x": X.reshape(64, 2, 4)}, r"\(examples, 8\): reshape.*\(examples, 2, 4\)"),
+        (
+            {"x": tf.data.Dataset.from_tensor_slices((X, ONE_HOT)).batch(8), "y": None},
+            r"argmax\(axis=-1\)`",
+        ),
+        ({"y": Y + 7}, r"A train step must run on the data.*label value of"),
+    ],
+)
+def test_data_that_do_not_suit_the_model_are_told_with_what_to_give(data, words):
+    with pytest.raises(InputError, match=words):
+        measure(**data)
+
+
+@pytest.mark.parametrize("y", [Y, Y[:, None]])
+def test_labels_that_the_loss_takes_are_no_mistake(y):
+    assert measure(y=y).fits == 64
+
+
+def test_an_error_of_the_models_own_stays():
+    def broken():
+        return models.mlp(loss=lambda y, p: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        measure(build=broken)
+
+    def refused(y, probabilities):
+        raise ValueError("not this")
+
+    with pytest.raises(ValueError, match="not this") as caught:
+        measure(build=lambda: models.mlp(loss=refused))
+    assert not isinstance(caught.value, InputError)

@@ -1,0 +1,200 @@
+import keras
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kbatch
+from kbatch.errors import InputError, OutOfMemoryError
+
+STEPS = [
+    "memory",
+    "gradient noise",
+    "hardware saturation",
+    "input pipeline",
+    "other batch sizes",
+]
+
+
+def learnable(count=400):
+    """Rows whose label is the largest of their first three features."""
+    x, _ = models.rows(count)
+    return x, np.argmax(x[:, :3], axis=1)
+
+
+def recommend(build=models.mlp, data=None, **arguments):
+    x, y = data or learnable()
+    return kbatch.recommend(build, x, y, **({"budget_s": 4.0, "seed": 0} | arguments))
+
+
+@pytest.fixture(scope="module")
+def told():
+    return []
+
+
+@pytest.fixture(scope="module")
+def found(told):
+    return recommend(on_progress=told.append, memory_limit_bytes=2**30)
+
+
+def test_every_limit_is_measured(found, told):
+    assert set(found.unknown) <= {"memory", "input pipeline", "other batch sizes"}
+    assert list(found.durations_s) == STEPS
+    assert [line.split(":")[0] for line in told] == STEPS
+    if found.memory is not None:  # Where there was time for it.
+        assert found.memory.max_batch_size == 400
+        assert found.memory.limit_bytes == 2**30
+    assert found.pilot.batch_size == 32
+    assert found.pipeline is None  # Of arrays `fit` shows it.
+    if "input pipeline" not in found.unknown:
+        assert [time.epoch_batches for time in found.fit_times][-1] >= 1
+    assert found.environment.cpu_count >= 1
+
+
+def test_other_sizes_are_trained_to_the_loss_of_the_pilot(found):
+    sizes = {timed.batch_size for timed in found.timings}
+    for check in found.checks:
+        assert check.batch_size in sizes - {32}
+        assert check.loss <= found.pilot.target if check.reached else check.updates > 0
+        ratio = (check.batch_size / 32) ** 0.5
+        assert check.learning_rate == pytest.approx(1e-3 * ratio, rel=1e-3)
+
+
+def test_sizes_are_powers_of_two_that_the_data_fill(found):
+    sizes = {timed.batch_size for timed in found.timings}
+    assert {32} <= sizes <= {8, 16, 32, 64, 128, 256}  # As many as there was time to build.
+    for timed in found.timings:
+        assert len(timed.rounds) == len(timed.durations_s)
+
+
+def test_the_answer_follows_from_the_record(found, tmp_path):
+    found.save(tmp_path / "found.json")
+    read = kbatch.Recommendation.load(tmp_path / "found.json")
+    assert (read.decision, read.binding) == (found.decision, found.binding)
+    assert not found.decision.older
+    assert 32 in [row.batch_size for row in found.decision.sizes]
+    text = str(read)
+    assert text.startswith(("Use batch size", "Keep batch size", "The batch size cannot be told"))
+    assert kbatch.plot_limits(read).get_title(loc="left").startswith("Batch size")
+
+
+def test_the_model_is_told(found):
+    assert (found.optimizer, found.learning_rate_rule) == ("Adam", "sqrt")
+    assert found.base_learning_rate == pytest.approx(1e-3)
+    assert (found.dtype_policy, found.scheduled) == ("float32", False)
+    assert found.examples == 400
+
+
+@pytest.mark.slow
+def test_a_given_model_stays_as_it_is():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 100, 0.9)
+    model = models.mlp(optimizer=keras.optimizers.SGD(schedule))
+    before = [np.array(v) for v in model.variables]
+    dataset = tf.data.Dataset.from_tensor_slices(learnable(200)).batch(10)
+    found = kbatch.recommend(
+        model, dataset, budget_s=2.0, batch_sizes=(8, 32), base_batch_size=16, epochs=2
+    )
+    for kept, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(kept, np.array(variable))
+    assert int(model.optimizer.iterations) == 0
+    assert "train_step" not in vars(model)
+    assert (found.learning_rate_rule, found.scheduled) == ("linear", True)
+    assert found.pilot.ended_by in ("epochs", "budget", "progress")
+    assert found.examples == 200
+    if found.pipeline is not None:  # Where there was time for it.
+        assert found.pipeline.source == "tf.data.Dataset"
+
+
+@pytest.mark.slow
+def test_a_pilot_that_the_data_do_not_allow_is_a_reason():
+    found = recommend(data=learnable(20), budget_s=1.0, base_batch_size=16)
+    assert found.pilot is None
+    assert "a pilot needs data for two updates" in found.unknown["gradient noise"]
+    # Whether a size can be named all the same depends on the times of so few examples.
+    assert found.noise_scale.value is None
+    assert "because a pilot needs data" in " ".join(str(found).split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"budget_s": 0.0}, ValueError, "`budget_s` must be a positive number"),
+        ({"budget_s": float("nan")}, ValueError, "`budget_s` must be a positive number"),
+        ({"batch_sizes": (32, 8)}, ValueError, "ascending"),
+        ({"base_batch_size": 0}, ValueError, "`base_batch_size` must be a positive"),
+        ({"epochs": 1.5}, TypeError, "`epochs` must be a positive integer"),
+        ({"learning_rate_scaling": "cubic"}, ValueError, "learning_rate_scaling"),
+        ({"seed": -1}, ValueError, "`seed` must be"),
+        ({"memory_window": (0.9, 0.8)}, ValueError, "memory_window"),
+        ({"build": 3}, TypeError, "must be a compiled"),
+        ({"batch_sizes": (32, 512)}, InputError, "leave the sizes above 400 out"),
+        ({"data": (learnable(9)[0], learnable(8)[1])}, InputError, "as many rows as each other"),
+        ({"data": (iter([]), None)}, InputError, "Training data are arrays"),
+        ({"data": (lambda size: None, np.zeros(3))}, InputError, "brings its own targets"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(arguments, error, words):
+    told = []
+    with pytest.raises(error, match=words):
+        recommend(**arguments, on_progress=told.append)
+    assert told == []
+
+
+class Begun(Exception):
+    """Measuring has begun."""
+
+
+@pytest.mark.parametrize("examples", [2, 3, 5, 7, 9])
+def test_few_examples_are_no_mistake(examples):
+    def begin(line):
+        raise Begun
+
+    with pytest.raises(Begun):
+        recommend(data=learnable(examples), on_progress=begin, memory_limit_bytes=2**30)
+
+
+def large():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(2**16)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def long():
+    inputs = keras.Input((8,))
+    x = keras.layers.RepeatVector(2**20)(keras.layers.Dense(8)(inputs))
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Activation("tanh")(x))
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(x))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def uncompiled():
+    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+
+
+@pytest.mark.slow  # A worker process each.
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"build": uncompiled}, ValueError, "must be compiled"),
+        ({"build": large, "memory_limit_bytes": 2**20}, OutOfMemoryError, "below the weights"),
+        (
+            {"build": long, "memory_limit_bytes": 2**24},
+            OutOfMemoryError,
+            "One example does not fit",
+        ),
+        ({"data": learnable(1)}, InputError, "one example"),
+        ({"data": (learnable(9)[0], np.full(9, 7))}, InputError, "Received: .*label value of 7"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(arguments, error, words):
+    with pytest.raises(error, match=words):
+        recommend(**arguments)
+
+
+@pytest.mark.slow
+def test_under_xla_it_is_told_what_limits():
+    found = recommend(lambda: models.mlp(jit_compile=True), budget_s=20.0, memory_limit_bytes=2**30)
+    assert found.pilot.batch_size == 32
+    assert {32} <= {timed.batch_size for timed in found.timings}
+    assert 32 in [row.batch_size for row in found.decision.sizes]

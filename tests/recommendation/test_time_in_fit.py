@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from kbatch.recommendation.time_in_fit import TimeInFit
+
+SIZES = (1, 16, 32, 100, 256, 1000)
+
+
+def test_the_line_goes_through_both_times():
+    line = TimeInFit.through({256: 4e-3, 32: 1e-3})
+    assert (line.time_s(32), line.time_s(256)) == pytest.approx((1e-3, 4e-3))
+    assert line.time_s(144) == pytest.approx(2.5e-3)
+
+
+def test_a_line_is_met_wherever_its_parts_are_positive():
+    line = TimeInFit.through({b: 1e-3 + 1e-5 * b for b in (32, 256)})
+    times = [line.time_s(size) for size in SIZES]
+    np.testing.assert_allclose(times, [1e-3 + 1e-5 * size for size in SIZES])
+
+
+@pytest.mark.parametrize(
+    ("times_s", "expected"),
+    [
+        # One size tells of no fixed part.
+        ({10: 0.1}, {1: 0.01, 10: 0.1, 40: 0.4}),
+        # A larger batch that took no longer has no cost an example.
+        ({10: 0.1, 20: 0.09}, {1: 0.1, 10: 0.1, 15: 0.095, 20: 0.09, 40: 0.09}),
+        # Twice the examples in more than twice the time have no fixed part.
+        ({10: 0.1, 20: 0.3}, {1: 0.01, 10: 0.1, 20: 0.3, 40: 0.7}),
+    ],
+)
+def test_no_part_is_below_0(times_s, expected):
+    line = TimeInFit.through(times_s)
+    assert {size: line.time_s(size) for size in expected} == pytest.approx(expected)
+
+
+def test_slower_measurements_never_give_a_shorter_time_between_them():
+    fast, slow = (
+        TimeInFit.through({32: 1e-3, 256: 4e-3}),
+        TimeInFit.through({32: 3e-3, 256: 4.1e-3}),
+    )
+    for size in range(32, 257):
+        assert fast.time_s(size) <= slow.time_s(size)
+
+
+@pytest.mark.parametrize("times_s", [{}, {1: 1.0, 2: 2.0, 3: 3.0}, {4: 0.0}, {0: 1.0}])
+def test_other_times_are_refused(times_s):
+    with pytest.raises(ValueError, match="one or two batch sizes"):
+        TimeInFit.through(times_s)
+
+
+def test_parts_of_a_batch_take_their_own_time_and_what_fit_adds():
+    beside = TimeInFit.through({32: 1e-4, 256: 1e-4})
+    line = TimeInFit.through({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-6)
+    assert line.update_s(7e-3, 256, in_parts=False) == pytest.approx(8e-3)
+    assert line.update_s(4e-3, 256, in_parts=True) == pytest.approx(4.1e-3)
+    # No update is faster than its data.
+    slow = TimeInFit.through({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-4)
+    for in_parts in (False, True):
+        assert slow.update_s(4e-3, 256, in_parts=in_parts) == pytest.approx(25.6e-3)
+    # Where what is added is not known the whole batch's time is the least.
+    plain = TimeInFit.through({32: 1e-3, 256: 8e-3})
+    assert plain.update_s(4e-3, 256, in_parts=True) == pytest.approx(8e-3)

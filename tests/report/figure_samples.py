@@ -1,0 +1,102 @@
+"""A sample of every public figure, and what must hold of the texts in any of them."""
+
+import functools
+import itertools
+
+import inference_factory
+import input_profile_factory
+from figure_studies import (
+    gpu_study,
+    learned_study,
+    max_batch_result,
+    target_study,
+    tuned_study,
+)
+from matplotlib.text import Annotation, Text
+from recommendation_factory import make_recommendation
+from training_profile_factory import training_profile
+
+import kbatch
+from kbatch.plotting.canvas import draw_so_wide
+
+
+def input_profile():
+    remedies = (
+        input_profile_factory.make_remedy(),
+        input_profile_factory.make_remedy("cache in memory", 2.4),
+    )
+    return input_profile_factory.make_profile(remedies=remedies)
+
+
+SAMPLES = {
+    "goodput": lambda: learned_study(3),
+    "gpu_timeline": gpu_study,
+    "inference_memory": inference_factory.make_profile,
+    "inference_noise": inference_factory.make_profile,
+    "inference_operating_curve": inference_factory.make_profile,
+    "inference_paths": inference_factory.make_profile,
+    "inference_tails": inference_factory.make_profile,
+    "inference_throughput": inference_factory.make_profile,
+    "input_pipeline": input_profile,
+    "learning_curves": lambda: learned_study(3),
+    "limits": make_recommendation,
+    "memory": max_batch_result,
+    "noise_scale": lambda: learned_study(3),
+    "pareto": lambda: learned_study(3),
+    "ranking": lambda: learned_study(3),
+    "time_to_target": lambda: target_study(3),
+    "training_profile": training_profile,
+    "trials": lambda: learned_study(3),
+}
+# Studies that differ in several hyperparameters have more and longer texts.
+TUNED = ("learning_curves", "noise_scale", "pareto", "ranking", "trials")
+SAMPLES |= {f"{name} of many": lambda: tuned_study(14) for name in TUNED}
+
+
+def draw(name, width_in):
+    """Draw a sample so wide, in inches, and as high as that needs."""
+    plot = getattr(kbatch, f"plot_{name.split()[0]}")
+    return draw_so_wide(functools.partial(plot, SAMPLES[name]()), width_in)
+
+
+def shown_texts(figure):
+    """Titles, legends, annotations, and the labels of axes that are drawn, with their places."""
+    figure.draw_without_rendering()
+    found = []
+    for axes in figure.axes:
+        # Titles are the texts among the children that no list holds.
+        found += [child for child in axes.get_children() if isinstance(child, Text)]
+        legend = axes.get_legend()
+        found += legend.get_texts() if legend else []
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
+            low, high = sorted(axis.get_view_interval())
+            ticks = (t for t in axis.get_major_ticks() if low <= t.get_loc() <= high)
+            found += [axis.label, *(tick.label1 for tick in ticks)]
+    boxes = {}
+    for text in found:
+        if text.get_visible() and text.get_text().strip():
+            # The box of an annotation holds its arrow as well.
+            own = Text.get_window_extent if isinstance(text, Annotation) else None
+            boxes[text] = own(text) if own else text.get_window_extent()
+    return boxes
+
+
+def text_overlaps(figure, slack_px=1.5):
+    """Pairs of texts that cover each other, by more than the slack."""
+    boxes = {text: box.padded(-slack_px) for text, box in shown_texts(figure).items()}
+    return [
+        (first.get_text(), second.get_text())
+        for first, second in itertools.combinations(boxes, 2)
+        if boxes[first].overlaps(boxes[second])
+    ]
+
+
+def cut_texts(figure):
+    """Texts that reach beyond the figure, by more than a pixel."""
+    boxes = shown_texts(figure)
+    (left, bottom), (right, top) = figure.bbox.padded(1.0).get_points()
+    return [
+        text.get_text()
+        for text, box in boxes.items()
+        if box.x0 < left or box.x1 > right or box.y0 < bottom or box.y1 > top
+    ]

@@ -1,0 +1,130 @@
+"""A damaged record is named and left out, or all that reads it goes on: nothing else may happen."""
+
+import json
+import random
+import warnings
+
+import inference_factory
+import input_profile_factory
+import pytest
+from damaged_records import damaged
+from figure_studies import gpu_study, learned_study, max_batch_result, target_study, tuned_study
+from recommendation_factory import make_recommendation
+from records_factory import make_study, make_trial
+from training_profile_factory import training_profile
+
+import kbatch
+from kbatch.records.json_files import RecordError, write_record
+from kbatch.report.content import report_content
+from kbatch.report.load import load_record
+from kbatch.study.decision import decision
+from kbatch.study.figures.catalogue import STUDY_FIGURES
+from kbatch.study.loading import load_study
+
+STUDIES = {
+    "learned": lambda: learned_study(3, sizes=(16, 64, 256)),
+    "target": lambda: target_study(2, sizes=(16, 64, 256)),
+    "gpu": gpu_study,
+    "tuned": lambda: tuned_study(5),
+}
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def project(folder, study):
+    write_record(study.search, folder / "kbatch.json")
+    for trial in study.trials:
+        write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
+    return sorted(folder.glob("trial_*/kbatch.json"))
+
+
+def read_all(study):
+    """All that is computed of a study before it is drawn."""
+    assert repr(study)
+    for executions in (False, True):
+        table = study.to_dataframe(executions=executions)
+        assert table.to_csv().encode()
+        assert table.to_json(orient="records")
+    decision(study)
+    report_content(study)
+
+
+def draw_all(study):
+    for name in STUDY_FIGURES:
+        try:
+            axes = getattr(kbatch, f"plot_{name.replace('-', '_')}")(study)
+        except ValueError as error:
+            # It lacks the data of the figure.
+            assert "Received: " in str(error)
+        else:
+            axes.figure.draw_without_rendering()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_damage_is_named_or_harmless(name, tmp_path):
+    files = project(tmp_path, STUDIES[name]())
+    rng = random.Random(name)
+    harmless = 0
+    for _ in range(50):
+        file = rng.choice(files)
+        whole = file.read_text()
+        file.write_text(json.dumps(damaged(json.loads(whole), rng)))
+        study = load_study(tmp_path)
+        assert len(study.trials) + len(study.problems) == len(files)
+        assert len(study.problems) <= 1
+        assert all(str(file) in problem for problem in study.problems)
+        read_all(study)
+        if not study.problems:
+            harmless += 1
+            if harmless <= 2:
+                draw_all(study)
+        file.write_text(whole)
+    assert 2 <= harmless < 50
+
+
+RECORDS = {
+    "inference": inference_factory.make_profile,
+    "input": lambda: input_profile_factory.make_profile(
+        remedies=(input_profile_factory.make_remedy(),)
+    ),
+    "largest batch": max_batch_result,
+    "recommendation": make_recommendation,
+    "training": training_profile,
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_damaged_profile_is_refused_or_reported(name, tmp_path):
+    path = tmp_path / "record.json"
+    write_record(RECORDS[name](), path)
+    document = json.loads(path.read_text())
+    rng = random.Random(name)
+    reported = 0
+    for _ in range(40):
+        path.write_text(json.dumps(damaged(document, rng)))
+        try:
+            record = load_record(path)
+        except RecordError as error:
+            assert str(path) in str(error)
+        else:
+            assert repr(record)
+            report_content(record)
+            reported += 1
+    assert 1 <= reported < 40
+
+
+def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is():
+    draw_all(tuned_study(6, name="$\\frac$ a$_b$ {x} %s <b>"))
+
+
+def test_hundreds_of_hyperparameters_and_very_long_values_leave_room_for_the_figures():
+    tuned = {f"hyperparameter_{n}": n for n in range(300)} | {"layer": "w" * 100_000}
+    with warnings.catch_warnings():
+        # Matplotlib warns where texts leave no room for the panels.
+        warnings.simplefilter("error", UserWarning)
+        draw_all(make_study(make_trial(16), make_trial(32, hyperparameters=tuned)))

@@ -1,0 +1,205 @@
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from records_factory import make_execution, make_study, make_trial
+
+import kbatch
+from kbatch.report.html_page import render_html
+from kbatch.report.markdown_page import markdown_files
+from kbatch.report.report import write_report
+from kbatch.study.study_record import Study
+
+VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
+HOSTILE = "<script>alert('x')</script> a|b\nsecond `<i>line</i>` *here* [x](y) ` *there*"
+
+
+class Page(HTMLParser):
+    """Tags in order, and those left open or closed twice."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.words = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def found(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def render_markdown(records):
+    """The text of a report in Markdown."""
+    return markdown_files(records, Path("report.md"))[Path("report.md")].decode()
+
+
+def hostile_study():
+    return make_study(
+        make_trial(16),
+        make_trial(32, status="failed", failure=HOSTILE),
+        name="<b>digits|",
+        problems=(HOSTILE,),
+    )
+
+
+def test_the_page_is_well_formed_and_starts_with_the_decision(tmp_path):
+    kbatch.write_report(make_study(), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    words = " ".join(page.words)
+    assert words.index("Batch size 64 had the best validation accuracy") < words.index("Trials")
+    for section in ("Before you trust it", "How to reproduce", "Environment"):
+        assert section in words
+
+
+def test_the_page_needs_no_network_and_is_small():
+    text = render_html(make_study())
+    assert len(text.encode()) < 1_000_000
+    page = Page(text)
+    for tag in ("link", "img", "iframe", "object"):
+        assert page.found(tag) == []
+    addresses = [
+        value
+        for _, attributes in page.tags
+        for name, value in attributes.items()
+        if name in ("src", "href", "xlink:href")
+    ]
+    assert [address for address in addresses if not address.startswith("#")] == []
+    assert re.findall(r"url\((?!#)", text) == []
+    assert "@import" not in text
+
+
+def test_the_page_can_be_used_without_seeing_it():
+    page = Page(render_html(make_study()))
+    assert page.found("html") == [{"lang": "en"}]
+    figures = [a for a in page.found("div") if a.get("role") == "img"]
+    assert len(figures) == len(page.found("figure")) == 5
+    assert "Two charts of 7 trials" in figures[0]["aria-label"]
+    assert all(len(figure["aria-label"]) > 40 for figure in figures)
+    assert page.found("svg")[0]["aria-hidden"] == "true"
+    headers = [a for a in page.found("th") if a["scope"] == "col"]
+    assert [a["aria-sort"] for a in headers] == ["ascending"] + ["none"] * (len(headers) - 1)
+    assert len([a for a in page.found("th") if a["scope"] == "row"]) == 7
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_page_follows_light_and_dark():
+    text = render_html(make_study())
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    svg = text[text.index('<div class="wide">') : text.index("</figure>")]
+    assert "style=" not in svg
+    assert "fill: var(--figure-ink)" in text
+    assert "fill: #24292f" not in text
+
+
+def test_hostile_texts_stay_texts():
+    page = Page(render_html(hostile_study()))
+    assert len(page.found("script")) == 1
+    assert page.found("b") == page.found("i") == []
+    words = " ".join(" ".join(page.words).split())
+    assert "<script>alert('x')</script> a|b second <i>line</i> *here* [x](y) ` *there*" in words
+
+
+def test_markdown_has_its_figure_beside_it(tmp_path):
+    write_report(make_study(), tmp_path / "my report.md")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "my report-learning-curves-seconds.png",
+        "my report-learning-curves-updates.png",
+        "my report-pareto.png",
+        "my report-ranking.png",
+        "my report-trials.png",
+        "my report.md",
+    ]
+    text = (tmp_path / "my report.md").read_text(encoding="utf-8")
+    assert "](my%20report-trials.png)" in text
+    assert (tmp_path / "my report-trials.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_markdown_tables_have_a_cell_a_column():
+    text = render_markdown(make_study())
+    blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    assert [len(block.splitlines()) for block in blocks] == [2 + 7, 2 + 10, 2 + 9]
+    for block in blocks:
+        counts = {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}
+        assert len(counts) == 1
+    assert "\n\n\n" not in text
+
+
+def test_hostile_texts_are_no_markup_in_markdown():
+    text = render_markdown(hostile_study())
+    assert "<script>" not in text
+    before, after = (
+        r"\<script\>alert('x')\</script\> a\|b second",
+        r"\*here\* \[x\](y) \` \*there\*",
+    )
+    assert f"{before} `<i>line</i>` {after}" in text
+
+
+def test_what_stands_between_back_ticks_is_code():
+    unread = make_study(make_trial(64), problems=("trial 3 of `results`",))
+    assert "Left out: trial 3 of <code>results</code>" in render_html(unread)
+    assert "`" not in " ".join(Page(render_html(unread)).words)
+    assert "Left out: trial 3 of `results`" in render_markdown(unread)
+
+
+def test_both_forms_say_the_same(tmp_path):
+    page = " ".join(" ".join(Page(render_html(make_study())).words).split())
+    markdown = render_markdown(make_study()).replace("\\", "")
+    for words in ("39 % of the fastest trial", "5,850 (5,790 to 5,910)", "favours small batches"):
+        assert words in page
+        assert words in markdown
+
+
+def test_the_same_study_gives_the_same_report():
+    assert render_html(make_study()) == render_html(make_study())
+
+
+@pytest.mark.parametrize("name", ["report.txt", "report", "report.pdf"])
+def test_an_unknown_suffix_names_the_two(tmp_path, name):
+    with pytest.raises(ValueError, match=rf"`\.html` .*`\.md` .*{re.escape(name)}"):
+        write_report(make_study(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_an_empty_study_says_what_to_run_and_leaves_no_file(tmp_path, name):
+    with pytest.raises(ValueError, match=r"tuner\.search"):
+        write_report(Study("digits", ()), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path, name):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(OSError, match="give a writable directory"):
+        write_report(make_study(), tmp_path / "taken" / name)
+
+
+def test_a_study_in_which_all_failed_has_a_report():
+    study = make_study(make_trial(64, status="failed"), make_trial(128, status="out_of_memory"))
+    assert "No batch size can be named" in render_html(study)
+    assert "No batch size can be named" in render_markdown(study)
+
+
+def test_two_hundred_trials_stay_under_a_megabyte():
+    study = make_study(
+        *(make_trial(16 + k, make_execution(16 + k), trial_id=f"{k:04d}") for k in range(200))
+    )
+    assert len(render_html(study).encode()) < 1_000_000

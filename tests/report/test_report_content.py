@@ -1,0 +1,311 @@
+import dataclasses
+
+import pytest
+from records_factory import (
+    make_diverged,
+    make_environment,
+    make_epochs,
+    make_execution,
+    make_search,
+    make_study,
+    make_trial,
+)
+
+from kbatch.document.one_line import one_line
+from kbatch.records.execution import EpochRecord
+from kbatch.study.caveats import caveats
+from kbatch.study.decision import decision
+from kbatch.study.study_record import Study
+from kbatch.study.study_section import study_section
+from kbatch.study.trial import Objective
+
+
+def repeated(batch_size, *accuracies, rate=1000):
+    return make_trial(
+        batch_size,
+        *(make_execution(batch_size, accuracies=(a,), rate=rate) for a in accuracies),
+    )
+
+
+def caveat(study, words):
+    return [c.text for c in caveats(study) if words in c.text]
+
+
+def test_the_decision_names_size_value_speed_and_what_was_compared():
+    found = decision(make_study())
+    assert found.headline == "Batch size 64 had the best validation accuracy: 0.9810."
+    assert found.speed == (
+        "It trained at 5,850 samples/s, 39 % of the fastest trial (batch size 512, "
+        "14,900 samples/s)."
+    )
+    assert found.compared == (
+        "Compared: 7 batch sizes from 16 to 4,096 in 7 trials, 1 execution each, trained for "
+        "2 epochs of 1,437 examples, on CPU, 16 cores."
+    )
+    assert "single execution without an interval" in found.certainty
+
+
+def test_intervals_decide_whether_the_best_can_be_told_apart():
+    clear = make_study(repeated(16, 0.90, 0.91, 0.90), repeated(32, 0.97, 0.98, 0.97))
+    assert "overlaps that of no other trial" in decision(clear).certainty
+    close = make_study(
+        repeated(16, 0.95, 0.97, 0.96), repeated(32, 0.96, 0.98, 0.97), repeated(64, 0.5, 0.5, 0.5)
+    )
+    assert decision(close).certainty == (
+        "It cannot be told apart from batch size 16: their 95 % intervals overlap."
+    )
+
+
+def test_the_policy_is_named_where_there_are_several():
+    study = make_study(
+        make_trial(16, dtype_policy="float32"), make_trial(32, accuracies=(0.99,), rate=9000)
+    )
+    assert decision(study).headline.startswith("Batch size 32 (mixed_float16) had the best")
+    assert decision(study).speed == "It was also the fastest, with 9,000 samples/s."
+
+
+def test_throughput_as_the_objective_has_its_unit():
+    fastest = Objective("samples_per_second", "max")
+    study = make_study(*(make_trial(s, objective=fastest, rate=100 * s) for s in (16, 32)))
+    assert decision(study).headline == "Batch size 32 had the best throughput: 3,200 samples/s."
+    assert decision(study).speed is None
+
+
+def test_the_hyperparameters_that_differ_are_named():
+    study = make_study(
+        make_trial(16, hyperparameters={"units": 1600, "drop": 0.5}, accuracies=(0.99,)),
+        make_trial(32, hyperparameters={"units": 8, "drop": 0.5}, rate=2000),
+        make_trial(64, hyperparameters={"units": 8, "drop": 0.5}, status="failed"),
+    )
+    found = decision(study)
+    assert found.headline == "Batch size 16 (units=1600) had the best validation accuracy: 0.9900."
+    assert "the fastest trial (batch size 32, units=8, 2,000 samples/s)" in found.speed
+    assert "in 3 trials that differ in units too" in found.compared
+    assert caveat(study, "Batch size 64 (units=8, mixed_float16) has no result") != []
+
+
+def test_a_tie_is_told_with_how_it_was_decided():
+    study = make_study(
+        *(
+            make_trial(size, accuracies=(1.0,), hyperparameters={"units": u}, trial_id=f"{u}")
+            for size, u in ((64, 8), (16, 9), (32, 10))
+        ),
+        make_trial(8, accuracies=(0.9,), hyperparameters={"units": 8}),
+    )
+    found = decision(study)
+    assert found.headline == (
+        "Batch size 16 (units=9) had the best validation accuracy: 1.000, tied with 2 other trials."
+    )
+    assert found.certainty.startswith(
+        "The same value was reached by batch size 32 (units=10) and 64 (units=8): of tied trials "
+        "the first is named, the one with the smallest batch size."
+    )
+    assert "tied" not in decision(make_study()).headline
+
+
+def test_many_tied_trials_are_counted():
+    study = make_study(*(make_trial(size) for size in range(16, 24)))
+    assert "batch size 17, 18, 19, 20, 21 and 2 more:" in decision(study).certainty
+
+
+def test_two_executions_are_too_few_to_tell_trials_apart():
+    study = make_study(repeated(16, 0.9, 0.91), repeated(32, 0.5, 0.51))
+    assert "It has 2 executions, too few for an interval" in decision(study).certainty
+    assert caveat(study, "2 executions of a trial are too few for an interval") != []
+    assert caveat(make_study(repeated(16, 0.9, 0.9, 0.9)), "too few for an interval") == []
+
+
+def test_a_trial_without_an_interval_is_not_said_to_overlap():
+    study = make_study(repeated(16, 0.90, 0.91, 0.90), repeated(32, 0.5))
+    assert "95 % intervals overlap or are not known" in decision(study).certainty
+
+
+def test_a_single_timing_window_is_told():
+    short = make_trial(16, window_examples=(100,), window_durations_s=(0.1,))
+    (text,) = caveat(make_study(short, make_trial(32)), "one window only")
+    assert "at batch size 16:" in text
+    assert "Train longer for a spread" in text
+    assert caveat(make_study(), "one window only") == []
+
+
+def test_a_diverged_trial_is_told_once():
+    study = make_study(make_trial(16), make_diverged(32, "diverged: loss nan"))
+    assert caveat(study, "Batch size 32") == [
+        "Batch size 32 (mixed_float16) has no result, its training diverged: loss nan"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trials", "advice"),
+    [
+        ((make_trial(16, status="out_of_memory"),), "smaller `micro_batch_size`, which needs"),
+        ((make_trial(16, status="failed"),), "Read the failures below"),
+        ((make_diverged(16),), "smaller learning rate"),
+        ((make_trial(16, status="interrupted"),), "run it again"),
+    ],
+)
+def test_without_a_completed_trial_the_advice_follows_the_cause(trials, advice):
+    found = decision(make_study(*trials)).certainty
+    assert advice in found
+    assert ("micro_batch_size" in found) is (trials[0].status == "out_of_memory")
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics", "advice"),
+    [
+        ("val_auc", {"loss": 1.0}, "not among the metrics: loss. Give `validation_data`"),
+        ("val_auc", {"val_loss": 1.0}, "not among the metrics: val_loss. Compile the model"),
+        ("val_auc", {"val_auc": None}, "val_auc was not finite in any epoch"),
+        ("auc", {}, "not among the metrics: none. Compile the model"),
+        ("samples_per_second", {"loss": 1.0}, "train longer"),
+    ],
+)
+def test_without_the_objective_the_advice_names_the_metrics(name, metrics, advice):
+    epoch = EpochRecord(0, metrics, 64, 1, 0.1, None)
+    untimed = {"window_examples": (), "window_durations_s": ()}
+    trial = make_trial(64, objective=Objective(name, "max"), epochs=(epoch,), **untimed)
+    assert advice in decision(make_study(trial)).certainty
+    assert "memory" not in decision(make_study(trial)).certainty
+
+
+def test_without_a_completed_trial_no_size_is_named():
+    study = make_study(make_trial(64, status="failed"), make_trial(128, status="out_of_memory"))
+    assert decision(study).headline == (
+        "No batch size can be named: none of 2 trials completed (1 failed and 1 out of memory)."
+    )
+    assert "none of them completed" in decision(study).compared
+
+
+def test_the_only_completed_trial_was_not_compared():
+    study = make_study(make_trial(64), make_trial(128, status="failed"))
+    assert "only trial that completed" in decision(study).certainty
+
+
+def test_equal_epochs_are_said_to_favour_small_batches():
+    (text,) = caveat(make_study(), "Equal-epochs budget")
+    assert "batch size 512 made 6 updates and batch size 16 made 180" in text
+    assert "favours small batches" in text
+    assert caveat(make_study(make_trial(64)), "Equal-epochs") == []
+    other = make_study(make_trial(16), make_trial(32, accuracies=(0.9,)))
+    assert caveat(other, "Equal-epochs") == []
+    assert caveat(other, "executions had 1 to 2 epochs") != []
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.19, False), (0.21, True)])
+def test_much_waiting_for_data_measures_the_input_pipeline(share, said):
+    waiting = make_epochs((0.9, 0.97), train_s=1.0, data_wait_s=share)
+    study = make_study(make_trial(16, epochs=waiting), make_trial(32))
+    found = caveat(study, "input pipeline")
+    assert bool(found) is said
+    assert all("batch size 16:" in text for text in found)
+    assert all("a comparison of batch sizes by them" in text for text in found)
+
+
+@pytest.mark.parametrize(("slow_s", "said"), [(0.1, False), (0.2, True)])
+def test_unstable_timing_is_named(slow_s, said):
+    durations = (0.1, 0.1, slow_s, slow_s)
+    study = make_study(
+        make_trial(16, window_examples=(10,) * 4, window_durations_s=durations), make_trial(32)
+    )
+    assert bool(caveat(study, "not stable at batch size 16")) is said
+
+
+@pytest.mark.parametrize(("slow_s", "said"), [(0.18, False), (0.3, True)])
+def test_steps_that_take_longer_than_most_are_named(slow_s, said):
+    uneven = {"window_examples": (100,) * 9, "window_durations_s": (0.1,) * 8 + (slow_s,)}
+    study = make_study(make_trial(16, **uneven), make_trial(32))
+    found = caveat(study, "far longer than most at batch size 16.")
+    assert bool(found) is said
+    assert all("median of the timing windows: 818 against 1,000." in text for text in found)
+
+
+@pytest.mark.parametrize(("load", "said"), [(None, False), (8.0, False), (8.1, True)])
+def test_a_busy_machine_is_named(load, said):
+    search = dataclasses.replace(make_search(), environment=make_environment(load_average=load))
+    assert bool(caveat(make_study(search=search), "load average")) is said
+
+
+def test_failures_problems_and_notes_are_told_with_their_batch_size():
+    study = make_study(
+        make_trial(16, notes=("Everyone's note.", "Only here.")),
+        make_trial(32, notes=("Everyone's note.",), status="failed"),
+        problems=("trial_9/kbatch.json is damaged",),
+    )
+    assert caveat(study, "trial_9/kbatch.json") != []
+    assert "the loss is not finite" in caveat(study, "Batch size 32 (mixed_float16)")[0]
+    assert caveat(study, "Only here.") == ["At batch size 16: Only here."]
+    assert caveat(study, "Everyone's note.") == ["Everyone's note."]
+
+
+def test_a_smaller_batch_than_asked_for_is_told():
+    study = make_study(make_trial(64, batch_size_seen=40), make_trial(32))
+    assert "read this trial as batch size 40" in caveat(study, "Batch size 64 was asked for")[0]
+    assert caveat(study, "Batch size 32 was asked for") == []
+
+
+def test_a_single_execution_is_told():
+    assert caveat(make_study(), "one execution has no interval") != []
+    assert caveat(make_study(repeated(16, 0.9, 0.9)), "one execution has no interval") == []
+
+
+def test_a_long_failure_becomes_one_short_line():
+    assert one_line("a\n  b\tc") == "a b c"
+    assert len(one_line("word " * 500)) == 300
+
+
+def test_the_content_says_how_to_reproduce_and_where_it_was_measured():
+    content = study_section(make_study())
+    assert content.command == "python examples/digits.py --seed 0"
+    assert ("seed", "0") in content.settings
+    assert ("batch_sizes", "[16, 32, 64, 128]") in content.settings
+    assert ("seeds of the executions", "0") in content.settings
+    assert ("training data", "1,437 examples an epoch") in content.settings
+    assert ("Host memory", "64.0 GiB") in content.environment
+    assert ("tensorflow", "2.21.0") in content.environment
+
+
+def test_without_the_search_file_there_is_still_a_report():
+    content = study_section(Study("digits", make_study().trials))
+    assert (content.command, content.environment) == (None, ())
+    assert "a device that was not recorded" in content.details[0]
+
+
+def test_the_number_of_training_examples_is_that_of_the_first_epoch():
+    study = make_study(
+        make_trial(16, epochs=make_epochs((0.9, 0.9), examples=100)),
+        make_trial(32, epochs=make_epochs((0.9, 0.9), examples=96)),
+    )
+    content = study_section(study)
+    assert ("training data", "96 to 100 examples an epoch") in content.settings
+    assert "2 epochs of 96 to 100 examples" in content.conditions
+    failed = study_section(make_study(make_trial(16, status="failed")))
+    assert ("training data", "n/a (no trial completed)") in failed.settings
+
+
+def test_what_the_system_does_not_tell_is_not_available():
+    environment = make_environment(memory_bytes=None, load_average=None)
+    search = dataclasses.replace(make_search(), environment=environment)
+    facts = dict(study_section(make_study(search=search)).environment)
+    assert facts["Host memory"] == "n/a (the system does not tell)"
+    assert facts["Load average at the start"] == "n/a (the system does not tell)"
+
+
+def test_an_epoch_without_the_metric_leaves_a_trial_without_the_objective():
+    objective = Objective("val_auc", "max")
+    study = make_study(make_trial(64, objective=objective, epochs=make_epochs((0.9,))))
+    assert "no completed trial has the objective val_auc" in decision(study).headline
+
+
+@pytest.mark.parametrize(
+    ("policies", "devices", "said"),
+    [
+        (("mixed_float16",), ("CPU",), 1),
+        (("mixed_float16", "float32"), ("CPU",), 0),
+        (("float32",), ("CPU",), 0),
+        (("mixed_float16",), ("GPU:0 Example",), 0),
+    ],
+)
+def test_float16_on_a_processor_is_questioned(policies, devices, said):
+    trials = [make_trial(16 * (1 + i), dtype_policy=p) for i, p in enumerate(policies)]
+    search = dataclasses.replace(make_search(), environment=make_environment(devices=devices))
+    assert len(caveat(make_study(*trials, search=search), "on a processor")) == said

@@ -1,0 +1,156 @@
+"""What a report says of each kind of record, and of several in one document."""
+
+import re
+from pathlib import Path
+
+import inference_factory
+import input_profile_factory
+import pytest
+from figure_studies import max_batch_result
+from recommendation_factory import make_pilot, make_recommendation
+from records_factory import make_environment, make_execution, make_study, make_trial
+from training_profile_factory import training_profile
+
+from kbatch.document.environment import environment_facts
+from kbatch.inference.record import TargetCheck
+from kbatch.report.content import report_content, section_of
+from kbatch.report.html_page import render_html
+from kbatch.report.markdown_page import markdown_files
+from kbatch.report.report import write_report
+from kbatch.report.templating import glued
+from kbatch.study.study_figures import MOST_CURVES
+
+PROFILE = inference_factory.make_profile()
+PIPELINE = input_profile_factory.make_profile()
+RECORDS = (
+    make_study(),
+    PROFILE,
+    PIPELINE,
+    max_batch_result(),
+    training_profile(),
+    make_recommendation(),
+)
+
+
+def check(**changed):
+    fields = {"call_path": "compiled", "dtype_policy": "float32", "batch_size": 32}
+    fields |= {"latency_ms": 5.0, "quantile": 0.95, "latencies_s": (0.004,) * 120, "best": True}
+    return TargetCheck(**(fields | changed))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_every_record_has_a_decision_tables_figures_and_its_environment(record):
+    section = section_of(record)
+    assert section.headline.endswith(".")
+    assert section.lead
+    assert all(len(row.cells) == len(t.columns) for t in section.tables for row in t.rows)
+    assert section.tables[0].rows
+    assert section.figures
+    assert ("tensorflow", "2.21.0") in section.environment
+    assert section.command
+
+
+def test_a_verified_latency_target_is_the_decision_of_a_profile():
+    section = section_of(inference_factory.make_profile(checks=(check(),)))
+    assert section.headline.startswith("Batch size 32 is the largest of which 95 % of the calls")
+    assert section.lead[0].startswith("Verified by 120 fresh calls")
+    assert section_of(PROFILE).headline == (
+        "Batch size 90 is the smallest with 90 % of the peak rate (compiled, float32), by the fit: "
+        "it was not measured."
+    )
+
+
+def test_an_input_pipeline_is_told_by_its_verdict_and_the_changes_tried():
+    section = section_of(PIPELINE)
+    assert section.headline.startswith("Input-bound: training waits for data")
+    tried, untried = section.tables
+    assert [row.texts[0] for row in tried.rows] == ["cache", "parallel map", "prefetch"]
+    assert [row.best for row in tried.rows] == [True, False, False]
+    assert untried.rows[0].texts == ("any order", "code of any order", "no parallel stage")
+
+
+def test_the_largest_batch_is_marked_among_its_probes():
+    result = max_batch_result()
+    table = section_of(result).tables[0]
+    best = [row.cells[0].sort_key for row in table.rows if row.best]
+    assert set(best) == {result.max_batch_size}
+
+
+def test_a_recommendation_is_told_by_its_sizes_its_limits_and_its_doubts():
+    section = section_of(make_recommendation())
+    assert section.headline.startswith("Use batch size 128, micro-batch size 128")
+    assert [line.split()[0] for line in section.details] == ["Memory", "The", "Beyond", "The"]
+    (best,) = [row for row in section.tables[0].rows if row.best]
+    assert best.texts[0] == "128"
+    assert any("One short run a size decided" in note.text for note in section.notes)
+    untold = section_of(make_recommendation(pilot=make_pilot(stretches=0)))
+    assert untold.headline.startswith("The batch size cannot be told, because")
+    assert untold.tables == ()
+
+
+def test_several_records_make_one_document_with_their_decisions_first():
+    text = render_html(list(RECORDS))
+    first = text.index("</header>")
+    for section in report_content(list(RECORDS)).sections:
+        assert glued(section.headline.split(":")[0]) in text[:first]
+    assert text.count("<article") == len(RECORDS)
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    links = re.findall(r'href="#([^"]+)"', text)
+    assert set(links) <= set(ids)
+
+
+def test_what_all_environments_share_stands_once():
+    content = report_content([make_study(), PROFILE])
+    assert [section.environment for section in content.sections] == [(), ()]
+    assert ("keras", "3.15.1") in content.environment
+
+
+@pytest.mark.parametrize(
+    ("created_at", "shown"),
+    [("2025-01-02T03:04:05+00:00", "2025-01-02 03:04 UTC"), ("long ago", "long ago")],
+)
+def test_the_start_is_told_to_the_minute(created_at, shown):
+    facts = environment_facts(make_environment(created_at=created_at))
+    assert ("Started", shown) in facts
+
+
+def test_markdown_of_several_records_has_a_picture_a_figure(tmp_path):
+    written = write_report(list(RECORDS), tmp_path / "all.md")
+    assert written[-1] == tmp_path / "all.md"
+    assert sorted(tmp_path.iterdir()) == sorted(written)
+    text = (tmp_path / "all.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"\]\(([^)]+\.png)\)", text)
+    assert sorted(pictures) == sorted(path.name for path in written[:-1])
+    assert "\n\n\n" not in text
+
+
+def test_a_note_has_the_same_mark_in_both_forms():
+    study = make_study(make_trial(16, make_execution(16, workers_on_device=2)), make_trial(32))
+    page = render_html(study)
+    markdown = markdown_files(study, Path("r.md"))[Path("r.md")].decode()
+    (mark,) = [note.mark for note in section_of(study).notes if note.label == "shared device"]
+    assert f'<a href="#s1-note-{mark}" aria-label="note {mark}">' in page
+    assert f"- <sup>{mark}</sup> The device was shared by 2 workers" in markdown
+
+
+def test_too_many_learning_curves_are_left_out_and_said_so():
+    few = make_study(*(make_trial(16 + k) for k in range(MOST_CURVES)))
+    many = make_study(*(make_trial(16 + k) for k in range(MOST_CURVES + 1)))
+    for study, drawn in ((few, True), (many, False)):
+        section = section_of(study)
+        figures = [figure.name for figure in section.figures]
+        assert ("learning-curves-updates" in figures) is drawn
+        assert any("are left out" in note.text for note in section.notes) is not drawn
+
+
+@pytest.mark.parametrize("given", ["a study", None, 3, [make_study(), "another"]])
+def test_what_is_no_record_is_refused(given, tmp_path):
+    with pytest.raises(ValueError, match="A report needs a `Study`"):
+        write_report(given, tmp_path / "report.html")
+
+
+def test_an_empty_list_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="There is nothing to report"):
+        write_report([], tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []

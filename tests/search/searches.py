@@ -1,0 +1,42 @@
+"""Searches that the tuning tests share."""
+
+import keras_tuner
+import models
+
+import kbatch
+from kbatch.study.caveats import caveats
+
+
+def noted_columns(study):
+    """Columns of the report's table that notes of trials stand beside, by what they are about."""
+    notes = {" ".join(note.split())[:60] for trial in study.trials for note in trial.notes}
+    return {
+        caveat.label: caveat.columns[0]
+        for caveat in caveats(study)
+        if any(note in caveat.text for note in notes)
+    }
+
+
+def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):
+    defaults = {"micro_batch_size": 8, "learning_rate_scaling": "sqrt", "seed": 0}
+    return kbatch.BatchSizeHyperModel(build, batch_sizes, **(defaults | arguments))
+
+
+def stock(build=models.stock, batch_sizes=(8, 16, 32), **arguments):
+    """A hypermodel for tests to which it does not matter by which step a trial trains."""
+    defaults = {"micro_batch_size": None, "dtype_policy": "float32"}
+    return hypermodel(build, batch_sizes, **(defaults | arguments))
+
+
+def tuner(directory, hypermodel, kind=keras_tuner.GridSearch, **arguments):
+    defaults = {"objective": "val_accuracy", "project_name": "search"}
+    return kind(hypermodel, directory=directory, **(defaults | arguments))
+
+
+def search(directory, hypermodel, kind=keras_tuner.GridSearch, *, data=None, fit=None, **arguments):
+    """Runs a search of two epochs on 94 rows and returns the tuner."""
+    found = tuner(directory, hypermodel, kind, **arguments)
+    data = models.rows(94) if data is None else data
+    defaults = {"validation_data": models.rows(40, seed=1), "epochs": 2, "verbose": 0}
+    found.search(*data, **(defaults | (fit or {})))
+    return found

@@ -1,0 +1,281 @@
+import functools
+import itertools
+import json
+
+import fake_nvml
+import keras
+import memory_models
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
+
+from kbatch.device.device_memory import limited_cpu
+from kbatch.device.gpu_monitor import GpuMonitor
+from kbatch.device.worker import Worker
+from kbatch.records.usage import GpuProcess
+from kbatch.search.fastest_micro_batch import FastestMicroBatch
+from kbatch.throughput.choice import choice_for_smaller, micro_batch_candidates
+from kbatch.throughput.micro_batch_timing import time_micro_batches
+from kbatch.throughput.training_profile_record import TrainingProfile
+from kbatch.timing.timing_plan import TimingPlan
+from kbatch.training.accumulation.parts_checks import PartsChecks
+from kbatch.training.data.data import FitData
+from kbatch.training.data.sample_rows import sample_of
+
+BRIEF = TimingPlan(time_budget_s=2.0, needed_calls=1, block_s=0.002, rounds_beyond=2, precision=0.0)
+SOURCE = sample_of(FitData(*models.rows(94)))
+
+
+def find(
+    fastest, directory, *, batch_size=64, most=64, model=None, source=SOURCE, key="key", **costs
+):
+    return fastest.find(
+        model or models.mlp(),
+        source,
+        batch_size=batch_size,
+        most=most,
+        key=key,
+        directory=directory,
+        **costs,
+    )
+
+
+def fresh(largest=64):
+    return FastestMicroBatch(PartsChecks(), largest_batch_size=largest, moments_every=8)
+
+
+def times(directory):
+    return sorted((directory / "kbatch-micro-batches").glob("*-times.json"))
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory):
+    """A folder with the times of batches of 64 that were measured there."""
+    directory = tmp_path_factory.mktemp("times")
+    found = find(fresh(), directory)
+    return directory, found
+
+
+@pytest.fixture
+def planted(timed, tmp_path):
+    """Makes a folder in which 16 examples at once were found to be the fastest."""
+    (file,) = times(timed[0])
+    content = json.loads(file.read_text())
+    rounds = list(range(9))
+    content["record"]["points"] = [
+        {
+            "micro_batch_size": size,
+            "batch_size": 64,
+            "outcome": "measured",
+            "rounds": rounds,
+            "step_times_s": [seconds + 1e-5 * number for number in rounds],
+        }
+        for size, seconds in ((8, 1.5e-3), (16, 1e-3), (32, 1.4e-3), (64, 2e-3))
+    ]
+    target = tmp_path / "kbatch-micro-batches" / file.name
+    target.parent.mkdir()
+    target.write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_the_steps_that_will_run_are_timed_once_and_kept(timed):
+    directory, found = timed
+    (file,) = times(directory)
+    profile = TrainingProfile.load(file)
+    assert {point.batch_size for point in profile.points} == {64}
+    assert profile.points[-1].micro_batch_size == 64
+    assert {p.micro_batch_size for p in profile.points} <= {8, 16, 32, 64}
+    left = {p.micro_batch_size for p in profile.measured if p.reason is not None}
+    stayed = [p for p in profile.measured if p.reason is None]
+    assert stayed[-1].micro_batch_size == 64
+    assert len(stayed) <= 2
+    assert len({p.rounds for p in stayed}) == 1
+    assert found.size not in left
+    assert found.search_s > 0
+    assert found.size in {point.micro_batch_size for point in profile.measured}
+    again = find(fresh(), directory)
+    assert (again.size, again.search_s) == (found.size, 0.0)
+    assert len(times(directory)) == 1
+
+
+def test_what_could_not_save_its_own_time_is_not_timed(tmp_path, planted):
+    found = find(fresh(), tmp_path / "none", most=32, left_s=60.0)
+    assert (found.size, found.search_s) == (32, 0.0)
+    assert "in about 60 s of training at the largest sizes" in found.note
+    assert not times(tmp_path / "none")
+    # What is known costs nothing.
+    assert find(fresh(), planted, left_s=60.0).size == 16
+
+
+@pytest.mark.parametrize(("left_s", "said"), [(80.0, "in about 80 s"), (None, "would take 20 s")])
+def test_slow_updates_are_timed_only_where_more_training_repays_them(tmp_path, left_s, said):
+    # An update takes 2 s.
+    found = find(fresh(), tmp_path, left_s=left_s, example_s=2 / 64)
+    assert (found.size, found.search_s) == (64, 0.0)
+    assert said in found.note
+    assert not times(tmp_path)
+
+
+def test_the_fastest_is_chosen(planted):
+    found = find(fresh(), planted)
+    assert (found.size, found.search_s) == (16, 0.0)
+    assert "Micro-batches of 16 train 1.96" in found.note
+
+
+def test_of_those_that_fit(planted):
+    assert find(fresh(), planted, most=8).size == 8
+    assert find(fresh(), planted, most=20).size == 16
+    (file,) = times(planted)
+    content = json.loads(file.read_text())
+    content["record"]["points"][2]["step_times_s"] = 9 * [5e-4]
+    file.write_text(json.dumps(content))
+    assert find(fresh(), planted).size == 32
+    assert find(fresh(), planted, most=20).size == 16
+
+
+def test_what_left_the_rounds_early_is_no_choice_while_what_beat_it_fits(planted):
+    (file,) = times(planted)
+    content = json.loads(file.read_text())
+    points = {point["micro_batch_size"]: point for point in content["record"]["points"]}
+    points[32] |= {"reason": "slower", "rounds": [0, 1], "step_times_s": [5e-4, 5e-4]}
+    file.write_text(json.dumps(content))
+    assert find(fresh(), planted).size == 16
+    for size in (8, 16):
+        points[size]["outcome"], points[size]["reason"] = "not_run", "slower"
+        points[size] |= {"rounds": [], "step_times_s": []}
+    file.write_text(json.dumps(content))
+    assert find(fresh(), planted, most=40).size == 32
+
+
+def test_a_batch_no_larger_than_the_choice_goes_through_whole_without_timing(planted):
+    found = find(fresh(), planted, batch_size=16)
+    assert (found.size, found.search_s) == (16, 0.0)
+    assert "whole" in found.note
+    assert len(times(planted)) == 1
+
+
+def test_a_larger_one_than_the_choice_is_timed_itself(planted):
+    found = find(fresh(), planted, batch_size=32)
+    assert found.search_s > 0
+    assert found.size in (8, 16, 32)
+    assert len(times(planted)) == 2
+
+
+def test_batches_too_small_to_cut_are_not_timed(tmp_path):
+    found = find(fresh(), tmp_path, batch_size=15, most=15)
+    assert (found.size, found.search_s) == (15, 0.0)
+    assert find(fresh(), tmp_path, batch_size=32, most=9).size == 8
+    assert not times(tmp_path)
+
+
+class Centred(keras.layers.Layer):
+    """Looks at the whole batch, which no type tells."""
+
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.BatchNormalization, Centred])
+def test_speed_does_not_decide_where_it_would_change_what_is_trained(tmp_path, layer):
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((8,)), layer(), layers.Dense(3)])
+    model.compile("adam", "mse")
+    found = find(fresh(), tmp_path, model=model)
+    assert (found.size, found.search_s) == (64, 0.0)
+    assert "may not train as the whole batch" in found.note
+    assert not times(tmp_path)
+
+
+def test_data_that_end_before_the_largest_batch_leave_the_own_size_to_be_timed(tmp_path):
+    def batches(size):
+        return tf.data.Dataset.from_tensor_slices(models.rows(40)).batch(size)
+
+    found = find(fresh(256), tmp_path, batch_size=32, most=256, source=batches)
+    assert found.search_s > 0
+    assert found.size in (8, 16, 32)
+    found = find(fresh(256), tmp_path, batch_size=256, most=128, source=batches)
+    assert found.size == 128
+    assert "no step could be timed" in found.note
+
+
+def test_a_damaged_or_older_file_is_measured_anew(planted):
+    (file,) = times(planted)
+    for content in ("", file.read_text().replace("TrainingProfile", "MaxBatchSizeResult")):
+        file.write_text(content)
+        assert find(fresh(), planted).search_s > 0
+        TrainingProfile.load(file)
+
+
+def test_another_model_or_limit_has_times_of_its_own(timed, tmp_path):
+    assert find(fresh(), timed[0], key="another").search_s > 0
+
+
+def test_timing_leaves_the_model_as_it_was():
+    model, batch = models.mlp(), tuple(map(tf.constant, models.rows(64)))
+    model.fit(*batch, verbose=0)
+    before = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
+    points = time_micro_batches(model, batch, largest=64, moments_every=8, timing=BRIEF)
+    after = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert "train_step" not in vars(model)
+    assert points[-1].measured
+    assert all(p.outcome in ("measured", "not_run") for p in points)
+
+
+def test_what_runs_out_of_memory_when_it_is_timed_is_not_chosen():
+    """Real want of memory, in a process whose allocator has 90 MiB: 256 images fit, 512 do not."""
+
+    def there():
+        keras.config.set_dtype_policy("float32")
+        batch = tuple(map(tf.constant, memory_models.images(512)))
+        model = memory_models.conv_net()
+        points = time_micro_batches(model, batch, largest=512, moments_every=0, timing=BRIEF)
+        return points, model.optimizer.iterations.numpy()
+
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3"} | limited_cpu(90 * 2**20)
+    with Worker(environment) as worker:
+        points, updates = worker.call(there)
+    outcomes = {p.micro_batch_size: p.outcome for p in points}
+    assert outcomes[512] == "out_of_memory"
+    assert "measured" in outcomes.values()
+    assert updates == 0
+
+
+@pytest.mark.parametrize("batch_size", range(1, 70))
+def test_candidates_are_equal_parts_each_at_most_half_the_last(batch_size):
+    for largest in (*range(1, 70), 1000):
+        sizes = micro_batch_candidates(batch_size, largest)
+        assert sizes[0] <= min(batch_size, largest)
+        assert all(b <= a // 2 for a, b in itertools.pairwise(sizes))
+        for size in sizes:  # No fewer parts of that size or less exist.
+            parts = -(-batch_size // size)
+            assert -(-batch_size // parts) == size
+        if largest >= batch_size:
+            assert sizes[0] == batch_size
+
+
+def test_a_choice_follows_from_that_for_a_larger_batch_only_up_to_its_micro_batch():
+    for size in range(1, 65):
+        found = choice_for_smaller(size, larger_batch_size=64, chosen=16)
+        assert found == (size if size <= 16 else None)
+
+
+def test_times_beside_another_process_are_not_kept_and_say_so(monkeypatch, tmp_path):
+    beside = (GpuProcess(4711, None),)
+    monkeypatch.setattr("kbatch.search.fastest_micro_batch.other_processes", lambda: beside)
+    found = find(fresh(), tmp_path)
+    assert "process 4711 an unknown part. So times are not kept" in found.note
+    assert not times(tmp_path)
+
+
+def test_the_clock_of_each_round_is_kept(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700)))
+    here = functools.partial(GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
+    monkeypatch.setattr("kbatch.throughput.micro_batch_timing.GpuMonitor", here)
+    batch = tuple(map(tf.constant, models.rows(16)))
+    points = time_micro_batches(models.mlp(), batch, largest=16, moments_every=0, timing=BRIEF)
+    assert all(p.sm_clocks_mhz == (1700,) * len(p.rounds) for p in points)
+    assert any(p.rounds for p in points)

@@ -1,0 +1,92 @@
+"""The grid is the whole product, in one order, from wherever a search goes on."""
+
+import itertools
+
+import keras_tuner
+import numpy as np
+import pytest
+from keras_tuner.src.engine.trial import TrialStatus
+
+from kbatch.search.grid import grid, untried_in_grid
+
+
+def plain():
+    space = keras_tuner.HyperParameters()
+    space.Choice("batch_size", [8, 16, 32])
+    space.Choice("units", [4, 2, 8], default=2)
+    space.Boolean("bias")
+    space.Fixed("depth", 3)
+    return space
+
+
+def conditional():
+    space = keras_tuner.HyperParameters()
+    space.Choice("batch_size", [8, 16])
+    space.Choice("kind", ["mlp", "cnn"])
+    with space.conditional_scope("kind", ["cnn"]):
+        space.Int("filters", 4, 12, step=4)
+    with space.conditional_scope("kind", ["mlp"]):
+        space.Float("rate", 0.1, 0.3, step=0.1)
+    return space
+
+
+SPACES = {"plain": plain, "conditional": conditional}
+
+
+def test_a_space_without_conditions_gives_its_product_defaults_first():
+    names = ("batch_size", "units", "bias", "depth")
+    expected = itertools.product([8, 16, 32], [2, 4, 8], [False, True], [3])
+    assert [tuple(values[n] for n in names) for values in grid(plain())] == list(expected)
+
+
+def test_a_conditional_hyperparameter_is_there_only_where_it_is_active():
+    values = list(grid(conditional()))
+    assert [v.get("filters") for v in values if v["kind"] == "cnn"] == [4, 8, 12] * 2
+    assert all(("filters" in v) == (v["kind"] == "cnn") for v in values)
+    assert all(("rate" in v) == (v["kind"] == "mlp") for v in values)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_the_order_is_that_of_keras_tuners_grid_search(space):
+    oracle = keras_tuner.oracles.GridSearchOracle(
+        keras_tuner.Objective("loss", "min"), hyperparameters=SPACES[space]()
+    )
+    oracle._save_trial = oracle.save = lambda *_: None
+    oracle.verbose = 0
+    found = []
+    while (trial := oracle.create_trial("one")).status != TrialStatus.STOPPED:
+        found.append(trial.hyperparameters.values)
+        oracle.update_trial(trial.trial_id, {"loss": 0.0})
+        trial.status = TrialStatus.COMPLETED
+        oracle.end_trial(trial)
+    assert list(grid(SPACES[space]())) == found
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_search_that_goes_on_goes_the_way_of_one_that_never_stopped(space):
+    whole = list(grid(SPACES[space]()))
+    for ended in range(len(whole) + 1):
+        assert list(untried_in_grid(SPACES[space](), whole[:ended])) == whole[ended:]
+
+
+def test_a_hyperparameter_found_later_counts_as_its_default_in_the_trials_before():
+    space = plain()
+    tried = list(grid(space))
+    space.Choice("late", ["a", "b"])
+    left = list(untried_in_grid(space, tried))
+    assert len(left) == len(tried)
+    assert {values["late"] for values in left} == {"b"}
+
+
+def test_a_range_without_a_step_gives_ascending_samples_after_its_default():
+    space = keras_tuner.HyperParameters()
+    space.Float("rate", 0.0, 1.0)
+    found = [values["rate"] for values in grid(space)]
+    assert found == sorted(found)
+    assert (len(found), type(found[1])) == (11, float)
+
+
+def test_numbers_of_numpy_are_known_again_when_they_come_back_from_a_file():
+    space = keras_tuner.HyperParameters()
+    space.Choice("rate", [np.float64(0.1), np.float64(0.2)])
+    assert not list(untried_in_grid(space, [{"rate": 0.1}, {"rate": 0.2}]))

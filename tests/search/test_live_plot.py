@@ -1,0 +1,165 @@
+"""The live figure: in place, through copies of callbacks, and in a notebook's cleared output."""
+
+import base64
+import copy
+import pickle
+
+import keras_tuner
+import pytest
+import searches
+
+import kbatch
+from kbatch.search.live_picture import LivePicture
+
+CELL = """
+import sys
+sys.path[:0] = {path}
+import searches, keras_tuner, kbatch
+hypermodel = searches.stock(batch_sizes=(8, 16))
+live = kbatch.LivePlot(interval_s=0)
+searches.search({folder!r}, hypermodel, {kind}, fit=dict(callbacks=[live], verbose=1))
+"""
+
+
+class Screen:
+    """Shows bundles as IPython's `display` does, and remembers what stands where."""
+
+    def __init__(self):
+        self.places = []
+        self.changes = 0
+
+    def __call__(self, data, *, raw, metadata=None, display_id):
+        assert raw and display_id
+        self.places.append(data)
+        return Place(self, len(self.places) - 1)
+
+    @property
+    def pictures(self):
+        return [data for data in self.places if "image/png" in data]
+
+
+class Place:
+    def __init__(self, screen, number):
+        self.screen, self.number = screen, number
+
+    def update(self, data, *, raw, metadata=None):
+        self.screen.changes += 1
+        self.screen.places[self.number] = data
+
+
+class Clock:
+    """A clock that a second passes on at each look."""
+
+    def __init__(self):
+        self.time_s = 0.0
+
+    def __call__(self):
+        self.time_s += 1.0
+        return self.time_s
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A search of kbatch's tuner with a live plot: the screen, and the file it wrote."""
+    folder, screen = tmp_path_factory.mktemp("live"), Screen()
+    live = kbatch.LivePlot(folder / "live.svg", interval_s=0, display=screen, now=lambda: 0.0)
+    searches.search(
+        folder,
+        searches.stock(batch_sizes=(8, 16)),
+        kbatch.BatchSizeTuner,
+        fit={"callbacks": [live]},
+    )
+    return screen, folder / "live.svg"
+
+
+def test_a_search_has_one_figure_that_changes_in_place(searched):
+    screen, _ = searched
+    assert len(screen.places) == 1
+    # Of two trials the begin, the epoch within, the end of training and that of the trial.
+    assert screen.changes == 2 * 4 - 1
+    picture = base64.b64decode(screen.pictures[0]["image/png"])
+    assert picture.startswith(b"\x89PNG")
+    assert "2 trials over batch size, 8 to 16" in screen.pictures[0]["text/plain"]
+
+
+def test_the_file_holds_the_last_figure(searched):
+    screen, file = searched
+    assert screen.pictures[0]["text/plain"][:60] in file.read_text()
+
+
+def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty(tmp_path):
+    screen = Screen()
+    live = kbatch.LivePlot(interval_s=0, display=screen, now=Clock())
+    search = searches.stock(batch_sizes=(8, 16))
+    searches.search(tmp_path, search, keras_tuner.GridSearch, fit={"callbacks": [live]})
+    assert len(screen.places) == 2
+    assert screen.places[0] == {"text/plain": ""}
+    assert len(screen.pictures) == 1
+
+
+@pytest.mark.slow
+def test_trials_in_processes_of_their_own_are_shown_when_they_end(tmp_path):
+    file = tmp_path / "live.png"
+    live = kbatch.LivePlot(file, interval_s=0)
+    searches.search(
+        tmp_path,
+        searches.stock(batch_sizes=(8,)),
+        kbatch.BatchSizeTuner,
+        isolate=True,
+        fit={"callbacks": [live]},
+    )
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_copy_shows_in_the_same_place():
+    screen = Screen()
+    live = kbatch.LivePlot(display=screen)
+    copied = copy.deepcopy(live)
+    assert copied is not live
+    assert copied._picture is live._picture
+
+
+def test_it_travels_without_its_place():
+    picture = pickle.loads(pickle.dumps(LivePicture(None, Screen())))
+    assert picture.seen is False
+
+
+def test_without_a_place_nothing_is_drawn(tmp_path):
+    live = kbatch.LivePlot()
+    live.show_ended(tmp_path / "there is no study here")
+
+
+def test_drawing_waits_so_that_it_takes_a_tenth_of_the_time(searched, tmp_path):
+    screen = Screen()
+    # Each look at the clock is a second: a drawing takes one, so ten pass until the next.
+    live = kbatch.LivePlot(display=screen, interval_s=0, now=Clock())
+    live.show_ended(searched[1].parent / "search")
+    drawn = screen.changes + len(screen.places)
+    for epoch in range(1, 9):
+        live.on_epoch_begin(epoch)
+    assert screen.changes + len(screen.places) == drawn
+
+
+def test_another_suffix_and_a_negative_interval_are_refused():
+    with pytest.raises(ValueError, match=r"`\.png`, `\.svg` or `\.pdf`.*'live\.gif'"):
+        kbatch.LivePlot("live.gif")
+    with pytest.raises(ValueError, match="interval_s=-1"):
+        kbatch.LivePlot(interval_s=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["keras_tuner.GridSearch", "kbatch.BatchSizeTuner"])
+def test_in_a_notebook_one_figure_is_left(kind, tmp_path):
+    """keras-tuner clears the output of the cell after each trial, the last one included."""
+    import sys
+
+    import nbclient
+    import nbformat
+
+    source = CELL.format(path=sys.path, folder=str(tmp_path), kind=kind)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    nbclient.NotebookClient(notebook, timeout=280, kernel_name="python3").execute()
+    outputs = [o for o in notebook.cells[0].outputs if o.output_type == "display_data"]
+    pictures = [o for o in outputs if "image/png" in o.data]
+    assert len(pictures) == 1
+    assert "2 trials over batch size, 8 to 16" in pictures[0].data["text/plain"]

@@ -1,0 +1,97 @@
+import random
+
+import keras_tuner
+import pytest
+from keras_tuner.src.engine.trial import Trial, TrialStatus
+
+from kbatch.search.oracle import BatchSizeOracle
+from kbatch.search.trial_result import TrialResult, trial_result
+from kbatch.study.study_record import Study
+from kbatch.study.trial import Objective
+from tests.records_factory import make_execution, make_study, make_trial
+
+SIZES = (8, 16, 32, 64)
+ACCURACIES = (0.25, 0.5, 0.75)
+
+
+def searched(records, objective):
+    """The oracle of a search whose trials ended as the records say, in the order of their ids."""
+    oracle = BatchSizeOracle(
+        keras_tuner.Objective(objective.name, objective.direction), None, keep_checkpoints=0
+    )
+    for record in sorted(records, key=lambda one: one.trial_id):
+        space = keras_tuner.HyperParameters()
+        space.values = dict(record.hyperparameters)
+        trial = oracle.trials[record.trial_id] = Trial(space, record.trial_id)
+        result = trial_result(record)
+        trial.status = TrialStatus.FAILED
+        if isinstance(result, TrialResult):
+            trial.status = TrialStatus.COMPLETED
+            for name, value in result.metrics.items():
+                trial.metrics.update(name, value, step=result.step)
+            oracle.score_trial(trial)
+    return oracle
+
+
+def tied_trials(rng, objective):
+    """Trials of few sizes with few values of the objective, begun in any order."""
+    ids = rng.sample(range(20), rng.randint(1, 8))
+    return [
+        make_trial(
+            size,
+            *(
+                make_execution(size, accuracies=(rng.choice(ACCURACIES),), status=status)
+                for _ in range(rng.randint(1, 2))
+            ),
+            trial_id=f"{number:04d}",
+            objective=objective,
+        )
+        for number in ids
+        for size in [rng.choice(SIZES)]
+        for status in [rng.choice(("completed", "completed", "completed", "failed"))]
+    ]
+
+
+@pytest.mark.parametrize(
+    "objective", [Objective("val_accuracy", "max"), Objective("val_loss", "min")]
+)
+def test_oracle_and_study_name_the_same_best_trial(objective):
+    rng = random.Random(0)
+    tied = 0
+    for _ in range(300):
+        records = tied_trials(rng, objective)
+        best = make_study(*records).best_trial()
+        found = searched(records, objective).get_best_trials(1)
+        assert [t.trial_id for t in found] == ([] if best is None else [best.trial_id])
+        if best is None:
+            continue
+        equal = [
+            r
+            for r in records
+            if r.status == "completed" and r.objective_value == best.objective_value
+        ]
+        assert best.batch_size == min(r.batch_size for r in equal)
+        tied += len({r.batch_size for r in equal}) > 1
+    assert tied > 50  # Else there was nothing to see.
+
+
+def test_the_order_of_a_studys_trials_does_not_decide_its_best():
+    small, large = (make_trial(size, accuracies=(0.5,)) for size in (16, 64))
+    for trials in ((large, small), (small, large)):
+        assert Study("digits", trials).best_trial() is small
+
+
+@pytest.mark.parametrize(
+    ("objective", "direction"),
+    [
+        ("val_accuracy", "max"),
+        ("val_loss", "min"),
+        ("val_mean_absolute_error", "min"),
+        ("val_f1_score", "max"),
+        ("val_r2_score", "max"),
+        ("val_one_hot_mean_io_u", "max"),
+        ("cosine_similarity", "max"),
+    ],
+)
+def test_the_name_of_a_metric_tells_its_direction(objective, direction):
+    assert BatchSizeOracle(objective, None, keep_checkpoints=0).objective.direction == direction

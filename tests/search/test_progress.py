@@ -1,0 +1,297 @@
+"""Progress: its words, and what reaches a terminal, a log file and a notebook."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import records_factory
+from rich.console import Console
+
+from kbatch.search.fit_reporter import FitProgress, FitReporter
+from kbatch.search.live_line import FileLine, NotebookLine, TerminalLine
+from kbatch.search.progress import SearchProgress
+from kbatch.search.progress_text import duration, trial_line, trial_name
+
+
+def progress(**changes):
+    given = {
+        "execution": 0,
+        "share": 0.25,
+        "epoch": 1,
+        "epochs": 4,
+        "samples_per_second": 8123.4,
+        "memory_bytes": 412_000_000,
+        "metrics": {"loss": 0.5, "val_accuracy": 0.91},
+    }
+    return FitProgress(**(given | changes))
+
+
+class Keeps:
+    """A line that keeps what it is shown."""
+
+    changes = True
+
+    def __init__(self):
+        self.lines, self.live = [], []
+
+    def update(self, name, share, figures):
+        self.live.append(figures)
+
+    def print(self, text):
+        self.lines.append(text)
+
+    def close(self):
+        self.live.append(None)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def line():
+    return Keeps()
+
+
+@pytest.fixture
+def shown(clock, line):
+    with SearchProgress(1, open_line=lambda: line, now=clock) as shown:
+        yield shown
+
+
+def record():
+    return records_factory.make_study().trials[0]
+
+
+def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(shown, clock, line):
+    shown.trial_begins({"batch_size": 64}, ended=0, left=3)
+    clock.now_s = 100.0  # Building and tracing say nothing about the epochs.
+    shown.show(progress(share=0.05))
+    clock.now_s = 110.0
+    shown.show(progress(share=0.25))
+    figures = "412 MB, 8,123 samples/s, val_accuracy 0.9100"
+    assert line.live[-2:] == [f"5 %, {figures}", f"25 %, 0:38 left, {figures}"]
+
+
+def test_the_time_left_of_the_search_comes_from_the_trials_that_ended(shown, clock, line):
+    shown.trial_begins({"batch_size": 32}, ended=0, left=3)
+    clock.now_s = 60.0
+    shown.trial_ends(record())
+    shown.trial_begins({"batch_size": 64}, ended=1, left=2)
+    clock.now_s = 70.0
+    shown.show(progress(share=0.05))
+    assert "5 %, search 1:50 left, 412 MB" in line.live[-1]
+    clock.now_s = 80.0
+    shown.show(progress(share=0.25))
+    assert "25 %, 0:38 left, search 1:38 left, 412 MB" in line.live[-1]
+
+
+def test_each_trial_leaves_one_line(shown, clock, line):
+    for number, size in enumerate((32, 64)):
+        shown.trial_begins({"batch_size": size}, ended=number, left=2 - number)
+        shown.show(progress(epoch_ended=True))
+        clock.now_s += 5.0
+        shown.trial_ends(record())
+    assert [text.split(", ")[:2] for text in line.lines] == [
+        ["trial 1/2", "batch    32"],
+        ["trial 2/2", "batch    64"],
+    ]
+
+
+def test_a_file_is_told_the_time_left_with_each_trial_but_the_last(clock):
+    line = Keeps()
+    line.changes = False
+    with SearchProgress(1, open_line=lambda: line, now=clock) as shown:
+        for number in range(3):
+            shown.trial_begins({"batch_size": 32}, ended=number, left=3 - number)
+            clock.now_s += 60.0
+            shown.trial_ends(record())
+    ends = [re.findall("about (.*) left", text) for text in line.lines]
+    assert ends == [["2:00"], ["1:00"], []]
+
+
+def test_what_the_search_for_a_micro_batch_took_is_not_taken_again(clock):
+    line = Keeps()
+    line.changes = False
+    searched = records_factory.make_trial(32, micro_batch_search_s=40.0)
+    with SearchProgress(1, open_line=lambda: line, now=clock) as shown:
+        shown.trial_begins({"batch_size": 32}, ended=0, left=3)
+        clock.now_s += 60.0
+        shown.trial_ends(searched)
+    assert "about 0:40 left" in line.lines[0]
+
+
+def test_verbose_tells_how_much_is_shown(clock):
+    lines = []
+    for verbose in (0, 1, 2):
+        line = Keeps()
+        with SearchProgress(verbose, open_line=lambda line=line: line, now=clock) as shown:
+            shown.trial_begins({"batch_size": 32}, ended=0, left=1)
+            shown.show(progress(epoch_ended=True))
+            shown.trial_ends(record())
+            shown.say("more")
+        lines.append(line)
+    assert [len(line.lines) for line in lines] == [0, 2, 3]
+    assert lines[0].live == []
+    assert lines[2].lines[0].startswith("trial 1/1, batch    32, epoch 2/4, 412 MB")
+
+
+def test_a_trial_of_several_executions_has_its_mean_and_interval():
+    values = (0.90, 0.92, 0.94)
+    executions = (records_factory.make_execution(32, accuracies=(v,)) for v in values)
+    several = records_factory.make_trial(32, *executions)
+    text = trial_line("trial", several, duration_s=1.0, memory_bytes=None)
+    half_width = 4.303 * 0.02 / 3**0.5
+    assert f"val_accuracy 0.9200 ± {half_width:.2g}" in text
+    assert text.endswith("(best epochs, mean of 3 executions)")
+
+
+def test_a_failed_trial_has_its_cause():
+    failed = next(t for t in records_factory.make_study().trials if t.status == "out_of_memory")
+    text = trial_line("trial", failed, duration_s=1.0, memory_bytes=None)
+    assert text == f"trial,   1.0 s, out of memory: {failed.failure}"
+
+
+def test_names_and_durations():
+    values = {"batch_size": 8, "rate": 0.001, "units": 4}
+    assert trial_name(values, 2, 7) == "trial 2/7, batch     8, rate 0.001, units 4"
+    assert trial_name(values, None, None).startswith("trial, batch")
+    assert [duration(s) for s in (-3, 0.4, 61, 3661)] == ["0:00", "0:00", "1:01", "1:01:01"]
+
+
+def test_the_reporter_tells_the_share_of_the_trial_and_not_each_step(clock):
+    told = []
+    reporter = FitReporter(told.append, execution=1, executions=2, now=clock)
+    reporter.set_params({"epochs": 2, "steps": 10})
+    reporter.on_train_begin()
+    for epoch in range(2):
+        reporter.on_epoch_begin(epoch)
+        for step in range(10):
+            clock.now_s += 0.05
+            reporter.on_train_batch_end(step)
+        reporter.on_epoch_end(epoch, {"loss": 0.5})
+    shares = [event.share for event in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert [event.epoch_ended for event in told].count(True) == 2
+    assert 4 <= len(told) <= 8
+
+
+def test_a_log_file_gets_lines_without_control_characters():
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        line = FileLine()
+        line.update("trial", 0.5, "half")
+        line.print("trial 1")
+        line.close()
+    assert out.getvalue() == "trial 1\n"
+
+
+def test_a_terminal_keeps_the_lines_and_takes_the_bar_away():
+    out = io.StringIO()
+    line = TerminalLine(Console(file=out, force_terminal=True, width=100))
+    line.update("trial 1", 0.5, "50 %, [bold] 0:30 left")
+    line.print("trial 1 [bold] ended")
+    line.close()
+    text = out.getvalue()
+    assert "50 %, [bold] 0:30 left" in text
+    assert "trial 1 [bold] ended\n" in text
+    assert text.endswith("\x1b[2K")
+
+
+class Display:
+    """IPython's `display`: outputs by their handles, in the order in which they were made."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def __call__(self, bundle, *, raw, display_id):
+        assert raw
+        assert display_id
+        self.outputs.append(bundle["text/plain"])
+        return Handle(self.outputs, len(self.outputs) - 1)
+
+
+class Handle:
+    def __init__(self, outputs, index):
+        self.outputs, self.index = outputs, index
+
+    def update(self, bundle, *, raw):
+        self.outputs[self.index] = bundle["text/plain"]
+
+
+def test_a_notebook_changes_outputs_of_its_own_only(capsys):
+    display = Display()
+    display({"text/plain": "the user's table"}, raw=True, display_id=True)
+    line = NotebookLine(display)
+    line.update("trial 1", 0.2, "20 %")
+    line.update("trial 1", 0.5, "50 %")
+    assert display.outputs == ["the user's table", "trial 1: 50 %"]
+    line.print("trial 1 ended")
+    line.update("trial 2", 0.5, "50 %")
+    line.close()
+    assert display.outputs == ["the user's table", "", ""]
+    assert capsys.readouterr().out == "trial 1 ended\n"
+
+
+SEARCH = """
+import sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests", {root!r} + "/tests/search"]
+from kbatch.device.quiet_start import quiet_start
+with quiet_start():
+    import kbatch, models, searches
+hypermodel = searches.stock(batch_sizes=(8, 32))
+for number, verbose in enumerate({verbosities}):
+    fit = {{"verbose": verbose}}
+    folder = sys.argv[1] + "/" + str(number)
+    searches.search(folder, hypermodel, kbatch.BatchSizeTuner, fit=fit)
+    print("ended", number)
+"""
+
+
+def run(directory, verbosities, stdout):
+    root = str(Path(__file__).parents[2])
+    code = SEARCH.format(root=root, verbosities=verbosities)
+    command = [sys.executable, "-c", code, str(directory)]
+    environment = {**os.environ, "TERM": "xterm", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=300
+    )
+
+
+def test_a_search_in_a_log_file_is_a_line_a_trial_or_silent(tmp_path):
+    done = run(tmp_path, (1, 0), subprocess.PIPE)
+    lines = [line.split(",")[0] for line in done.stdout.splitlines()]
+    assert lines == ["trial 1/2", "trial 2/2", "ended 0", "ended 1"], done.stderr
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.stdout)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_search_in_a_terminal_shows_a_bar_and_leaves_a_line_a_trial(tmp_path):
+    ours, theirs = pty.openpty()
+    done = run(tmp_path, (1,), theirs)
+    os.close(theirs)
+    text = b""
+    with contextlib.suppress(OSError):  # Linux ends a terminal that nobody holds with an error.
+        while chunk := os.read(ours, 65536):
+            text += chunk
+    os.close(ours)
+    assert done.returncode == 0, done.stderr
+    assert "━" in text.decode()
+    stays = [line for line in text.decode().split("\r\n") if "samples/s, val_accuracy" in line]
+    assert any("trial 1/2, batch     8" in line for line in stays)
+    assert any("trial 2/2, batch    32" in line for line in stays)

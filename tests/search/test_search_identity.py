@@ -1,0 +1,380 @@
+"""A directory's search is taken for the present one only where it is that one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import keras_tuner
+import models
+import numpy as np
+import pandas as pd
+import pytest
+import searches
+import tensorflow as tf
+
+import kbatch
+from kbatch.search.goodput_strategy import GoodputStrategy
+from kbatch.search.identity import check_identity, fit_facts, model_facts
+from kbatch.study.goodput import GoodputRecord, SizeDecision, read_goodput, write_goodput
+from kbatch.study.search_identity import IDENTITY_NAME, SearchIdentity
+
+EarlyStopping = keras.callbacks.EarlyStopping
+
+
+def wide():
+    """Another architecture."""
+    inputs = keras.Input((8,))
+    outputs = keras.layers.Dense(3, activation="softmax", dtype="float32")(
+        keras.layers.Dense(24)(inputs)
+    )
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", models.own_loss, metrics=["accuracy"])
+    return model
+
+
+def rated(*rates):
+    """A build function with choices of the learning rate."""
+
+    def build(hp):
+        return models.stock(optimizer=keras.optimizers.SGD(hp.Choice("rate", list(rates))))
+
+    return build
+
+
+def hypermodel(build=models.stock, batch_sizes=(8,), **arguments):
+    return searches.stock(build, batch_sizes, **arguments)
+
+
+def search(directory, build=models.stock, *, fit=None, sizes=(8,), model=None, **arguments):
+    fit = {"epochs": 1} | (fit or {})
+    kind = arguments.pop("kind", kbatch.BatchSizeTuner)
+    tuned = hypermodel(build, sizes, **(model or {}))
+    return searches.search(directory, tuned, kind, fit=fit, **arguments)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The directory of a finished search of one trial."""
+    directory = tmp_path_factory.mktemp("found")
+    stops = [EarlyStopping(monitor="loss", patience=3)]
+    search(directory, fit={"callbacks": stops, "class_weight": {0: 1.0, 1: 1.0, 2: 2.0}})
+    return directory
+
+
+def again(directory, **changed):
+    fit = {
+        "callbacks": [EarlyStopping(monitor="loss", patience=3)],
+        "class_weight": {0: 1.0, 1: 1.0, 2: 2.0},
+    } | changed.pop("fit", {})
+    return search(directory, fit=fit, **changed)
+
+
+class Counts(keras.callbacks.Callback):
+    """Of the user's own; `file` gains a line at each training."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def on_train_begin(self, logs=None):
+        with self.file.open("a") as lines:
+            lines.write("begun\n")
+
+
+DIFFERENCES = {
+    "architecture": (
+        {"build": wide},
+        r"model: Sequential of 2 layers and 195 weights \(\w+\) then, Functional of 3 layers and",
+    ),
+    "optimizer": ({"build": lambda: models.stock(optimizer="adam")}, "optimizer: SGD then, Adam"),
+    "rate": (
+        {"build": lambda: models.stock(optimizer=keras.optimizers.SGD(0.5))},
+        r"Received: optimizer.learning_rate: 0.00\d+ then, 0.5 now\.$",
+    ),
+    "loss": ({"build": models.mlp}, r"compile\(loss\): .*own_loss.* then, "),
+    "fewer rows": ({"data": [a[:50] for a in models.rows(94)]}, r"x: 94 rows .* then, 50 rows .*"),
+    "other values": ({"data": models.rows(94, seed=3)}, r"x: 94 rows of \(8,\) float32, values"),
+    "epochs": ({"fit": {"epochs": 3}}, r"Received: epochs: 1 then, 3 now\.$"),
+    "patience": (
+        {"fit": {"callbacks": [EarlyStopping(monitor="loss", patience=9)]}},
+        r"callback EarlyStopping: .*patience=3.* then, .*patience=9.* now",
+    ),
+    "no callback": ({"fit": {"callbacks": []}}, r"EarlyStopping: .* then, none now"),
+    "class weights": ({"fit": {"class_weight": None}}, r"class_weight: 0=1.0, .* then, none now"),
+    "validation": (
+        {"fit": {"validation_data": models.rows(30, seed=1)}},
+        r"validation_data\[0\]: 40 rows .* then, 30 rows .* now",
+    ),
+    "hyperparameter": ({"build": rated(0.1, 0.2)}, r"hyperparameter 'rate': none then, .*0\.1"),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_another_search_is_refused_before_any_trial_and_the_difference_named(found, difference):
+    changed, told = DIFFERENCES[difference]
+    with pytest.raises(ValueError, match=told) as error:
+        again(found, **changed)
+    assert "`project_name`" in str(error.value)
+    assert "overwrite=True" in str(error.value)
+    assert len(kbatch.load_study(found / "search").trials) == 1
+
+
+def test_the_same_search_is_no_other_one_in_any_process(found):
+    before = (found / "search" / IDENTITY_NAME).read_text()
+    again(found)
+    code = "import test_search_identity as t, pathlib, sys; t.again(pathlib.Path(sys.argv[1]))"
+    subprocess.run(
+        [sys.executable, "-c", code, str(found)],
+        check=True,
+        capture_output=True,
+        env={"PYTHONPATH": ":".join([str(Path(__file__).parent), *filter(None, sys.path)])},
+    )
+    assert (found / "search" / IDENTITY_NAME).read_text() == before
+    assert kbatch.load_study(found / "search").problems == ()
+
+
+def test_other_choices_of_a_learning_rate_are_refused(tmp_path):
+    search(tmp_path, rated(0.1))
+    with pytest.raises(ValueError, match=r"hyperparameter 'rate': .*0\.1\].* then, .*0\.3\].* now"):
+        search(tmp_path, rated(0.1, 0.3))
+
+
+def test_what_only_shows_or_widens_is_no_other_search(found):
+    writer = keras.callbacks.CSVLogger(found / "log.csv")
+    stops = EarlyStopping(monitor="loss", patience=3)
+    again(found, fit={"verbose": 1, "callbacks": [stops, writer]}, keep_checkpoints=2)
+
+
+def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
+    counts = Counts(tmp_path / "begun")
+    fit = {"callbacks": [counts]}
+    search(tmp_path, sizes=(16,), fit=fit)
+    (old,) = kbatch.load_study(tmp_path / "search").trials
+    tuner = search(tmp_path, sizes=(8, 16, 32), fit=fit, executions_per_trial=2)
+    study = kbatch.load_study(tuner)
+    assert [trial.batch_size for trial in study.trials] == [8, 16, 32]
+    assert [len(trial.executions) for trial in study.trials] == [2, 2, 2]
+    kept = next(trial for trial in study.trials if trial.batch_size == 16)
+    assert kept.trial_id == old.trial_id
+    assert kept.executions[0] == old.executions[0]
+    assert counts.file.read_text().count("begun") == 1 + 5
+    # What the first run derived from its sizes stays, or its trials would be other ones.
+    assert study.search.settings["base_batch_size"] == 16
+    assert study.search.settings["validation_batch_size"] == 16
+    assert study.search.settings["batch_sizes"] == [8, 16, 32]
+    tuner.get_best_models()
+
+
+def test_a_model_that_reads_the_batch_size_may_get_smaller_ones(tmp_path):
+    def build(hp):
+        rate = 0.001 * hp.get("batch_size")
+        return models.stock(optimizer=keras.optimizers.SGD(rate))
+
+    search(tmp_path, build, sizes=(16,))
+    tuner = search(tmp_path, build, sizes=(8, 16))
+    assert len(kbatch.load_study(tuner).trials) == 2
+
+
+def test_fewer_sizes_are_other_settings(found):
+    with pytest.raises(ValueError, match=r"batch_sizes: \[8\] there, \[16\] here"):
+        again(found, sizes=(16,))
+
+
+def test_a_search_without_identity_needs_consent(tmp_path):
+    search(tmp_path)
+    identity = tmp_path / "search" / IDENTITY_NAME
+    identity.unlink()
+    assert len(kbatch.load_study(tmp_path / "search").trials) == 1
+    with pytest.raises(ValueError, match=r'overwrite=True.*resume="unchecked".*0\.1\.0'):
+        search(tmp_path)
+    study = kbatch.load_study(search(tmp_path, resume="unchecked"))
+    assert len(study.trials) == 1
+    assert "not compared" in study.problems[0]
+    search(tmp_path)
+    with pytest.raises(ValueError, match="epochs: 1 then, 2 now"):
+        search(tmp_path, fit={"epochs": 2})
+    identity.write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        search(tmp_path)
+    assert len(kbatch.load_study(search(tmp_path, overwrite=True)).trials) == 1
+
+
+def test_a_tuner_of_keras_tuner_refuses_before_its_next_trial(tmp_path):
+    arguments = {"kind": keras_tuner.RandomSearch, "sizes": (8, 16)}
+    search(tmp_path, max_trials=1, **arguments)
+    with pytest.raises(ValueError, match="epochs: 1 then, 2 now"):
+        search(tmp_path, max_trials=2, fit={"epochs": 2}, **arguments)
+    with pytest.raises(ValueError, match="model: "):
+        search(tmp_path, wide, max_trials=2, **arguments)
+    study = kbatch.load_study(search(tmp_path, max_trials=2, **arguments))
+    assert [trial.status for trial in study.trials] == ["completed", "completed"]
+
+
+def test_a_tuner_of_keras_tuner_is_not_told_of_a_choice_that_it_has_not(tmp_path):
+    arguments = {"kind": keras_tuner.RandomSearch, "sizes": (8, 16)}
+    search(tmp_path, max_trials=1, **arguments)
+    (tmp_path / "search" / IDENTITY_NAME).unlink()
+    with pytest.raises(ValueError, match=r"or `overwrite=True` to start over\. Received: there is"):
+        search(tmp_path, max_trials=2, **arguments)
+
+
+def test_in_processes_of_their_own_trials_belong_to_the_same_search(tmp_path):
+    search(tmp_path, isolate=True)
+    search(tmp_path)
+
+
+def test_a_callback_is_told_by_what_it_was_given():
+    def facts(*callbacks):
+        return fit_facts((), {"callbacks": list(callbacks)})
+
+    def schedule(factor):
+        return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * factor)
+
+    for one, other in (
+        (kbatch.StopAtTarget("val_accuracy", 0.9), kbatch.StopAtTarget("val_accuracy", 0.8)),
+        (kbatch.TimeBudget(3), kbatch.TimeBudget(4)),
+        (schedule(0.5), schedule(0.9)),
+        (EarlyStopping(patience=1), keras.callbacks.TerminateOnNaN()),
+    ):
+        assert facts(one) != facts(other)
+        assert facts(one) != facts()
+        assert facts(one, other) != facts(other)
+    assert facts(schedule(0.5)) == facts(schedule(0.5))
+    assert facts(EarlyStopping(verbose=1)) == facts(EarlyStopping(verbose=0))
+
+
+def test_a_wider_search_by_goodput_times_its_sizes_again_and_keeps_its_decisions(tmp_path):
+    def sweep(*sizes):
+        return GoodputRecord(sizes, tuple(0.1 for _ in sizes), (), 1.0)
+
+    def begin(*sizes):
+        strategy = GoodputStrategy()
+        said = strategy.begin(
+            tmp_path,
+            keras_tuner.Objective("updates_to_target", "min"),
+            callbacks=[kbatch.StopAtTarget("accuracy", 0.9)],
+            batch_sizes=sizes,
+            sweep=lambda: sweep(*sizes),
+        )
+        return said, read_goodput(tmp_path)
+
+    assert "in 1.0 s" in begin(8, 16)[0]
+    write_goodput(sweep(8, 16).with_decision(SizeDecision(8, "pilot")), tmp_path)
+    assert "from an earlier run" in begin(8, 16)[0]
+    said, kept = begin(8, 16, 32)
+    assert "3 batch sizes in 1.0 s" in said
+    assert kept.batch_sizes == (8, 16, 32)
+    assert kept.decisions == (SizeDecision(8, "pilot"),)
+
+
+def test_another_search_without_results_leaves_no_times_behind(tmp_path):
+    def begins(**facts):
+        check_identity(tmp_path, lambda _: SearchIdentity(facts, {}), unchecked=False)
+        return read_goodput(tmp_path) is not None
+
+    begins(model="one")
+    write_goodput(GoodputRecord((8, 16), (0.1, 0.2), (), 1.0), tmp_path)
+    assert begins(model="one")
+    assert not begins(model="another")
+
+
+def test_large_data_are_told_by_rows_at_fixed_places(tmp_path):
+    x = np.zeros((400_000, 16), "float32")
+    same, other = x.copy(), x.copy()
+    other[-1] = 1
+    assert fit_facts((x,), {})["x"] == fit_facts((same.astype("float64"),), {})["x"]
+    assert fit_facts((x,), {})["x"] != fit_facts((other,), {})["x"]
+
+
+def test_every_form_of_data_has_facts_that_do_not_change():
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]})
+    dataset = tf.data.Dataset.range(10).shuffle(10).batch(4)
+    path = "train.tfrecord"
+
+    def made(size):
+        return tf.data.TFRecordDataset(path).batch(size)
+
+    def facts():
+        return fit_facts(({"a": frame, "b": np.array(["x", "y"])},), {"validation_data": made})
+
+    assert facts() == facts()
+    assert facts().keys() >= {"x['a']", "x['b']", "validation_data"}
+    given = fit_facts((dataset,), {})
+    assert given == fit_facts((dataset,), {})
+    assert "3 elements" in given["x"]
+    assert given["x"] != fit_facts((dataset.take(2),), {})["x"]
+    before = facts()["validation_data"]
+    path = "other.tfrecord"
+    assert facts()["validation_data"] != before
+
+
+def test_seeds_that_keras_draws_and_names_that_it_counts_decide_nothing(tmp_path):
+    def build():
+        inputs = keras.Input((8,))
+        hidden = keras.layers.Dropout(0.1)(keras.layers.GaussianNoise(0.1)(inputs))
+        hidden = keras.ops.add(keras.layers.Dense(8)(hidden), hidden)
+        model = keras.Model(inputs, keras.layers.Dense(3, dtype="float32")(hidden))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, metrics=["accuracy"])
+        return model
+
+    assert model_facts(build()) == model_facts(build())
+
+
+def test_a_trial_whose_record_is_lost_is_measured_again(tmp_path, capsys):
+    begun = tmp_path / "begun"
+    arguments = {"sizes": (8, 16, 32), "fit": {"callbacks": [Counts(begun)]}}
+    search(tmp_path, **arguments)
+    first = kbatch.load_study(tmp_path / "search")
+    project = tmp_path / "search"
+    (project / "trial_0000" / "kbatch.json").write_text("")
+    (project / "trial_0001" / "kbatch.json").unlink()
+    arguments["fit"]["verbose"] = 1
+    study = kbatch.load_study(search(tmp_path, **arguments))
+    assert begun.read_text().count("begun") == 3 + 2
+    assert [t.metrics for t in study.trials] == [t.metrics for t in first.trials]
+    said = capsys.readouterr().out
+    for number in range(2):
+        line = f"Trial 000{number} ended, but its kbatch.json was missing or damaged: it was run"
+        assert line in " ".join(said.split())
+        assert any(line in problem for problem in study.problems)
+    assert not any("0002" in problem for problem in study.problems)
+
+
+HOLDS = """
+import sys, pathlib
+from kbatch.search.search_lock import search_lock
+with search_lock(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
+    project = tmp_path / "search"
+    project.mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(project)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match=rf"{project}.*process {holder.pid}\."):
+            search(tmp_path)
+        with pytest.raises(ValueError, match=rf"process {holder.pid}\."):
+            search(tmp_path, overwrite=True)
+        assert list(project.iterdir()) == [project / "kbatch.lock"]
+    finally:
+        holder.kill()
+        holder.wait()
+    assert len(kbatch.load_study(search(tmp_path)).trials) == 1
+
+
+def test_the_identity_is_a_versioned_record(found):
+    document = json.loads((found / "search" / IDENTITY_NAME).read_text())
+    assert document["kind"] == "SearchIdentity"
+    assert document["record"]["hyperparameters"] == {"batch_size": 8}

@@ -1,0 +1,109 @@
+import json
+
+import keras_tuner
+import numpy as np
+import pytest
+from keras_tuner.src.engine.trial import Trial
+
+from kbatch.records.json_files import RecordError
+from kbatch.search.oracle import BatchSizeOracle
+from kbatch.search.trial_states import read_trial_states, write_trial_state
+
+
+def trial(number, score=0.5):
+    space = keras_tuner.HyperParameters()
+    space.Choice("batch_size", [8, 16])
+    made = Trial(space, f"{number:04d}", "COMPLETED", "a message")
+    made.metrics.update("val_accuracy", 0.5, step=3)
+    made.score, made.best_step = score, 3
+    return made
+
+
+def file(folder, number):
+    return folder / f"trial_{number:04d}" / "trial.json"
+
+
+@pytest.mark.parametrize("score", [0.5, np.float32(0.5), None])
+def test_a_trial_comes_back_as_it_was(tmp_path, score):
+    write_trial_state(trial(0, score), tmp_path)
+    (found,) = read_trial_states(tmp_path)
+    assert found.get_state() == trial(0, score).get_state()
+
+
+def test_trials_come_back_by_their_ids(tmp_path):
+    for number in (11, 2, 1):
+        write_trial_state(trial(number), tmp_path)
+    assert [t.trial_id for t in read_trial_states(tmp_path)] == ["0001", "0002", "0011"]
+
+
+def test_keras_tuner_reads_the_files_and_its_own_are_read(tmp_path):
+    write_trial_state(trial(0), tmp_path)
+    assert Trial.load(str(file(tmp_path, 0))).score == 0.5
+    trial(1).save(_made(file(tmp_path, 1)))
+    assert len(read_trial_states(tmp_path)) == 2
+
+
+def _made(path):
+    path.parent.mkdir()
+    return str(path)
+
+
+@pytest.mark.parametrize("text", ["", '{"kbatch_state": 1', '{"trial_id": "0000"}', "[]", "\x00"])
+def test_a_damaged_file_is_named_and_passed_over(tmp_path, text):
+    write_trial_state(trial(1), tmp_path)
+    write_trial_state(trial(0), tmp_path)
+    file(tmp_path, 0).write_text(text)
+    with pytest.warns(UserWarning, match=r"trial_0000.*damaged"):
+        found = read_trial_states(tmp_path)
+    assert [t.trial_id for t in found] == ["0001"]
+
+
+def test_a_file_of_a_newer_kbatch_is_refused(tmp_path):
+    write_trial_state(trial(0), tmp_path)
+    state = json.loads(file(tmp_path, 0).read_text())
+    file(tmp_path, 0).write_text(json.dumps(state | {"kbatch_state": 99}))
+    with pytest.raises(RecordError, match=r"trial_0000.*version 99.*upgrade"):
+        read_trial_states(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"score": "0.5"},
+        {"score": [0.5]},
+        {"status": "LOST"},
+        {"status": None},
+        {"trial_id": 0},
+        {"trial_id": "../0000"},
+        {"trial_id": "0001"},
+        {"message": [[[]] * 3] * 3, "metrics": None},
+        {"kbatch_state": "1"},
+    ],
+)
+def test_a_state_that_says_something_impossible_is_passed_over(tmp_path, changed):
+    write_trial_state(trial(1), tmp_path)
+    write_trial_state(trial(0), tmp_path)
+    state = json.loads(file(tmp_path, 0).read_text())
+    file(tmp_path, 0).write_text(json.dumps(state | changed))
+    with pytest.warns(UserWarning, match=r"trial_0000.*damaged"):
+        found = read_trial_states(tmp_path)
+    assert [t.trial_id for t in found] == ["0001"]
+
+
+def test_a_state_nested_deeply_is_passed_over(tmp_path):
+    write_trial_state(trial(0), tmp_path)
+    file(tmp_path, 0).write_text("[" * 100_000)
+    with pytest.warns(UserWarning, match=r"trial_0000.*damaged"):
+        assert read_trial_states(tmp_path) == []
+
+
+@pytest.mark.parametrize("score", [None, float("nan")])
+def test_a_trial_without_a_score_is_not_among_the_best(tmp_path, score):
+    for number, value in enumerate((0.5, score, 0.7)):
+        write_trial_state(trial(number, value), tmp_path)
+    oracle = BatchSizeOracle(
+        keras_tuner.Objective("val_accuracy", "max"), lambda *_: iter(()), keep_checkpoints=1
+    )
+    oracle._set_project_dir(str(tmp_path.parent), tmp_path.name)
+    oracle.reload()
+    assert [t.trial_id for t in oracle.get_best_trials(3)] == ["0002", "0000"]

@@ -1,0 +1,392 @@
+"""A search with `BatchSizeTuner`: its results, its failures, how it goes on."""
+
+from pathlib import Path
+
+import keras
+import keras_tuner
+import models
+import numpy as np
+import pytest
+import searches
+import tensorflow as tf
+from keras_tuner.src.engine.trial import TrialStatus
+
+import kbatch
+from kbatch.errors import DeviceLostError
+from kbatch.search.checkpoints import CHECKPOINT_NAME, BestWeights
+
+
+def search(directory, hypermodel=None, **arguments):
+    hypermodel = hypermodel or two_sizes()
+    return searches.search(directory, hypermodel, kbatch.BatchSizeTuner, **arguments)
+
+
+def two_sizes(build=models.stock, **arguments):
+    return searches.stock(build, (8, 32), **arguments)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A search of two sizes, with its study."""
+    tuner = search(tmp_path_factory.mktemp("found"), executions_per_trial=2, keep_checkpoints=1)
+    return tuner, kbatch.load_study(tuner)
+
+
+def test_it_finds_what_keras_tuners_grid_search_finds(found, tmp_path):
+    stock = searches.search(tmp_path, two_sizes(), executions_per_trial=2)
+    tuner, study = found
+    for mine, theirs in zip(study.trials, kbatch.load_study(stock).trials, strict=True):
+        assert (mine.trial_id, mine.metrics) == (theirs.trial_id, theirs.metrics)
+        trials = [t.oracle.get_trial(mine.trial_id) for t in (tuner, stock)]
+        assert trials[0].score == pytest.approx(trials[1].score)
+        assert trials[0].best_step == trials[1].best_step
+    best = [t.get_best_hyperparameters()[0].values for t in (tuner, stock)]
+    assert best[0] == best[1]
+
+
+def test_the_best_models_have_the_weights_of_their_best_execution(found):
+    tuner, study = found
+    (trial,), (model,) = tuner.oracle.get_best_trials(), tuner.get_best_models()
+    result = model.evaluate(*models.rows(40, seed=1), verbose=0, return_dict=True)
+    (record,) = [t for t in study.trials if t.trial_id == trial.trial_id]
+    assert result["accuracy"] == pytest.approx(max(record.metric_values("val_accuracy")))
+
+
+def test_only_the_best_trials_keep_a_checkpoint(found):
+    tuner, _ = found
+    kept = {f"trial_{trial.trial_id}" for trial in tuner.oracle.get_best_trials(1)}
+    files = list(Path(tuner.project_dir).glob("**/*.h5"))
+    assert {file.parent.name for file in files} == kept
+    with pytest.raises(RuntimeError, match=r"no checkpoint.*keep_checkpoints=1"):
+        tuner.get_best_models(2)
+
+
+def test_a_search_that_ended_runs_nothing_again(found, capsys):
+    tuner, study = found
+    hypermodel = two_sizes(only_explored())
+    again = search(tuner.directory, hypermodel, executions_per_trial=2, keep_checkpoints=1)
+    assert again.remaining_trials == 0
+    assert kbatch.load_study(again) == study
+    assert capsys.readouterr().out == ""
+
+
+def test_going_on_says_what_is_kept(found, capsys):
+    tuner, _ = found
+    arguments = {"executions_per_trial": 2, "keep_checkpoints": 1, "fit": {"verbose": 1}}
+    search(tuner.directory, two_sizes(only_explored()), **arguments)
+    assert "2 trials of an earlier run kept in " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
+def test_slow_float16_is_told_of_once_before_the_first_trial(monkeypatch, tmp_path, capsys, policy):
+    monkeypatch.setattr("kbatch.search.tuner.float16_slowdown", lambda: 520.0)
+    hypermodel = searches.stock(batch_sizes=(16, 32), dtype_policy=policy)
+    search(tmp_path, hypermodel, fit={"verbose": 1, "epochs": 1})
+    before, _ = capsys.readouterr().out.split("trial 1/2", 1)
+    told = "float16 takes 520 times as long as float32 on this processor: give"
+    assert before.count(told) == (policy == "mixed_float16")
+
+
+def test_another_objective_in_the_same_directory_is_refused(found):
+    tuner, _ = found
+    arguments = {"executions_per_trial": 2, "keep_checkpoints": 1, "objective": "val_loss"}
+    with pytest.raises(ValueError, match=r"another objective.*'val_loss'.*'val_accuracy'"):
+        search(tuner.directory, **arguments)
+
+
+@pytest.mark.slow
+def test_more_executions_than_before_run_those_that_are_missing(tmp_path):
+    sizes = {"batch_sizes": (8, 16)}
+    search(tmp_path, searches.stock(**sizes))
+    again = search(tmp_path, searches.stock(**sizes), executions_per_trial=2)
+    study = kbatch.load_study(again)
+    assert [[run.seed for run in trial.executions] for trial in study.trials] == [[0, 1], [0, 1]]
+    direct = search(tmp_path / "direct", searches.stock(**sizes), executions_per_trial=2)
+    for mine, theirs in zip(study.trials, kbatch.load_study(direct).trials, strict=True):
+        assert mine.metrics["val_loss"] == pytest.approx(theirs.metrics["val_loss"], rel=1e-5)
+
+
+def test_what_the_tuner_overrides_is_called_by_keras_tuner():
+    """These names are keras-tuner's own: renamed there, its own failure handling would return."""
+    for name in ("_populate_initial_space", "_try_run_and_update_trial", "_build_and_fit_model"):
+        assert callable(getattr(keras_tuner.Tuner, name))
+    for name in ("_save_trial", "create_trial", "end_trial"):
+        assert callable(getattr(keras_tuner.Oracle, name))
+
+
+def only_explored():
+    """A build function that may be called once."""
+    calls = []
+
+    def build():
+        calls.append(1)
+        assert len(calls) == 1
+        return models.stock()
+
+    return build
+
+
+class Fails(keras.callbacks.Callback):
+    """Raises at the end of the first epoch, in trials or executions that it counts."""
+
+    def __init__(self, error, *, file=None, at=None):
+        super().__init__()
+        self.error, self.file, self.at = error, file, at
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.file is not None and epoch == 0:
+            with self.file.open("a") as lines:
+                lines.write("begun\n")
+        if self.at is None or self.begun() == self.at:
+            raise self.error
+
+    def begun(self):
+        return self.file.read_text().count("begun")
+
+
+SIZES = (4, 8, 16, 32)  # keras-tuner gives up after three in a row.
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    """A search in which four trials in a row run out of memory."""
+    directory = tmp_path_factory.mktemp("failed")
+    return search(directory, searches.stock(batch_sizes=SIZES), fit=failing())
+
+
+def failing():
+    return {"callbacks": [Fails(MemoryError("18 GiB wanted"))]}
+
+
+def test_however_many_fail_in_a_row_the_search_goes_on(failed):
+    study = kbatch.load_study(failed)
+    assert [trial.batch_size for trial in study.trials] == list(SIZES)
+    assert {trial.status for trial in study.trials} == {"out_of_memory"}
+    assert {trial.failure for trial in study.trials} == {"MemoryError: 18 GiB wanted"}
+    assert {trial.status for trial in failed.oracle.trials.values()} == {TrialStatus.FAILED}
+    assert all("in on_epoch_end\n" in t.executions[-1].traceback for t in study.trials)
+
+
+def test_where_nothing_completed_asking_for_the_best_raises_with_the_causes(failed):
+    message = r"none of 4 trials completed.*smaller `micro_batch_size`.*batch size 4: .*18 GiB"
+    for ask in (failed.get_best_hyperparameters, failed.get_best_models):
+        with pytest.raises(RuntimeError, match=message):
+            ask()
+
+
+def test_a_project_of_failures_is_not_poisoned(failed):
+    hypermodel = searches.stock(only_explored(), SIZES)
+    assert search(failed.directory, hypermodel, fit=failing()).remaining_trials == 0
+
+
+def test_before_a_search_there_is_no_best_trial(tmp_path):
+    tuner = searches.tuner(tmp_path, searches.stock(), kbatch.BatchSizeTuner)
+    with pytest.raises(RuntimeError, match="call `search` first"):
+        tuner.get_best_hyperparameters()
+
+
+def test_a_build_that_fails_is_a_trial_that_failed(tmp_path):
+    def build(hp):
+        if hp.get("batch_size") == 16:
+            raise RuntimeError("no such layer")
+        return models.stock()
+
+    tuner = search(tmp_path, searches.stock(build, (8, 16)), executions_per_trial=2)
+    study = kbatch.load_study(tuner)
+    assert [trial.status for trial in study.trials] == ["completed", "failed"]
+    (run,) = study.trials[1].executions
+    assert run.failure == "RuntimeError: no such layer"
+    assert "in build\n" in run.traceback
+    assert (run.seed, run.batch_size, run.micro_batch_size) == (0, 16, 16)
+    assert (run.dtype_policy, run.optimizer, run.jit_compile) == ("float32", None, None)
+    assert study.problems == ()
+    assert "no such layer" in tuner.oracle.get_trial("0001").message
+    kbatch.write_report(study, tmp_path / "report.html")
+    kbatch.plot_trials(study)
+
+
+def test_a_trial_that_diverges_has_failed_for_keras_tuner_too(tmp_path):
+    def build(hp):
+        rate = 1e30 if hp.get("batch_size") == 8 else 0.01
+        return models.stock(optimizer=keras.optimizers.SGD(rate))
+
+    hypermodel = two_sizes(build, learning_rate_scaling=None)
+    tuner = search(tmp_path, hypermodel, objective="val_loss", executions_per_trial=2)
+    statuses = [trial.status for trial in tuner.oracle.ended_trials]
+    assert statuses == [TrialStatus.FAILED, TrialStatus.COMPLETED]
+    diverged = kbatch.load_study(tuner).trials[0]
+    assert len(diverged.executions) == 1
+    assert diverged.failure.startswith("diverged")
+
+
+def test_an_interrupted_search_says_how_to_go_on_and_does(found, tmp_path):
+    """In the second execution of the second trial: three have completed then."""
+    file = tmp_path / "begun"
+    interrupts = Fails(KeyboardInterrupt(), file=file, at=4)
+    arguments = {"executions_per_trial": 2, "keep_checkpoints": 1}
+    with pytest.raises(KeyboardInterrupt, match="run the same script again"):
+        search(tmp_path, fit={"callbacks": [interrupts]}, **arguments)
+    stopped = kbatch.load_study(tmp_path / "search")
+    assert [trial.status for trial in stopped.trials] == ["completed", "interrupted"]
+    file.write_text("")
+    study = kbatch.load_study(search(tmp_path, fit={"callbacks": [interrupts]}, **arguments))
+    assert interrupts.begun() == 1
+    for trial, undisturbed in zip(study.trials, found[1].trials, strict=True):
+        assert trial.metrics == undisturbed.metrics
+        assert [run.seed for run in trial.executions] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_damaged_state_is_named_and_only_its_trial_runs_again(tmp_path):
+    file = tmp_path / "begun"
+    fit = {"callbacks": [Fails(None, file=file, at=-1)], "validation_data": models.rows(40, seed=1)}
+    search(tmp_path, fit=fit)
+    file.unlink()
+    first = kbatch.load_study(tmp_path / "search")
+    (tmp_path / "search" / "trial_0001" / "trial.json").write_text("{")
+    (tmp_path / "search" / "trial_0001" / "kbatch.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"trial_0001.*run again"):
+        tuner = searches.tuner(tmp_path, two_sizes(), kbatch.BatchSizeTuner)
+    tuner.search(*models.rows(94), epochs=2, verbose=0, **fit)
+    assert file.read_text() == "begun\n"
+    again = kbatch.load_study(tuner)
+    assert [t.metrics for t in again.trials] == [t.metrics for t in first.trials]
+
+
+def test_a_mistake_in_what_was_given_ends_the_search_and_is_no_result(tmp_path):
+    fit = {"validation_data": None}
+    with pytest.raises(keras_tuner.errors.FatalError, match="val_accuracy"):
+        search(tmp_path, fit=fit)
+    assert not list(tmp_path.glob("search/trial_0001"))
+    assert len(kbatch.load_study(search(tmp_path)).trials) == 2
+
+
+def test_a_lost_gpu_ends_the_search_whose_trial_runs_again_later(tmp_path):
+    lost = tf.errors.InternalError(None, None, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(DeviceLostError, match="from its last finished trial"):
+        search(tmp_path, fit={"callbacks": [Fails(lost)]})
+    (trial,) = kbatch.load_study(tmp_path / "search").trials
+    assert trial.status == "failed"
+    again = kbatch.load_study(search(tmp_path))
+    assert [trial.status for trial in again.trials] == ["completed"] * 2
+
+
+def test_other_settings_in_the_directory_are_refused_at_once(found):
+    with pytest.raises(ValueError, match=r"other settings.*seed: 0 there, 1 here"):
+        searches.tuner(found[0].directory, two_sizes(seed=1), kbatch.BatchSizeTuner)
+
+
+class Watches(keras.callbacks.Callback):
+    """Looks for checkpoints during training."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_epoch_end(self, epoch, logs=None):
+        assert not list(self.folder.glob("**/*.h5"))
+
+
+class OwnObjective(keras_tuner.HyperModel):
+    """Computes the objective after training."""
+
+    def build(self, hp):
+        return models.stock()
+
+    def fit(self, hp, model, *args, **kwargs):
+        model.fit(*args, **kwargs)
+        return {"mine": float(hp.get("batch_size"))}
+
+
+@pytest.mark.parametrize("inner", [models.stock, OwnObjective()], ids=["logs", "after"])
+def test_training_writes_no_checkpoint_an_epoch(tmp_path, inner):
+    objective = "val_accuracy" if inner is models.stock else keras_tuner.Objective("mine", "max")
+    hypermodel = searches.stock(inner, (8,))
+    tuner = search(
+        tmp_path, hypermodel, objective=objective, fit={"callbacks": [Watches(tmp_path)]}
+    )
+    assert kbatch.load_study(tuner).trials[0].failure is None
+    assert len(list(tmp_path.glob("**/*.h5"))) == 1
+    assert len(tuner.get_best_models()) == 1
+
+
+def test_a_checkpoint_leaves_the_model_with_its_last_weights(tmp_path):
+    ended = []
+
+    class Own(OwnObjective):
+        def fit(self, hp, model, *args, **kwargs):
+            history = model.fit(*args, **kwargs)
+            ended.append(model.evaluate(*models.rows(40, seed=1), verbose=0, return_dict=True))
+            return history
+
+    hypermodel = searches.stock(Own(), (8,))
+    study = kbatch.load_study(search(tmp_path, hypermodel, fit={"epochs": 4}))
+    last = study.trials[0].executions[0].epochs[-1]
+    assert ended[0]["loss"] == pytest.approx(last.metrics["val_loss"], rel=1e-5)
+
+
+def test_training_that_starts_again_writes_its_checkpoint(tmp_path):
+    """Memory ran out: `on_train_end` never came, and the same value comes again."""
+    model = models.mlp()
+    callback = BestWeights(keras_tuner.Objective("val_accuracy", "max"), tmp_path)
+    callback.set_model(model)
+    for weight in (1.0, 2.0):
+        callback.on_train_begin()
+        for variable in model.trainable_variables:
+            variable.assign(keras.ops.full(variable.shape, weight))
+        callback.on_epoch_end(0, {"val_accuracy": 0.5})
+    callback.on_train_end()
+    fresh = models.mlp()
+    fresh.load_weights(tmp_path / CHECKPOINT_NAME)
+    assert all(np.all(w == 2.0) for w in fresh.get_weights())
+
+
+def test_no_checkpoint_is_kept_where_none_is_asked_for(tmp_path):
+    tuner = search(tmp_path, searches.stock(batch_sizes=(8,)), keep_checkpoints=0)
+    assert not list(tmp_path.glob("**/*.h5"))
+    with pytest.raises(RuntimeError, match="keep_checkpoints=0"):
+        tuner.get_best_models()
+
+
+def test_throughput_several_and_own_objectives_are_known(tmp_path):
+    speed = keras_tuner.Objective("samples_per_second", "max")
+    several = ["val_accuracy", keras_tuner.Objective("val_loss", "min")]
+    for name, objective in (("speed", speed), ("several", several)):
+        hypermodel = searches.stock(batch_sizes=(8, 32))
+        tuner = search(tmp_path, hypermodel, objective=objective, project_name=name)
+        best = kbatch.load_study(tuner).best_trial()
+        assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size
+
+
+def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_path):
+    class Late(OwnObjective):
+        def fit(self, hp, model, *args, **kwargs):
+            hp.Choice("patience", [1, 2])
+            return model.fit(*args, **kwargs)
+
+    study = kbatch.load_study(search(tmp_path, searches.stock(Late(), (8, 16))))
+    found = sorted((t.batch_size, t.hyperparameters["patience"]) for t in study.trials)
+    assert found == [(8, 1), (8, 2), (16, 1), (16, 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"hypermodel": models.mlp}, TypeError, "wrap what builds the model"),
+        ({"strategy": "random"}, ValueError, r"\['grid', 'goodput'\]. Received: strategy='random'"),
+        ({"keep_checkpoints": -1}, ValueError, "keep_checkpoints=-1"),
+        ({"executions_per_trial": 0}, ValueError, "executions_per_trial=0"),
+        ({"isolate": True, "distribution_strategy": 3}, ValueError, "leave it out"),
+    ],
+)
+def test_arguments_are_checked_at_once(tmp_path, arguments, error, message):
+    arguments = {"hypermodel": searches.stock(), **arguments}
+    with pytest.raises(error, match=message):
+        kbatch.BatchSizeTuner(objective="val_accuracy", directory=tmp_path, **arguments)
+
+
+def test_seed_zero_is_a_seed(found):
+    assert {tuple(run.seed for run in trial.executions) for trial in found[1].trials} == {(0, 1)}
+    for trial in found[1].trials:
+        losses = [run.epochs[-1].metrics["val_loss"] for run in trial.executions]
+        assert not np.isclose(*losses)

@@ -1,0 +1,110 @@
+"""Which budget a study used, in every place that shows its numbers."""
+
+import pytest
+from records_factory import make_epochs, make_execution, make_study, make_trial
+
+from kbatch.records.target import Budget, Target
+from kbatch.study.caveats import caveats
+from kbatch.study.conditions import caption, conditions_of
+from kbatch.study.decision import decision
+from kbatch.study.trial import Objective
+from kbatch.study.trial_table import trial_table
+
+TARGET = Target("val_accuracy", 0.95, "max")
+
+
+def spent(batch_size, *, epochs=2, updates=50, examples=3200, **changed):
+    accuracies = [0.5 + 0.1 * i for i in range(epochs)]
+    run = make_execution(
+        batch_size,
+        epochs=make_epochs(accuracies, examples=examples // epochs, updates=updates // epochs),
+        examples_seen=examples,
+        updates=updates,
+        **changed,
+    )
+    return make_trial(batch_size, run)
+
+
+def found(study, words):
+    return [c.text for c in caveats(study) if words in c.text]
+
+
+@pytest.mark.parametrize(
+    ("budget", "kind", "words", "favours"),
+    [
+        (Budget(train_s=30.0), "Equal-seconds", "30 s of training", "fair to all"),
+        (Budget(updates=500), "Equal-updates", "500 updates", "favours large"),
+        (Budget(examples=60_000), "Equal-examples", "60,000 examples", "favours small"),
+        (Budget(2.5, 500), "Equal-spending", "2.5 s of training or 500 updates", "examples"),
+    ],
+)
+def test_the_budget_is_named_with_whom_it_favours(budget, kind, words, favours):
+    study = make_study(
+        spent(16, budget=budget), spent(256, epochs=4, updates=8, examples=2048, budget=budget)
+    )
+    (text,) = found(study, kind)
+    assert words in text
+    assert favours in text
+    assert "batch size 256 made 8 updates on 2,048 examples" in text
+    assert "batch size 16 made 50 on 3,200" in text
+    assert f"budget: {words} (2 to 4 epochs) each" in caption(conditions_of(study))
+    assert f"trained for {words} (2 to 4 epochs)" in decision(study).compared
+    assert found(study, "Equal-epochs") == found(study, "budgets differ") == []
+
+
+def test_without_a_budget_it_is_the_number_of_epochs():
+    study = make_study(spent(16), spent(64))
+    assert found(study, "Equal-epochs budget: each execution trained for 2 epochs")
+    assert "budget: 2 epochs of 1,600 examples each" in caption(conditions_of(study))
+
+
+def test_budgets_that_differ_are_told():
+    study = make_study(spent(16, budget=Budget(train_s=3.0)), spent(64, budget=Budget(train_s=4.0)))
+    assert found(study, "The budgets differ: executions had 3 s of training or 4 s of training")
+
+
+def to_target(batch_size, accuracies):
+    run = make_execution(
+        batch_size,
+        epochs=make_epochs(accuracies, examples=100, updates=10, train_s=0.5),
+        target=TARGET,
+        budget=Budget(train_s=60.0),
+    )
+    return make_trial(batch_size, run, objective=Objective("seconds_to_target", "min"))
+
+
+def test_the_way_to_a_target_is_told_in_caption_decision_table_and_caveats():
+    study = make_study(
+        to_target(16, (0.5, 0.9, 0.96)), to_target(64, (0.5, 0.97)), to_target(256, (0.5, 0.6))
+    )
+    until = "until val_accuracy ≥ 0.95, at most 60 s of training"
+    assert f"budget: {until} (2 to 3 epochs) each" in caption(conditions_of(study))
+    told = decision(study)
+    assert told.headline == (
+        "Batch size 64 had the best seconds to target (val_accuracy 0.95): 1.000."
+    )
+    assert f"trained {until}" in told.compared
+    (text,) = found(study, "Budget to a target")
+    assert "Batch size 256 never came there." in text
+    table = trial_table(study)
+    column = table.headers.index("Seconds to val_accuracy 0.95")
+    assert [row.cells[column].text for row in table.rows] == ["1.50", "1.00", "never met"]
+    assert [row.cells[column + 1].text for row in table.rows] == ["30", "20", "never met"]
+    assert [row.cells[column + 2].text for row in table.rows] == ["300", "200", "never met"]
+
+
+def test_a_target_that_no_trial_met_is_told():
+    told = decision(make_study(to_target(16, (0.5,)), to_target(64, (0.6,))))
+    assert "No batch size can be named" in told.headline
+    assert "No trial met the target" in told.certainty
+
+
+def test_trials_without_a_target_have_no_column_for_it():
+    assert not [title for title in trial_table(make_study()).headers if " to " in title]
+
+
+@pytest.mark.parametrize(("workers", "told"), [(None, 0), (1, 0), (2, 1)])
+def test_a_device_that_workers_shared_is_told(workers, told):
+    study = make_study(make_trial(16), make_trial(64, workers_on_device=workers))
+    texts = found(study, "shared by 2 workers at batch size 64")
+    assert len(texts) == told

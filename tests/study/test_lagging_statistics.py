@@ -1,0 +1,41 @@
+"""The note where validation accuracy shows how far moving statistics came."""
+
+import pytest
+from records_factory import make_epochs, make_study, make_trial
+
+from kbatch.analysis.learning_rate_records import learning_rate_scaling
+from kbatch.study.caveats import caveats
+
+
+def noted(*, training=0.88, validation=0.20, updates=40, momenta=(0.9, 0.99), scaled=True):
+    scaling = learning_rate_scaling(
+        0.1, batch_size=256, base_batch_size=256, rule=None, batch_norm_momenta=momenta
+    )
+    (epoch,) = make_epochs((validation,))
+    epoch.metrics["accuracy"] = training
+    trial = make_trial(256, epochs=(epoch,), updates=updates, scaling=scaling if scaled else None)
+    found = caveats(make_study(trial, make_trial(32)))
+    return [caveat for caveat in found if caveat.label == "lagging statistics"]
+
+
+def test_the_note_says_how_many_updates_came_and_over_how_many_statistics_average():
+    (caveat,) = noted()
+    assert "at batch size 256 (0.880 and 0.200)" in caveat.text
+    words = "40 updates came, and the statistics average over the last 100, 1 / (1 - momentum)"
+    assert words in caveat.text
+    assert (caveat.columns, caveat.trial_ids) == (("quality",), ("0256",))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"validation": 0.80},
+        {"updates": 500},
+        {"momenta": (0.5,)},
+        {"momenta": ()},
+        {"momenta": (1.0,)},
+        {"scaled": False},
+    ],
+)
+def test_without_a_gap_or_a_lag_there_is_none(changed):
+    assert noted(**changed) == []

@@ -1,0 +1,125 @@
+"""Which limits bind at the best batch size, and when nothing is said."""
+
+import dataclasses
+
+from records_factory import make_epochs, make_execution, make_study, make_trial
+
+from kbatch.study.binding_limit import binding_limits
+from kbatch.study.decision import decision
+
+
+def repeated(size, accuracy, rate, wait_share=0.0):
+    """A trial of three executions whose accuracies and rates scatter a little."""
+    return make_trial(
+        size,
+        *(
+            make_execution(
+                size,
+                rate=rate * (1 + shift),
+                epochs=make_epochs((0.5, accuracy + shift), train_s=1.0, data_wait_s=wait_share),
+            )
+            for shift in (-0.001, 0.0, 0.001)
+        ),
+    )
+
+
+def names(*trials):
+    return [limit.name for limit in binding_limits(make_study(*trials))]
+
+
+def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
+    waiting = repeated(64, 0.98, 1000, wait_share=0.3)
+    assert names(waiting, repeated(128, 0.9, 1010)) == ["input pipeline"]
+    assert "30 % of its time at batch size 64" in binding_limits(make_study(waiting))[0].text
+    assert names(repeated(64, 0.98, 1000, wait_share=0.1), repeated(128, 0.9, 2000)) == [
+        "number of updates"
+    ]
+
+
+def test_memory_binds_where_every_larger_size_ran_out():
+    out = make_trial(128, status="out_of_memory")
+    assert names(repeated(32, 0.9, 900), repeated(64, 0.98, 1000), out) == ["memory"]
+    assert "batch size, 128," in decision(make_study(repeated(64, 0.98, 1000), out)).limit
+    assert names(repeated(64, 0.98, 1000), out, make_trial(256, status="failed")) == []
+
+
+def test_memory_binds_where_it_cut_the_batch():
+    cut = {"micro_batch_size": 43, "most_in_memory": 60}
+    (limit,) = binding_limits(make_study(make_trial(128, **cut)))
+    assert limit.name == "memory"
+    assert "at most 60 examples fit in it at once" in limit.text
+    assert "micro-batches of 43" in limit.text
+    # Chosen since it is faster, given, or the whole batch: memory has no say.
+    for other in ({"micro_batch_size": 32}, {"most_in_memory": None}, {"micro_batch_size": 128}):
+        assert names(make_trial(128, **(cut | other))) == []
+    # Two replicas have half of the batch each.
+    assert names(make_trial(128, **cut, replicas=2)) == []
+    assert names(make_trial(240, **cut | {"micro_batch_size": 60}, replicas=2)) == ["memory"]
+
+
+def test_a_trial_of_other_settings_that_ran_out_tells_nothing():
+    best = make_trial(64, accuracies=(0.98,), hyperparameters={"units": 8})
+    out = make_trial(128, status="out_of_memory", hyperparameters={"units": 800})
+    assert names(best, out) == []
+
+
+def test_the_hardware_is_saturated_where_no_larger_batch_is_a_tenth_faster():
+    best = repeated(64, 0.98, 1000)
+    assert names(best, repeated(128, 0.98 - 1e-6, 1050)) == ["hardware saturation"]
+    # A gain that is no gain is given up for nothing.
+    assert names(best, repeated(128, 0.9, 1050)) == ["hardware saturation"]
+    # The upper end of its interval is beyond a tenth: it may be faster by that much.
+    assert "hardware saturation" not in names(best, repeated(128, 0.9, 1098))
+    assert "hardware saturation" not in names(best, repeated(80, 0.9, 1000))
+
+
+def test_batches_of_equal_micro_batches_tell_nothing_of_the_device():
+    best = repeated(128, 0.98, 1000)  # The factory's micro-batches have at most 128 examples.
+    assert names(best, repeated(512, 0.98 - 1e-6, 1000)) == []
+
+
+def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
+    best = repeated(64, 0.98, 1000)
+    (limit,) = binding_limits(make_study(best, repeated(128, 0.9, 1900)))
+    assert limit.name == "number of updates"
+    assert "up to 1.9 times as fast" in limit.text
+    assert "a worse validation accuracy" in limit.text
+
+
+def test_single_executions_do_not_tell_that_a_larger_batch_learns_less():
+    best = make_trial(64, accuracies=(0.98,), rate=1000)
+    assert names(best, make_trial(128, accuracies=(0.90,), rate=2000)) == []
+
+
+def test_other_epochs_are_no_equal_budget():
+    longer = repeated(128, 0.9, 1900)
+    executions = tuple(
+        dataclasses.replace(e, epochs=(*e.epochs, e.epochs[-1])) for e in longer.executions
+    )
+    assert names(repeated(64, 0.98, 1000), make_trial(128, *executions)) == []
+
+
+def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
+    def noisy(size, variance):
+        trial = repeated(size, 0.98, 1000)
+        moments = {"gradient_variance": variance, "gradient_squared_norm": 1.0}
+        executions = (
+            dataclasses.replace(
+                e,
+                epochs=tuple(
+                    dataclasses.replace(p, epoch=i, metrics={**p.metrics, **moments})
+                    for i, p in enumerate(e.epochs * 4)
+                ),
+            )
+            for e in trial.executions
+        )
+        return make_trial(size, *executions)
+
+    assert names(noisy(64, 10.0)) == ["gradient noise"]
+    assert names(noisy(64, 100.0)) == []
+
+
+def test_nothing_is_said_where_the_trials_do_not_tell():
+    assert names(make_trial(64)) == []
+    assert decision(make_study(make_trial(64))).limit is None
+    assert names(make_trial(64, status="failed")) == []

@@ -1,0 +1,125 @@
+"""Marks beside the numbers that a caveat concerns."""
+
+import pytest
+from records_factory import make_execution, make_gpu, make_study, make_trial, make_usage
+
+from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.study.caveat import Caveat
+from kbatch.study.caveats import caveats
+from kbatch.study.conditions import caption, conditions_of
+from kbatch.study.decision import decision
+from kbatch.study.marks import marked_notes, marked_table, notes_about
+from kbatch.study.study_section import study_section
+from kbatch.study.trial_table import trial_table
+
+TABLE = Table(
+    "Trials",
+    (Column("Batch", True, "batch"), Column("Rate", True, "rate"), Column("Status", False)),
+    tuple(
+        Row(key, "", False, (Cell(key, 1.0), Cell("9", rate), Cell("ok")))
+        for key, rate in (("x", 1.0), ("y", 2.0), ("z", None))
+    ),
+)
+
+
+def marks(table):
+    """Each mark with the header or the row that it stands in."""
+    headers = [(m, column.name) for column in table.columns for m in column.marks]
+    cells = [
+        (m, row.key, column.name)
+        for row in table.rows
+        for column, cell in zip(table.columns, row.cells, strict=True)
+        for m in cell.marks
+    ]
+    return headers, cells
+
+
+def test_a_caveat_stands_in_the_cells_it_concerns():
+    found = [Caveat("one", "text", ("rate",), ("y",)), Caveat("two", "text", ("rate",), ("x",))]
+    assert marks(marked_table(TABLE, found)) == ([], [("b", "x", "rate"), ("a", "y", "rate")])
+
+
+@pytest.mark.parametrize("trial_ids", [(), ("x", "y"), ("x", "y", "z")])
+def test_a_caveat_of_every_number_stands_in_the_header(trial_ids):
+    found = [Caveat("all", "text", ("rate",), trial_ids)]
+    assert marks(marked_table(TABLE, found)) == ([("a", "rate")], [])
+
+
+def test_what_concerns_no_column_has_no_mark_and_stands_last():
+    found = [Caveat("lost", "a file"), Caveat("rate", "text", ("rate",))]
+    notes = marked_notes(found, TABLE)
+    assert [(note.mark, note.label) for note in notes] == [("a", "rate"), ("", "lost")]
+    assert notes_about(found, TABLE, ("rate", "other")) == notes[:1]
+    assert notes_about(found, TABLE, ("batch",)) == ()
+
+
+def test_letters_go_on_after_z():
+    found = [Caveat("", "", ("rate",), ("x",))] * 28
+    assert [note.mark for note in marked_notes(found, TABLE)][24:] == ["y", "z", "aa", "ab"]
+
+
+def test_every_caveat_of_a_study_finds_the_numbers_it_concerns():
+    note = (
+        "Not equal to the whole batch, since computed on each micro-batch by itself: bn "
+        "(BatchNormalization)."
+    )
+    unstable = {"window_examples": (10,) * 4, "window_durations_s": (0.1, 0.1, 0.13, 0.13)}
+    study = make_study(
+        make_trial(16, make_execution(16, notes=(note,))),
+        make_trial(32, make_execution(32, workers_on_device=2)),
+        make_trial(64, make_execution(64, **unstable)),
+        make_trial(128, status="out_of_memory"),
+    )
+    table = marked_table(trial_table(study), caveats(study))
+    labels = {note.mark: note.label for note in marked_notes(caveats(study), table)}
+    headers, cells = marks(table)
+    assert ("equal-epochs budget", "quality") in [(labels[m], name) for m, name in headers]
+    assert {(labels[m], key, name) for m, key, name in cells} == {
+        ("BatchNormalization in micro-batches", "0016", "quality"),
+        ("shared device", "0032", "samples_per_second"),
+        ("unstable timing", "0064", "samples_per_second"),
+        ("out of memory", "0128", "status"),
+    }
+
+
+def test_a_figure_has_the_notes_about_its_numbers():
+    study = make_study(make_trial(16, make_execution(16, workers_on_device=2)), make_trial(32))
+    figures = {figure.name: figure for figure in study_section(study).figures}
+    assert "shared device" in [note.label for note in figures["trials"].notes]
+    over_updates = [note.label for note in figures["learning-curves-updates"].notes]
+    assert "equal-epochs budget" in over_updates
+    assert "shared device" not in over_updates
+
+
+def test_trials_that_failed_alike_share_a_note():
+    study = make_study(*(make_trial(16 + k, status="out_of_memory") for k in range(9)))
+    (found,) = [c for c in caveats(study) if c.label == "out of memory"]
+    assert len(found.trial_ids) == 9
+    assert "20 (mixed_float16) and 4 more have no result" in found.text
+
+
+def at_clocks(**clocks_mhz):
+    """Trials by the first execution's clock; "power cap" lowered the slow ones."""
+    return make_study(
+        *(
+            make_trial(int(size[1:]), usage=make_usage(make_gpu(sm_clock_mhz=mhz)))
+            for size, mhz in clocks_mhz.items()
+        )
+    )
+
+
+def test_trials_at_other_clocks_are_told_in_caveat_decision_and_caption():
+    study = at_clocks(_16=1980.0, _64=1350.0, _256=1900.0)
+    apart = "GPU clock from 1,350 MHz at 64 to 1,980 MHz at 16"
+    (found,) = [c for c in caveats(study) if c.label == "GPU clocks differ"]
+    assert apart in found.text
+    assert "What lowered it: power cap." in found.text
+    assert apart in decision(study).compared
+    assert apart in caption(conditions_of(study))
+
+
+@pytest.mark.parametrize("slow", [1890.0, None])
+def test_trials_at_one_clock_or_none_known_are_not(slow):
+    study = at_clocks(_16=1980.0, _64=slow)
+    assert "clock" not in caption(conditions_of(study)) + decision(study).compared
+    assert "GPU clocks differ" not in [c.label for c in caveats(study)]

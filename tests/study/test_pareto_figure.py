@@ -1,0 +1,110 @@
+import pytest
+from figure_studies import learned_study, tuned_study
+from matplotlib.colors import to_hex
+from records_factory import make_execution, make_study, make_trial
+
+from kbatch.plotting.palette import PAPER
+from kbatch.study.figures.pareto import pareto_info, plot_pareto
+from kbatch.study.trial import Objective
+
+# Fast and bad, slow and good, and one that both beat.
+TRIALS = {16: (1000, 0.98), 64: (4000, 0.9), 32: (900, 0.89)}
+
+
+def study(direction="max", **changed):
+    objective = Objective("val_accuracy" if direction == "max" else "val_loss", direction)
+    return make_study(
+        *(
+            make_trial(size, objective=objective, rate=rate, accuracies=(value,), **changed)
+            for size, (rate, value) in TRIALS.items()
+        ),
+        make_trial(4096, status="out_of_memory"),
+    )
+
+
+def marks(panel):
+    return {
+        place: to_hex(line.get_markerfacecolor())
+        for line in panel.lines
+        if line.get_marker() not in ("None", "none", "")
+        for place in line.get_xdata()
+    }
+
+
+def texts(panel):
+    return [text.get_text() for text in panel.texts]
+
+
+@pytest.mark.parametrize("direction", ["max", "min"])
+def test_the_front_holds_what_no_trial_beats(direction):
+    # The loss is 1.1 less the accuracy: the same trials are best.
+    info = pareto_info(study(direction))
+    assert [(p.batch_size, p.on_front) for p in info.points] == [
+        (32, False),
+        (16, True),
+        (64, True),
+    ]
+    assert [p.throughput.value for p in info.front] == pytest.approx([1000, 4000])
+
+
+def test_front_trials_are_filled_and_the_others_hollow():
+    panel = plot_pareto(study())
+    found = {round(x): color for x, color in marks(panel).items()}
+    assert {x: color == PAPER for x, color in found.items()} == {
+        1000: False,
+        4000: False,
+        900: True,
+    }
+    assert {"16", "32", "64"} <= set(texts(panel))
+
+
+@pytest.mark.parametrize(("direction", "edge"), [("max", 0), ("min", 1)])
+def test_the_steps_bound_what_some_trial_beats(direction, edge):
+    panel = plot_pareto(study(direction))
+    (steps,) = [line for line in panel.lines if line.get_drawstyle() == "steps-pre"]
+    front = pareto_info(study(direction)).front
+    xs, ys = list(steps.get_xdata()), list(steps.get_ydata())
+    assert xs == pytest.approx([panel.get_xlim()[0], 1000, 4000, 4000])
+    qualities = [p.quality.value for p in front]
+    assert ys == pytest.approx([qualities[0], *qualities, panel.get_ylim()[edge]])
+
+
+def test_a_trial_without_a_result_is_named_below():
+    panel = plot_pareto(study())
+    assert any(
+        "batch size 4,096 (out of memory)" in text.replace("\xa0", " ") for text in texts(panel)
+    )
+
+
+def test_throughput_begins_at_zero_unless_it_spans_more_than_a_decade():
+    assert plot_pareto(study()).get_xlim()[0] == 0
+    trials = (make_trial(size, rate=rate) for size, rate in ((1, 100), (512, 9000)))
+    wide = plot_pareto(make_study(*trials))
+    assert wide.get_xscale() == "log"
+
+
+def test_intervals_of_both_are_drawn():
+    executions = [
+        make_execution(rate=r, accuracies=(a,)) for r, a in ((900, 0.9), (1000, 0.95), (1100, 0.92))
+    ]
+    panel = plot_pareto(make_study(make_trial(64, *executions)))
+    assert len(panel.collections) == 2
+    assert any("95 % interval" in text.replace("\xa0", " ") for text in texts(panel))
+
+
+def test_labels_do_not_cover_each_other():
+    for data in (learned_study(3), tuned_study(14), tuned_study(200)):
+        panel = plot_pareto(data)
+        panel.figure.draw_without_rendering()
+        labels = [text for text in panel.texts if text.get_text()[:1].isdigit()]
+        boxes = [label.get_window_extent() for label in labels]
+        # A pixel of slack: places are computed before the layout.
+        shrunk = [box.padded(-2.0) for box in boxes]
+        overlaps = [
+            (labels[i].get_text(), labels[j].get_text())
+            for i in range(len(shrunk))
+            for j in range(i)
+            if shrunk[i].overlaps(shrunk[j])
+        ]
+        assert overlaps == []
+        assert len(labels) >= 4

@@ -1,0 +1,302 @@
+import dataclasses
+import math
+import re
+
+import numpy as np
+import pytest
+from records_factory import (
+    make_epochs,
+    make_execution,
+    make_gpu,
+    make_study,
+    make_trial,
+    make_usage,
+)
+
+from kbatch.analysis.intervals import mean_interval
+from kbatch.records.execution import EpochRecord
+from kbatch.records.target import Target
+from kbatch.study.study_record import Study
+from kbatch.study.trial import Objective
+
+COMMON = [
+    *("status", "batch_size", "micro_batch_size", "accumulation_steps"),
+    *("dtype_policy", "optimizer", "learning_rate", "samples_per_second"),
+    *("samples_per_second_low", "samples_per_second_high", "window_samples_per_second"),
+    *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen"),
+    *("updates", "epochs", "failure"),
+]
+USAGE = [
+    *("joules_to_target", "joules_per_sample", "gpu_energy_j", "gpu_power_w"),
+    *("gpu_utilization", "cpu_cores_busy", "resident_bytes"),
+]
+
+
+def test_the_columns_are_the_documented_ones():
+    columns = list(make_study().to_dataframe().columns)
+    assert columns == [
+        *("trial_id", "status", "batch_size", "micro_batch_size", "accumulation_steps"),
+        *("batch_size_seen", "dtype_policy", "optimizer", "learning_rate"),
+        *("samples_per_second", "samples_per_second_low", "samples_per_second_high"),
+        "window_samples_per_second",
+        *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen", "updates"),
+        *("seconds_to_target", "updates_to_target", "examples_to_target"),
+        *("noise_scale", "noise_scale_low", "noise_scale_high"),
+        *USAGE,
+        *("epochs", "executions", "failure", "loss", "val_accuracy", "val_loss"),
+    ]
+    words = re.findall(r"`(\w+)`", Study.to_dataframe.__doc__.split("Args:")[0])
+    # `_high` stands for the name before it.
+    documented = [
+        words[i - 1].replace("_low", "_high") if word == "_high" else word
+        for i, word in enumerate(words)
+    ]
+    of_executions = ("execution", "seed")
+    assert columns[:35] == [name for name in documented if name not in of_executions]
+
+
+def test_the_columns_of_executions_are_the_documented_ones():
+    columns = list(make_study().to_dataframe(executions=True).columns)
+    assert columns[:3] == ["trial_id", "execution", "seed"]
+    assert set(COMMON) | set(USAGE) <= set(columns)
+    assert "executions" not in columns
+
+
+def test_one_row_a_trial_or_one_row_an_execution():
+    study = make_study(
+        make_trial(16, make_execution(16), make_execution(16, seed=1)),
+        make_trial(32, status="failed"),
+    )
+    trials, executions = study.to_dataframe(), study.to_dataframe(executions=True)
+    assert trials["trial_id"].tolist() == ["0016", "0032"]
+    assert trials["executions"].tolist() == [2, 1]
+    assert executions["trial_id"].tolist() == ["0016", "0016", "0032"]
+    assert executions["execution"].tolist() == [0, 1, 0]
+
+
+def test_what_was_measured_of_the_devices_stands_in_the_table():
+    target = Target("val_accuracy", 0.9, "max")
+    runs = [
+        make_execution(
+            16, accuracies=(0.8, 0.95), target=target, usage=make_usage(make_gpu(energy_j=e))
+        )
+        for e in (2874.0, 5748.0)
+    ]
+    study = make_study(make_trial(16, *runs), make_trial(32))
+    known, unknown = study.to_dataframe()[USAGE].to_dict("records")
+    assert known == {
+        "joules_to_target": 4311.0,
+        "joules_per_sample": 1.5,
+        "gpu_energy_j": 4311.0,
+        "gpu_power_w": 300.0,
+        "gpu_utilization": 0.8,
+        "cpu_cores_busy": 1.5,
+        "resident_bytes": 1e9,
+    }
+    assert all(math.isnan(value) for value in unknown.values())
+    assert study.to_dataframe(executions=True)["joules_per_sample"].tolist()[:2] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("accuracies", [(0.8,), (0.95, 0.96), (0.95, 0.8)])
+def test_energy_is_that_to_the_target_only_where_training_ended_there(accuracies):
+    target = Target("val_accuracy", 0.9, "max")
+    run = make_execution(accuracies=accuracies, target=target, usage=make_usage(make_gpu()))
+    assert run.usage.gpu_energy_j is not None
+    assert run.joules_to_target is None
+
+
+def test_a_trial_is_the_mean_of_its_executions():
+    study = make_study(
+        make_trial(
+            64,
+            make_execution(rate=1000, accuracies=(0.9,)),
+            make_execution(rate=1200, accuracies=(0.8, 0.98)),
+            make_execution(rate=1300, accuracies=(0.7, 0.8, 0.9)),
+        )
+    )
+    row = study.to_dataframe().iloc[0]
+    rows = study.to_dataframe(executions=True)
+    for column in ("samples_per_second", "val_accuracy", "updates", "epochs", "data_wait_share"):
+        np.testing.assert_allclose(row[column], rows[column].mean())
+    interval = mean_interval([1000, 1200, 1300])
+    np.testing.assert_allclose(
+        [row["samples_per_second_low"], row["samples_per_second_high"]],
+        [interval.low, interval.high],
+    )
+
+
+@pytest.mark.parametrize("executions", [True, False])
+def test_a_single_timing_window_has_no_spread(executions):
+    trial = make_trial(64, window_examples=(100,), window_durations_s=(0.1,))
+    assert (trial.samples_per_second, trial.samples_per_second_interval) == (1000, None)
+    row = make_study(trial).to_dataframe(executions=executions).iloc[0]
+    assert (row["samples_per_second_low"], row["samples_per_second_high"]) == (None, None)
+    two = make_trial(64, window_examples=(100, 100), window_durations_s=(0.1, 0.2))
+    assert two.samples_per_second_interval.low < two.samples_per_second_interval.high
+
+
+def test_samples_per_second_are_those_really_got_and_its_bar_reaches_them():
+    # Few steps take long: the windows' quartiles do not hold them.
+    trial = make_trial(64, window_examples=(100,) * 9, window_durations_s=(0.1,) * 8 + (3.7,))
+    got = 900 / 4.5
+    for row in (trial, *trial.executions):
+        assert row.samples_per_second == pytest.approx(got)
+        assert row.window_samples_per_second == pytest.approx(1000)
+        interval = row.samples_per_second_interval
+        np.testing.assert_allclose([interval.low, interval.high], [got, 1000])
+    for executions in (True, False):
+        row = make_study(trial).to_dataframe(executions=executions).iloc[0]
+        assert row["samples_per_second"] == pytest.approx(got)
+        assert row["window_samples_per_second"] == pytest.approx(1000)
+
+
+def test_two_executions_have_a_mean_without_an_interval():
+    trial = make_trial(64, make_execution(rate=1000), make_execution(rate=1200))
+    assert (trial.samples_per_second, trial.samples_per_second_interval) == (1100, None)
+    assert trial.metric_interval("val_accuracy") is None
+
+
+def test_a_metric_that_is_not_finite_is_missing():
+    trial = make_trial(64, epochs=make_epochs((math.nan, 0.9, math.inf)))
+    assert trial.executions[0].best_epoch("val_accuracy", "max").epoch == 1
+    assert trial.objective_value == 0.9
+    lost = make_trial(64, epochs=make_epochs((math.nan,)))
+    assert (lost.metrics, lost.objective_value) == ({}, None)
+
+
+def test_missing_values_are_missing():
+    row = make_study(make_trial(64, status="failed"), make_trial(128)).to_dataframe().iloc[0]
+    for column in ("samples_per_second", "first_step_s", "data_wait_share", "val_accuracy"):
+        assert np.isnan(row[column])
+
+
+def test_a_metric_never_covers_a_column():
+    epoch = EpochRecord(0, {"val_accuracy": 0.5, "updates": 3.5}, 64, 1, 0.1, None)
+    row = make_study(make_trial(64, epochs=(epoch,), updates=1)).to_dataframe().iloc[0]
+    assert (row["updates"], row["val_accuracy"]) == (1, 0.5)
+
+
+def test_a_hyperparameter_never_covers_a_column():
+    trial = make_trial(64, hyperparameters={"learning_rate": 0.5, "loss": "mse", "units": 8})
+    row = make_study(trial).to_dataframe().iloc[0]
+    assert row["learning_rate"] == 0.001
+    assert (row["hp/learning_rate"], row["hp/loss"], row["units"]) == (0.5, "mse", 8)
+
+
+@pytest.mark.parametrize(("direction", "expected"), [("max", 0.97), ("min", 0.8)])
+def test_the_metrics_are_those_of_the_best_epoch(direction, expected):
+    objective = Objective("val_accuracy", direction)
+    trial = make_trial(64, objective=objective, accuracies=(0.9, 0.97, 0.8, 0.97))
+    assert trial.metrics["val_accuracy"] == expected
+    assert (
+        trial.executions[0].best_epoch("val_accuracy", direction).epoch
+        == {"max": 1, "min": 2}[direction]
+    )
+
+
+def test_an_epoch_whose_metric_is_unknown_is_not_the_best():
+    lost = make_epochs((0.5,))[0]
+    execution = make_execution(epochs=(make_epochs((0.5,))[0], lost))
+    assert execution.best_epoch("absent", "max") is lost
+    assert make_execution(epochs=()).best_epoch("val_accuracy", "max") is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "best"),
+    [
+        (Objective("val_accuracy", "max"), 64),
+        (Objective("val_loss", "min"), 64),
+        (Objective("val_accuracy", "min"), 16),
+        (Objective("samples_per_second", "max"), 256),
+        (Objective("absent", "max"), None),
+    ],
+)
+def test_the_best_trial_follows_the_objective(objective, best):
+    measured = {16: (0.90, 1000), 64: (0.98, 2000), 256: (0.95, 3000)}
+    study = make_study(
+        *(
+            make_trial(size, objective=objective, accuracies=(accuracy,), rate=rate)
+            for size, (accuracy, rate) in measured.items()
+        ),
+        make_trial(
+            512,
+            objective=objective,
+            status="failed",
+            epochs=make_epochs((0.01, 0.999)),
+            window_examples=(9000,),
+            window_durations_s=(1.0,),
+        ),
+    )
+    found = study.best_trial()
+    assert (found and found.batch_size) == best
+
+
+@pytest.mark.parametrize(
+    ("objective", "quality"),
+    [
+        (Objective("val_loss", "min"), Objective("val_loss", "min")),
+        (Objective("samples_per_second", "max"), Objective("val_accuracy", "max")),
+    ],
+)
+def test_the_quality_metric_is_the_objective_or_an_accuracy(objective, quality):
+    assert make_study(make_trial(objective=objective)).quality_metric == quality
+
+
+def test_throughput_is_no_quality_even_where_it_is_a_metric():
+    epoch = EpochRecord(0, {"samples_per_second": 9.0, "val_loss": 0.5}, 64, 1, 0.1, None)
+    objective = Objective("samples_per_second", "max")
+    study = make_study(make_trial(64, objective=objective, epochs=(epoch,)))
+    assert study.quality_metric == Objective("val_loss", "min")
+
+
+def test_an_empty_study_has_no_best_trial():
+    empty = Study("empty", ())
+    assert (empty.objective, empty.quality_metric, empty.best_trial()) == (None, None, None)
+    assert len(empty.to_dataframe()) == 0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "worst"),
+    [
+        (["completed", "completed"], "completed"),
+        (["completed", "failed"], "failed"),
+        (["failed", "out_of_memory"], "out_of_memory"),
+        (["completed", "interrupted"], "interrupted"),
+        (["running", "completed"], "running"),
+    ],
+)
+def test_a_trial_has_the_worst_status_of_its_executions(statuses, worst):
+    trial = make_trial(64, *(make_execution(status=status) for status in statuses))
+    assert trial.status == worst
+
+
+def test_a_trial_without_executions_is_refused():
+    with pytest.raises(ValueError, match=r"executions=\(\)"):
+        type(make_trial())("0", {}, Objective("loss", "min"), ())
+
+
+def test_an_unknown_status_is_refused():
+    with pytest.raises(ValueError, match="'done'"):
+        make_execution(status="done")
+
+
+def test_windows_need_an_example_count_and_a_duration_each():
+    with pytest.raises(ValueError, match="1 and 2"):
+        make_execution(window_examples=(1,), window_durations_s=(0.1, 0.2))
+
+
+@pytest.mark.parametrize(("batch", "micro", "steps"), [(128, 32, 4), (100, 32, 4), (8, 8, 1)])
+def test_the_remainder_counts_as_an_accumulation_step(batch, micro, steps):
+    assert make_execution(batch, micro_batch_size=micro).accumulation_steps == steps
+
+
+def test_waiting_is_that_of_the_epochs_after_the_first_which_compiles():
+    epochs = make_epochs((0.8, 0.9, 0.9), train_s=2.0, data_wait_s=1.0)
+    compiling = dataclasses.replace(epochs[0], train_s=60.0)
+    run = make_execution(train_s=64.0, data_wait_s=3.0, epochs=(compiling, *epochs[1:]))
+    assert run.data_wait_share == 0.5
+    alone = make_execution(train_s=60.0, data_wait_s=1.0, epochs=(compiling,))
+    assert alone.data_wait_share == pytest.approx(1 / 60)
+    unknown = make_epochs((0.8, 0.9), data_wait_s=None)
+    assert make_execution(data_wait_s=None, epochs=unknown).data_wait_share is None
+    assert make_execution(train_s=0.0, epochs=()).data_wait_share is None

@@ -1,0 +1,246 @@
+"""What holds for every figure of a study, and of the result of a search for the largest batch."""
+
+import functools
+import itertools
+import re
+
+import matplotlib
+import pytest
+from figure_studies import (
+    LONG_NAME,
+    failed_study,
+    gpu_study,
+    learned_study,
+    max_batch_result,
+    target_study,
+    tuned_study,
+)
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from records_factory import make_environment, make_study
+
+import kbatch
+from kbatch.plotting.canvas import detached_axes
+from kbatch.plotting.saving import figure_bytes, save_figure
+from kbatch.study.figures.catalogue import FIGURES, STUDY_FIGURES, draw_figure
+from kbatch.study.study_record import Study
+
+SAMPLES = {
+    "ranking": lambda: learned_study(3),
+    "pareto": lambda: learned_study(3),
+    "learning-curves": lambda: learned_study(3),
+    "time-to-target": lambda: target_study(3),
+    "noise-scale": lambda: learned_study(3),
+    "goodput": lambda: learned_study(3),
+    "gpu-timeline": gpu_study,
+    "memory": max_batch_result,
+}
+OF_STUDIES = [name for name in SAMPLES if name in STUDY_FIGURES]
+SUIT_EVERY_STUDY = ["ranking", "pareto", "learning-curves"]
+
+
+def plot(name, data, **arguments):
+    return getattr(kbatch, "plot_" + name.replace("-", "_"))(data, **arguments)
+
+
+@functools.cache
+def drawn(name):
+    """The axes of a sample, for tests that only read them."""
+    return plot(name, SAMPLES[name]())
+
+
+def cut_texts(figure):
+    """Texts that reach beyond the figure, by more than a pixel."""
+    # A figure without pyplot has a canvas whose `draw` does nothing.
+    figure.draw_without_rendering()
+    (left, bottom), (right, top) = figure.bbox.padded(1.0).get_points()
+    boxes = {text: text.get_window_extent() for text in visible_texts(figure)}
+    return [
+        text.get_text()
+        for text, box in boxes.items()
+        if box.x0 < left or box.x1 > right or box.y0 < bottom or box.y1 > top
+    ]
+
+
+def touching(figure):
+    """Pairs of neighbouring tick labels that cover each other."""
+    labels = []
+    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = (tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high)
+        labels.append([label for label in ticks if label.get_visible() and label.get_text()])
+    return [
+        (first.get_text(), second.get_text())
+        for one in labels
+        for first, second in itertools.pairwise(one)
+        if first.get_window_extent().overlaps(second.get_window_extent())
+    ]
+
+
+def visible_texts(figure):
+    """Titles, legends, annotations, and the labels of axes that are drawn."""
+    for axes in figure.axes:
+        # Titles are the texts among the children that no list holds.
+        kept = [child for child in axes.get_children() if isinstance(child, Text)]
+        legend = axes.get_legend()
+        kept += legend.get_texts() if legend else []
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
+            low, high = sorted(axis.get_view_interval())
+            ticks = (t for t in axis.get_major_ticks() if low <= t.get_loc() <= high)
+            kept += [axis.label, *(tick.label1 for tick in ticks)]
+        yield from (text for text in kept if text.get_visible() and text.get_text().strip())
+
+
+def words(figure):
+    texts = (t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
+    return " ".join(" ".join(texts).replace("\N{NO-BREAK SPACE}", " ").split())
+
+
+def test_there_is_a_sample_of_every_figure():
+    assert set(SAMPLES) | {"trials"} == set(FIGURES)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_same_data_give_the_same_bytes_and_nothing_global_changes(name):
+    """How a PDF is written is no matter of the figure: see the figure of trials."""
+    before = dict(matplotlib.rcParams)
+    first, second = (figure_bytes(plot(name, SAMPLES[name]()), ".svg") for _ in range(2))
+    assert first == second
+    assert dict(matplotlib.rcParams) == before
+    assert pyplot.get_fignums() == []
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_given_axes_are_used_beside_others_and_without_a_grid(name):
+    figure = Figure(figsize=(13, 6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    assert plot(name, SAMPLES[name](), ax=left) is left
+    figure.draw_without_rendering()
+    ours = [axes for axes in figure.axes if axes is not right and axes.axison]
+    assert max(axes.get_position().x1 for axes in ours) < right.get_position().x0
+    free = Figure()
+    axes = free.add_axes((0.3, 0.3, 0.6, 0.6))
+    assert plot(name, SAMPLES[name](), ax=axes) is axes
+    free.draw_without_rendering()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_text_is_cut_off(name):
+    assert cut_texts(drawn(name).figure) == []
+
+
+SMALL = {
+    "trials": (lambda: tuned_study(14), lambda: learned_study(3)),
+    "pareto": (lambda: tuned_study(14), lambda: learned_study(3), make_study),
+    "learning-curves": (lambda: learned_study(sizes=(16, 64)), make_study),
+    "time-to-target": (lambda: target_study(3), lambda: target_study(sizes=(256, 512))),
+    "noise-scale": (lambda: learned_study(3),),
+    "goodput": (lambda: learned_study(3),),
+    "gpu-timeline": (gpu_study,),
+    "memory": (max_batch_result,),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_figures_can_be_read(name):
+    """A report has them as wide as a telephone: nothing is cut, no tick label covers another."""
+    for data in SMALL[name]:
+        figure = plot(name, data(), ax=detached_axes(6, width_in=3.6)).figure
+        assert cut_texts(figure) == []
+        assert touching(figure) == []
+
+
+@pytest.mark.parametrize("name", ["ranking", "pareto", "learning-curves", "noise-scale", "goodput"])
+def test_two_hundred_trials_with_long_names_fit(name):
+    figure = plot(name, tuned_study(200, name=LONG_NAME)).figure
+    assert cut_texts(figure) == []
+    assert LONG_NAME[:20] in words(figure)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_device_and_what_was_done_are_named(name):
+    text = words(drawn(name).figure)
+    if name == "gpu-timeline":
+        assert "Example GPU (GPU:0)" in text
+        return
+    assert "CPU, 16 cores · TensorFlow 2.21.0 · Keras 3.15.1 · mixed_float16" in text
+    assert "7 runs" in text if name == "memory" else "budget: " in text
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_axis_has_a_label_with_its_unit(name):
+    figure = drawn(name).figure
+    labels = {axis.get_label_text() for a in figure.axes if a.axison for axis in (a.xaxis, a.yaxis)}
+    labels -= {""}
+    assert len(labels) >= 1 + (name != "ranking")
+    units = ("samples/s", "examples", "0 to 1", "(s)", "%", "GiB", "W)", "Epoch", "Updates")
+    assert [label for label in labels if not any(unit in label for unit in units)] == []
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_its_label_describes_it_in_sentences(name):
+    text = drawn(name).get_label()
+    assert re.match(r"(A|Two) (chart|table)|Charts|Curves", text)
+    assert text.endswith(".")
+    assert "nan" not in text.lower().split()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_saved_figure_carries_its_description(name, tmp_path):
+    axes = plot(name, SAMPLES[name]())
+    for what in (axes, axes.figure):
+        save_figure(what, tmp_path / "figure.svg")
+        assert axes.get_label()[:40] in (tmp_path / "figure.svg").read_text()
+
+
+@pytest.mark.parametrize("name", OF_STUDIES)
+def test_an_empty_study_says_what_to_run(name):
+    with pytest.raises(ValueError, match=r"tuner\.search.*kbatch demo.*study\.trials=\(\)"):
+        plot(name, Study("digits", ()))
+
+
+@pytest.mark.parametrize("name", SUIT_EVERY_STUDY)
+def test_a_study_in_which_all_failed_is_a_figure_that_says_so(name):
+    axes = plot(name, failed_study())
+    assert cut_texts(axes.figure) == []
+    said = words(axes.figure)
+    assert "out of memory" in said
+    assert "failed" in said
+    assert "No trial completed" in axes.get_label()
+
+
+@pytest.mark.parametrize("name", OF_STUDIES)
+def test_one_trial_is_enough(name):
+    study = {"time-to-target": target_study(sizes=(16,), missed=()), "gpu-timeline": gpu_study()}
+    one = study.get(name, learned_study(sizes=(64,)))
+    one = make_study(next(trial for trial in one.trials if trial.status == "completed"))
+    assert cut_texts(plot(name, one).figure) == []
+
+
+@pytest.mark.parametrize("name", [name for name in OF_STUDIES if name != "gpu-timeline"])
+def test_a_trial_without_a_result_is_visible(name):
+    assert "out of memory" in words(drawn(name).figure)
+
+
+def test_an_unknown_name_says_which_exist():
+    with pytest.raises(ValueError, match=r"trials, ranking, pareto.*'trails'"):
+        draw_figure("trails", "nowhere")
+
+
+def test_a_target_belongs_to_one_figure():
+    with pytest.raises(ValueError, match=r"time-to-target.*target=0\.9 for 'pareto'"):
+        draw_figure("pareto", "nowhere", target=0.9)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_name_draws_from_files(name, tmp_path):
+    path = tmp_path / "data.json"
+    (learned_study() if name == "trials" else SAMPLES[name]()).save(path)
+    assert draw_figure(name, path).get_label()
+
+
+def test_a_device_that_was_not_recorded_is_said():
+    study = Study("digits", make_study().trials)
+    assert "n/a (device not recorded)" in words(plot("pareto", study).figure)
+    assert make_environment().device not in words(plot("pareto", study).figure)

@@ -1,0 +1,382 @@
+import math
+import re
+import subprocess
+import sys
+
+import matplotlib
+import pytest
+from matplotlib import pyplot
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
+
+import kbatch
+from kbatch.analysis.intervals import mean_interval
+from kbatch.plotting.palette import ALARM, series_style
+from kbatch.plotting.saving import save_figure
+from kbatch.study.figures.trials import alt_text, plot_trials, trials_info
+from kbatch.study.figures.trials_info import best_label
+from kbatch.study.study_record import Study
+from kbatch.study.trial import Objective
+
+
+def panels(study, ax=None):
+    upper = plot_trials(study, ax)
+    (lower,) = [a for a in upper.figure.axes if a.get_xlabel()]
+    return upper, lower
+
+
+def texts(panel):
+    return " ".join(text.get_text().replace("\n", " ") for text in panel.texts).replace("\xa0", " ")
+
+
+def several_policies():
+    return make_study(
+        *(
+            make_trial(size, dtype_policy=policy, trial_id=f"{policy}{size}")
+            for policy in ("float32", "mixed_float16")
+            for size in (16, 32)
+        )
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_series_are_named_where_the_throughput_is_unknown():
+    untimed = {"window_examples": (), "window_durations_s": ()}
+    trials = [
+        make_trial(64, dtype_policy=policy, trial_id=policy, **untimed)
+        for policy in ("float32", "mixed_float16")
+    ]
+    upper, _ = panels(make_study(*trials))
+    names = [text.get_text() for text in upper.get_legend().get_texts()]
+    assert names == ["float32", "mixed_float16"]
+    unknown = [make_trial(8, trial_id=p, dtype_policy=p, **untimed, epochs=()) for p in names]
+    assert panels(make_study(*unknown))[0].get_legend() is None
+
+
+def test_the_info_holds_every_trial_with_its_numbers():
+    info = trials_info(make_study())
+    assert info.batch_sizes == (16, 32, 64, 128, 256, 512, 4096)
+    assert [point.status for point in info.points] == ["completed"] * 6 + ["out_of_memory"]
+    assert info.quality == Objective("val_accuracy", "max")
+    assert (info.best.batch_size, info.best.quality.value) == (64, 0.981)
+    point = info.points[0]
+    assert point.samples_per_second.low < point.samples_per_second.value
+    assert point.samples_per_second.value < point.samples_per_second.high
+    assert (point.quality.low, point.quality.high) == (None, None)
+    assert (info.points[-1].samples_per_second, info.points[-1].quality) == (None, None)
+    assert info.conditions.device == "CPU, 16 cores"
+    assert info.conditions.epochs == (2, 2)
+
+
+def test_several_executions_have_an_interval_for_both():
+    trial = make_trial(
+        64,
+        *(
+            make_execution(rate=r, accuracies=(a,))
+            for r, a in ((1000, 0.9), (1100, 0.92), (1200, 0.94))
+        ),
+    )
+    point = trials_info(make_study(trial)).points[0]
+    assert tuple(point.quality[1:]) == pytest.approx(
+        [mean_interval([0.9, 0.92, 0.94]).low, mean_interval([0.9, 0.92, 0.94]).high]
+    )
+    assert point.samples_per_second.low == pytest.approx(mean_interval([1000, 1100, 1200]).low)
+
+
+def test_every_completed_trial_is_drawn_in_both_panels():
+    study = make_study()
+    info = trials_info(study)
+    for panel, values in zip(
+        panels(study),
+        (
+            [p.samples_per_second.value for p in info.completed],
+            [p.quality.value for p in info.completed],
+        ),
+        strict=True,
+    ):
+        series = next(line for line in panel.lines if len(line.get_xdata()) == 6)
+        assert list(series.get_xdata()) == [16, 32, 64, 128, 256, 512]
+        assert list(series.get_ydata()) == values
+
+
+def test_labels_units_and_conditions_are_in_the_figure():
+    upper, lower = panels(make_study())
+    assert upper.get_ylabel() == "Throughput\n(samples/s)"
+    assert lower.get_ylabel() == "Validation accuracy\n(0 to 1, higher is better)"
+    assert lower.get_xlabel() == "Batch size (examples per update)"
+    assert [t.get_text() for t in lower.get_xticklabels()][:3] == ["16", "32", "64"]
+    for condition in ("CPU, 16 cores", "TensorFlow 2.21.0", "Keras 3.15.1", "mixed_float16"):
+        assert condition in texts(lower)
+    assert "7 trials, 1 execution each" in texts(lower)
+    assert "budget: 2 epochs of 1,437 examples each" in texts(lower)
+    assert "One execution a trial" in texts(lower)
+    assert upper.get_shared_x_axes().joined(upper, lower)
+
+
+def test_the_best_trial_is_labelled_in_the_panel_of_the_objective():
+    upper, lower = panels(make_study())
+    assert "best, batch size 64: 0.9810" in texts(lower)
+    assert "best" not in texts(upper)
+    fastest = Objective("samples_per_second", "max")
+    upper, lower = panels(
+        make_study(*(make_trial(size, objective=fastest, rate=size) for size in (16, 32)))
+    )
+    assert "best, batch size 32: 32.00 samples/s" in texts(upper)
+    assert "best" not in texts(lower)
+
+
+@pytest.mark.parametrize(("direction", "side"), [("max", "bottom"), ("min", "top")])
+def test_the_label_stands_on_the_free_side_of_the_best_point(direction, side):
+    objective = Objective("val_loss", direction)
+    _, lower = panels(make_study(*(make_trial(s, objective=objective) for s in (16, 32))))
+    (label,) = [text for text in lower.texts if text.get_text().startswith("best")]
+    assert label.get_verticalalignment() == side
+
+
+def test_a_failed_trial_is_marked_at_the_bottom_edge():
+    study = make_study(
+        make_trial(32), make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
+    )
+    upper, lower = panels(study)
+    for panel in (upper, lower):
+        crosses = [line for line in panel.lines if line.get_marker() == "X"]
+        assert [line.get_xdata()[0] for line in crosses] == [64, 128]
+        assert {to_hex(line.get_color()) for line in crosses} == {ALARM}
+        assert {line.get_ydata()[0] for line in crosses} == {0}
+        assert crosses[0].get_transform() == panel.get_xaxis_transform()
+    assert "failed" in texts(lower)
+    assert "out of memory" in texts(lower)
+
+
+def test_each_policy_has_its_colour_marker_and_legend():
+    upper, _ = panels(several_policies())
+    series = {line.get_label(): line for line in upper.lines if line.get_label()[0] != "_"}
+    assert list(series) == ["float32", "mixed_float16"]
+    for index, line in enumerate(series.values()):
+        style = series_style(index)
+        assert (to_hex(line.get_color()), line.get_marker()) == style
+    assert [t.get_text() for t in upper.get_legend().get_texts()] == list(series)
+    assert panels(make_study())[0].get_legend() is None
+
+
+def test_several_trials_of_a_size_are_not_joined_by_a_line():
+    study = make_study(make_trial(16, trial_id="a"), make_trial(16, trial_id="b"), make_trial(32))
+    upper, _ = panels(study)
+    series = next(line for line in upper.lines if len(line.get_xdata()) == 3)
+    assert series.get_linestyle() == "None"
+
+
+def test_bars_stand_where_there_are_intervals():
+    single, repeated = make_study(), make_study(make_trial(64, *[make_execution()] * 3))
+    assert [len(panel.collections) for panel in panels(single)] == [1, 0]
+    assert [len(panel.collections) for panel in panels(repeated)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "low", "high"), [((0.5, 0.99, 0.8), None, 1), ((0.01, 0.4, 0.2), 0, None)]
+)
+def test_an_accuracy_bar_ends_where_accuracy_ends(accuracies, low, high):
+    executions = [make_execution(accuracies=(a,)) for a in accuracies]
+    study = make_study(make_trial(64, *executions))
+    raw, shown = study.trials[0].metric_interval("val_accuracy"), trials_info(study).best.quality
+    assert (shown.low, shown.high) == (
+        raw.low if low is None else low,
+        raw.high if high is None else high,
+    )
+    _, lower = panels(study)
+    assert all(-1e-6 <= tick <= 1 + 1e-6 for tick in lower.get_yticks())
+    (bars,) = lower.collections
+    assert bars.get_segments()[0][:, 1] == pytest.approx([shown.low, shown.high])
+
+
+def test_two_executions_have_no_bars_and_one_window_has_none():
+    pair = make_study(make_trial(64, *(make_execution(accuracies=(a,)) for a in (0.5, 0.7))))
+    upper, lower = panels(pair)
+    assert [len(panel.collections) for panel in (upper, lower)] == [0, 0]
+    assert "too few for an interval" in texts(lower)
+    short = make_study(make_trial(64, window_examples=(100,), window_durations_s=(0.1,)))
+    upper, lower = panels(short)
+    assert len(upper.collections) == 0
+    assert "no bars, because training was too short" in texts(lower)
+
+
+def with_units(*units, sizes=(16, 32), **changed):
+    return make_study(
+        *(
+            make_trial(s, trial_id=f"{s} {u}", hyperparameters={"units": u, "drop": 0.5}, **changed)
+            for s in sizes
+            for u in units
+        )
+    )
+
+
+def test_hyperparameters_that_differ_make_series_of_their_own():
+    upper, lower = panels(with_units(16, 8, 128))
+    labels = ["units=8", "units=16", "units=128"]
+    assert [t.get_text() for t in upper.get_legend().get_texts()] == labels
+    for panel in (upper, lower):
+        lines = {line.get_label(): line for line in panel.lines if line.get_label()[0] != "_"}
+        assert list(lines) == labels
+        assert {len(line.get_xdata()) for line in lines.values()} == {2}
+        assert {line.get_linestyle() for line in lines.values()} == {"-"}
+        styles = {(to_hex(line.get_color()), line.get_marker()) for line in lines.values()}
+        assert styles == {series_style(index) for index in range(3)}
+    assert "not joined" not in texts(lower)
+    assert "series each for units=8, units=16 and units=128" in alt_text(
+        trials_info(with_units(16, 8, 128))
+    )
+
+
+@pytest.mark.parametrize(("count", "drawn"), [(6, 6), (7, 1)])
+def test_more_than_six_combinations_are_points_and_the_caption_says_so(count, drawn):
+    study = with_units(*range(1, 1 + count))
+    upper, lower = panels(study)
+    lines = [line for line in upper.lines if line.get_label()[0] != "_"]
+    assert len(lines) == drawn
+    assert {(to_hex(s.get_color()), s.get_marker()) for s in lines} == {
+        series_style(index) for index in range(drawn)
+    }
+    few = drawn == count
+    assert {line.get_linestyle() for line in lines} == {"-" if few else "None"}
+    assert ("the trials also differ in units (7 combinations)" in texts(lower)) is not few
+
+
+def test_trials_of_many_combinations_are_not_joined_even_one_a_batch_size():
+    study = make_study(*(make_trial(16 + u, hyperparameters={"units": u}) for u in range(7)))
+    assert [one.joined for one in trials_info(study).series] == [False]
+
+
+def test_an_accuracy_axis_has_no_tick_outside_0_to_1():
+    accuracies = {16: 0.0, 32: 0.5, 64: 1.0}
+    learned = (make_trial(s, accuracies=(a,)) for s, a in accuracies.items())
+    _, lower = panels(make_study(*learned, make_trial(128, status="failed")))
+    assert lower.get_ylim()[0] < -0.2
+    assert 0 <= min(lower.get_yticks()) < max(lower.get_yticks()) <= 1 + 1e-9
+
+
+def test_the_best_label_names_the_hyperparameters_that_differ():
+    info = trials_info(
+        make_study(
+            make_trial(16, hyperparameters={"units": 8, "drop": 0.5}, accuracies=(0.99,)),
+            make_trial(32, hyperparameters={"units": 9, "drop": 0.5}, dtype_policy="float32"),
+        )
+    )
+    assert best_label(info) == "best, batch size 16, units=8, mixed_float16: 0.9900"
+
+
+def test_series_stand_beside_each_other_and_apart_from_other_batch_sizes():
+    info = trials_info(with_units(*range(6), sizes=(30, 31, 32)))
+    by_size = {size: [p.place for p in info.points if p.batch_size == size] for size in (30, 31)}
+    assert len(set(by_size[30])) == 6
+    assert max(by_size[30]) < min(by_size[31])
+
+
+def test_a_diverged_trial_is_marked_as_such():
+    study = make_study(make_trial(16), make_diverged(32))
+    _, lower = panels(study)
+    assert "diverged" in texts(lower)
+    assert "failed" not in texts(lower)
+    assert "batch size 32 (diverged)" in alt_text(trials_info(study))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_metric_that_is_nan_in_every_trial_is_said_without_a_warning():
+    nan = make_execution(epochs=make_epochs((math.nan,)))
+    upper, lower = panels(make_study(make_trial(64, nan, nan, nan)))
+    assert "n/a (not measured in any trial)" in texts(lower)
+    upper.figure.draw_without_rendering()
+
+
+def test_a_study_in_which_all_failed_says_so():
+    study = make_study(make_trial(64, status="failed"), make_trial(128, status="out_of_memory"))
+    upper, _ = panels(study)
+    assert "No trial completed: 1 failed, 1 out of memory" in texts(upper)
+    upper.figure.draw_without_rendering()
+
+
+def test_a_metric_that_nobody_measured_is_not_available():
+    _, lower = panels(make_study(make_trial(64, epochs=())))
+    assert "n/a (not measured in any trial)" in texts(lower)
+
+
+def test_a_study_without_its_search_file_can_be_plotted():
+    _, lower = panels(Study("digits", make_study().trials))
+    assert "n/a (device not recorded)" in texts(lower)
+
+
+def test_an_empty_study_says_what_to_run():
+    with pytest.raises(ValueError, match=r"tuner\.search.*kbatch demo.*study\.trials=\(\)"):
+        plot_trials(Study("digits", ()))
+
+
+def test_given_axes_are_used_with_and_without_a_grid():
+    figure = Figure(layout="constrained")
+    left, right = figure.subplots(1, 2)
+    upper, lower = panels(make_study(), left)
+    assert upper is left
+    assert lower.figure is figure
+    figure.draw_without_rendering()
+    assert lower.get_position().y1 <= upper.get_position().y0
+    assert lower.get_position().x1 < right.get_position().x0
+    free = Figure()
+    upper, lower = panels(make_study(), free.add_axes((0.2, 0.2, 0.7, 0.7)))
+    boxes = [panel.get_axes_locator()(panel, None) for panel in (upper, lower)]
+    assert boxes[1].y1 <= boxes[0].y0
+    assert boxes[0].height == pytest.approx(boxes[1].height)
+
+
+def test_nothing_global_changes_and_no_figure_stays_open(tmp_path):
+    before = dict(matplotlib.rcParams)
+    ax = plot_trials(make_study())
+    for suffix in ("png", "svg", "pdf"):
+        save_figure(ax, tmp_path / f"trials.{suffix}")
+    assert dict(matplotlib.rcParams) == before
+    assert pyplot.get_fignums() == []
+
+
+def test_in_a_notebook_pyplot_owns_the_figure(tmp_path):
+    code = (
+        "import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel');"
+        "sys.path.insert(0, 'tests');"
+        "import kbatch, matplotlib; matplotlib.use('agg'); from matplotlib import pyplot;"
+        "from records_factory import make_study;"
+        "ax = kbatch.plot_trials(make_study()); assert pyplot.gcf() is ax.figure;"
+        "pyplot.close('all');"
+        "kbatch.write_report(make_study(), sys.argv[1]); assert pyplot.get_fignums() == []"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "r.html")], check=True)
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
+def test_the_same_study_gives_the_same_bytes(tmp_path, suffix):
+    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    save_figure(plot_trials(several_policies()), first)
+    save_figure(plot_trials(several_policies()).figure, second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_pdf_embeds_truetype_fonts_and_has_no_date(tmp_path):
+    save_figure(plot_trials(make_study()), tmp_path / "trials.pdf")
+    content = (tmp_path / "trials.pdf").read_bytes()
+    assert b"/Subtype /Type3" not in content
+    assert re.search(rb"/FontFile2|/CIDFontType2|/ObjStm", content)
+    assert b"CreationDate" not in content
+
+
+def test_an_unknown_suffix_names_those_that_work(tmp_path):
+    with pytest.raises(ValueError, match=r"`\.png`, `\.svg` or `\.pdf`.*'\.bmp'"):
+        save_figure(plot_trials(make_study()), tmp_path / "trials.bmp")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_alternative_text_tells_what_the_figure_shows():
+    text = alt_text(trials_info(make_study()))
+    assert "7 trials over batch size, 16 to 4,096" in text
+    assert "Throughput lies between 3,130 samples/s at batch size 16 and" in text
+    assert "best, batch size 64: 0.9810" in text
+    assert "batch size 4,096 (out of memory)" in text
+
+
+def test_the_public_name_is_this_function():
+    assert kbatch.plot_trials is plot_trials

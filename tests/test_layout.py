@@ -1,0 +1,165 @@
+"""The layout: the order of the packages, which files start TensorFlow, and the size of it all."""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "kbatch"
+# From the lowest on: a module imports from its own package and from those before it.
+ORDER = (
+    "errors",
+    "analysis",
+    "records",
+    "document",
+    "plotting",
+    "device",
+    "training",
+    "timing",
+    "memory",
+    "throughput",
+    "inference",
+    "input_pipeline",
+    "study",
+    "search",
+    "recommendation",
+    "report",
+    "cli",
+    "__main__",
+)
+# Imports upwards with their reasons: this list may only become shorter.
+UPWARDS = {
+    ("kbatch.records.shown_record", "kbatch.report.notebook_html"): (
+        "A notebook asks the record itself for its page; looked up by name when it asks."
+    ),
+}
+# What only some packages import, whatever stands above them.
+ONLY_IN = {
+    "jinja2": {"report"},
+    "markupsafe": {"report"},
+    "rich": {"search", "cli"},
+    "sklearn": {"cli"},
+}
+# Both may only fall.
+MOST_LINES = 45_000
+MOST_FILES = 382
+
+
+def dotted(path):
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
+
+
+MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@functools.cache
+def tree_of(module):
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def imported(tree, module, *, at_once=False):
+    """Every imported name with its line: in functions as well, or those of a bare import alone."""
+    waiting = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = node.module or ""
+            if node.level:
+                kept = module.split(".")[: -node.level]
+                origin = ".".join([*kept, *([origin] if origin else [])])
+            for alias in node.names:
+                whole = f"{origin}.{alias.name}"
+                yield (whole if origin == "kbatch" or whole in MODULES else origin), node.lineno
+        checks = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not (at_once and (checks or isinstance(node, (ast.FunctionDef, ast.Lambda)))):
+            waiting += ast.iter_child_nodes(node)
+
+
+def named(tree):
+    """Texts that are dotted names of modules of the package, as `import_module` takes them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = node.value.split(".")
+            if parts[0] == "kbatch" and len(parts) > 1 and parts[1] in ORDER:
+                yield node.value, node.lineno
+
+
+def violations(tree, module):
+    """Say which imports a module of this dotted name may not have."""
+    place = module.split(".")[1]
+    if place not in ORDER:
+        return [f"{module}: {place!r} has no place in the order"]
+    found = []
+    texts = ((name, line) for name, line in named(tree) if (module, name) not in UPWARDS)
+    for name, line in (*imported(tree, module), *texts):
+        top, *rest = name.split(".")
+        if top == "kbatch":
+            target = rest[0] if rest else ""
+            # The version is the package's own.
+            allowed = target == "__version__" or (
+                target in ORDER and ORDER.index(target) <= ORDER.index(place)
+            )
+        else:
+            allowed = place in ONLY_IN.get(top, {place})
+        if not allowed:
+            found.append(f"{module}:{line} imports {name}")
+    return found
+
+
+def test_a_module_imports_from_its_own_package_and_those_before_it():
+    modules = [name for name in MODULES if name != "kbatch"]
+    assert [fault for name in modules for fault in violations(tree_of(name), name)] == []
+
+
+def test_an_exception_that_is_no_more_needed_is_gone():
+    for module, name in UPWARDS:
+        assert name in [text for text, _ in named(tree_of(module))]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kbatch.analysis.x", "from kbatch.records import usage"),
+        ("kbatch.records.x", "def f():\n    from kbatch.report.notebook_html import write_report"),
+        ("kbatch.records.x", "from kbatch import report"),
+        ("kbatch.records.x", "from ..study import trial"),
+        ("kbatch.study.figures.x", "from ...search import hypermodel"),
+        ("kbatch.search.x", "import jinja2"),
+        ("kbatch.search.x", "import kbatch"),
+        (
+            "kbatch.records.x",
+            "import importlib\nimportlib.import_module('kbatch.report.notebook_html')",
+        ),
+        ("kbatch.helpers.x", ""),
+    ],
+)
+def test_a_wrong_import_is_seen(module, source):
+    assert len(violations(ast.parse(source), module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("kbatch.analysis.x", "import math\nimport numpy as np\nfrom . import intervals"),
+        (
+            "kbatch.records.x",
+            "from kbatch.analysis import Interval\nfrom kbatch import __version__",
+        ),
+        ("kbatch.study.figures.x", "from ..conditions import caption\nimport matplotlib"),
+        ("kbatch.search.x", "PROGRAM = 'kbatch.device.worker_process'"),
+        ("kbatch.records.shown_record", "WRITER = 'kbatch.report.notebook_html'"),
+    ],
+)
+def test_a_right_import_is_allowed(module, source):
+    assert violations(ast.parse(source), module) == []
+
+
+def test_the_package_stays_within_its_size():
+    lines = sum(len(p.read_text(encoding="utf-8").splitlines()) for p in MODULES.values())
+    assert lines <= MOST_LINES
+    assert len(MODULES) <= MOST_FILES

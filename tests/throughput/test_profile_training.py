@@ -1,0 +1,179 @@
+"""Real profiles of small models on this CPU."""
+
+import functools
+
+import fake_nvml
+import keras
+import memory_models
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
+
+import kbatch
+from kbatch.errors import InputError
+from kbatch.throughput.text import training_lines
+
+DATA = models.rows(94)
+QUICK = {"measure_memory": False, "time_budget_s": 2.0}
+
+
+@pytest.fixture(scope="module")
+def profile():
+    """Sizes, data and memory as they are found without being told."""
+    lines = []
+    found = kbatch.profile_training(models.mlp, *DATA, time_budget_s=10.0, on_progress=lines.append)
+    assert any("measuring memory" in line for line in lines)
+    assert any("after warming up" in line for line in lines)
+    return found
+
+
+def test_by_default_powers_of_two_up_to_the_data_are_measured(profile):
+    assert [p.micro_batch_size for p in profile.points] == [1, 2, 4, 8, 16, 32, 64]
+    assert all(p.batch_size == p.micro_batch_size for p in profile.points)
+    assert profile.measured
+    assert all(len(p.rounds) >= 1 for p in profile.measured)
+    assert (profile.dtype_policy, profile.jit_compile) == ("float32", False)
+    assert profile.environment.versions["keras"] == keras.__version__
+    assert profile.duration_s > 0
+
+
+def test_memory_is_known_and_grows(profile):
+    peaks = list(profile.memory_bytes.values())
+    assert len(peaks) >= 2
+    assert peaks[-1] >= peaks[0] > 0
+    assert profile.memory_limit_bytes > peaks[-1]
+    assert profile.predict_memory_bytes(128) > 0
+
+
+def test_the_first_step_with_its_compiling_is_apart(profile):
+    for point in profile.measured:
+        assert point.first_step_s > 0
+        assert point.warm_up_steps >= 2
+        assert point.steps >= len(point.rounds)
+
+
+def test_it_is_read_as_it_was_written_and_told_in_words(profile, tmp_path):
+    profile.save(tmp_path / "profile.json")
+    assert kbatch.TrainingProfile.load(tmp_path / "profile.json") == profile
+    text = " ".join(training_lines(profile))
+    assert "samples/s with micro-batches of" in text
+    assert "Memory: " in text
+    assert kbatch.plot_training_profile(profile).get_ylabel() == "Throughput\n(samples/s)"
+
+
+def test_a_batch_is_cut_into_micro_batches_of_each_size():
+    found = kbatch.profile_training(models.mlp, *DATA, batch_size=40, **QUICK)
+    assert [p.micro_batch_size for p in found.points] == [1, 2, 4, 8, 16, 32, 40]
+    assert {p.batch_size for p in found.points} == {40}
+    whole = found.points[-1]
+    assert not whole.accumulated
+    assert whole.samples_per_second == pytest.approx(40 / whole.step_time_s)
+    assert found.memory_limit_bytes is None
+    assert not found.memory_bytes
+
+
+@pytest.mark.parametrize(
+    "form", ["dataset", pytest.param("unbatched", marks=pytest.mark.slow), "function"]
+)
+def test_data_come_in_every_form(form):
+    data = tf.data.Dataset.from_tensor_slices(DATA)
+    given = {
+        "dataset": data.batch(10),
+        "unbatched": data,
+        "function": lambda size: data.repeat().batch(size),
+    }[form]
+    found = kbatch.profile_training(models.mlp, given, batch_sizes=(4, 16), **QUICK)
+    assert [p.outcome for p in found.points] == ["measured", "measured"]
+
+
+def test_a_data_function_that_ends_leaves_larger_sizes_out():
+    def batches(size):
+        return tf.data.Dataset.from_tensor_slices(DATA).batch(size)
+
+    found = kbatch.profile_training(models.mlp, batches, batch_sizes=(16, 128, 256), **QUICK)
+    assert [p.outcome for p in found.points] == ["measured", "not_run", "not_run"]
+    assert all("94 examples" in p.reason for p in found.points[1:])
+
+
+def test_a_given_model_stays_as_it_is():
+    model = models.mlp()
+    model.fit(*DATA, verbose=0)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [np.array(v) for v in variables]
+    kbatch.profile_training(model, *DATA, batch_sizes=(4, 16), **QUICK)
+    for one, other in zip(before, variables, strict=True):
+        np.testing.assert_array_equal(one, np.array(other))
+
+
+def test_what_runs_out_of_memory_is_a_result():
+    """Real want of memory, in a worker whose allocator has 300 MB."""
+    found = kbatch.profile_training(
+        memory_models.conv_net,
+        *memory_models.images(64),
+        batch_sizes=(16, 64, 2048, 4096),
+        memory_limit_bytes=300 * memory_models.MB,
+        time_budget_s=60.0,
+    )
+    outcomes = [p.outcome for p in found.points]
+    assert outcomes == ["measured", "measured", "out_of_memory", "not_run"]
+    assert found.memory_limit_bytes == 300 * memory_models.MB
+    small, large, out, beyond = found.points
+    assert small.peak_memory_bytes < large.peak_memory_bytes < 300 * memory_models.MB
+    assert (out.peak_memory_bytes, out.step_time_s) == (None, None)
+    assert "memory ran out" in beyond.reason
+    assert "Micro-batches of 2,048 ran out of memory." in training_lines(found)
+
+
+BAD = {
+    "sizes beyond the batch": ({"batch_sizes": (8, 64), "batch_size": 32}, InputError, "at most"),
+    "no size": ({"batch_sizes": ()}, ValueError, "empty"),
+    "descending": ({"batch_sizes": (8, 4)}, ValueError, "ascending"),
+    "no integer": ({"batch_sizes": (1.5,)}, TypeError, "integers"),
+    "batch of nothing": ({"batch_size": 0}, ValueError, "positive integer"),
+    "no time": ({"time_budget_s": 0}, InputError, "time_budget_s"),
+    "endless": ({"time_budget_s": float("inf")}, InputError, "time_budget_s"),
+    "no memory": ({"memory_limit_bytes": -1}, ValueError, "memory_limit_bytes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_refused_before_anything_runs(name):
+    arguments, kind, words = BAD[name]
+    with pytest.raises(kind, match=rf"{words}.*Received: "):
+        kbatch.profile_training(pytest.fail, *DATA, **arguments)
+
+
+def test_targets_beside_a_dataset_are_refused():
+    data = tf.data.Dataset.from_tensor_slices(DATA)
+    with pytest.raises(InputError, match="brings its own targets"):
+        kbatch.profile_training(models.mlp, data, DATA[1], **QUICK)
+
+
+def test_a_model_that_cannot_be_trained_is_refused():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match="compile"):
+        kbatch.profile_training(model, *DATA, **QUICK)
+
+
+def test_the_clocks_and_what_lowered_them_are_in_the_record(monkeypatch, tmp_path):
+    gpu = FakeGpu(sm_clock_mhz=1700, throttle_bits=0x4, power_cap_mw=250_000)
+    fake_nvml.install(monkeypatch, FakeNvml(gpu))
+    here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
+    monkeypatch.setattr("kbatch.throughput.measure.GpuMonitor", here)
+    quick = QUICK | {"time_budget_s": 0.3}
+    found = kbatch.profile_training(models.mlp, *DATA, batch_sizes=(4, 8), **quick)
+    for point in found.measured:
+        assert point.sm_clocks_mhz == (1700,) * len(point.rounds)
+        assert point.sm_clock_mhz == 1700
+    (seen,) = found.gpus
+    assert (seen.sm_clocks_mhz, seen.power_cap_w) == ((1700,) * 3, 250.0)
+    assert seen.throttle_reasons == ("power cap",)
+    found.save(tmp_path / "profile.json")
+    assert kbatch.TrainingProfile.load(tmp_path / "profile.json") == found
+
+
+def test_without_a_gpu_there_are_no_clocks(profile):
+    assert profile.gpus == ()
+    assert {point.sm_clocks_mhz for point in profile.points} == {()}

@@ -1,0 +1,81 @@
+"""Updates of several sizes: whole where they fit."""
+
+import contextlib
+import itertools
+
+import keras
+import models
+import pytest
+from fake_clock import FakeClock
+
+from kbatch.throughput.timed_updates import time_updates
+from kbatch.training.accumulation.parts_checks import PartsChecks
+from kbatch.training.data.data import FitData
+from kbatch.training.data.sample_rows import sample_of
+
+SOURCE = sample_of(FitData(*models.rows(64)))
+layers = keras.layers
+
+
+def normalised():
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.BatchNormalization(name="normal"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def timed(build, *, fits, budget_s=6.0):
+    model = build()
+    model.build((None, 8))
+    return time_updates(
+        model,
+        SOURCE,
+        batch_sizes=(8, 16, 32),
+        largest_whole=fits,
+        budget_s=budget_s,
+        checks=PartsChecks(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """An update takes a millisecond to it, so that none is too slow to be timed."""
+    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
+
+
+def ways(found):
+    return {(t.batch_size, t.micro_batch_size) for t in found.timings}
+
+
+@pytest.mark.parametrize("build", [models.stock, normalised])
+@pytest.mark.parametrize("fits", [16, 32])
+def test_only_memory_cuts_a_batch_and_what_that_changes_is_said(build, fits):
+    found = timed(build, fits=fits)
+    whole = {(size, size) for size in (8, 16, 32) if size <= fits}
+    assert ways(found) == whole | ({(32, 16)} if fits == 16 else set())
+    told = "normal (BatchNormalization)" in " ".join(found.notes)
+    assert told == (fits == 16 and build is normalised)
+    assert found.reason is None
+
+
+class RisingClock(contextlib.nullcontext):
+    """A monitor of a GPU whose clock is 6 % faster at each turn."""
+
+    def __init__(self, *, interval_s):
+        super().__init__(self)
+        self._turns = itertools.count()
+
+    def sample_clock_mhz(self):
+        return 1000 * 1.06 ** next(self._turns)
+
+
+def test_clocks_that_differ_are_a_note(monkeypatch):
+    assert not any("clocks" in note for note in timed(models.stock, fits=32).notes)
+    monkeypatch.setattr("kbatch.throughput.timed_updates.GpuMonitor", RisingClock)
+    (note,) = [n for n in timed(models.stock, fits=32).notes if "clocks" in n]
+    assert "GPU clock from" in note

@@ -1,0 +1,175 @@
+import dataclasses
+
+import matplotlib
+import pytest
+from training_profile_factory import left_out, point, training_profile
+
+import kbatch
+from kbatch.throughput.text import training_lines, training_rows
+from kbatch.throughput.training_profile_info import training_profile_alt_text, training_profile_info
+
+CACHE = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
+
+
+def words(ax):
+    figure = ax.get_figure(root=True)
+    figure.canvas.draw()
+    found = [t.get_text() for a in figure.axes for t in (*a.texts, a._left_title)]
+    found += [label for a in figure.axes for label in (a.get_xlabel(), a.get_ylabel())]
+    return " ".join(found).replace("\n", " ").replace("\xa0", " ")
+
+
+def test_the_info_holds_every_size_and_what_was_measured():
+    info = training_profile_info(training_profile())
+    assert info.sizes == (1, 4, 16, 64, 256, 1024)
+    assert info.failed == (1024,)
+    assert [p.micro_batch_size for p in info.points] == [1, 4, 16, 64, 256]
+    assert info.memory_bytes[16] == 4_600_000
+    assert dict(info.answers) == {"90 % of peak": 180, "fastest": 256}
+    assert info.line_s[0] == pytest.approx((1, 2.1e-3), rel=0.02)
+    assert info.line_s[-1] == pytest.approx((256, 27.6e-3), rel=0.02)
+
+
+def test_where_no_line_holds_none_is_drawn_and_it_says_so():
+    info = training_profile_info(
+        training_profile(points=tuple(point(b, s) for b, s in CACHE.items()))
+    )
+    assert info.line_s == ()
+    assert "No line holds" in info.fit
+    assert "33 %" in info.fit
+
+
+def test_accumulated_steps_have_no_line_of_micro_batches():
+    points = tuple(point(b, 0.1 + 1 / b, batch_size=64) for b in (8, 16, 32, 64))
+    info = training_profile_info(training_profile(points=points))
+    assert info.line_s == ()
+    assert "steps accumulate 64 examples" in info.conditions
+
+
+def test_the_figure_has_units_conditions_and_what_failed():
+    ax = kbatch.plot_training_profile(training_profile())
+    text = words(ax)
+    for expected in (
+        "Throughput (samples/s)",
+        "Time of a step (ms)",
+        "Peak memory (weights included)",
+        "Micro-batch size (examples at once)",
+        "digits, mixed_float16",
+        "out of memory",
+        "fastest: 256",
+        "limit 64.0 MiB",
+        "7 rounds a point",
+        "without XLA",
+        "TensorFlow",
+    ):
+        assert expected in text
+    lowest = ax.figure.axes[-1]
+    assert lowest.get_xscale() == "log"
+    assert list(lowest.get_xticks()) == [1, 4, 16, 64, 256, 1024]
+
+
+def test_without_memory_there_are_two_panels():
+    bare = training_profile(points=(point(4, 0.1), point(8, 0.2)), memory_limit_bytes=None)
+    assert len(kbatch.plot_training_profile(bare).figure.axes) == 2
+
+
+def test_it_draws_in_given_axes_and_leaves_the_settings_alone():
+    before = dict(matplotlib.rcParams)
+    figure = matplotlib.figure.Figure()
+    given = figure.add_subplot(2, 2, 1)
+    assert kbatch.plot_training_profile(training_profile(), given) is given
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_the_description_has_the_numbers():
+    text = training_profile_alt_text(training_profile_info(training_profile()))
+    assert "At most 9,280 samples/s, at 256." in text
+    assert "1,024 ran out of memory." in text
+
+
+def test_a_profile_without_times_has_no_figure_but_words():
+    bare = training_profile(points=(left_out(8, "out_of_memory", "memory ran out"),))
+    with pytest.raises(ValueError, match=r"nothing to plot.*Received: 1 sizes"):
+        kbatch.plot_training_profile(bare)
+    assert training_lines(bare)[0] == "No step could be timed."
+
+
+def test_a_round_of_two_sizes_is_told_without_a_fit():
+    points = tuple(point(size, 1e-3 * size, hiccups=(1.0,)) for size in (8, 16))
+    short = training_profile(points=points)
+    assert not short.has_fit
+    assert training_lines(short)[0].startswith("Fastest: 1,000 samples/s")
+    assert "x B" not in " ".join(training_lines(short))
+    assert training_profile_info(short).line_s == ()
+    assert "Fit" not in words(kbatch.plot_training_profile(short))
+
+
+def test_the_words_tell_saturation_fit_memory_and_what_is_missing():
+    lines = training_lines(training_profile())
+    text = " ".join(lines)
+    assert lines[0].startswith("Fastest: 9,280 (")
+    assert "90 % of the peak throughput are reached from 180 (" in text
+    assert "2.01 ms + 0.100 ms x B." in text
+    assert "of 64.0 MiB that may be taken" in text
+    assert "Micro-batches of 1,024 ran out of memory." in text
+    assert lines[-1] == "Note: Rows of the dataset differ in length."
+
+
+def test_lack_of_fit_and_ties_are_said():
+    lines = training_lines(training_profile(points=tuple(point(b, s) for b, s in CACHE.items())))
+    assert any("does not hold: measured times are up to 33 % off" in line for line in lines)
+    tied = training_profile(points=(point(8, 0.0995), point(16, 0.2)))
+    assert "16 are as fast within the noise" in training_lines(tied)[0]
+
+
+def test_a_row_a_size():
+    rows = training_rows(training_profile())
+    assert [row[0] for row in rows] == ["1", "4", "16", "64", "256", "1,024"]
+    assert rows[-1] == ("1,024", "", "", "", "memory ran out when it was probed")
+
+
+def test_a_report_has_the_figure_the_sizes_and_the_choice(tmp_path):
+    kbatch.write_report(training_profile(), tmp_path / "training.md")
+    text = (tmp_path / "training.md").read_text()
+    assert "9,280 (9,090 to 9,370) samples/s with micro-batches of 256" in text
+    assert "Micro-batches of 1,024 ran out of memory." in text
+    assert "64.0 MiB" in text
+    assert (tmp_path / "training-training-profile.png").stat().st_size > 10_000
+
+
+def test_a_report_of_a_profile_without_times_has_no_figure(tmp_path):
+    bare = training_profile(points=(left_out(8, "out_of_memory", "memory ran out"),))
+    kbatch.write_report(bare, tmp_path / "training.html")
+    assert "No step could be timed." in (tmp_path / "training.html").read_text()
+
+
+def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
+    profile = training_profile(points=tuple(point(b, 2e-3 + 1e-4 * b) for b in (1, 4, 16)))
+    size = profile.efficient.batch_size
+    assert size > 16
+    info = training_profile_info(profile)
+    assert dict(info.answers) == {"90 % of peak, not measured": size, "fastest": 16}
+    assert f"90 % of peak, not measured: {size}" in words(kbatch.plot_training_profile(profile))
+
+
+def at_clocks(*clocks_mhz):
+    points = zip(training_profile().points, clocks_mhz, strict=False)
+    return training_profile(
+        points=tuple(
+            dataclasses.replace(p, sm_clocks_mhz=(mhz, None, *(mhz,) * (len(p.rounds) - 2)))
+            for p, mhz in points
+        )
+    )
+
+
+def test_sizes_that_ran_at_other_clocks_are_told():
+    apart = "GPU clock from 1,400 MHz at 256 to 1,980 MHz at 4"
+    profile = at_clocks(1950.0, 1980.0, 1970.0, 1900.0, 1400.0)
+    assert apart in training_profile_info(profile).conditions
+    assert any(apart in line for line in training_lines(profile))
+
+
+@pytest.mark.parametrize("clocks_mhz", [(1980.0, 1960.0, 1890.0), (None, None, 900.0)])
+def test_clocks_that_are_alike_or_not_known_are_not(clocks_mhz):
+    profile = at_clocks(*clocks_mhz)
+    assert "clock" not in training_profile_info(profile).conditions + str(training_lines(profile))

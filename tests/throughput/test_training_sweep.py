@@ -1,0 +1,56 @@
+"""Which sizes a sweep of training goes on to, on a clock that only its steps move."""
+
+import functools
+
+import pytest
+
+from kbatch.throughput.training_sweep import StepSetting, TrainingSweep
+from kbatch.timing.timing_plan import TimingPlan
+from kbatch.timing.timing_rounds import TimingRounds
+
+SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)
+
+
+class Steps:
+    """Steps that take 10 ms and 1 ms an example, and have no room above a size."""
+
+    def __init__(self, room):
+        self.now_s, self.room = 0.0, room
+
+    def step(self, batch, micro_batch_size):
+        return functools.partial(self.take, batch)
+
+    def take(self, size):
+        if size > self.room:
+            raise MemoryError("no room")
+        self.now_s += (10 + size) / 1000
+
+
+def gone_on(*, time_budget_s=1e6, room=10**6, larger=LARGER):
+    steps = Steps(room)
+    timing = TimingPlan(time_budget_s=time_budget_s)
+    sweep = TrainingSweep(steps, lambda size: size, timing)
+    sweep.rounds = TimingRounds(
+        timing,
+        seed=0,
+        clock=lambda: steps.now_s,
+        is_result=lambda error, smaller_worked: isinstance(error, MemoryError),
+    )
+    for size in SIZES:
+        sweep.warm_up(StepSetting(size, size))
+    return sweep.go_on(SIZES, larger, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "added"),
+    [
+        ({}, (16, 32, 64, 128)),  # 90 % of the peak are reached at 90 examples.
+        ({"larger": ()}, ()),
+        ({"larger": (16, 32)}, (16, 32)),
+        ({"room": 32}, (16, 32, 64)),  # 64 ran out of memory, which is a result.
+        ({"time_budget_s": 0.7}, (16,)),
+        ({"time_budget_s": 0.01}, ()),
+    ],
+)
+def test_it_goes_on_until_throughput_is_flat_or_time_or_memory_end(changed, added):
+    assert gone_on(**changed) == (*SIZES, *added)

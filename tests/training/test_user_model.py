@@ -1,0 +1,62 @@
+import functools
+
+import keras_tuner
+import pytest
+
+from kbatch.training.build_function import as_hypermodel, model_builder
+
+
+def with_hp(hp):
+    return hp
+
+
+def with_optional_hp(hp=None):
+    return hp
+
+
+def with_options(units=8, *, rate=0.1):
+    return None
+
+
+def without():
+    return None
+
+
+def with_more(model_space, units=8):
+    return model_space
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (with_hp, True),
+        (with_optional_hp, True),
+        (with_more, True),
+        (lambda *args: args[0], True),
+        (functools.partial(with_more, units=4), True),
+        (with_options, False),
+        (without, False),
+    ],
+)
+def test_a_build_function_gets_hp_where_it_asks_for_it(function, takes):
+    hp = keras_tuner.HyperParameters()
+    assert as_hypermodel(function).build(hp) is (hp if takes else None)
+
+
+class Hyper(keras_tuner.HyperModel):
+    def build(self, hp):
+        return hp.Int("units", 4, 8)
+
+
+@pytest.mark.parametrize(
+    "given", [lambda: 4, lambda hp: hp.Int("units", 4, 8), Hyper()], ids=["plain", "hp", "class"]
+)
+def test_whatever_builds_is_built_with_the_defaults_of_its_hyperparameters(given):
+    assert model_builder(given)() == 4
+
+
+def test_what_cannot_build_is_refused():
+    with pytest.raises(TypeError, match=r"function that builds one or a .* Received: 3, a int"):
+        model_builder(3)
+    with pytest.raises(TypeError, match=r"give `Hyper\(\)`"):
+        model_builder(Hyper)
