@@ -26,7 +26,7 @@ from side_by_side import interleaved, ratio, ratio_interval
 
 import kbatch
 from kbatch.search.auto_micro_batch import AutoMicroBatch
-from kbatch.training.data.data import FitData
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
 TIMES = (1, 8)

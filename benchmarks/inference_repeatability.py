@@ -20,8 +20,8 @@ from inference_nets import inference_nets
 
 import kbatch
 from kbatch.inference.call_paths import call_paths_of
-from kbatch.inference.inference_inputs import inference_inputs
-from kbatch.timing.timing_rounds import warm_up_calls
+from kbatch.inference.inputs import inference_inputs
+from kbatch.timing.rounds import warm_up_calls
 
 SIZES = kbatch.powers_of_two(1, 256)
 NEIGHBOUR = """

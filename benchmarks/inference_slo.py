@@ -34,8 +34,8 @@ from other_processes import CALM_CORES, OtherProcesses, wait_for_calm
 
 import kbatch
 from kbatch.inference.call_paths import call_paths_of
-from kbatch.inference.inference_inputs import inference_inputs
-from kbatch.timing.timing_rounds import warm_up_calls
+from kbatch.inference.inputs import inference_inputs
+from kbatch.timing.rounds import warm_up_calls
 
 QUANTILE = 0.95
 CALLS = 59

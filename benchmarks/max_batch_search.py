@@ -19,7 +19,7 @@ import numpy as np
 from memory_devices import Device, OutOfMemory, Probe, draw_device
 from published_searches import PUBLISHED
 
-from kbatch.memory.max_batch_search import search_max_batch
+from kbatch.memory.search import search_max_batch
 
 WINDOW = (0.80, 0.90)
 JITTER = 0.02

@@ -31,9 +31,9 @@ from recommend_repeatability import mlp
 from sklearn.datasets import make_classification
 
 import kbatch
-from kbatch.analysis.timescales import FOLLOWERS
+from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.cli.demo import build_model, load_digits
-from kbatch.training.scaled_model import scaled_model
+from kbatch.training.learning_rate import scaled_model
 
 layers, optimizers = keras.layers, keras.optimizers
 HELD_OUT = 256

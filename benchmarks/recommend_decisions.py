@@ -17,9 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kbatch.analysis.next_size import Tried
-from kbatch.recommendation.batch_choice import TimedUpdate, relative_time
-from kbatch.recommendation.batch_decision import TrainedRuns, decide, promising_sizes
-from kbatch.throughput.timed_rounds import TimedRounds
+from kbatch.recommendation.choice import (
+    TimedUpdate,
+    TrainedRuns,
+    decide,
+    promising_sizes,
+    relative_time,
+)
+from kbatch.throughput.record import TimedRounds
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 PILOT, MOST_RUNS, LOST = 32, 5, 1.3

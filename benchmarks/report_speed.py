@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.execution import EpochRecord, ExecutionRecord
-from kbatch.records.json_files import write_record
-from kbatch.study.study_record import SearchRecord
+from kbatch.records.json_codec import write_record
+from kbatch.records.training_run import EpochRecord, ExecutionRecord
+from kbatch.study.study import SearchRecord
 from kbatch.study.trial import Objective, TrialRecord
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)

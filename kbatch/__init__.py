@@ -12,22 +12,22 @@ __version__ = "0.2.0"
 _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.search.hypermodel",
     "BatchSizeTuner": "kbatch.search.tuner",
-    "ExampleBudget": "kbatch.training.budgets",
+    "ExampleBudget": "kbatch.training.callbacks",
     "GpuMonitor": "kbatch.device.gpu_monitor",
-    "InferenceProfile": "kbatch.inference.inference_record",
-    "InputPipelineProfile": "kbatch.input_pipeline.input_pipeline_record",
+    "InferenceProfile": "kbatch.inference.profile",
+    "InputPipelineProfile": "kbatch.input_pipeline.record",
     "LivePlot": "kbatch.search.live_plot",
-    "MaxBatchSizeResult": "kbatch.memory.max_batch_record",
+    "MaxBatchSizeResult": "kbatch.memory.record",
     "OutOfMemoryError": "kbatch.errors",
-    "Recommendation": "kbatch.recommendation.recommendation_record",
-    "StopAtTarget": "kbatch.training.stop_at_target",
-    "Study": "kbatch.study.study_record",
-    "TimeBudget": "kbatch.training.budgets",
-    "TrainingProfile": "kbatch.throughput.training_profile_record",
-    "UpdateBudget": "kbatch.training.budgets",
+    "Recommendation": "kbatch.recommendation.record",
+    "StopAtTarget": "kbatch.training.callbacks",
+    "Study": "kbatch.study.study",
+    "TimeBudget": "kbatch.training.callbacks",
+    "TrainingProfile": "kbatch.throughput.record",
+    "UpdateBudget": "kbatch.training.callbacks",
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
-    "find_max_batch_size": "kbatch.memory.max_batch",
+    "find_max_batch_size": "kbatch.memory.find",
     "load_study": "kbatch.study.loading",
     "plot_goodput": "kbatch.study.figures.goodput",
     "plot_gpu_timeline": "kbatch.study.figures.gpu_timeline",
@@ -37,24 +37,24 @@ _HOME_OF = {
     "plot_inference_paths": "kbatch.inference.figures.paths",
     "plot_inference_tails": "kbatch.inference.figures.tails",
     "plot_inference_throughput": "kbatch.inference.figures.throughput",
-    "plot_input_pipeline": "kbatch.input_pipeline.input_pipeline_figure",
+    "plot_input_pipeline": "kbatch.input_pipeline.figure",
     "plot_learning_curves": "kbatch.study.figures.learning_curves",
-    "plot_limits": "kbatch.recommendation.limits_figure",
-    "plot_memory": "kbatch.memory.memory",
+    "plot_limits": "kbatch.recommendation.figure",
+    "plot_memory": "kbatch.memory.figure",
     "plot_noise_scale": "kbatch.study.figures.noise_scale",
     "plot_pareto": "kbatch.study.figures.pareto",
     "plot_ranking": "kbatch.study.figures.ranking",
     "plot_time_to_target": "kbatch.study.figures.time_to_target",
-    "plot_training_profile": "kbatch.throughput.training_profile_figure",
+    "plot_training_profile": "kbatch.throughput.figure",
     "plot_trials": "kbatch.study.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
-    "profile_inference": "kbatch.inference.inference",
+    "profile_inference": "kbatch.inference.measure",
     "profile_input_pipeline": "kbatch.input_pipeline.measure",
     "profile_training": "kbatch.throughput.measure",
     "quiet_start": "kbatch.device.quiet_start",
     "recommend": "kbatch.recommendation.recommend",
-    "scale_learning_rate": "kbatch.analysis.learning_rates",
-    "write_report": "kbatch.report.report",
+    "scale_learning_rate": "kbatch.analysis.learning_rate",
+    "write_report": "kbatch.report.pages",
 }
 
 __all__ = [
@@ -108,7 +108,7 @@ __all__ = [
 if TYPE_CHECKING:
     from kbatch import analysis
     from kbatch.analysis.batch_sizes import powers_of_two
-    from kbatch.analysis.learning_rates import scale_learning_rate
+    from kbatch.analysis.learning_rate import scale_learning_rate
     from kbatch.device.gpu_monitor import GpuMonitor
     from kbatch.device.quiet_start import quiet_start
     from kbatch.errors import OutOfMemoryError
@@ -118,18 +118,18 @@ if TYPE_CHECKING:
     from kbatch.inference.figures.paths import plot_inference_paths
     from kbatch.inference.figures.tails import plot_inference_tails
     from kbatch.inference.figures.throughput import plot_inference_throughput
-    from kbatch.inference.inference import profile_inference
-    from kbatch.inference.inference_record import InferenceProfile
-    from kbatch.input_pipeline.input_pipeline_figure import plot_input_pipeline
-    from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
+    from kbatch.inference.measure import profile_inference
+    from kbatch.inference.profile import InferenceProfile
+    from kbatch.input_pipeline.figure import plot_input_pipeline
     from kbatch.input_pipeline.measure import profile_input_pipeline
-    from kbatch.memory.max_batch import find_max_batch_size
-    from kbatch.memory.max_batch_record import MaxBatchSizeResult
-    from kbatch.memory.memory import plot_memory
-    from kbatch.recommendation.limits_figure import plot_limits
+    from kbatch.input_pipeline.record import InputPipelineProfile
+    from kbatch.memory.figure import plot_memory
+    from kbatch.memory.find import find_max_batch_size
+    from kbatch.memory.record import MaxBatchSizeResult
+    from kbatch.recommendation.figure import plot_limits
     from kbatch.recommendation.recommend import recommend
-    from kbatch.recommendation.recommendation_record import Recommendation
-    from kbatch.report.report import write_report
+    from kbatch.recommendation.record import Recommendation
+    from kbatch.report.pages import write_report
     from kbatch.search.hypermodel import BatchSizeHyperModel
     from kbatch.search.live_plot import LivePlot
     from kbatch.search.tuner import BatchSizeTuner
@@ -142,13 +142,12 @@ if TYPE_CHECKING:
     from kbatch.study.figures.time_to_target import plot_time_to_target
     from kbatch.study.figures.trials import plot_trials
     from kbatch.study.loading import load_study
-    from kbatch.study.study_record import Study
+    from kbatch.study.study import Study
+    from kbatch.throughput.figure import plot_training_profile
     from kbatch.throughput.measure import profile_training
-    from kbatch.throughput.training_profile_figure import plot_training_profile
-    from kbatch.throughput.training_profile_record import TrainingProfile
+    from kbatch.throughput.record import TrainingProfile
     from kbatch.training.accumulation import accumulate_gradients
-    from kbatch.training.budgets import ExampleBudget, TimeBudget, UpdateBudget
-    from kbatch.training.stop_at_target import StopAtTarget
+    from kbatch.training.callbacks import ExampleBudget, StopAtTarget, TimeBudget, UpdateBudget
 
 
 def __getattr__(name: str):

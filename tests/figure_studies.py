@@ -6,9 +6,8 @@ import random
 from records_factory import make_environment, make_execution, make_gpu, make_study, make_trial
 from records_factory import make_usage as usage_of
 
-from kbatch.memory.max_batch_record import MaxBatchSizeResult, ProbeRecord
-from kbatch.records.execution import EpochRecord
-from kbatch.records.target import Target
+from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.records.training_run import EpochRecord, Target
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 EXAMPLES = 1437

@@ -3,9 +3,9 @@
 import numpy as np
 from records_factory import make_environment
 
-from kbatch.inference.inference_record import InferenceProfile
+from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.record import TimingRecord, TwinRecord
-from kbatch.memory.memory_record import MemoryRecord
+from kbatch.memory.record import MemoryRecord
 
 PEAK_RATE = 10_000.0
 HALF_PEAK = 10.0

@@ -2,8 +2,9 @@
 
 from records_factory import make_study
 
-from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
-from kbatch.input_pipeline.input_rates import (
+from kbatch.input_pipeline.rates import LongRun
+from kbatch.input_pipeline.record import (
+    InputPipelineProfile,
     LongRunRecord,
     RateRecord,
     RemedyRecord,
@@ -11,7 +12,6 @@ from kbatch.input_pipeline.input_rates import (
     StepSpan,
     UntriedRecord,
 )
-from kbatch.input_pipeline.long_run import LongRun
 
 SPREAD = (1.0, 1.01, 0.99, 1.02, 0.98)
 

@@ -6,14 +6,12 @@ import numpy as np
 from input_profile_factory import make_profile
 from records_factory import make_environment
 
-from kbatch.analysis.learning_rates import learning_rate_ratio
-from kbatch.memory.max_batch_record import MaxBatchSizeResult, ProbeRecord
-from kbatch.recommendation.batch_decision import decide
-from kbatch.recommendation.fit_time import FitTime
-from kbatch.recommendation.pilot_record import PilotRecord, PilotStretch
-from kbatch.recommendation.recommendation_record import Recommendation, trained_runs
-from kbatch.recommendation.size_check_record import SizeCheck
-from kbatch.throughput.timed_rounds import TimedRounds
+from kbatch.analysis.learning_rate import learning_rate_ratio
+from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.recommendation.choice import decide
+from kbatch.recommendation.pilot_record import FitTime, PilotRecord, PilotStretch, SizeCheck
+from kbatch.recommendation.record import Recommendation, trained_runs
+from kbatch.throughput.record import TimedRounds
 
 SIZES = tuple(2**k for k in range(3, 11))
 PER_EXAMPLE_S = 1e-5

@@ -2,11 +2,10 @@
 
 import models
 
-from kbatch.memory.max_batch import data_source
-from kbatch.recommendation.budget_clock import BudgetClock
-from kbatch.recommendation.recommendation_task import Task
-from kbatch.training.accumulation.parts_checks import PartsChecks
-from kbatch.training.data.data import FitData
+from kbatch.memory.find import data_source
+from kbatch.recommendation.measure import BudgetClock, Task
+from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.data.forms import FitData
 
 
 def make_task(x, y=None, *, budget_s=60.0, **changed):

@@ -2,7 +2,7 @@
 
 from records_factory import make_environment
 
-from kbatch.throughput.training_profile_record import TrainingPoint, TrainingProfile
+from kbatch.throughput.record import TrainingPoint, TrainingProfile
 
 HICCUPS = (1.0, 1.01, 0.99, 1.005, 1.0, 0.995, 1.02)
 

@@ -1,10 +1,33 @@
-"""Confidence intervals for the mean of a few repetitions, by Student's t."""
+"""Confidence intervals: of a mean, a median, a ratio over rounds, and a quantile's bound.
+
+The confidence interval of a median, from order statistics.
+
+Of n independent values, the number below the median is Binomial(n, 1/2). So the median lies
+between the k-th smallest and the k-th largest with confidence 1 - 2 P(Binomial(n, 1/2) < k),
+whatever the distribution (David and Nagaraja 2003, Order Statistics, section 7.1): rounds that a
+neighbour slowed widen it less than they widen an interval of the mean.
+
+Values measured once a round, and the ratio of two contenders over the rounds.
+
+Contenders that take turns within a round meet the same machine, so the ratio of a round holds
+where the machine drifts. Ratios are averaged as logarithms: twice as fast and half as fast
+cancel.
+
+Upper confidence bounds for a quantile, from order statistics.
+
+Of n independent calls, those below the q-quantile are Binomial(n, q). So the k-th smallest is
+an upper bound of the quantile with confidence P(Binomial(n, q) < k), whatever the distribution
+(David and Nagaraja 2003, Order Statistics, section 7.1). Not even the largest is one unless
+1 - q^n reaches the confidence: p95 at 95 % needs 59 calls, p99 needs 299.
+"""
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 # 97.5 % quantiles of Student's t distribution for 1 to 30 degrees of freedom.
 _T_975 = (
@@ -64,3 +87,219 @@ def t_quantile(degrees_of_freedom: int) -> float:
     # First Cornish-Fisher term: off by less than 0.001 past 30 degrees of freedom.
     z = 1.95996
     return z + (z**3 + z) / (4 * degrees_of_freedom)
+
+
+# Even the smallest and the largest of five values hold the median with 94 % only.
+FEWEST_VALUES_OF_A_MEDIAN = 6
+_TAIL = 0.025
+
+
+def median_interval(values: Sequence[float]) -> Interval | None:
+    """Computes the 95 % interval of a median.
+
+    Example:
+
+    >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
+    Interval(low=1.0, high=6.0)
+
+    Args:
+        values: Independent values.
+
+    Returns:
+        The interval; None for fewer than six values, which have none.
+    """
+    count = len(values)
+    if count < FEWEST_VALUES_OF_A_MEDIAN:
+        return None
+    ordered = sorted(values)
+    rank, below = 0, 2.0**-count
+    while below <= _TAIL:
+        rank += 1
+        below += math.comb(count, rank) * 2.0**-count
+    return Interval(float(ordered[rank - 1]), float(ordered[count - rank]))
+
+
+# From here on the sign test's interval leaves out the lowest and the highest round.
+_ROUNDS_FOR_ORDER = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundEstimate:
+    """The median over rounds.
+
+    Attributes:
+        value: The median, in the unit of the values.
+        interval: Interval of 95 % confidence; None for fewer than three rounds.
+        rounds: How many rounds there were.
+    """
+
+    value: float
+    interval: Interval | None
+    rounds: int
+
+
+def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
+    """Summarises positive values of several rounds.
+
+    With nine rounds or more the interval is that of the sign test, between order statistics: one
+    disturbed round does not widen it. With fewer it is Student's, of the logarithms.
+
+    Args:
+        values: One positive value a round.
+
+    Returns:
+        The estimate, None without rounds.
+
+    Raises:
+        ValueError: If a value is not positive and finite.
+    """
+    if not len(values):
+        return None
+    if not all(value > 0 and math.isfinite(value) for value in values):
+        raise ValueError(
+            f"Values of rounds must be positive and finite. Received: values={list(values)}."
+        )
+    median = float(np.median(values))
+    return RoundEstimate(median, _interval(sorted(values)), len(values))
+
+
+def ratio_over_rounds(
+    numerator: Sequence[float], denominator: Sequence[float]
+) -> RoundEstimate | None:
+    """Summarises the ratio of two contenders, paired by round.
+
+    Args:
+        numerator: One positive value a round.
+        denominator: One positive value a round, of the same rounds.
+
+    Returns:
+        The estimate, None without rounds.
+
+    Raises:
+        ValueError: If the rounds are not the same.
+    """
+    if len(numerator) != len(denominator):
+        raise ValueError(
+            "Both contenders must have been measured in the same rounds. Received: "
+            f"{len(numerator)} and {len(denominator)} rounds."
+        )
+    return over_rounds([n / d for n, d in zip(numerator, denominator, strict=True)])
+
+
+def _interval(ascending: Sequence[float]) -> Interval | None:
+    rounds = len(ascending)
+    if rounds >= _ROUNDS_FOR_ORDER:
+        outside = _left_out(rounds)
+        return Interval(float(ascending[outside]), float(ascending[-1 - outside]))
+    logarithms = mean_interval([math.log(value) for value in ascending])
+    return logarithms and Interval(math.exp(logarithms.low), math.exp(logarithms.high))
+
+
+def _left_out(rounds: int) -> int:
+    """Counts the values that may be left out at each end for 95 %, at least six rounds given."""
+    outside, values = 2 / 2**rounds, 0
+    while outside + 2 * math.comb(rounds, values + 1) / 2**rounds <= 0.05:
+        values += 1
+        outside += 2 * math.comb(rounds, values) / 2**rounds
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantileBound:
+    """An upper bound of a quantile.
+
+    Attributes:
+        value: The bound, in the unit of the values; None with too few calls.
+        quantile: Which quantile, in (0, 1).
+        confidence: How likely the bound holds, in (0, 1).
+        calls: Values that there were.
+        missing_calls: How many more are needed for a bound: 0 where there is one.
+    """
+
+    value: float | None
+    quantile: float
+    confidence: float
+    calls: int
+    missing_calls: int
+
+
+def quantile_upper_bound(
+    values: ArrayLike, *, quantile: float, confidence: float = 0.95
+) -> QuantileBound:
+    """Bounds a quantile from above with confidence.
+
+    Assumes independent values; of calls in a row that share a hiccup there are fewer than
+    their number.
+
+    Example:
+
+    >>> quantile_upper_bound(range(59), quantile=0.95).value
+    58.0
+    >>> quantile_upper_bound(range(40), quantile=0.95).missing_calls
+    19
+
+    Args:
+        values: One value a call, such as its latency.
+        quantile: Which quantile, in (0, 1).
+        confidence: How likely the bound is to hold, in (0, 1).
+
+    Returns:
+        The bound: the smallest of the values that is one.
+
+    Raises:
+        ValueError: If a probability is not in (0, 1) or a value is not a number.
+    """
+    needed = calls_for_quantile(quantile, confidence=confidence)
+    ordered = np.sort(np.asarray(values, float))
+    if ordered.ndim != 1 or np.any(np.isnan(ordered)):
+        raise ValueError(
+            "`values` must be one number a call: leave out the calls that failed, and count them "
+            f"elsewhere. Received: values={values}."
+        )
+    calls = len(ordered)
+    if calls < needed:
+        return QuantileBound(None, quantile, confidence, calls, needed - calls)
+    # Below k = number of calls, for all but rounding, P(Binomial < k) reaches the confidence.
+    below = np.cumsum(_binomial(calls, quantile)[:-1])
+    rank = min(int(np.searchsorted(below, confidence)), calls - 1)
+    return QuantileBound(float(ordered[rank]), quantile, confidence, calls, 0)
+
+
+def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
+    """Counts the calls from which on a quantile has an upper bound.
+
+    Example:
+
+    >>> calls_for_quantile(0.99)
+    299
+
+    Args:
+        quantile: Which quantile, in (0, 1).
+        confidence: How likely the bound is to hold, in (0, 1).
+
+    Returns:
+        The least n with 1 - quantile^n >= confidence.
+
+    Raises:
+        ValueError: If a probability is not in (0, 1).
+    """
+    for name, value in (("quantile", quantile), ("confidence", confidence)):
+        if not isinstance(value, numbers.Real) or not 0 < value < 1:
+            raise ValueError(
+                f"`{name}` must lie between 0 and 1, such as 0.95. Received: {name}={value!r}."
+            )
+    # An exact power must not be pushed past its integer by rounding.
+    return max(1, math.ceil(math.log1p(-confidence) / math.log(quantile) - 1e-9))
+
+
+def chance_of_at_most(successes: int, n: int, p: float) -> float:
+    """Compute P(Binomial(n, p) <= successes), for fewer successes than n."""
+    return float(np.sum(_binomial(n, p)[: successes + 1]))
+
+
+def _binomial(n: int, p: float) -> np.ndarray:
+    """Gives the probabilities of 0 to n successes, by logarithms so that n may be large."""
+    k = np.arange(1, n + 1)
+    log_choose = np.concatenate([[0.0], np.cumsum(np.log(n - k + 1) - np.log(k))])
+    successes = np.arange(n + 1)
+    return np.exp(log_choose + successes * math.log(p) + (n - successes) * math.log1p(-p))

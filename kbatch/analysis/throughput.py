@@ -1,7 +1,8 @@
-"""Throughput of training from the durations of its steps."""
+"""Throughput and energy of training, from the durations of its steps and readings of power."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -82,3 +83,147 @@ def steady_windows(
     elif rows:
         window_examples, window_durations = [rows], [seconds]
     return window_examples, window_durations
+
+
+class PowerIntegral(NamedTuple):
+    """The energy between the first and the last reading of a power.
+
+    E = sum over i of (P_i + P_(i+1)) / 2 (t_(i+1) - t_i), the trapezoid rule: exact for a power
+    that is linear between its readings.
+
+    Example:
+
+    >>> PowerIntegral().add(0.0, 100.0).add(2.0, 200.0).energy_j
+    300.0
+
+    Attributes:
+        energy_j: The energy so far, in joules; 0 before the second reading.
+        first_s: Time of the first reading in seconds, None before it.
+        last_s: Time of the last reading in seconds, None before the first.
+        last_w: The last reading, in watts.
+    """
+
+    energy_j: float = 0.0
+    first_s: float | None = None
+    last_s: float | None = None
+    last_w: float = 0.0
+
+    def add(self, time_s: float, power_w: float | None) -> "PowerIntegral":
+        """Takes one more reading.
+
+        Args:
+            time_s: When it was read, in seconds; not before the last one.
+            power_w: The power in watts, None where it could not be read: the next reading
+                bridges the gap with a straight line.
+
+        Returns:
+            The integral with it.
+        """
+        if power_w is None:
+            return self
+        if self.last_s is None:
+            return PowerIntegral(0.0, time_s, time_s, power_w)
+        added_j = (self.last_w + power_w) / 2 * (time_s - self.last_s)
+        return PowerIntegral(self.energy_j + added_j, self.first_s, time_s, power_w)
+
+    def between(self, start_s: float, end_s: float) -> float | None:
+        """Gives the energy from `start_s` to `end_s` in joules, None if readings miss an end."""
+        if self.first_s is None or self.last_s is None or start_s == end_s:
+            return None
+        covered = self.first_s <= start_s and end_s <= self.last_s
+        return self.energy_j if covered else None
+
+
+def counted_energy_j(first_mj: int | None, last_mj: int | None) -> float | None:
+    """Gives the energy between two readings of a counter that only rises.
+
+    Args:
+        first_mj: The counter at the start in millijoules, None where it could not be read.
+        last_mj: The counter at the end, likewise.
+
+    Returns:
+        The energy in joules; None without both readings, and where the counter fell, as it does
+        when the driver is loaded again.
+    """
+    if first_mj is None or last_mj is None or last_mj < first_mj:
+        return None
+    return (last_mj - first_mj) / 1e3
+
+
+MOST_PIECES = 100
+
+
+class ThinnedSeries:
+    """Keeps the means of consecutive pieces of a series, all of one length but the last.
+
+    Whenever the number of pieces reaches the bound, neighbours are joined: memory and record
+    stay small however long the series grows, and the mean of the whole is kept.
+
+    Example:
+
+    >>> series = ThinnedSeries(columns=1, most=2)
+    >>> for reading in (1, 2, 3, 4):
+    ...     series.add((reading,))
+    >>> series.means
+    [(1.5,), (3.5,)]
+
+    Args:
+        columns: Numbers in a reading.
+        most: Largest number of pieces, even.
+    """
+
+    def __init__(self, *, columns: int, most: int = MOST_PIECES):
+        if most < 2 or most % 2:
+            raise ValueError(f"`most` must be even and positive. Received: most={most}.")
+        self._most = most
+        self._columns = columns
+        self._pieces: list[list[tuple[float, int]]] = []
+        self._length = 1
+        self._room = 0
+        self.readings = 0
+
+    def add(self, reading: Sequence[float | None]) -> None:
+        """Takes one more reading.
+
+        Args:
+            reading: A number a column, None where it is not known.
+        """
+        self.readings += 1
+        if not self._room:
+            if len(self._pieces) == self._most:
+                self._join_neighbours()
+            self._pieces.append([(0.0, 0)] * self._columns)
+            self._room = self._length
+        self._room -= 1
+        last = self._pieces[-1]
+        for column, value in enumerate(reading):
+            if value is not None:
+                total, count = last[column]
+                last[column] = (total + value, count + 1)
+
+    @property
+    def means(self) -> list[tuple[float | None, ...]]:
+        """The mean of each piece, a number a column, None where none is known."""
+        return [tuple(_mean(sums) for sums in piece) for piece in self._pieces]
+
+    @property
+    def mean(self) -> tuple[float | None, ...]:
+        """The mean of all readings, a number a column, None where none is known."""
+        return tuple(_mean(_joined(column)) for column in self._by_column())
+
+    def _by_column(self) -> list[list[tuple[float, int]]]:
+        return [[piece[column] for piece in self._pieces] for column in range(self._columns)]
+
+    def _join_neighbours(self) -> None:
+        pairs = zip(self._pieces[::2], self._pieces[1::2], strict=True)
+        self._pieces = [[_joined(sums) for sums in zip(*pair, strict=True)] for pair in pairs]
+        self._length *= 2
+
+
+def _joined(sums: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    return sum(total for total, _ in sums), sum(count for _, count in sums)
+
+
+def _mean(sums: tuple[float, int]) -> float | None:
+    total, count = sums
+    return total / count if count else None

@@ -8,8 +8,8 @@ import keras
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.tuner import BatchSizeTuner
 from kbatch.study.loading import RECORD_NAME, load_study
-from kbatch.study.study_record import Study
-from kbatch.training.policy_speed import slow_float16_text
+from kbatch.study.study import Study
+from kbatch.training.dtype_policy import slow_float16_text
 
 PROJECT_NAME = "demo-search"
 MICRO_BATCH_SIZE = 128

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kbatch.device.examination import Examination, Finding, PolicySpeed
-from kbatch.device.package_check import read_package_findings
+from kbatch.device.doctor import Examination, Finding, PolicySpeed, read_package_findings
 
 if TYPE_CHECKING:
-    from kbatch.device.nvidia_check import NvidiaReading
+    from kbatch.device.host_checks import NvidiaReading
 
 
 def examine(variables: Mapping[str, str]) -> Examination:
@@ -21,7 +20,7 @@ def examine(variables: Mapping[str, str]) -> Examination:
     packages = read_package_findings()
     if any(finding.status == "missing" for finding in packages):
         return Examination(packages, (), None)
-    from kbatch.device.nvidia_check import read_nvidia
+    from kbatch.device.host_checks import read_nvidia
 
     return _examine_devices(packages, read_nvidia(), variables)
 
@@ -30,8 +29,7 @@ def _examine_devices(
     packages: tuple[Finding, ...], nvidia: "NvidiaReading", variables: Mapping[str, str]
 ) -> Examination:
     from kbatch.device.environment import read_environment
-    from kbatch.device.host_check import read_host_findings
-    from kbatch.device.nvidia_check import nvidia_findings, read_tensorflow_build
+    from kbatch.device.host_checks import nvidia_findings, read_host_findings, read_tensorflow_build
 
     environment = read_environment()
     host = read_host_findings(environment.cpu_count, variables=variables)
@@ -45,7 +43,7 @@ def _policies(device: str) -> tuple[tuple[PolicySpeed, ...], Finding]:
     import tensorflow as tf
 
     from kbatch.device.failures import failure_text
-    from kbatch.training.policy_speed import measure_policy_speeds, policy_finding
+    from kbatch.training.dtype_policy import measure_policy_speeds, policy_finding
 
     try:
         speeds = measure_policy_speeds()

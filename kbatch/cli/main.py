@@ -7,16 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from kbatch import __version__
-from kbatch.cli.demo_command import add_demo
-from kbatch.cli.distribute import add_distribute
-from kbatch.cli.doctor import add_doctor
-from kbatch.cli.export import add_export
-from kbatch.cli.inference import add_inference
-from kbatch.cli.input import add_input
-from kbatch.cli.max_batch import add_max_batch
-from kbatch.cli.plot import add_plot
-from kbatch.cli.recommend import add_recommend
-from kbatch.cli.report import add_report
+from kbatch.cli.machine import add_distribute, add_doctor
+from kbatch.cli.measure import add_inference, add_input, add_max_batch, add_recommend
+from kbatch.cli.study import add_demo, add_export, add_plot, add_report
 
 # In the order of the help.
 _COMMANDS = (

@@ -10,7 +10,7 @@ import sys
 import psutil
 import tensorflow as tf
 
-from kbatch.device.nvml import NvmlUnavailableError, opened_nvml, read_driver_version
+from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_driver_version
 from kbatch.records.environment import EnvironmentRecord
 
 _PACKAGES = ("kbatch", "tensorflow", "keras", "keras-tuner", "numpy")

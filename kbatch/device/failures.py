@@ -9,8 +9,7 @@ import traceback
 
 import tensorflow as tf
 
-from kbatch.device.mapped_pickles import UnsendableError
-from kbatch.device.worker import WorkerDied
+from kbatch.device.worker import UnsendableError, WorkerDied
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

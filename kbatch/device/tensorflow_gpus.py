@@ -7,8 +7,8 @@ import tensorflow as tf
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context
 
-from kbatch.device.pci_bus_ids import devices_by_bus_id
-from kbatch.device.usage_tally import TensorFlowMemory
+from kbatch.device.gpu_monitor import TensorFlowMemory
+from kbatch.device.gpus import devices_by_bus_id
 
 
 def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:

@@ -1,16 +1,188 @@
 """A worker process: what may end a process is tried there."""
 
+import contextlib
+import io
 import os
 import pickle
+import signal
+import struct
+import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from kbatch.device.mapped_pickles import MappedPickles, UnsendableError
-from kbatch.device.messages import read_message, write_message
-from kbatch.device.process_group import ProcessGroup
+import cloudpickle
+import numpy as np
+
 from kbatch.device.python_program import program_words
+
+_LARGE_BYTES = 1_000_000
+
+
+class UnsendableError(TypeError):
+    """What cannot be pickled and so cannot go to another process."""
+
+
+class MappedPickles:
+    """Pickles by value (cloudpickle), with large NumPy arrays in files beside.
+
+    An array is read by mapping, so that all readers hold it once.
+
+    Args:
+        folder: Where the files lie: those of one pickle, until the next one is made.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._files: list[Path] = []
+
+    def dumps(self, value: Any) -> bytes:
+        """Pickles a value.
+
+        Raises:
+            UnsendableError: If it cannot be pickled.
+            OSError: If a file cannot be written, such as on a full disk.
+            MemoryError: If there is no room for the pickle.
+        """
+        while self._files:
+            self._files.pop().unlink(missing_ok=True)  # One that was never begun.
+        buffer = io.BytesIO()
+        try:
+            _Pickler(buffer, self._file_of).dump(value)
+        except (OSError, MemoryError):  # Not the value's fault.
+            raise
+        except Exception as error:  # A pickler raises whatever the object's own code raises.
+            raise UnsendableError(f"It cannot be sent to another process: {error}") from error
+        return buffer.getvalue()
+
+    def _file_of(self, array: np.ndarray) -> Path:
+        path = self._folder / f"array-{len(self._files)}.npy"
+        self._files.append(path)
+        np.save(path, array, allow_pickle=False)
+        return path
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, file_of: Any):
+        super().__init__(buffer)
+        self._file_of = file_of
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) in (np.ndarray, np.memmap) and not obj.dtype.hasobject:
+            if obj.nbytes >= _LARGE_BYTES:
+                return _mapped, (self._file_of(obj),)
+            return NotImplemented
+        return super().reducer_override(obj)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    # Copy on write: what a function does to its argument stays its own.
+    return np.load(path, mmap_mode="c")
+
+
+_LENGTH = struct.Struct(">Q")
+
+
+def write_message(pipe: IO[bytes] | Any, message: bytes) -> None:
+    """Writes a message with its length before it."""
+    pipe.write(_LENGTH.pack(len(message)))
+    pipe.write(message)
+    pipe.flush()
+
+
+def read_message(pipe: IO[bytes] | Any) -> bytes:
+    """Reads a message.
+
+    Raises:
+        EOFError: If the other end closed before it was whole.
+    """
+    (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size))
+    return _read(pipe, length)
+
+
+def _read(pipe: IO[bytes] | Any, length: int) -> bytes:
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError("The other end of the pipe is closed.")
+    return data
+
+
+class ProcessGroup:
+    """Runs a command in a session of its own; when it ends, what it started is killed.
+
+    Else a child that it forked would hold its pipes open, and a reader would wait for the child.
+
+    Args:
+        words: The command.
+        environment: All its variables.
+        errors: File that receives its stderr.
+
+    Attributes:
+        requests: Pipe to its stdin.
+        answers: Pipe from its stdout.
+    """
+
+    requests: IO[bytes] | Any
+    answers: IO[bytes] | Any
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]):
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,
+        )
+        # The thread keeps the process: the pipes close with this object, not with that.
+        self.requests, self._process.stdin = self._process.stdin, None
+        self.answers, self._process.stdout = self._process.stdout, None
+        self._waiting = threading.Thread(
+            target=_end_with, args=(self._process,), name="kbatch-process-group", daemon=True
+        )
+        self._waiting.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process, and so its group, has ended."""
+        return self._process.poll() is not None
+
+    def kill(self) -> int:
+        """Ends the group where it still runs, and closes the pipes.
+
+        Returns:
+            The exit status of the process, minus the signal that ended it.
+        """
+        if not self.ended:
+            _kill_group(self._process.pid)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Waits for the end of the process and of its group, and closes the pipes.
+
+        Returns:
+            The exit status of the process, minus the signal that ended it.
+        """
+        self._waiting.join()
+        for pipe in (self.requests, self.answers):
+            # What was not sent yet is lost with the process.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        return self._process.wait()
+
+
+def _end_with(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    _kill_group(process.pid)
+
+
+def _kill_group(number: int) -> None:
+    # The process leads its session, so that its id is the group's, which may have ended already.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(number, signal.SIGKILL)
+
 
 # SIGABRT, SIGKILL and SIGSEGV, as Popen tells them and as a shell between the two does.
 _MEMORY_EXITS = (-6, -9, -11, 134, 137, 139)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from kbatch.device.nvml import NvmlUnavailableError, opened_nvml, read_gpu_count
+from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_gpu_count
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 WORKERS_ON_DEVICE = "KBATCH_WORKERS_ON_DEVICE"

@@ -13,8 +13,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from kbatch.device.messages import read_message, write_message
-from kbatch.device.worker import WorkerError
+from kbatch.device.worker import WorkerError, read_message, write_message
 
 _PARENT_CHECK_S = 0.5
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.inference.inference_inputs import InferenceInputs
+from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH
 from kbatch.training.data.model_inputs import declared_inputs, of_rank, ordered_rows
 

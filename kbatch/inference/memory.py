@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from kbatch.device.device_memory import gpu_in_use, gpu_visible
-from kbatch.device.mapped_pickles import UnsendableError
-from kbatch.inference.inference_inputs import InferenceInputs
-from kbatch.memory.memory_curve import MemoryPass, ascend_memory
-from kbatch.memory.memory_probes import (
+from kbatch.device.memory import gpu_in_use, gpu_visible
+from kbatch.device.worker import UnsendableError
+from kbatch.inference.inputs import InferenceInputs
+from kbatch.memory.curve import MemoryPass, ascend_memory
+from kbatch.memory.probe import (
     LoadFacts,
     Probes,
     ProcessProbes,
     WorkerProbes,
+    weights_alone_do_not_fit,
     worker_probes,
 )
-from kbatch.memory.memory_record import MemoryRecord
-from kbatch.memory.memory_refusals import weights_alone_do_not_fit
+from kbatch.memory.record import MemoryRecord
 from kbatch.memory.workload import Load
 
 _GPU_IN_USE = (

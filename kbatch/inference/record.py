@@ -3,11 +3,9 @@
 import dataclasses
 import statistics
 
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.median_interval import median_interval
-from kbatch.analysis.quantile_bounds import QuantileBound, quantile_upper_bound
+from kbatch.analysis.intervals import Interval, QuantileBound, median_interval, quantile_upper_bound
 from kbatch.inference.target_search import keeps_to
-from kbatch.records.ranges import SHORTEST_S, check_ranges
+from kbatch.records.record import SHORTEST_S, check_ranges
 from kbatch.records.usage import median_known
 
 TIMING_OUTCOMES = ("measured", "out_of_memory", "not_run")

@@ -20,11 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.quantile_bounds import (
-    calls_for_quantile,
-    chance_of_at_most,
-    quantile_upper_bound,
-)
+from kbatch.analysis.intervals import calls_for_quantile, chance_of_at_most, quantile_upper_bound
 
 # A guess keeps this far below the target: half the time a guess at it would fail.
 _AIM = 0.92

@@ -7,12 +7,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from kbatch.document.number_text import listed
+from kbatch.document.numbers import listed
 from kbatch.errors import InputError
 from kbatch.inference.call_paths import fetched
 from kbatch.inference.record import OutputChange
-from kbatch.training.dtype_policy import check_dtype_policies
-from kbatch.training.policy_copy import NoVariant, copy_under, layers_with_weights
+from kbatch.training.dtype_policy import (
+    NoVariant,
+    check_dtype_policies,
+    copy_under,
+    layers_with_weights,
+)
 
 INT8 = "int8"
 

@@ -5,13 +5,11 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from kbatch.analysis.latency import Latency
-from kbatch.analysis.latency_batches import batch_size_within
-from kbatch.inference.inference_answers_record import TargetTooLow
-from kbatch.inference.inference_fits import round_noise
-from kbatch.inference.inference_record import InferenceProfile
-from kbatch.inference.inference_sweep import InferenceSweep, Setting
+from kbatch.analysis.scaling_curve import Latency, batch_size_within
+from kbatch.inference.answers import TargetTooLow, round_noise
+from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.record import TargetCheck, TimingRecord
+from kbatch.inference.sweep import InferenceSweep, Setting
 from kbatch.inference.target_search import TargetTry, best_try, search_latency_target
 
 # Calls that tell whether one batch is far above a target.

@@ -10,20 +10,28 @@ import keras
 import keras_tuner
 
 from kbatch.device.environment import read_environment
-from kbatch.document.number_text import percent, readable, setting
-from kbatch.input_pipeline.array_costs import array_costs
-from kbatch.input_pipeline.input_pass import InputPass, read_pass
-from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
-from kbatch.input_pipeline.input_remedies import Remedies, not_tried, try_changes, with_change
-from kbatch.input_pipeline.input_rounds import WarmStep, measure_rounds, warm_step
-from kbatch.input_pipeline.pipeline_cache import cached_pipeline, fill_cache
-from kbatch.input_pipeline.pipeline_changes import pipeline_changes
-from kbatch.input_pipeline.worker_changes import worker_changes
-from kbatch.training.borrowed_step import borrowed_step, held_on_device, rows_of, takes_int64
+from kbatch.document.numbers import percent, readable, setting
+from kbatch.input_pipeline.blocks import InputPass, read_pass
+from kbatch.input_pipeline.changes import (
+    cached_pipeline,
+    fill_cache,
+    pipeline_changes,
+    worker_changes,
+)
+from kbatch.input_pipeline.record import InputPipelineProfile
+from kbatch.input_pipeline.remedies import (
+    Remedies,
+    array_costs,
+    not_tried,
+    try_changes,
+    with_change,
+)
+from kbatch.input_pipeline.rounds import WarmStep, measure_rounds, warm_step
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.batch_source import BatchSource, batch_source
-from kbatch.training.seeds import kept_seeds
-from kbatch.training.trainable_model import check_compiled
+from kbatch.training.model import check_compiled
+from kbatch.training.state import kept_seeds
+from kbatch.training.train_step import borrowed_step, held_on_device, rows_of, takes_int64
 
 _REMEDIES_SHARE = 0.5
 # Below this share of waiting no change to the pipeline is worth a measurement.

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 
-from kbatch.analysis.round_ratios import RoundEstimate
-from kbatch.document.content import Fact, Figure, Note, Section
-from kbatch.document.environment import environment_facts
-from kbatch.document.number_text import readable
+from kbatch.analysis.intervals import RoundEstimate
+from kbatch.document.numbers import readable
+from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.input_pipeline.input_pipeline_figure import (
+from kbatch.input_pipeline.figure import (
     HEIGHT_IN,
     alt_text,
     input_pipeline_info,
     plot_input_pipeline,
 )
-from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
+from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.input_pipeline.text import evidence_lines, headline, is_clear_gain
 
 

@@ -1,11 +1,14 @@
 """What limits training, in words."""
 
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.round_ratios import RoundEstimate
-from kbatch.document.number_text import counted, listed, percent, readable
-from kbatch.input_pipeline.input_bound import CLOSEST_RATIO, Crossing
-from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
-from kbatch.input_pipeline.input_rates import LongRunRecord, RateRecord, RemedyRecord
+from kbatch.analysis.intervals import Interval, RoundEstimate
+from kbatch.document.numbers import counted, listed, percent, readable
+from kbatch.input_pipeline.rates import CLOSEST_RATIO, Crossing
+from kbatch.input_pipeline.record import (
+    InputPipelineProfile,
+    LongRunRecord,
+    RateRecord,
+    RemedyRecord,
+)
 
 _MUCH_WAITING = 0.2
 # Training this much slower than one after the other: both sides hold each other up.

@@ -11,13 +11,12 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.training.accumulation import accumulate_gradients
-from kbatch.training.borrowed_step import rows_of
-from kbatch.training.data.data import called_for
-from kbatch.training.data.data_source import Source, batch_of, build_on
-from kbatch.training.data.sample_rows import SampleElements, SampleRows
+from kbatch.training.clock import InputMeter
+from kbatch.training.data.forms import called_for
+from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source, batch_of, build_on
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.input_meter import InputMeter
-from kbatch.training.trainable_model import check_model
+from kbatch.training.model import check_model
+from kbatch.training.train_step import rows_of
 
 # Slots appear after the first step, and later steps peak higher than early ones.
 STEPS = 5

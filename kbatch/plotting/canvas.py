@@ -11,7 +11,7 @@ from matplotlib.patheffects import AbstractPathEffect, withStroke
 from matplotlib.text import Text
 from mpl_toolkits.axes_grid1 import make_axes_locatable
 
-from kbatch.document.short_text import shortened
+from kbatch.document.numbers import shortened
 from kbatch.plotting.palette import ALARM_TEXT, GRID, INK, MUTED, PAPER
 
 WIDTH_IN = 6.4

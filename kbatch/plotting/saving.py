@@ -1,13 +1,15 @@
-"""Figures as files: the same figure gives the same bytes."""
+"""Figures as files, and as SVG inside a page."""
 
 import io
+import re
 from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kbatch.records.whole_files import write_whole_file
+from kbatch.plotting.palette import ALARM_TEXT, GRID, INK, MUTED, PAPER, series_style
+from kbatch.records.json_codec import write_whole_file
 
 _PNG_DPI = 200
 # A date in the file would differ every time.
@@ -88,3 +90,124 @@ def _description(figure: Figure) -> str | None:
     """Joins the labels of all Axes, None where there is none."""
     labels = (str(axes.get_label()) for axes in figure.axes)
     return " ".join(label for label in labels if label and not label.startswith("<")) or None
+
+
+# Colours of a figure that the page sets for light and dark, by name in the style sheet.
+_PAGE_COLORS = {
+    "ink": INK,
+    "muted": MUTED,
+    "grid": GRID,
+    "paper": PAPER,
+    "alarm": ALARM_TEXT,
+    "first": series_style(0).color,
+}
+# Matplotlib writes a glyph as a path in font units with this scale, before its first use.
+_GLYPH = re.compile(r'<path id="([^"]+)" d="([^"]*)" transform="scale\(0\.015625\)"\s*/>')
+_ID = re.compile(r' id="([^"]+)"')
+_REFERENCE = re.compile(r'((?:xlink:href="#|url\(#))([^")]+)')
+# Attributes that hold places, whose hundredth of a point nobody sees.
+_PLACES = re.compile(r'(?:\bd|\bx|\by|points)="[^"]*"|translate\([^)]*\)')
+_LONG_NUMBER = re.compile(r"(\.\d\d)\d+")
+_SHIFTED = re.compile(r'transform="translate\(([\d.-]+) 0\)"/>')
+# The page has the one rule of the style itself.
+_LEFT_OUT = re.compile(
+    r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->| xmlns(?::xlink)?=\"[^\"]*\"",
+    flags=re.DOTALL,
+)
+# A text with a halo: its outline as a stroke of the paper, then filled.
+_HALO = re.compile(r'<path d="([^"]+)" style="([^"]*)"/><path d="\1" style="(fill: [^";]+)"/>')
+_STYLE = re.compile(r' style="([^"]+)"')
+_COLOR = re.compile(r"#[0-9a-f]{6}")
+# Below this relative luminance a colour is lost on a dark page.
+_DARK = 0.12
+_EMPTY = re.compile(r"<defs>\s*</defs>|<g>\s*</g>|<g/>")
+
+
+class SvgPage:
+    """The figures of one page, with what they share: outlines of glyphs, styles and ids."""
+
+    def __init__(self):
+        self._glyphs: dict[str, str] = {}
+        self._styles: dict[str, str] = {}
+        self._ids = 0
+
+    def element(self, svg: str) -> str:
+        """Makes an SVG file an element of the page.
+
+        Args:
+            svg: The file, as matplotlib wrote it.
+        """
+        svg = svg[svg.index("<svg") :]
+        names = {
+            name: self._glyphs.setdefault(_shorter(outline), f"g{len(self._glyphs)}")
+            for name, outline in _GLYPH.findall(svg)
+        }
+        svg = _LEFT_OUT.sub("", _GLYPH.sub("", svg))
+        svg = self._with_ids(svg, names).replace("xlink:href", "href")
+        svg = _PLACES.sub(lambda found: _shorter(found[0]), svg)
+        svg = _SHIFTED.sub(r'x="\1"/>', re.sub(r">\s+<", "><", svg))
+        svg = _HALO.sub(_stroked_first, svg)
+        for name, color in _PAGE_COLORS.items():
+            svg = svg.replace(color, f"var(--figure-{name})")
+        svg = _EMPTY.sub("", _EMPTY.sub("", _STYLE.sub(self._style_class, svg)))
+        return svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
+
+    def glyphs(self) -> str:
+        """Makes an element without a size that holds the outlines."""
+        paths = "".join(
+            f'<path id="{name}" d="{outline}" transform="scale(0.015625)"/>'
+            for outline, name in self._glyphs.items()
+        )
+        return (
+            f'<svg class="glyphs" aria-hidden="true" focusable="false"><defs>{paths}</defs></svg>'
+        )
+
+    def rules(self) -> str:
+        """Writes the style sheet of the figures; dark colours are lighter on a dark page."""
+        rules = "\n".join(f".{name}{{{style}}}" for style, name in self._styles.items())
+        dark = sorted({color for color in _COLOR.findall(rules) if _luminance(color) < _DARK})
+        for color in dark:
+            rules = rules.replace(color, f"var(--{color[1:]})")
+        own = "".join(f"--{color[1:]}:{color};" for color in dark)
+        lighter = "".join(f"--{color[1:]}:{_lighter(color)};" for color in dark)
+        scheme = "@media screen and (prefers-color-scheme: dark)"
+        return f":root{{{own}}}\n{scheme}{{:root{{{lighter}}}}}\n{rules}"
+
+    def _with_ids(self, svg: str, names: dict[str, str]) -> str:
+        """Drops ids that nothing refers to, and gives the others names of the page."""
+        for _, name in _REFERENCE.findall(svg):
+            if name not in names:
+                names[name] = f"i{self._ids}"
+                self._ids += 1
+        svg = _ID.sub(lambda f: f' id="{names[f[1]]}"' if f[1] in names else "", svg)
+        return _REFERENCE.sub(lambda f: f"{f[1]}{names[f[2]]}", svg)
+
+    def _style_class(self, found: re.Match[str]) -> str:
+        name = self._styles.setdefault(found[1], f"k{len(self._styles)}")
+        return f' class="{name}"'
+
+
+def _channels(color: str) -> list[int]:
+    return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+
+
+def _luminance(color: str) -> float:
+    """Gives the relative luminance of a colour, from 0 to 1 (WCAG 2.2)."""
+    shares = [channel / 255 for channel in _channels(color)]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _lighter(color: str) -> str:
+    """Mixes a colour with white in equal parts."""
+    return "#" + "".join(f"{(channel + 255) // 2:02x}" for channel in _channels(color))
+
+
+def _stroked_first(halo: re.Match[str]) -> str:
+    outline, stroke, fill = halo.groups()
+    stroke = re.sub(r"fill: [^;]+;?\s*", "", stroke)
+    return f'<path d="{outline}" style="{stroke}; {fill}; paint-order: stroke"/>'
+
+
+def _shorter(places: str) -> str:
+    return _LONG_NUMBER.sub(r"\1", " ".join(places.split()))

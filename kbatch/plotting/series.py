@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 
-from kbatch.document.short_text import shortened
+from kbatch.document.numbers import shortened
 from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, halo, width_share
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, PAPER, series_style
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import keras
 
-from kbatch.recommendation.fit_time import FitTime
-from kbatch.recommendation.stretches import steps_at_once
-from kbatch.timing.interleaved import interleaved
-from kbatch.training.borrowed_step import BorrowedStep, borrowed_step
-from kbatch.training.data.data import FitData, called_for, is_dataset, rebatched
-from kbatch.training.data.data_source import Source, batch_of
-from kbatch.training.data.sample_rows import SampleElements, SampleRows
+from kbatch.recommendation.pilot import steps_at_once
+from kbatch.recommendation.pilot_record import FitTime
+from kbatch.timing.rounds import interleaved
+from kbatch.training.data.forms import FitData, called_for, is_dataset, rebatched
+from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source, batch_of
+from kbatch.training.train_step import BorrowedStep, borrowed_step
 
 _MOST_ROUNDS = 9
 _STEPS, _EPOCHS = 8, 5

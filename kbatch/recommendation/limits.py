@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.input_pipeline.input_bound import CLOSEST_RATIO
-from kbatch.recommendation.batch_choice import (
+from kbatch.input_pipeline.rates import CLOSEST_RATIO
+from kbatch.recommendation.choice import (
     TimedUpdate,
+    TimeInFit,
     fastest_of_each,
     noise_bounds,
     relative_time,
 )
-from kbatch.recommendation.time_in_fit import TimeInFit
 
 MEMORY = "memory"
 SATURATION = "hardware saturation"

@@ -10,39 +10,39 @@ import keras_tuner
 import numpy as np
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
-from kbatch.analysis.learning_rates import check_rule, learning_rate_ratio
-from kbatch.device.device_memory import check_memory_limit, gpu_visible
+from kbatch.analysis.learning_rate import check_rule, learning_rate_ratio
 from kbatch.device.environment import read_environment
+from kbatch.device.memory import check_memory_limit, gpu_visible
 from kbatch.errors import InputError
-from kbatch.memory.max_batch import data_source
-from kbatch.memory.max_batch_search import check_window
+from kbatch.memory.find import data_source
+from kbatch.memory.search import check_window
 from kbatch.memory.workload import Load
-from kbatch.recommendation.batch_decision import decide
-from kbatch.recommendation.budget_clock import BudgetClock
+from kbatch.recommendation.choice import decide
 from kbatch.recommendation.defaults import BASE_BATCH_SIZE, BUDGET_S
-from kbatch.recommendation.fit_time import fit_lines
-from kbatch.recommendation.ledger import Ledger
-from kbatch.recommendation.limit_measurements import (
+from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
+from kbatch.recommendation.measure import (
+    BudgetClock,
+    Ledger,
+    MemoryFound,
+    Task,
     measure_input,
+    measure_memory,
     measure_noise,
     measure_updates,
     pilot_notes,
+    refusals_told,
+    train_sizes,
 )
-from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
-from kbatch.recommendation.memory_measurement import MemoryFound, measure_memory, refusals_told
-from kbatch.recommendation.recommendation_record import OTHER_SIZES, Recommendation, trained_runs
-from kbatch.recommendation.recommendation_task import Task
-from kbatch.recommendation.size_trainings import train_sizes
+from kbatch.recommendation.pilot_record import fit_lines
+from kbatch.recommendation.record import OTHER_SIZES, Recommendation, trained_runs
 from kbatch.training.accumulation import sum_sparse_gradients
-from kbatch.training.accumulation.parts_checks import PartsChecks
+from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.data import FitData, arrays_of, is_dataset
-from kbatch.training.data.data_source import Source
-from kbatch.training.data.sample_rows import SampleElements, SampleRows
-from kbatch.training.kept_state import kept_state
+from kbatch.training.clock import replica_count
+from kbatch.training.data.forms import FitData, arrays_of, is_dataset
+from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source
 from kbatch.training.learning_rate import Schedule, current_learning_rate
-from kbatch.training.replica_meter import replica_count
-from kbatch.training.seeds import check_seed
+from kbatch.training.state import check_seed, kept_state
 
 _SMALLEST, _LARGEST = 8, 2048
 # Of the budget, where memory is measured last; and seconds that its process may take to start.

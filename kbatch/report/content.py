@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kbatch.document.content import Fact, Section
-from kbatch.document.number_text import counted
-from kbatch.inference.inference_record import InferenceProfile
-from kbatch.inference.inference_section import inference_section
-from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
+from kbatch.document.numbers import counted
+from kbatch.document.section import Fact, Section
+from kbatch.inference.profile import InferenceProfile
+from kbatch.inference.report import inference_section
+from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.input_pipeline.report import input_section
-from kbatch.memory.max_batch_record import MaxBatchSizeResult
-from kbatch.memory.max_batch_section import max_batch_section
-from kbatch.recommendation.recommendation_record import Recommendation
-from kbatch.recommendation.recommendation_section import recommendation_section
-from kbatch.study.study_record import Study
-from kbatch.study.study_section import study_section
+from kbatch.memory.record import MaxBatchSizeResult
+from kbatch.memory.report import max_batch_section
+from kbatch.recommendation.record import Recommendation
+from kbatch.recommendation.report import recommendation_section
+from kbatch.study.report import study_section
+from kbatch.study.study import Study
+from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.report import training_section
-from kbatch.throughput.training_profile_record import TrainingProfile
 
 Reported = (
     Study

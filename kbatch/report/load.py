@@ -4,16 +4,16 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kbatch.records.json_files import RecordError, read_json, read_record, shown
+from kbatch.records.json_codec import RecordError, read_json, read_record, shown
 from kbatch.study.loading import load_study
 
 if TYPE_CHECKING:
-    from kbatch.inference.inference_record import InferenceProfile
-    from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
-    from kbatch.memory.max_batch_record import MaxBatchSizeResult
-    from kbatch.recommendation.recommendation_record import Recommendation
-    from kbatch.study.study_record import Study
-    from kbatch.throughput.training_profile_record import TrainingProfile
+    from kbatch.inference.profile import InferenceProfile
+    from kbatch.input_pipeline.record import InputPipelineProfile
+    from kbatch.memory.record import MaxBatchSizeResult
+    from kbatch.recommendation.record import Recommendation
+    from kbatch.study.study import Study
+    from kbatch.throughput.record import TrainingProfile
 
     AnyRecord = (
         Study
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 # The module of each record that is kept as a file of its own, by the kind that the file names.
 _HOME_OF = {
-    "InferenceProfile": "kbatch.inference.inference_record",
-    "InputPipelineProfile": "kbatch.input_pipeline.input_pipeline_record",
-    "MaxBatchSizeResult": "kbatch.memory.max_batch_record",
-    "Recommendation": "kbatch.recommendation.recommendation_record",
-    "Study": "kbatch.study.study_record",
-    "TrainingProfile": "kbatch.throughput.training_profile_record",
+    "InferenceProfile": "kbatch.inference.profile",
+    "InputPipelineProfile": "kbatch.input_pipeline.record",
+    "MaxBatchSizeResult": "kbatch.memory.record",
+    "Recommendation": "kbatch.recommendation.record",
+    "Study": "kbatch.study.study",
+    "TrainingProfile": "kbatch.throughput.record",
 }
 
 

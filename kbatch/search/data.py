@@ -6,10 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kbatch.training.data.batched import is_batched
-from kbatch.training.data.data import FitData, is_dataset
-from kbatch.training.data.data_source import Source
-from kbatch.training.data.sample_rows import SampleRows, dataset_rows, sample_of
+from kbatch.training.data.forms import FitData, is_batched, is_dataset
+from kbatch.training.data.sample_rows import SampleRows, Source, dataset_rows, sample_of
 
 
 class SearchData:

@@ -7,20 +7,21 @@ without pause while it is idle, and go on after `search` with a chief that has e
 
 import contextlib
 import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import inspect
 import os
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from kbatch.search.after_import import after_import
-from kbatch.search.chief_address import ChiefAddress
+from typing import Any, NamedTuple
 
 _PARENT_CHECK_S = 0.5
 _CHIEF_CHECK_S = 0.5
@@ -147,3 +148,118 @@ def _with_pauses(create_trial: Callable[..., Any]) -> Callable[..., Any]:
         return trial
 
     return with_pauses
+
+
+Change = Callable[[ModuleType], None]
+
+
+def after_import(name: str, change: Change) -> None:
+    """Calls `change(module)` right after a module was imported for the first time.
+
+    Args:
+        name: Full name of the module, which must not be imported yet.
+        change: What to do with it.
+    """
+    sys.meta_path.insert(0, _Finder(name, change))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, change: Change):
+        self._name = name
+        self._change = change
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._change)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, change: Change):
+        self._loader = loader
+        self._change = change
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._change(module)
+
+
+_CONNECT_S = 2.0
+_SILENCE_S = 30.0
+
+
+class ChiefAddress(NamedTuple):
+    """Where the chief answers.
+
+    Attributes:
+        host: Name or number of its host.
+        port: Its port.
+    """
+
+    host: str
+    port: int
+
+    @property
+    def answers(self) -> bool:
+        """Whether something listens there."""
+        try:
+            socket.create_connection(self, timeout=_CONNECT_S).close()
+        except OSError:
+            return False
+        return True
+
+
+def parse_address(text: str) -> ChiefAddress:
+    """Reads an address such as `"10.0.0.1:8000"`.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(
+            "An address is a host and a port: write it as `10.0.0.1:8000`. "
+            f"Received: address={text!r}."
+        )
+    return ChiefAddress(host, int(port))
+
+
+def free_local_address() -> ChiefAddress:
+    """Finds a port of this host that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return ChiefAddress(*listener.getsockname())
+
+
+class RemoteChief:
+    """A chief on another host: dead once it has answered and then fallen silent.
+
+    Args:
+        answers: Tells whether it answers now.
+        now: Gives the time, in seconds.
+    """
+
+    name = "chief"
+
+    def __init__(self, answers: Callable[[], bool], *, now: Callable[[], float] = time.monotonic):
+        self._answers = answers
+        self._now = now
+        self._heard_s: float | None = None
+
+    @property
+    def status(self) -> int | None:
+        """None while it may live, 1 half a minute after it was last heard."""
+        if self._answers():
+            self._heard_s = self._now()
+        if self._heard_s is None or self._now() - self._heard_s < _SILENCE_S:
+            return None
+        return 1

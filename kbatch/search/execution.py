@@ -1,11 +1,11 @@
-"""One execution of a trial, from its first step to its record."""
+"""One execution of a trial: what it is asked to do, its steps and its record."""
 
 import contextlib
 import dataclasses
 import gc
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import keras_tuner
@@ -17,20 +17,82 @@ from kbatch.device.failures import (
     ran_out_of_memory,
 )
 from kbatch.device.gpu_monitor import GpuMonitor
-from kbatch.records.execution import ExecutionRecord
-from kbatch.records.target import COST_NAMES, cost_to_target
+from kbatch.device.memory import workers_on_device
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
 from kbatch.records.usage import UsageRecord
-from kbatch.search.execution_plan import ExecutionPlan, begun_record
-from kbatch.search.fit import TimedFit
-from kbatch.search.fresh_callbacks import FreshCallbacks
-from kbatch.search.trial_cut import TrialCut
+from kbatch.search.callbacks import FreshCallbacks
+from kbatch.search.timed_fit import TimedFit
 from kbatch.search.trial_files import TrialFiles
-from kbatch.search.trial_micro_batch import TrialMicroBatch
-from kbatch.training.accumulation.summed_gradients import sparse_note
-from kbatch.training.data.data import FitData
-from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.replica_meter import replica_count
-from kbatch.training.scaled_model import scaling_of
+from kbatch.search.trial_micro_batch import TrialCut, TrialMicroBatch
+from kbatch.training.accumulation.summed_gradients import differ_in_parts, sparse_note
+from kbatch.training.clock import replica_count
+from kbatch.training.data.forms import FitData
+from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
+from kbatch.training.learning_rate import current_learning_rate, scaling_of
+
+
+class ExecutionPlan(NamedTuple):
+    """What an execution is asked to do.
+
+    Attributes:
+        number: Number of the execution in its trial, from 0.
+        seed: Seed of weights and shuffling, or None.
+        batch_size: Examples of one optimizer update.
+        micro_batch_size: Examples that go through the device at once; None where they are found.
+        largest_batch_size: Largest batch size of the search.
+        validation_batch_size: Examples in a validation batch.
+        validation_is_chosen: Whether a person chose that size.
+        learning_rate_scaling: Rule that was applied, or None.
+        sparse_gradients: What the optimizer gets of sparse gradients: "summed" or "keras".
+        scaling_note: What a reader must know of the noise scale that the rule used, or None.
+        metrics: Metrics that each epoch must have.
+        to_target: Whether the cost of a target is the objective.
+        path_notes: Where callbacks write in place of the path that was given.
+    """
+
+    number: int
+    seed: int | None
+    batch_size: int
+    micro_batch_size: int | None
+    largest_batch_size: int
+    validation_batch_size: int
+    validation_is_chosen: bool
+    learning_rate_scaling: str | None
+    sparse_gradients: str
+    scaling_note: str | None
+    metrics: tuple[str, ...]
+    to_target: bool
+    path_notes: tuple[str, ...] = ()
+
+
+def begun_record(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
+    """Gives the record of an execution whose training has not begun.
+
+    Args:
+        model: The model to train.
+        plan: What is asked.
+    """
+    optimizer: Any = model.optimizer
+    rows, size = -(-plan.batch_size // replica_count(model)), plan.micro_batch_size
+    in_parts = size is not None and size < rows
+    sparse = sparse_note(model, plan.sparse_gradients, in_parts=in_parts)
+    return ExecutionRecord(
+        status="running",
+        seed=plan.seed,
+        batch_size=plan.batch_size,
+        micro_batch_size=plan.micro_batch_size,
+        dtype_policy=model.dtype_policy.name,
+        optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
+        loss_scaled=loss_scaled(model),
+        learning_rate=current_learning_rate(optimizer),
+        learning_rate_scaling=plan.learning_rate_scaling,
+        jit_compile=bool(model.jit_compile),
+        notes=(*(note for note in (plan.scaling_note, sparse) if note), *plan.path_notes),
+        workers_on_device=workers_on_device(),
+        replicas=replica_count(model),
+        scaling=scaling_of(model),
+        sparse_gradients=plan.sparse_gradients if differ_in_parts(model) else None,
+    )
 
 
 class Execution:

@@ -1,51 +1,39 @@
 """Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import keras
 import keras_tuner
 
-from kbatch.analysis.batch_sizes import check_batch_sizes
-from kbatch.analysis.learning_rates import check_rule
-from kbatch.analysis.timescales import FOLLOWERS, check_followers
-from kbatch.device.device_memory import check_memory_limit
-from kbatch.errors import InputError
-from kbatch.memory.max_batch_search import check_window
-from kbatch.records.json_files import RecordError
-from kbatch.records.target import COST_NAMES
+from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
+from kbatch.analysis.learning_rate import FOLLOWERS, check_followers, check_rule
+from kbatch.device.memory import check_memory_limit
+from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.memory.search import check_window
+from kbatch.records.json_codec import RecordError
+from kbatch.records.training_run import COST_NAMES
 from kbatch.search.auto_micro_batch import AutoMicroBatch
-from kbatch.search.callback_paths import give_own_paths
-from kbatch.search.execution import Execution
-from kbatch.search.execution_number import ExecutionNumber
-from kbatch.search.execution_plan import ExecutionPlan
+from kbatch.search.callbacks import give_own_paths
+from kbatch.search.execution import Execution, ExecutionPlan
 from kbatch.search.identity import model_facts
+from kbatch.search.learning_rate import TrialLearningRate
 from kbatch.search.live_plot import live_plots
-from kbatch.search.search_errors import ending_the_search, failing_the_trial
-from kbatch.search.size_checks import (
-    check_base_batch_size,
-    check_micro_batch_size,
-    check_space,
-    default_validation_batch_size,
-    replica_rows,
-    size_or_none,
-)
-from kbatch.search.trial_cut import TrialCut
 from kbatch.search.trial_files import TrialFiles, trial_files
-from kbatch.search.trial_learning_rate import TrialLearningRate
-from kbatch.search.trial_micro_batch import TrialMicroBatch
+from kbatch.search.trial_micro_batch import TrialCut, TrialMicroBatch
 from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
 from kbatch.training.accumulation.summed_gradients import check_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel
+from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import (
     check_active_policy,
     check_dtype_policies,
     dtype_policy_scope,
 )
-from kbatch.training.replica_meter import replica_count
-from kbatch.training.seeds import check_seed, seeded
-from kbatch.training.trainable_model import check_model
+from kbatch.training.model import check_model
+from kbatch.training.state import check_seed, seeded
 
 _MOMENTS_EVERY = 8
 
@@ -393,3 +381,136 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
         return None if self.seed is None else self.seed + self._number.of(hp)
+
+
+@contextlib.contextmanager
+def ending_the_search(*kinds: type[Exception]) -> Iterator[None]:
+    """Ends the search at a mistake in what was given: no other trial would fare better."""
+    try:
+        yield
+    except kinds as error:
+        raise keras_tuner.errors.FatalValueError(str(error)) from error
+
+
+@contextlib.contextmanager
+def failing_the_trial() -> Iterator[None]:
+    """Fails the trial, not the search, where not even one example fits."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise keras_tuner.errors.FailedTrialError(
+            f"{error} keras-tuner ends a search after three failed trials in a row, unless its "
+            "oracle is given a larger `max_consecutive_failed_trials`."
+        ) from error
+
+
+class ExecutionNumber:
+    """Follows which execution of which trial is under way.
+
+    keras-tuner executes a trial several times with one object of hyperparameters, and tells the
+    number to nobody: it is known by that object, as long as every execution before it ended well.
+    """
+
+    def __init__(self):
+        self._hp: keras_tuner.HyperParameters | None = None
+        self._ended = 0
+
+    def of(self, hp: keras_tuner.HyperParameters) -> int:
+        """Gives the number of the execution that `hp` comes to next, from 0."""
+        return self._ended if hp is self._hp else 0
+
+    def begin(self, hp: keras_tuner.HyperParameters, number: int) -> None:
+        """Sets the number of the execution that `hp` comes to next."""
+        self._hp, self._ended = hp, number
+
+    def failed(self) -> None:
+        """Notes that a build or a run failed: what comes next begins anew."""
+        self._hp, self._ended = None, 0
+
+    def ended(self, hp: keras_tuner.HyperParameters, *, planned: int) -> None:
+        """Notes that an execution ended well, of `planned` ones."""
+        self._hp, self._ended = hp, (self.of(hp) + 1) % planned
+
+
+_LARGEST_DEFAULT_VALIDATION_BATCH = 256
+
+
+def check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -> None:
+    """Checks that a search space has no other batch sizes already.
+
+    Raises:
+        InputError: If it has.
+    """
+    for parameter in hp.space:
+        values = getattr(parameter, "values", batch_sizes)
+        if parameter.name == "batch_size" and tuple(values) != batch_sizes:
+            raise InputError(
+                "The search space has another `batch_size` already, from the project directory "
+                "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
+                f"to start over. Received: batch_sizes={batch_sizes}, there: {tuple(values)}."
+            )
+
+
+def check_base_batch_size(
+    base_batch_size: int, batch_sizes: tuple[int, ...], *, rule: str | None
+) -> None:
+    """Checks that the noise scale of the base batch size is measured, where a rule needs it.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if rule == "noise" and base_batch_size not in batch_sizes:
+        raise ValueError(
+            '`learning_rate_scaling="noise"` measures the noise scale in the trial of '
+            "`base_batch_size`: it must be one of `batch_sizes`. Received: "
+            f"base_batch_size={base_batch_size}, batch_sizes={batch_sizes}."
+        )
+
+
+def replica_rows(batch_size: int, replicas: int) -> int:
+    """Gives the rows that a replica has of a batch, the most where they differ by one.
+
+    Raises:
+        InputError: If a replica had none.
+    """
+    if batch_size < replicas:
+        raise InputError(
+            "A batch is shared by all replicas, each of which needs an example: leave the sizes "
+            f"below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
+        )
+    return -(-batch_size // replicas)
+
+
+def size_or_none(size: int | None, name: str) -> int | None:
+    """Checks a size that may be left out.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is not positive.
+    """
+    return None if size is None else check_size(size, name)
+
+
+def check_micro_batch_size(size: int | str | None) -> int | Literal["auto"] | None:
+    """Checks a micro-batch size.
+
+    Raises:
+        TypeError: If it is neither "auto", None nor an integer.
+        ValueError: If it is not positive, or another word.
+    """
+    if size is None or size == "auto":
+        return size
+    if isinstance(size, str):
+        raise ValueError(
+            '`micro_batch_size` must be "auto", a positive integer or None. '
+            f"Received: micro_batch_size={size!r}."
+        )
+    return check_size(size, "micro_batch_size")
+
+
+def default_validation_batch_size(
+    batch_sizes: tuple[int, ...], micro_batch_size: int | None
+) -> int:
+    """Gives the size of a validation batch where none was chosen."""
+    moderate = [size for size in batch_sizes if size <= _LARGEST_DEFAULT_VALIDATION_BATCH]
+    return micro_batch_size or max(moderate, default=_LARGEST_DEFAULT_VALIDATION_BATCH)

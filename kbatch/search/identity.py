@@ -19,19 +19,12 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.records.json_files import (
-    NewerRecordError,
-    RecordError,
-    load_if_readable,
-    write_record,
-)
+from kbatch.records.json_codec import NewerRecordError, RecordError, load_if_readable, write_record
 from kbatch.search.trial_states import ENDED, read_trial_states
-from kbatch.study.goodput import GOODPUT_NAME
-from kbatch.study.loading import RECORD_NAME
-from kbatch.study.search_identity import IDENTITY_NAME, SearchIdentity, read_identity
+from kbatch.study.loading import IDENTITY_NAME, RECORD_NAME, SearchIdentity, read_identity
+from kbatch.study.study import GOODPUT_NAME
 from kbatch.study.trial import TrialRecord
-from kbatch.training.fingerprint import model_description
-from kbatch.training.own_code import function_code
+from kbatch.training.fingerprint import function_code, model_description
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
 # They change what is shown, or are checked elsewhere.

@@ -1,20 +1,29 @@
-"""The callback that shows a search while it runs."""
+"""The figure of a search while it runs, in a notebook or a file."""
 
+import base64
 import dataclasses
+import importlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
+from matplotlib.axes import Axes
+from rich.console import Console
 
-from kbatch.document.number_text import counted
-from kbatch.records.execution import ExecutionRecord
-from kbatch.search.live import draw_live
-from kbatch.search.live_picture import LivePicture
+from kbatch.document.numbers import counted, shortened
+from kbatch.plotting.canvas import detached_axes, plain_axes, say
+from kbatch.plotting.palette import PAPER, series_style
+from kbatch.plotting.saving import figure_bytes
+from kbatch.plotting.series import name_panel
+from kbatch.records.json_codec import write_whole_file
+from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.trial_files import TrialFiles
+from kbatch.study.figures.trials import HEIGHT_IN, plot_trials, trials_info
 from kbatch.study.loading import load_study
-from kbatch.study.study_record import Study
+from kbatch.study.study import Study
+from kbatch.study.trial import TrialRecord
 
 # Drawing takes at most about this share of the time.
 _SHARE = 0.1
@@ -151,3 +160,165 @@ def _with_execution(
         for trial in study.trials
     )
     return dataclasses.replace(study, trials=trials)
+
+
+# Shown at half its pixels, it is sharp on fine screens.
+_WIDTH_PX = 640
+
+
+class LivePicture:
+    """Shows figures one after the other in one place.
+
+    It stays itself in copies, and travels to another process without its place.
+
+    Args:
+        path: File to write as well, None for none.
+        display: IPython's `display`; None for that of the notebook, if there is one.
+
+    Attributes:
+        wiped: Whether the cell's output may be cleared by others: then it must be shown anew.
+    """
+
+    def __init__(self, path: Path | None, display: Callable[..., Any] | None):
+        self.wiped = True
+        self._path = path
+        self._is_own = display is None
+        self._shown_by = display
+        self._handle: Any = None
+        self._at_end: Callable[[], None] | None = None
+
+    @property
+    def seen(self) -> bool:
+        """Whether anybody sees what is shown."""
+        return self._path is not None or self._display() is not None
+
+    def show(self, axes: Axes) -> None:
+        """Shows a figure in place of the one before."""
+        suffix = ".png" if self._path is None else self._path.suffix.lower()
+        content = figure_bytes(axes, suffix)
+        if self._path is not None:
+            write_whole_file(self._path, content)
+        display = self._display()
+        if display is None:
+            return
+        picture = content if suffix == ".png" else figure_bytes(axes, ".png")
+        data = {
+            "image/png": base64.b64encode(picture).decode(),
+            "text/plain": str(axes.get_label()),
+        }
+        metadata = {"image/png": {"width": _WIDTH_PX}}
+        if self._handle is None:
+            self._handle = display(data, raw=True, metadata=metadata, display_id=True)
+        else:
+            self._handle.update(data, raw=True, metadata=metadata)
+
+    def renew(self) -> None:
+        """Gives up the place where it may have been wiped: the next figure gets a new one."""
+        if self._handle is not None and self.wiped:
+            self._handle.update({"text/plain": ""}, raw=True)
+            self._handle = None
+
+    def at_end_of_cell(self, show: Callable[[], None]) -> None:
+        """Lets something be shown when the cell ends, which is after the last clearing.
+
+        Args:
+            show: Shows it; it takes the place of what was to be shown before.
+        """
+        if self.wiped and self._is_own and self._at_end is None and self.seen:
+            _events().register("post_run_cell", self._end)
+        self._at_end = show
+
+    def _end(self, result: Any = None) -> None:
+        _events().unregister("post_run_cell", self._end)
+        show, self._at_end = self._at_end, None
+        self.renew()
+        if show is not None:
+            show()
+
+    def _display(self) -> Callable[..., Any] | None:
+        # Rich sees a notebook only while a cell runs, which has ended at its end: it is kept.
+        if self._shown_by is None and Console().is_jupyter:
+            self._shown_by = importlib.import_module("IPython.display").display
+        return self._shown_by
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LivePicture":
+        """Gives itself: keras-tuner copies callbacks for each execution, the place is one."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the place behind: another process has none."""
+        return self.__dict__ | {"_handle": None, "_shown_by": None, "_at_end": None}
+
+
+def _events() -> Any:
+    return importlib.import_module("IPython").get_ipython().events
+
+
+_MARK_SIZE = 6
+_NAME_CHARACTERS = 16
+
+
+def draw_live(study: Study, *, running: str | None, status: str) -> "Axes":
+    """Draws the trials of a search so far.
+
+    A trial that runs is drawn with what its epochs have shown, as a hollow mark; one without an
+    epoch is not drawn yet.
+
+    Args:
+        study: The study so far.
+        running: Identifier of the trial that runs, None for none.
+        status: What runs, in words.
+
+    Returns:
+        The upper Axes of a figure that belongs to the caller alone.
+    """
+    shown = Study(
+        f"{shortened(study.name, _NAME_CHARACTERS)}: {status}",
+        tuple(_so_far(t) if t.trial_id == running else t for t in study.trials if _is_shown(t)),
+        study.search,
+    )
+    if not shown.trials:
+        panel = plain_axes(detached_axes(HEIGHT_IN), HEIGHT_IN)
+        name_panel(panel, shown.name)
+        panel.set_xticks([])
+        say(panel, "No epoch has ended yet.")
+        panel.set_label("An empty chart: no epoch of the search has ended yet.")
+        return panel
+    upper = plot_trials(shown, detached_axes(HEIGHT_IN))
+    _hollow(upper, shown, running)
+    return upper
+
+
+def _is_shown(trial: TrialRecord) -> bool:
+    return trial.status not in ("running", "interrupted") or any(e.epochs for e in trial.executions)
+
+
+def _so_far(trial: TrialRecord) -> TrialRecord:
+    """Takes what the epochs have shown for the result."""
+    measured = (e for e in trial.executions if e.epochs)
+    completed = (dataclasses.replace(e, status="completed") for e in measured)
+    return dataclasses.replace(trial, executions=tuple(completed))
+
+
+def _hollow(upper: "Axes", shown: Study, running: str | None) -> None:
+    info = trials_info(shown)
+    figure = upper.get_figure(root=True)
+    panels = figure.axes if figure else [upper]
+    for point in info.points:
+        if point.trial_id != running or not point.completed:
+            continue
+        number = next(i for i, one in enumerate(info.series) if running in one.trial_ids)
+        style = series_style(number)
+        values = (point.samples_per_second, point.quality)
+        for panel, estimate in zip(panels, values, strict=True):
+            if estimate is not None:
+                panel.plot(
+                    [point.place],
+                    [estimate.value],
+                    marker=style.marker,
+                    markersize=_MARK_SIZE,
+                    markerfacecolor=PAPER,
+                    markeredgecolor=style.color,
+                    linestyle="none",
+                    zorder=3,
+                )

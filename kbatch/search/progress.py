@@ -1,13 +1,237 @@
 """Progress of a search: a line a trial that stays, and a live line with the time left."""
 
+import dataclasses
+import importlib
+import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from kbatch.search.fit_reporter import FitProgress
-from kbatch.search.live_line import LiveLine, live_line
-from kbatch.search.progress_text import duration, epoch_line, live_figures, trial_line, trial_name
+import keras
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from kbatch.device.memory import memory_use_bytes, reset_memory_use
+from kbatch.document.numbers import percent
+from kbatch.study.names import outcome, value_text
 from kbatch.study.trial import TrialRecord
+
+
+class LiveLine(Protocol):
+    """Shows text that replaces what it showed before; lines printed above it stay.
+
+    Attributes:
+        changes: Whether there is such a place at all.
+    """
+
+    changes: bool
+
+    def update(self, name: str, share: float | None, figures: str) -> None:
+        """Shows a name, a share from 0 to 1, and figures."""
+        ...
+
+    def print(self, text: str) -> None:
+        """Prints a line that stays."""
+        ...
+
+    def close(self) -> None:
+        """Takes the changing line away."""
+        ...
+
+
+def live_line() -> LiveLine:
+    """Gives the line for where stdout goes: a terminal, a notebook or a file."""
+    console = Console()
+    if console.is_jupyter:
+        return NotebookLine(importlib.import_module("IPython.display").display)
+    return TerminalLine(console) if console.is_terminal else FileLine()
+
+
+class TerminalLine:
+    """A bar at the bottom of a terminal."""
+
+    changes = True
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[figures]}", markup=False),
+            console=console,
+            transient=True,
+            auto_refresh=False,
+        )
+        self._task = self._bar.add_task("", total=1.0, figures="")
+        self._bar.start()
+
+    def update(self, name: str, share: float | None, figures: str) -> None:
+        """Moves the bar; without a share it stands."""
+        self._bar.update(
+            self._task, description=name, completed=share or 0.0, figures=figures, refresh=True
+        )
+
+    def print(self, text: str) -> None:
+        """Prints above the bar."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._bar.stop()
+
+
+class NotebookLine:
+    """An output of its own in a notebook's cell, which alone it replaces.
+
+    Args:
+        display: IPython's `display`.
+    """
+
+    changes = True
+
+    def __init__(self, display: Any):
+        self._display = display
+        self._handle: Any = None
+
+    def update(self, name: str, share: float | None, figures: str) -> None:
+        """Replaces the text of its own output."""
+        self._show(f"{name}: {figures}")
+
+    def print(self, text: str) -> None:
+        """Prints a line, below which the changing one begins anew."""
+        self.close()
+        print(text)
+
+    def close(self) -> None:
+        """Leaves its output empty."""
+        if self._handle is not None:
+            self._show("")
+            self._handle = None
+
+    def _show(self, text: str) -> None:
+        bundle = {"text/plain": text}
+        if self._handle is None:
+            self._handle = self._display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+class FileLine:
+    """A log file: nothing changes there, and lines hold no control characters."""
+
+    changes = False
+
+    def update(self, name: str, share: float | None, figures: str) -> None:
+        """Shows nothing."""
+
+    def print(self, text: str) -> None:
+        """Prints a line that is there at once."""
+        print(text, file=sys.stdout, flush=True)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+_SHORTEST_PAUSE_S = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class FitProgress:
+    """How far a trial is.
+
+    Attributes:
+        execution: Number of the execution that runs, from 0.
+        share: Share of the trial that is done, from 0 to 1, by whole epochs where their steps are
+            not known.
+        epoch: Number of the epoch that runs, from 0.
+        epochs: Epochs of an execution.
+        samples_per_second: Examples per second so far without the first steps, None before others.
+        memory_bytes: Memory in use, of the GPU or of the process.
+        metrics: Metrics of the last epoch that ended.
+        epoch_ended: Whether an epoch has just ended.
+    """
+
+    execution: int
+    share: float
+    epoch: int
+    epochs: int
+    samples_per_second: float | None
+    memory_bytes: int
+    metrics: Mapping[str, float]
+    epoch_ended: bool = False
+
+
+class FitReporter(keras.callbacks.Callback):
+    """Tells how far training is, a few times a second.
+
+    Args:
+        tell: Receives what there is to tell.
+        execution: Number of the execution, from 0.
+        executions: Executions of the trial.
+        now: Gives the time, in seconds.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[FitProgress], None],
+        *,
+        execution: int,
+        executions: int,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__()
+        self._tell = tell
+        self._execution = execution
+        self._executions = executions
+        self._now = now
+        self._metrics: dict[str, float] = {}
+        self._epoch = 0
+        self._told_s = 0.0
+
+    def on_train_begin(self, logs: Any = None):
+        """Begins a new peak of memory."""
+        reset_memory_use()
+        self._told_s = self._now()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None):
+        """Follows the number of the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        """Tells how far the epoch is, unless it has just been told."""
+        if self._now() - self._told_s >= _SHORTEST_PAUSE_S:
+            steps = self._of("steps")
+            self._report((batch + 1) / steps if steps else 0.0)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None):
+        """Tells the metrics of the epoch."""
+        self._metrics = _numbers(logs or {})
+        self._report(1.0, epoch_ended=True)
+
+    def _report(self, share_of_epoch: float, *, epoch_ended: bool = False) -> None:
+        self._told_s = self._now()
+        epochs = self._of("epochs") or 1
+        share = (self._epoch + min(share_of_epoch, 1.0)) / epochs
+        self._tell(
+            FitProgress(
+                execution=self._execution,
+                share=(self._execution + share) / self._executions,
+                epoch=self._epoch,
+                epochs=epochs,
+                samples_per_second=self._metrics.get("samples_per_second"),
+                memory_bytes=memory_use_bytes(),
+                metrics=self._metrics,
+                epoch_ended=epoch_ended,
+            )
+        )
+
+    def _of(self, name: str) -> int | None:
+        return (self.params or {}).get(name)
+
+
+def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in logs.items() if np.size(value) == 1}
 
 
 class SearchProgress:
@@ -119,3 +343,96 @@ def _search_s(record: TrialRecord | None) -> float:
     """Sums what the search for the micro-batch size took: later trials know it."""
     executions = record.executions if record else ()
     return sum(execution.micro_batch_search_s or 0.0 for execution in executions)
+
+
+def trial_name(values: Mapping[str, Any], number: int | None, total: int | None) -> str:
+    """Names a trial.
+
+    Args:
+        values: Its hyperparameters.
+        number: Its place in the search, from 1, if it is known.
+        total: Trials of the search.
+    """
+    place = "trial" if number is None else f"trial {number}/{total}"
+    others = [
+        f"{name} {value_text(value)}" for name, value in values.items() if name != "batch_size"
+    ]
+    return ", ".join([place, f"batch {values['batch_size']:>5}", *others])
+
+
+def live_figures(
+    progress: FitProgress, *, trial_left_s: float | None, search_left_s: float | None
+) -> str:
+    """Words how far a trial is: time left, throughput, memory and the last metrics."""
+    figures = [percent(progress.share)]
+    if trial_left_s is not None:
+        figures.append(f"{duration(trial_left_s)} left")
+    if search_left_s is not None:
+        figures.append(f"search {duration(search_left_s)} left")
+    return ", ".join(
+        [
+            *figures,
+            *_speed(progress.samples_per_second, progress.memory_bytes),
+            *_metrics(progress.metrics),
+        ]
+    )
+
+
+def epoch_line(name: str, progress: FitProgress) -> str:
+    """Words an epoch that ended."""
+    epoch = f"epoch {progress.epoch + 1}/{progress.epochs}"
+    figures = _speed(progress.samples_per_second, progress.memory_bytes)
+    return ", ".join([name, epoch, *figures, *_metrics(progress.metrics)])
+
+
+def trial_line(
+    name: str, record: TrialRecord | None, *, duration_s: float, memory_bytes: int | None
+) -> str:
+    """Words how a trial ended: its figures, or the cause of its failure."""
+    begun = f"{name}, {duration_s:5.1f} s"
+    if record is None:
+        return f"{begun}, failed: nothing was recorded"
+    if record.status != "completed":
+        return f"{begun}, {outcome(record)}: {record.failure}"
+    metrics = {
+        name: f"{value:.4f}" + _half_width(record, name)
+        for name, value in _shown(record.metrics).items()
+    }
+    figures = _speed(record.samples_per_second, memory_bytes)
+    count = len(record.executions)
+    which = "best epoch" if count == 1 else f"best epochs, mean of {count} executions"
+    return ", ".join([begun, *figures, *(f"{n} {v}" for n, v in metrics.items())]) + f" ({which})"
+
+
+def duration(seconds: float) -> str:
+    """Words a duration as minutes and seconds, or hours with them.
+
+    Args:
+        seconds: The duration; a negative one, of what takes longer than thought, is shown as 0.
+    """
+    whole = max(0, round(seconds))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def _half_width(record: TrialRecord, name: str) -> str:
+    interval = record.metric_interval(name)
+    return f" ± {(interval.high - interval.low) / 2:.2g}" if interval else ""
+
+
+def _speed(samples_per_second: float | None, memory_bytes: int | None) -> list[str]:
+    memory = [] if memory_bytes is None else [f"{memory_bytes / 1e6:,.0f} MB"]
+    if samples_per_second is None:
+        return memory
+    return [*memory, f"{samples_per_second:,.0f} samples/s"]
+
+
+def _metrics(metrics: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4f}" for name, value in _shown(metrics).items()]
+
+
+def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Gives the metrics of the validation, or without one those of training."""
+    validation = {n: v for n, v in metrics.items() if n.startswith("val_")}
+    own = ("samples_per_second", "gradient_variance", "gradient_squared_norm", "learning_rate")
+    return validation or {n: v for n, v in metrics.items() if n not in own}

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import keras
 
 from kbatch.analysis.batch_sizes import equal_parts
-from kbatch.analysis.step_time import fit_step_time
+from kbatch.analysis.line_fit import fit_step_time
 from kbatch.errors import InputError
 from kbatch.search.data import SearchData
-from kbatch.study.goodput import GoodputRecord
-from kbatch.throughput.training_sweep import StepSetting, TrainingSweep
-from kbatch.timing.timing_plan import TimingPlan
-from kbatch.training.data.data import FitData
-from kbatch.training.data.data_refusal import REFUSALS, refusal_text
-from kbatch.training.data.data_source import DataEnded, Source, batch_of, build_on
+from kbatch.study.study import GoodputRecord
+from kbatch.throughput.update_timing import StepSetting, TrainingSweep
+from kbatch.timing.rounds import TimingPlan
+from kbatch.training.data.forms import FitData
+from kbatch.training.data.model_inputs import REFUSALS, refusal_text
+from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, build_on
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.micro_batch_steps import micro_batch_steps
+from kbatch.training.train_step import micro_batch_steps
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
 _SECONDS_A_SIZE = 0.25

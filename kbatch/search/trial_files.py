@@ -12,14 +12,12 @@ from keras_tuner.src.engine import tuner_utils
 
 from kbatch.device.environment import read_environment
 from kbatch.errors import InputError
-from kbatch.records.execution import ExecutionRecord
-from kbatch.records.json_files import NewerRecordError, RecordError, read_record, write_record
-from kbatch.records.target import COST_NAMES
+from kbatch.records.json_codec import NewerRecordError, RecordError, read_record, write_record
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.search.identity import check_identity, fit_facts, objective_facts
-from kbatch.study.loading import RECORD_NAME
-from kbatch.study.search_identity import SearchIdentity
-from kbatch.study.study_record import SearchRecord
+from kbatch.study.loading import RECORD_NAME, SearchIdentity
+from kbatch.study.study import SearchRecord
 from kbatch.study.trial import Objective, TrialRecord
 
 # What kbatch measures is of the whole run, and stands in the record already, in full.

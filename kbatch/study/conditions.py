@@ -1,13 +1,15 @@
-"""The conditions behind a study's numbers, in a line that stands beside them."""
+"""The conditions behind a study's numbers, and their spreads."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kbatch.document.number_text import counted, setting
-from kbatch.document.where_measured import UNKNOWN_DEVICE, clocks_text, versions_text
-from kbatch.records.execution import ExecutionRecord
-from kbatch.records.target import Budget
-from kbatch.study.study_record import Study
+from kbatch.analysis.intervals import FEWEST_VALUES, Interval
+from kbatch.document.numbers import counted, setting
+from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
+from kbatch.records.training_run import Budget, ExecutionRecord
+from kbatch.study.names import is_fraction
+from kbatch.study.study import Study
+from kbatch.study.trial import TrialRecord
 
 
 class Conditions(NamedTuple):
@@ -131,3 +133,92 @@ def _range_text(bounds: tuple[int, int], noun: str) -> str:
 def _bounds(values: Iterable[int]) -> tuple[int, int]:
     ordered = sorted(values)
     return ordered[0], ordered[-1]
+
+
+class Spreads(NamedTuple):
+    """Which spreads there are among trials.
+
+    Attributes:
+        intervals: Whether a trial has executions enough for a 95 % interval.
+        pairs: Whether a trial has several executions, but too few for an interval.
+        single: Whether a trial has one execution.
+        quartiles: Whether a trial of one execution has quartiles over its timing windows.
+    """
+
+    intervals: bool
+    pairs: bool
+    single: bool
+    quartiles: bool
+
+
+def spreads(trials: Iterable[TrialRecord]) -> Spreads:
+    """Finds which spreads the trials have that completed."""
+    completed = [trial for trial in trials if trial.status == "completed"]
+    counts = {len(trial.executions) for trial in completed}
+    single = [trial for trial in completed if len(trial.executions) == 1]
+    return Spreads(
+        intervals=any(count >= FEWEST_VALUES for count in counts),
+        pairs=any(1 < count < FEWEST_VALUES for count in counts),
+        single=bool(single),
+        quartiles=any(trial.samples_per_second_interval for trial in single),
+    )
+
+
+class Estimate(NamedTuple):
+    """A value with its spread.
+
+    Attributes:
+        value: The value.
+        low: Lower end of its interval, None if it has none; not below 0 for an accuracy.
+        high: Upper end of its interval, None if it has none; not above 1 for an accuracy.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def bar(self) -> tuple[float, float] | None:
+        """Both ends of the interval, None if it has none."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+def throughput_estimate(trial: TrialRecord) -> Estimate | None:
+    """Gives the throughput of a trial in examples per second, None if it was not measured."""
+    return estimate(trial.samples_per_second, trial.samples_per_second_interval)
+
+
+def metric_estimate(trial: TrialRecord, name: str) -> Estimate | None:
+    """Gives a metric of a trial at its best epoch, None if it was not measured."""
+    value, interval = trial.metrics.get(name), trial.metric_interval(name)
+    return estimate(value, _within_range(name, value, interval))
+
+
+def objective_estimate(trial: TrialRecord) -> Estimate | None:
+    """Gives the objective of a trial, None if it was not measured."""
+    value = trial.objective_value
+    return estimate(value, _within_range(trial.objective.name, value, trial.objective_interval))
+
+
+def estimate(value: float | None, interval: Interval | None) -> Estimate | None:
+    """Joins a value and its interval, None without a value."""
+    if value is None:
+        return None
+    return Estimate(value, interval and interval.low, interval and interval.high)
+
+
+def bars_text(study: Study) -> str:
+    """Says what the bars of throughput and of metrics are, an empty text where there are none."""
+    found = spreads(study.trials)
+    if found.intervals:
+        return "Bars: 95 % interval of the mean over executions."
+    if found.quartiles:
+        return "Bars of throughput: quartiles of the timing windows of one execution."
+    return ""
+
+
+def _within_range(name: str, value: float | None, interval: Interval | None) -> Interval | None:
+    """Cuts the interval of an accuracy where accuracies end."""
+    if value is None or interval is None or not is_fraction(name) or not 0 <= value <= 1:
+        return interval
+    return Interval(max(0.0, interval.low), min(1.0, interval.high))

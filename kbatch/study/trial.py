@@ -7,9 +7,13 @@ from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, mean_interval
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.records.execution import ExecutionRecord
-from kbatch.records.noise import noise_scale
-from kbatch.records.target import COST_NAMES, Target, check_direction
+from kbatch.records.training_run import (
+    COST_NAMES,
+    ExecutionRecord,
+    Target,
+    check_direction,
+    noise_scale,
+)
 
 # Worst first: one execution out of memory makes the trial one that ran out of memory.
 _PRECEDENCE = ("running", "interrupted", "out_of_memory", "failed")

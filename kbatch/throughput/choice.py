@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from kbatch.analysis.batch_sizes import equal_parts
-from kbatch.analysis.round_ratios import RoundEstimate, ratio_over_rounds
+from kbatch.analysis.intervals import RoundEstimate, ratio_over_rounds
 
 # A gain below this share is not worth a smaller micro-batch.
 _NEGLIGIBLE = 0.02

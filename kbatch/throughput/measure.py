@@ -11,28 +11,27 @@ import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
-from kbatch.device.device_memory import check_memory_limit
 from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
-from kbatch.document.number_text import memory_text, readable
+from kbatch.device.memory import check_memory_limit
+from kbatch.document.numbers import memory_text, readable
 from kbatch.errors import InputError
-from kbatch.memory.max_batch import data_source
-from kbatch.memory.memory_curve import MemoryPass
-from kbatch.memory.memory_fit import SURE_SHARE, fit_memory
-from kbatch.memory.memory_record import MemoryRecord
-from kbatch.memory.training_memory import WINDOW, measure_training_memory
+from kbatch.memory.curve import WINDOW, MemoryPass, measure_training_memory
+from kbatch.memory.find import data_source
+from kbatch.memory.record import MemoryRecord
+from kbatch.memory.search import SURE_SHARE, fit_memory
 from kbatch.memory.workload import Load, Run
 from kbatch.records.usage import GpuUsage
-from kbatch.throughput.training_profile_record import TrainingPoint, TrainingProfile
-from kbatch.throughput.training_sweep import (
+from kbatch.throughput.record import TrainingPoint, TrainingProfile
+from kbatch.throughput.update_timing import (
     SHARE_TO_WARM_UP,
     TRAINING_TIMING,
     StepSetting,
     TrainingSweep,
 )
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.data_source import DataEnded
-from kbatch.training.micro_batch_steps import micro_batch_steps
+from kbatch.training.data.sample_rows import DataEnded
+from kbatch.training.train_step import micro_batch_steps
 
 _LARGEST_DEFAULT = 4096
 # Where throughput still grows there, sizes go on up to this one.

@@ -1,13 +1,16 @@
 """What a report says of a training profile."""
 
-from kbatch.document.content import Fact, Figure, Note, Section
-from kbatch.document.environment import environment_facts
-from kbatch.document.number_text import memory_text, readable
+from kbatch.document.numbers import memory_text, readable
+from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.throughput.figure import (
+    HEIGHT_IN,
+    plot_training_profile,
+    training_profile_alt_text,
+    training_profile_info,
+)
+from kbatch.throughput.record import TrainingPoint, TrainingProfile
 from kbatch.throughput.text import training_lines, training_rows
-from kbatch.throughput.training_profile_figure import HEIGHT_IN, plot_training_profile
-from kbatch.throughput.training_profile_info import training_profile_alt_text, training_profile_info
-from kbatch.throughput.training_profile_record import TrainingPoint, TrainingProfile
 
 _COLUMNS = (
     Column("Micro-batch", True),

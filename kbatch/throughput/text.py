@@ -1,10 +1,10 @@
 """How fast training runs by micro-batch size, in words."""
 
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.latency_batches import BatchAnswer
-from kbatch.document.number_text import counted, memory_text, percent, readable
-from kbatch.document.where_measured import clocks_text
-from kbatch.throughput.training_profile_record import TrainingPoint, TrainingProfile
+from kbatch.analysis.scaling_curve import BatchAnswer
+from kbatch.document.numbers import counted, memory_text, percent, readable
+from kbatch.document.section import clocks_text
+from kbatch.throughput.record import TrainingPoint, TrainingProfile
 
 
 def training_lines(profile: TrainingProfile) -> list[str]:

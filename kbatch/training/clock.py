@@ -1,17 +1,110 @@
-"""The clock of a training run: Keras callbacks that time its steps."""
+"""The clock of a training run, and meters of the examples and the waiting time in it."""
 
+import contextlib
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from kbatch.analysis.throughput import Throughput, steady_windows, throughput_of_windows
-from kbatch.records.execution import EpochRecord
-from kbatch.training.input_meter import InputReading
+from kbatch.records.training_run import EpochRecord
 from kbatch.training.learning_rate import current_learning_rate
-from kbatch.training.update_count import updates_made
+from kbatch.training.train_step import updates_made
+
+
+class InputReading(NamedTuple):
+    """What a model has received so far.
+
+    Attributes:
+        batches: Batches delivered.
+        examples: Examples in them.
+        largest_batch: Examples in the largest of them.
+        wait_s: Seconds between the request for a batch and its arrival, in all; None where they
+            cannot be told.
+        shape_number: A number that tells the shapes of the last batch from others. It is a float
+            like the other totals, which share a variable.
+    """
+
+    batches: int
+    examples: int
+    largest_batch: int
+    wait_s: float | None
+    shape_number: float
+
+
+class InputMeter:
+    """Counts in the graph what really reaches the train step.
+
+    A `batch_size` argument says nothing about a dataset, which brings its own.
+    """
+
+    def __init__(self):
+        with tf.device("CPU:0"):
+            self._totals = tf.Variable(tf.zeros([5], tf.float64), trainable=False)
+
+    def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Makes a dataset of the same batches that counts them as they are taken.
+
+        The outermost step runs when a batch is asked for: it stamps the time, asks for the
+        batch, and stamps the time again. The largest batch is counted from zero.
+        """
+        self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1], tf.float64))
+        requests = tf.data.Dataset.range(1).repeat().map(lambda _: tf.timestamp())
+        counted = tf.data.Dataset.zip(requests, dataset).map(self._count)
+        options = tf.data.Options()
+        # A prefetch after the meter would hide the waiting.
+        options.experimental_optimization.inject_prefetch = False
+        options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+        counted = counted.with_options(options)
+        cardinality = dataset.cardinality()
+        if cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return counted
+        return counted.apply(tf.data.experimental.assert_cardinality(cardinality))
+
+    def read(self) -> InputReading:
+        """Reads the totals since the meter was made."""
+        batches, examples, largest, wait_s, shape = self._totals.numpy()
+        return InputReading(int(batches), int(examples), int(largest), float(wait_s), float(shape))
+
+    def _count(self, asked_s: tf.Tensor, batch: Any) -> Any:
+        leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+        shapes = [_shape(leaf) for leaf in leaves]
+        rows = tf.cast(shapes[0][0], tf.float64)
+        with tf.control_dependencies(tf.nest.flatten(leaves, expand_composites=True)):
+            waited_s = tf.timestamp() - asked_s
+        batches, examples, largest, wait_s, _ = tf.unstack(self._totals)
+        update = self._totals.assign(
+            tf.stack(
+                [
+                    batches + 1,
+                    examples + rows,
+                    tf.maximum(largest, rows),
+                    wait_s + waited_s,
+                    _shape_number(shapes),
+                ]
+            )
+        )
+        with tf.control_dependencies([update]):
+            return keras.tree.map_structure(
+                lambda leaf: None if leaf is None else tf.identity(leaf), batch
+            )
+
+
+def _shape(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.bounding_shape(out_type=tf.int64)
+    return tf.shape(leaf, out_type=tf.int64)
+
+
+def _shape_number(shapes: list[tf.Tensor]) -> tf.Tensor:
+    """Sums the lengths of all axes, each times a root of its own: equal for equal shapes."""
+    lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
+    return tf.reduce_sum(
+        lengths * tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
+    )
 
 
 class _Meter(Protocol):
@@ -178,3 +271,113 @@ def _scalars(logs: dict[str, Any]) -> dict[str, float | None]:
     numbers = {name: np.asarray(value) for name, value in logs.items()}
     floats = {name: float(n) for name, n in numbers.items() if n.size == 1 and n.dtype != object}
     return {name: value if np.isfinite(value) else None for name, value in floats.items()}
+
+
+def replica_count(model: Any) -> int:
+    """Tells on how many devices a model trains at once."""
+    return model.distribute_strategy.num_replicas_in_sync
+
+
+class ReplicaMeter:
+    """Counts what the replicas of a `tf.distribute.Strategy` really train on.
+
+    A strategy takes batches ahead of the steps, and one more to build the model from, so that its
+    input pipeline tells neither how many were trained on nor who waited. Here the train step
+    counts: all replicas add their rows up, and the time when that sum is known is when the batch
+    has arrived everywhere.
+
+    Args:
+        model: The model to train, built under the strategy.
+
+    Attributes:
+        stamp: The callback that stands last and notes when a step begins.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model: Any = model
+        self._strategy = self._model.distribute_strategy
+        self.stamp: keras.callbacks.Callback = _Stamp(self)
+        with self._strategy.scope():
+            # Batches, examples, the largest batch, the last one, and when it arrived.
+            self._totals = tf.Variable(
+                tf.zeros([5], tf.float64),
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+        self._step: Any = None
+        self._traces = 0
+        self._traces_before = 0
+        self._begun_s: float | None = None
+        self._wait_s = 0.0
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """The micro-batch size of the train step that it counts for, None without one."""
+        return getattr(getattr(self._step, "__self__", None), "micro_batch_size", None)
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Counts the train steps of the model. The largest batch is counted from zero."""
+        before = vars(self._model).get("train_step")
+        self._step = self._model.train_step
+        for local in self._strategy.experimental_local_results(self._totals):
+            local.assign(local * tf.constant([1, 1, 0, 1, 1], tf.float64))
+        self._model.train_step = self.run
+        self._model.train_function = None
+        try:
+            yield
+        finally:
+            self._model.train_function = None
+            if before is None:
+                del self._model.train_step
+            else:
+                self._model.train_step = before
+
+    def run(self, data: Any) -> Any:
+        """Counts a batch, then makes the train step that was there; in each replica."""
+        if not tf.executing_eagerly():
+            self._traces += 1
+        leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+        mine = tf.cast(tf.shape(leaves[0])[0], tf.float64)
+        context: Any = tf.distribute.get_replica_context()
+        rows = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+        with tf.control_dependencies([rows]):
+            arrived_s = tf.timestamp()
+        batches, examples, largest, _, _ = tf.unstack(tf.convert_to_tensor(self._totals))
+        self._totals.assign(
+            tf.stack([batches + 1, examples + rows, tf.maximum(largest, rows), rows, arrived_s])
+        )
+        return self._step(data)
+
+    def begin_step(self) -> None:
+        """Notes that a step begins."""
+        self._traces_before = self._traces
+        # Of several steps in one execution only the last arrival is known.
+        self._begun_s = time.time() if self._model.steps_per_execution == 1 else None
+
+    def read(self) -> InputReading:
+        """Reads the totals since the meter was made.
+
+        A step that was traced counts as one that waited for nothing: tracing hides the waiting.
+        Nothing is known of it where an execution has several steps.
+        """
+        local = self._strategy.experimental_local_results(self._totals)[0]
+        batches, examples, largest, rows, arrived_s = local.numpy()
+        if self._begun_s is not None and arrived_s > self._begun_s:
+            if self._traces == self._traces_before:
+                self._wait_s += float(arrived_s) - self._begun_s
+            self._begun_s = None
+        known = self._model.steps_per_execution == 1
+        return InputReading(
+            int(batches), int(examples), int(largest), self._wait_s if known else None, float(rows)
+        )
+
+
+class _Stamp(keras.callbacks.Callback):
+    def __init__(self, meter: ReplicaMeter):
+        super().__init__()
+        self._meter = meter
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None):
+        self._meter.begin_step()

@@ -1,9 +1,20 @@
-"""The dtype policy under which a model is built and trained."""
+"""Dtype policies: the scope of one, a model's copy under another, and their speed here."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.device.doctor import Finding, PolicySpeed
+from kbatch.document.numbers import readable
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 
@@ -70,3 +81,253 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
 def loss_scaled(model: keras.Model) -> bool:
     """Tells whether the optimizer scales the loss."""
     return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+class NoVariant(ValueError):
+    """A model that cannot be had under a policy; the message says why."""
+
+
+def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
+    """Copies a model; all layers get the policy, those with one of their own as well.
+
+    Layers that compute whole numbers or text, such as a hash or a vocabulary, keep their dtype.
+
+    Args:
+        model: A built model, which stays as it is.
+        dtype_policy: Name of a dtype policy.
+
+    Returns:
+        The copy, not compiled.
+
+    Raises:
+        NoVariant: If it cannot be.
+    """
+
+    def under_policy(layer: Any) -> Any:
+        return _layer_under(layer, dtype_policy)
+
+    try:
+        # Layers that make others themselves leave them to the global policy.
+        with dtype_policy_scope(dtype_policy), _not_compiled(model):
+            copy = keras.models.clone_model(model, clone_function=under_policy, recursive=True)
+        copy.set_weights(model.get_weights())
+        _give_state(model, copy)
+    # What a layer raises that has no config or refuses the dtype in it, that makes other weights
+    # than it had (`set_weights`), or whose first weights cannot be drawn in the dtype (the last).
+    except (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError) as error:
+        raise NoVariant(
+            f"A copy under {dtype_policy} cannot be made of model {model.name!r}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    others = [
+        one.name for one in layers_with_weights(copy) if one.dtype_policy.name != dtype_policy
+    ]
+    if others:
+        raise NoVariant(
+            f"A copy under {dtype_policy} cannot be made of model {model.name!r}: layers keep a "
+            f"policy of their own: {', '.join(others)}."
+        )
+    return copy
+
+
+def layers_with_weights(model: Any) -> list[Any]:
+    """Gives the layers that hold weights themselves, not only in layers within them."""
+    layers = model._flatten_layers()
+    return [one for one in layers if one._trainable_variables or one._non_trainable_variables]
+
+
+@contextlib.contextmanager
+def _not_compiled(model: Any) -> Iterator[None]:
+    """Keeps Keras from compiling the copy of a `Sequential`, for which it may not know the loss."""
+    compiled = [one for one in model._flatten_layers() if getattr(one, "compiled", False)]
+    for one in compiled:
+        one.compiled = False
+    try:
+        yield
+    finally:
+        for one in compiled:
+            one.compiled = True
+
+
+def _layer_under(layer: Any, policy: str) -> Any:
+    own = getattr(layer, "dtype_policy", None)
+    # An operator between tensors, such as `+`, has no policy; one on whole numbers needs its own.
+    if isinstance(layer, keras.layers.InputLayer) or own is None or own.name not in POLICIES:
+        return type(layer).from_config(layer.get_config())
+    if isinstance(layer, keras.layers.Lambda):
+        return _lambda_under(layer, policy)
+    return type(layer).from_config({**_with_policy(layer.get_config(), policy), "dtype": policy})
+
+
+def _lambda_under(layer: Any, policy: str) -> Any:
+    """Copies a layer of a function: read from a config, the function would have lost its module."""
+    return type(layer)(
+        layer.function,
+        output_shape=layer._output_shape,
+        mask=layer.mask,
+        arguments=layer.arguments,
+        name=layer.name,
+        dtype=policy,
+    )
+
+
+def _with_policy(config: Any, policy: str) -> Any:
+    """Puts a policy wherever a config, or one within it, has a policy; inputs have plain dtypes."""
+    if isinstance(config, (list, tuple)):
+        return type(config)(_with_policy(part, policy) for part in config)
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: policy if key == "dtype" and _is_policy(part) else _with_policy(part, policy)
+        for key, part in config.items()
+    }
+
+
+def _is_policy(part: Any) -> bool:
+    """Tells whether a part of a config is a policy, and not that of whole numbers."""
+    if not isinstance(part, dict):
+        return False
+    name = part.get("config", {}).get("name")
+    return name is None or "int" not in name.split("_")[0]
+
+
+def _give_state(model: Any, copy: Any) -> None:
+    """Gives layers what they hold beside weights, as vocabularies, by Keras's ways to save it."""
+    pairs = zip(model._flatten_layers(), copy._flatten_layers(), strict=True)
+    with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:
+        for number, (one, other) in enumerate(pairs):
+            if type(one).load_own_variables is not keras.Layer.load_own_variables:
+                store: dict[str, Any] = {}
+                one.save_own_variables(store)
+                other.load_own_variables(store)
+            if hasattr(one, "save_assets"):
+                place = Path(folder, str(number))
+                place.mkdir()
+                one.save_assets(str(place))
+                other.load_assets(str(place))
+
+
+TIMED_POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
+# Ratios nearer to 1 than this are not worth a change of policy.
+_SAME_SPEED = 0.1
+# Least seconds that a policy runs in a round.
+_BLOCK_S = 0.15
+# A policy whose step takes longer is timed once: the answer is clear.
+_SLOW_S = 1.0
+# From so many times the time of float32 on, float16 is no choice for a processor.
+_FAR_SLOWER = 10.0
+
+
+def measure_policy_speeds(
+    *,
+    rounds: int = 5,
+    width: int | None = None,
+    make_step: Callable[[str, int], Callable[[], object]] | None = None,
+    policies: Sequence[str] = TIMED_POLICIES,
+) -> tuple[PolicySpeed, ...]:
+    """Times a train step of a dense net under each policy, in turns.
+
+    Nearly all of the step is products of square matrices, where policies differ most. A net of
+    other layers, or one too small for the device, gains or loses less.
+
+    Args:
+        rounds: How many rounds; in each every policy has one turn.
+        width: Units of a layer and examples in a batch; 4096 on a GPU and 512 on a CPU if None.
+        make_step: Returns the step of a policy and a width, None for that of the dense net.
+        policies: Names of the policies.
+    """
+    make_step = make_step or _train_step
+    if width is None:
+        width = 4096 if tf.config.list_physical_devices("GPU") else 512
+    steps = {policy: make_step(policy, width) for policy in policies}
+    times_s: dict[str, list[float]] = {policy: [] for policy in policies}
+    calls: dict[str, int] = {}
+    for policy, step in steps.items():
+        step()  # Compilation is no part of a step.
+        step_s = _time_s(step, 1)
+        if step_s > _SLOW_S:
+            times_s[policy].append(step_s)  # Many a CPU multiplies halves without its vector units.
+        else:
+            calls[policy] = max(1, round(_BLOCK_S / step_s))
+    order = random.Random(0)
+    for _ in range(rounds):
+        for policy in order.sample(list(calls), len(calls)):
+            times_s[policy].append(_time_s(steps[policy], calls[policy]))
+    return tuple(PolicySpeed(policy, tuple(times_s[policy])) for policy in policies)
+
+
+@functools.cache
+def float16_slowdown() -> float | None:
+    """Return how many times as long as in float32 a matrix product takes in float16 on the CPU.
+
+    It takes about half a second, starts TensorFlow's devices and is done once in a process. None
+    where there is a GPU.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return None
+    float32, float16 = measure_policy_speeds(
+        rounds=1, width=256, make_step=_product, policies=("float32", "mixed_float16")
+    )
+    return 1 / float16.times_as_fast_as(float32)
+
+
+def slow_float16_text(slowdown: float | None) -> str | None:
+    """Return what to know of a processor that computes float16 far slower, None of another one.
+
+    Args:
+        slowdown: What `float16_slowdown` returned.
+    """
+    if slowdown is None or slowdown <= _FAR_SLOWER:
+        return None
+    return f"float16 takes {readable(slowdown, 2)} times as long as float32 on this processor"
+
+
+def policy_finding(speeds: Sequence[PolicySpeed], device: str) -> Finding:
+    """Says which policy is fast.
+
+    Args:
+        speeds: Float32's first.
+        device: What they were measured on, such as `"CPU"`.
+
+    Returns:
+        A warning where mixed_float16, the default of a search, is slower than float32.
+    """
+    reference, *others = speeds
+    ratios = {speed.dtype_policy: speed.times_as_fast_as(reference) for speed in others}
+    measured = " and ".join(f"{name} {ratio:.2f} times" for name, ratio in ratios.items())
+    text = f"{measured} as fast as {reference.dtype_policy} on this {device}"
+    best = max(ratios, key=ratios.__getitem__)
+    if ratios[best] > 1 + _SAME_SPEED:
+        advice = f"use {best} for speed"
+    elif max(ratios.values()) < 1 - _SAME_SPEED:
+        advice = f"use {reference.dtype_policy} for speed, a mixed policy to save memory"
+    else:
+        advice = f"{best} saves memory, not time"
+    slow = ratios.get("mixed_float16", 1.0) < 1 - _SAME_SPEED
+    return Finding("dtype policy", "warning" if slow else "ok", f"{text}: {advice}")
+
+
+def _train_step(policy: str, width: int) -> Callable[[], object]:
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(size=(width, width)), tf.float32)
+    y = tf.constant(rng.integers(0, 10, width))
+    with dtype_policy_scope(policy):
+        layers = [keras.layers.Dense(width, activation="relu") for _ in range(3)]
+        output = keras.layers.Dense(10, dtype="float32")
+        model = keras.Sequential([keras.Input((width,)), *layers, output])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss)
+    return lambda: model.train_on_batch(x, y)
+
+
+def _product(policy: str, width: int) -> Callable[[], object]:
+    values = np.random.default_rng(0).normal(size=(width, width))
+    matrix = tf.constant(values, keras.DTypePolicy(policy).compute_dtype)
+    return lambda: tf.linalg.matmul(matrix, matrix).numpy()
+
+
+def _time_s(step: Callable[[], object], calls: int) -> float:
+    started_s = time.perf_counter()
+    for _ in range(calls):
+        step()
+    return (time.perf_counter() - started_s) / calls

@@ -1,8 +1,20 @@
-"""The learning rate of an optimizer, and a ratio applied to it."""
+"""The learning rate of an optimizer, and a model whose settings follow the batch size."""
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
+
+from kbatch.analysis.learning_rate import (
+    LearningRateScaling,
+    learning_rate_scaling,
+    scale_batch_norm_momentum,
+    scale_weight_decay,
+)
+from kbatch.training.model import build_symbolically
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
@@ -81,3 +93,179 @@ def _each(value: Any, change: Any) -> Any:
     if value is None:
         return None
     return [change(item) for item in value] if isinstance(value, (list, tuple)) else change(value)
+
+
+_optimizers = keras.optimizers
+# The decay of the second moment, by optimizer. Lion's `beta_2` is one of the first moment.
+_SECOND_MOMENT_DECAYS = (
+    (
+        (_optimizers.Adam, _optimizers.Adamax, _optimizers.Lamb, _optimizers.Nadam),
+        "beta_2",
+    ),
+    ((_optimizers.Adadelta, _optimizers.RMSprop), "rho"),
+)
+# Muon trains some variables as AdamW does, with settings of their own.
+_MUON_SECOND_MOMENT_DECAY = "adam_beta_2"
+_WEIGHT_DECAYS = ("weight_decay", "adam_weight_decay")
+_SCALING = "_kbatch_learning_rate_scaling"
+_REMEMBERED = "_kbatch_momenta"
+
+
+def scale_model(
+    model: keras.Model,
+    *,
+    batch_size: int,
+    base_batch_size: int,
+    rule: str | None,
+    follow_batch_size: tuple[str, ...],
+    noise_scale: float | None = None,
+) -> LearningRateScaling:
+    """Scales the settings of a compiled model from one batch size to another.
+
+    The momentum of a BatchNormalization layer that stood in a model scaled before is scaled from
+    what it was then: a search may build many models around one trained part.
+
+    Args:
+        model: A compiled model. It is changed, and remembers what was done.
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that its settings suit, in examples.
+        rule: How the learning rate follows the batch size, or None.
+        follow_batch_size: Which of the other settings do, of `FOLLOWERS`.
+        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
+
+    Returns:
+        What was done.
+    """
+    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    second_moment = _second_moment_decay(optimizer)
+    layers = _batch_norms(model)
+    learning_rate = current_learning_rate(optimizer)
+    scaling = learning_rate_scaling(
+        1.0 if learning_rate is None else learning_rate,
+        getattr(optimizer, second_moment) if second_moment else None,
+        batch_size=batch_size,
+        base_batch_size=base_batch_size,
+        rule=rule,
+        noise_scale=noise_scale,
+        adaptive=not isinstance(optimizer, _optimizers.SGD),
+        weight_decay=getattr(optimizer, "weight_decay", None),
+        batch_norm_momenta=[_own_momentum(layer) for layer in layers],
+        follow_batch_size=follow_batch_size,
+    )
+    sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
+    ratio = scaling.learning_rate_ratio
+    if rule is not None:
+        scale_optimizer(optimizer, ratio=ratio, kappa=scaling.kappa)
+    if second_moment:
+        setattr(optimizer, second_moment, scaling.beta_2)
+    if "weight_decay" in follow_batch_size:
+        for name in _weight_decays(optimizer):
+            decay = scale_weight_decay(getattr(optimizer, name), **sizes, learning_rate_ratio=ratio)
+            setattr(optimizer, name, decay)
+    _scale_momenta(layers, scaling)
+    model.train_function = None  # One that was traced before has the former values in it.
+    setattr(model, _SCALING, scaling)
+    return scaling
+
+
+def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
+    """Scale the BatchNormalization layers that a scaled model gets when it is built.
+
+    A layer that another one creates in its `build` is not there before: `fit` builds a model while
+    it traces the first step. A model that cannot be built from shapes is left to it.
+
+    Args:
+        model: A compiled model.
+        dataset: Its batches.
+    """
+    scaling = scaling_of(model)
+    if scaling is None:
+        return
+    specs = tf.nest.flatten(dataset.element_spec)
+    known = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in specs)
+    if not model.built and known:
+        with contextlib.suppress(RuntimeError, ValueError), model.distribute_strategy.scope():
+            build_symbolically(model, dataset.element_spec)
+    late = [layer for layer in _batch_norms(model) if _REMEMBERED not in vars(layer)]
+    if not late:
+        return
+    _scale_momenta(late, scaling)
+    model.train_function = None  # What was traced for a measurement has the former momenta.
+    momenta = {*(scaling.batch_norm_momenta or ()), *(layer.momentum for layer in late)}
+    scaling = dataclasses.replace(scaling, batch_norm_momenta=tuple(sorted(momenta)))
+    setattr(model, _SCALING, scaling)
+
+
+@contextlib.contextmanager
+def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateScaling]:
+    """Scales the settings of a compiled model as `scale_model` does, and puts them back.
+
+    Args:
+        model: A compiled model.
+        **arguments: Those of `scale_model`.
+    """
+    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    rate, rate_value = optimizer._learning_rate, current_learning_rate(optimizer)
+    names = [*_weight_decays(optimizer), *filter(None, [_second_moment_decay(optimizer)])]
+    kept = [(optimizer, name, getattr(optimizer, name)) for name in names]
+    for layer in _batch_norms(model):
+        momentum = layer.momentum
+        remembered = vars(layer).get(_REMEMBERED, (momentum, momentum))
+        kept += [(layer, "momentum", momentum), (layer, _REMEMBERED, remembered)]
+    former = scaling_of(model)
+    try:
+        yield scale_model(model, **arguments)
+    finally:
+        for layer in _batch_norms(model):  # Those that came late are not among what was kept.
+            layer.momentum = _own_momentum(layer)
+        for owner, name, value in kept:
+            setattr(owner, name, value)
+        if isinstance(rate, keras.Variable):
+            optimizer.learning_rate = rate_value
+        else:
+            optimizer._learning_rate = rate
+        setattr(model, _SCALING, former)
+        model.train_function = None
+
+
+def scaling_of(model: keras.Model) -> LearningRateScaling | None:
+    """Returns what `scale_model` did to a model, None if it did nothing."""
+    return vars(model).get(_SCALING)
+
+
+def forget_scaling(model: keras.Model) -> None:
+    """Forgets what was done to a model that a search builds around again."""
+    setattr(model, _SCALING, None)
+
+
+def _scale_momenta(layers: list[Any], scaling: LearningRateScaling) -> None:
+    for layer in layers:
+        own = momentum = _own_momentum(layer)
+        if "batch_norm_momentum" in (scaling.follow_batch_size or ()):
+            momentum = scale_batch_norm_momentum(
+                own, batch_size=scaling.batch_size, base_batch_size=scaling.base_batch_size
+            )
+        layer.momentum = momentum
+        vars(layer)[_REMEMBERED] = (own, momentum)
+
+
+def _second_moment_decay(optimizer: Any) -> str | None:
+    if hasattr(optimizer, _MUON_SECOND_MOMENT_DECAY):
+        return _MUON_SECOND_MOMENT_DECAY
+    kinds = _SECOND_MOMENT_DECAYS
+    return next((name for kind, name in kinds if isinstance(optimizer, kind)), None)
+
+
+def _weight_decays(optimizer: Any) -> list[str]:
+    return [name for name in _WEIGHT_DECAYS if getattr(optimizer, name, None) is not None]
+
+
+def _batch_norms(model: Any) -> list[Any]:
+    layers = model._flatten_layers(include_self=False)
+    return [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
+
+
+def _own_momentum(layer: Any) -> float:
+    """Returns the momentum that a person gave a layer, whatever a model before made of it."""
+    own, scaled = vars(layer).get(_REMEMBERED, (layer.momentum, layer.momentum))
+    return own if layer.momentum == scaled else layer.momentum

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.latency import fit_latency
+from kbatch.analysis.scaling_curve import fit_latency
 from kbatch.analysis.slow_rounds import calm_values
 
 PEAK_RATE, HALF_PEAK = 10_000.0, 10.0

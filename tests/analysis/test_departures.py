@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.departures import measure_departure
+from kbatch.analysis.line_fit import measure_departure
 
 PLACES = np.repeat(np.arange(8), 4)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.efficiency import (
+from kbatch.analysis.goodput import (
     best_batch_size,
     best_measured_batch_size,
     goodput,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.energy import PowerIntegral, counted_energy_j
+from kbatch.analysis.throughput import PowerIntegral, counted_energy_j
 
 
 def integral(times_s, powers_w):

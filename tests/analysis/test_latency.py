@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.latency import fit_latency
-from kbatch.analysis.step_time import fit_step_time
+from kbatch.analysis.line_fit import fit_step_time
+from kbatch.analysis.scaling_curve import fit_latency
 
 SIZES = np.repeat(2 ** np.arange(9), 3)
 SCATTER = 1 + 0.01 * np.tile([-1.0, 0.0, 1.0], 9)

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.latency import fit_latency
-from kbatch.analysis.latency_batches import (
+from kbatch.analysis.scaling_curve import (
     batch_size_within,
     efficient_batch_size,
     fastest_batch_size,
+    fit_latency,
     knee_batch_size,
 )
 

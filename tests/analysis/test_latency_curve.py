@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.latency_curve import fit_latency_curve
+from kbatch.analysis.scaling_curve import fit_latency_curve
 
 SIZES = [1, 2, 4, 8, 16]
 LATENCIES = [1.0, 1.1, 1.2, 4.0, 9.0]

@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.learning_rate_records import learning_rate_scaling
-from kbatch.analysis.learning_rates import scale_learning_rate
-from kbatch.analysis.timescales import FOLLOWERS, scale_beta_2
+from kbatch.analysis.learning_rate import (
+    FOLLOWERS,
+    learning_rate_scaling,
+    scale_beta_2,
+    scale_learning_rate,
+)
 
 SIZES = {"batch_size": 256, "base_batch_size": 64}
 

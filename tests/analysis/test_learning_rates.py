@@ -3,8 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.analysis.efficiency import statistical_efficiency
-from kbatch.analysis.learning_rates import (
+from kbatch.analysis.goodput import statistical_efficiency
+from kbatch.analysis.learning_rate import (
     capped_learning_rate_ratio,
     check_rule,
     learning_rate_ratio,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.lines import fit_line
+from kbatch.analysis.line_fit import fit_line
 
 SIZES = 2.0 ** np.arange(9)
 A, B = 2e-3, 5e-5

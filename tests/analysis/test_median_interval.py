@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.median_interval import median_interval
+from kbatch.analysis.intervals import median_interval
 
 
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (100, 40)])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from quadratic import squared_norms
 
-from kbatch.analysis.moments import gradient_moments
+from kbatch.analysis.noise_scale import gradient_moments
 
 
 def moments_of(gradients, sizes):

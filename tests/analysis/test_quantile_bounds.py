@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.analysis.quantile_bounds import calls_for_quantile, quantile_upper_bound
+from kbatch.analysis.intervals import calls_for_quantile, quantile_upper_bound
 
 
 def bound_of(values, quantile, confidence):

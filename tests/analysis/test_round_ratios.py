@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.analysis.round_ratios import over_rounds, ratio_over_rounds
+from kbatch.analysis.intervals import over_rounds, ratio_over_rounds
 
 ROUNDS = [0.8, 1.3, 1.1, 0.9, 1.0, 1.2, 1.05]
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.step_time import fit_step_time
+from kbatch.analysis.line_fit import fit_step_time
 
 SIZES = np.repeat([16, 32, 64, 128, 256], 3)
 SCATTER = 1 + 0.01 * np.tile([-1.0, 0.0, 1.0], 5)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.steps_to_target import fit_steps_to_target
+from kbatch.analysis.goodput import fit_steps_to_target
 
 SIZES = np.array([4, 8, 16, 32, 64, 128, 256, 512, 1024])
 

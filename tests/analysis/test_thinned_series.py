@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.thinned_series import ThinnedSeries
+from kbatch.analysis.throughput import ThinnedSeries
 
 
 def series(readings, most):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.timescales import (
+from kbatch.analysis.learning_rate import (
     FOLLOWERS,
     check_followers,
     scale_batch_norm_momentum,

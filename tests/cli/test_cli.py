@@ -66,7 +66,7 @@ def test_the_demo_takes_mixed_float16_unless_that_is_far_slower():
 def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("kbatch.training.policy_speed.float16_slowdown", lambda: 520.0)
+    monkeypatch.setattr("kbatch.training.dtype_policy.float16_slowdown", lambda: 520.0)
     found = []
     for sizes, policy in (("256,512", []), ("256", ["--policy", "float32"])):
         flags = [*policy, "--seed", "3", "--batch-sizes", sizes]

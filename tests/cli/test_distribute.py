@@ -9,9 +9,9 @@ from keras_tuner.src.distribute import oracle_chief
 from keras_tuner.src.engine.oracle import LOCKS
 
 from kbatch.cli import main as cli
-from kbatch.cli.distribute import add_distribute
+from kbatch.cli.machine import add_distribute
+from kbatch.search.distribute import DistributionPlan, run_distributed
 from kbatch.search.distributed_script import give_lock_back
-from kbatch.search.distribution import DistributionPlan, run_distributed
 
 
 def test_what_follows_the_script_is_the_scripts():

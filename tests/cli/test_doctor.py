@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from kbatch.cli.doctor import add_doctor, examination_text
-from kbatch.device.examination import Examination, Finding
+from kbatch.cli.machine import add_doctor, examination_text
+from kbatch.device.doctor import Examination, Finding
 
 OK = Finding("keras", "ok", "3.15.1")
 MISSING = Finding("tensorboard", "missing", "not installed", "pip install 'tensorboard>=2.20'")
 CODE = """
 import argparse
-from kbatch.cli.doctor import add_doctor
+from kbatch.cli.machine import add_doctor
 parser = argparse.ArgumentParser()
 add_doctor(parser.add_subparsers())
 options = parser.parse_args()

@@ -7,8 +7,8 @@ import pytest
 from models import mlp
 
 from kbatch.cli import main as cli
-from kbatch.cli.inference import add_inference, milliseconds
-from kbatch.inference.inference_record import InferenceProfile
+from kbatch.cli.measure import add_inference, milliseconds
+from kbatch.inference.profile import InferenceProfile
 
 
 def run(*words, folder):

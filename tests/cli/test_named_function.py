@@ -3,8 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from kbatch.cli.memory_size import memory_size
-from kbatch.cli.named_function import check_name, named, named_build, named_data, named_x_y
+from kbatch.cli.arguments import check_name, memory_size, named, named_build, named_data, named_x_y
 
 MODULE = """
 import numpy as np

@@ -8,8 +8,8 @@ import pytest
 from records_factory import make_environment, make_study, make_trial
 
 from kbatch.cli.main import main
-from kbatch.records.json_files import write_record
-from kbatch.study.study_record import SearchRecord
+from kbatch.records.json_codec import write_record
+from kbatch.study.study import SearchRecord
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from records_factory import make_study
 from rich.console import Console
 
-from kbatch.cli.trials_in_terminal import print_trials
+from kbatch.cli.study import print_trials
 
 
 def printed(width):

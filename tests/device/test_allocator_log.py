@@ -1,6 +1,6 @@
 import pytest
 
-from kbatch.device.allocator_log import FreeMemory, free_memory
+from kbatch.device.memory import FreeMemory, free_memory
 
 # Lines of a real dump: a step of 600 images under 190 MiB; most of its blocks are left out.
 DUMP = """\

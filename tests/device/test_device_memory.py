@@ -9,8 +9,8 @@ import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
-from kbatch.device import device_memory
-from kbatch.device.device_memory import (
+from kbatch.device import memory as device_memory
+from kbatch.device.memory import (
     DeviceMemory,
     check_memory_limit,
     gpu_in_use,

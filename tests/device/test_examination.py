@@ -1,7 +1,7 @@
 import pytest
 
-from kbatch.device.examination import Examination, Finding, PolicySpeed
-from kbatch.records.json_files import read_record, record_text, write_record
+from kbatch.device.doctor import Examination, Finding, PolicySpeed
+from kbatch.records.json_codec import read_record, record_text, write_record
 
 
 def test_a_ratio_is_the_median_over_the_rounds():

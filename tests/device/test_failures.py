@@ -8,8 +8,7 @@ from kbatch.device.failures import (
     failure_traceback,
     ran_out_of_memory,
 )
-from kbatch.device.mapped_pickles import UnsendableError
-from kbatch.device.worker import WorkerDied
+from kbatch.device.worker import UnsendableError, WorkerDied
 
 errors = tf.errors
 

@@ -5,7 +5,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from kbatch.device.nvml import (
+from kbatch.device.gpus import (
     GpuReading,
     NvmlUnavailableError,
     opened_nvml,

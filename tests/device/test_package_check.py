@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from kbatch.device.package_check import (
+from kbatch.device.doctor import (
     backend_finding,
     package_findings,
     python_finding,

@@ -1,6 +1,6 @@
 import pytest
 
-from kbatch.device.pci_bus_ids import devices_by_bus_id, normal_bus_id
+from kbatch.device.gpus import devices_by_bus_id, normal_bus_id
 
 # As TensorFlow's C++ writes `physical_device_desc`.
 DESCRIPTION = "device: 0, name: NVIDIA H100, pci bus id: 0000:0b:00.0, compute capability: 9.0"

@@ -3,7 +3,7 @@ from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import device_lib
 
-from kbatch.device.nvidia_check import read_tensorflow_build
+from kbatch.device.host_checks import read_tensorflow_build
 from kbatch.device.tensorflow_gpus import tensorflow_gpus, tensorflow_memory
 
 

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, equal_parts
-from kbatch.device.mapped_pickles import UnsendableError
-from kbatch.device.worker import Worker, WorkerDied, WorkerError
+from kbatch.device.worker import UnsendableError, Worker, WorkerDied, WorkerError
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.document.number_text import counted, listed, percent, readable, setting
+from kbatch.document.numbers import counted, listed, percent, readable, setting
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 4])

@@ -15,7 +15,7 @@ from pathlib import Path
 import gpu_page
 import pytest
 
-from kbatch.device.nvidia_check import read_nvidia
+from kbatch.device.host_checks import read_nvidia
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = os.environ.get("KBATCH_GPU_CHECKS") == "cpu"
@@ -56,7 +56,7 @@ def scale():
 @pytest.fixture
 def limited(scale):
     """TensorFlow with the small memory, in this process."""
-    from kbatch.device.device_memory import limit_gpu
+    from kbatch.device.memory import limit_gpu
 
     limit_gpu(scale.limit_bytes)
     return scale
@@ -96,7 +96,7 @@ def _run_in_fresh_process(item):
     words = ["-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", item.nodeid]
     environment = os.environ | {REPORTS: str(file)}
     if ON_CPU:
-        from kbatch.device.device_memory import limited_cpu  # It starts TensorFlow.
+        from kbatch.device.memory import limited_cpu  # It starts TensorFlow.
 
         environment |= limited_cpu(Scale(on_gpu=False).limit_bytes)
         environment["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -23,7 +23,7 @@ def gpus(scale):
 
 def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
     from kbatch.device.environment import read_environment
-    from kbatch.device.nvidia_check import nvidia_findings, read_nvidia, read_tensorflow_build
+    from kbatch.device.host_checks import nvidia_findings, read_nvidia, read_tensorflow_build
 
     nvidia, environment = read_nvidia(), read_environment()
     record_property("environment", dataclasses.asdict(environment))
@@ -36,7 +36,7 @@ def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
 
 
 def test_nvml_and_nvidia_smi_agree(gpus, record_property):
-    from kbatch.device.nvml import opened_nvml, read_driver_version, read_gpu
+    from kbatch.device.gpus import opened_nvml, read_driver_version, read_gpu
 
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not on the path")
@@ -102,7 +102,7 @@ def test_work_is_seen_and_its_energy_agrees_with_its_power(gpus, record_property
 def test_the_peak_of_tensorflows_memory_moves(limited):
     import tensorflow as tf
 
-    from kbatch.device.device_memory import DeviceMemory
+    from kbatch.device.memory import DeviceMemory
 
     memory, size = DeviceMemory(), 64 * 2**20
     memory.reset()

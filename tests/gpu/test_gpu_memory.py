@@ -70,8 +70,8 @@ def test_a_convolution_runs_out_and_the_next_size_trains(
 ):
     import tensorflow as tf
 
-    from kbatch.device.device_memory import DeviceMemory, limit_gpu
     from kbatch.device.failures import device_is_lost, ran_out_of_memory
+    from kbatch.device.memory import DeviceMemory, limit_gpu
 
     if memory == "limited":
         limit_gpu(scale.limit_bytes)

@@ -9,9 +9,9 @@ from kbatch.inference.figures.memory import memory_series
 from kbatch.inference.figures.noise import noise_points, noise_reach
 from kbatch.inference.figures.paths import PathRatio, label_places, path_ratios
 from kbatch.inference.figures.tails import missing_notes, tail_points
-from kbatch.inference.inference_section import inference_section
-from kbatch.inference.inference_text import inference_lines
 from kbatch.inference.record import TargetCheck
+from kbatch.inference.report import inference_section
+from kbatch.inference.text import inference_lines
 from kbatch.plotting.saving import figure_bytes
 
 PLOTS = {

@@ -5,7 +5,7 @@ import tensorflow as tf
 from models import mlp, rows
 
 from kbatch.errors import InputError
-from kbatch.inference.inference_inputs import inference_inputs
+from kbatch.inference.inputs import inference_inputs
 
 
 def test_rows_of_the_data_are_repeated_into_batches():

@@ -9,10 +9,10 @@ import tensorflow as tf
 from models import mlp
 
 from kbatch.errors import OutOfMemoryError
-from kbatch.inference.inference_inputs import InferenceInputs, inference_inputs
+from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.memory import measure_memory
-from kbatch.memory.memory_curve import ascend_memory, expected_bytes
-from kbatch.memory.memory_probes import Reading, worker_probes
+from kbatch.memory.curve import ascend_memory, expected_bytes
+from kbatch.memory.probe import Reading, worker_probes
 from kbatch.memory.workload import Load
 
 LIMIT = 1000

@@ -6,7 +6,7 @@ from models import mlp
 
 from kbatch.errors import InputError
 from kbatch.inference.call_paths import call_paths_of, check_functions
-from kbatch.inference.inference_inputs import InferenceInputs, inference_inputs
+from kbatch.inference.inputs import InferenceInputs, inference_inputs
 
 NAMES = ("compiled", "xla", "predict_on_batch", "call", "saved_model")
 

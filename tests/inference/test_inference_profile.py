@@ -5,12 +5,11 @@ import pytest
 from inference_factory import HALF_PEAK, make_failed, make_memory, make_profile, make_timing, time_s
 
 import kbatch
-from kbatch.inference.inference_answers_record import TargetTooLow
-from kbatch.inference.inference_fits import round_noise
-from kbatch.inference.inference_record import InferenceProfile
+from kbatch.inference.answers import TargetTooLow, round_noise
+from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.record import TargetCheck, TimingRecord
-from kbatch.memory.memory_record import MemoryRecord
-from kbatch.records.json_files import RecordError
+from kbatch.memory.record import MemoryRecord
+from kbatch.records.json_codec import RecordError
 
 
 def check(batch_size, latencies_s, *, best, latency_ms=5.0, quantile=0.95):

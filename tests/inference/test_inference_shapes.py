@@ -5,8 +5,7 @@ from models import mlp
 
 from kbatch.errors import InputError
 from kbatch.inference.call_paths import call_paths_of
-from kbatch.inference.inference_inputs import InferenceInputs
-from kbatch.inference.inference_shapes import check_inputs
+from kbatch.inference.inputs import InferenceInputs, check_inputs
 
 
 def pair(structure):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kbatch.inference.call_paths import CallPath
-from kbatch.inference.inference_request import inference_request
-from kbatch.inference.inference_sweep import InferenceSweep, SweepPlan
-from kbatch.timing.timing_plan import TimingPlan
+from kbatch.inference.measure import inference_request
+from kbatch.inference.sweep import InferenceSweep, SweepPlan
+from kbatch.timing.rounds import TimingPlan
 
 BULK = 64
 

@@ -3,11 +3,10 @@ import math
 import pytest
 from inference_factory import make_profile, make_timing, time_s
 
-from kbatch.inference.inference_answers_record import TargetTooLow
-from kbatch.inference.inference_sweep import Setting
+from kbatch.inference.answers import TargetTooLow
+from kbatch.inference.sweep import Setting
 from kbatch.inference.verify import check_reachable, expected_drift, verify_target
-from kbatch.timing.timing_plan import TimingPlan
-from kbatch.timing.timing_rounds import TimingRounds
+from kbatch.timing.rounds import TimingPlan, TimingRounds
 
 
 class Sweep:

@@ -13,7 +13,7 @@ from kbatch.inference.variants import (
     quantised_note,
     variant,
 )
-from kbatch.training.policy_copy import NoVariant
+from kbatch.training.dtype_policy import NoVariant
 
 
 def nested():

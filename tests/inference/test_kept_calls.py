@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.inference.kept_calls import kept_calls
+from kbatch.inference.sweep import kept_calls
 
 
 @pytest.mark.parametrize("count", [1, 50, 99, 100, 101, 199, 200, 999, 2995, 100_000])

@@ -5,9 +5,9 @@ import contextlib
 import numpy as np
 import pytest
 
-from kbatch.inference.inference_sweep import InferenceSweep, SweepPlan
-from kbatch.memory.memory_record import MemoryRecord
-from kbatch.timing.timing_plan import TimingPlan
+from kbatch.inference.sweep import InferenceSweep, SweepPlan
+from kbatch.memory.record import MemoryRecord
+from kbatch.timing.rounds import TimingPlan
 from tests.inference_factory import HALF_PEAK, make_profile, time_s
 
 SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)

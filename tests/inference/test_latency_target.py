@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from kbatch.analysis.quantile_bounds import quantile_upper_bound
+from kbatch.analysis.intervals import quantile_upper_bound
 from kbatch.inference.target_search import best_try, keeps_to, search_latency_target
 
 TARGET_S = 0.02

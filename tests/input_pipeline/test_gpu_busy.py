@@ -5,8 +5,8 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from kbatch.device.gpu_monitor import GpuMonitor
-from kbatch.input_pipeline.gpu_busy import LENGTH, WINDOW_S, gpu_busy
-from kbatch.input_pipeline.input_blocks import Block
+from kbatch.input_pipeline.blocks import Block
+from kbatch.input_pipeline.rounds import LENGTH, WINDOW_S, gpu_busy
 
 BUS_ID = "00000000:01:00.0"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.input_pipeline.held_batches import HeldBatches
+from kbatch.input_pipeline.blocks import HeldBatches
 
 
 def chosen(shapes, *, whole=True):

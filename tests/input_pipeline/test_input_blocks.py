@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from kbatch.input_pipeline.input_blocks import (
+from kbatch.input_pipeline.blocks import (
     BlockLength,
     pipeline_block,
     rate_of,

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.round_ratios import RoundEstimate, ratio_over_rounds
-from kbatch.input_pipeline.input_bound import (
+from kbatch.analysis.intervals import Interval, RoundEstimate, ratio_over_rounds
+from kbatch.input_pipeline.rates import (
     VERDICTS,
     crossing_batch_size,
     input_verdict,

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from fake_clock import FakeClock
 
-from kbatch.input_pipeline.input_blocks import BlockLength
-from kbatch.input_pipeline.input_pass import Epoch, read_pass
-from kbatch.input_pipeline.input_rounds import counted
+from kbatch.input_pipeline.blocks import BlockLength, Epoch, read_pass
+from kbatch.input_pipeline.rounds import counted
 from kbatch.training.data.batch_source import BatchSource
 
 

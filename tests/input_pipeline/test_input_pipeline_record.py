@@ -9,9 +9,8 @@ from input_profile_factory import (
     make_smaller_steps,
 )
 
-from kbatch.input_pipeline.input_pipeline_record import InputPipelineProfile
-from kbatch.input_pipeline.input_rates import CostRecord, RateRecord
-from kbatch.records.json_files import RecordError
+from kbatch.input_pipeline.record import CostRecord, InputPipelineProfile, RateRecord
+from kbatch.records.json_codec import RecordError
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 from batch_data import examples
 
-from kbatch.input_pipeline.input_pass import InputPass
-from kbatch.input_pipeline.input_rates import LongRunRecord
-from kbatch.input_pipeline.input_remedies import try_changes
-from kbatch.input_pipeline.input_rounds import WarmStep
-from kbatch.input_pipeline.long_run import LongRun
-from kbatch.input_pipeline.pipeline_changes import pipeline_changes
+from kbatch.input_pipeline.blocks import InputPass
+from kbatch.input_pipeline.changes import pipeline_changes
+from kbatch.input_pipeline.rates import LongRun
+from kbatch.input_pipeline.record import LongRunRecord
+from kbatch.input_pipeline.remedies import try_changes
+from kbatch.input_pipeline.rounds import WarmStep
 from kbatch.training.data.batch_source import source_of_dataset
 
 

@@ -9,7 +9,7 @@ from input_profile_factory import (
     make_smaller_steps,
 )
 
-from kbatch.input_pipeline.input_rates import CostRecord, RateRecord, SmallerStepRecord
+from kbatch.input_pipeline.record import CostRecord, RateRecord, SmallerStepRecord
 from kbatch.input_pipeline.report import input_section
 from kbatch.input_pipeline.text import input_lines
 

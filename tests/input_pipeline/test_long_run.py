@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.input_pipeline.long_run import BASES, long_run
+from kbatch.input_pipeline.rates import BASES, long_run
 
 
 def chunked(*, pause_s, burst, batch_s, read_s):

@@ -6,9 +6,8 @@ import pytest
 import tensorflow as tf
 from fake_clock import FakeClock
 
-from kbatch.input_pipeline.input_rates import UntriedRecord
-from kbatch.input_pipeline.pipeline_cache import cached_pipeline, fill_cache
-from kbatch.input_pipeline.pipeline_changes import Change, pipeline_changes
+from kbatch.input_pipeline.changes import Change, cached_pipeline, fill_cache, pipeline_changes
+from kbatch.input_pipeline.record import UntriedRecord
 from kbatch.input_pipeline.tf_data_graph import (
     in_parallel,
     is_stateless,
@@ -16,8 +15,7 @@ from kbatch.input_pipeline.tf_data_graph import (
     rebuilt,
     stages_of,
 )
-from kbatch.training.data.batch_source import source_of_dataset
-from kbatch.training.data.batch_stream import first_batch
+from kbatch.training.data.batch_source import first_batch, source_of_dataset
 
 GIB = 2**30
 

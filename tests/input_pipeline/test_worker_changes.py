@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from kbatch.errors import InputError
-from kbatch.input_pipeline.worker_changes import worker_changes
-from kbatch.training.data.batch_source import source_of_py_dataset
-from kbatch.training.data.batch_stream import BatchStream
+from kbatch.input_pipeline.changes import worker_changes
+from kbatch.training.data.batch_source import BatchStream, source_of_py_dataset
 
 
 class Batches(keras.utils.PyDataset):

@@ -16,10 +16,10 @@ from memory_models import MB, conv_net, images
 import kbatch
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.memory.memory_probes import worker_probes
+from kbatch.memory.probe import worker_probes
 from kbatch.memory.workload import Load
 from kbatch.training.build_function import model_builder
-from kbatch.training.data.data import FitData
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 from kbatch.training.dtype_policy import dtype_policy_scope
 

@@ -10,14 +10,19 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
-from kbatch.device.allocator_log import FreeMemory
+from kbatch.device.memory import FreeMemory
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.memory.max_batch_probing import probe_max_batch
-from kbatch.memory.max_batch_search import search_max_batch
-from kbatch.memory.max_batch_text import max_batch_lines
-from kbatch.memory.memory_probes import LoadFacts, ProcessProbes, Reading
-from kbatch.memory.memory_refusals import weights_alone_do_not_fit, weights_do_not_fit
+from kbatch.memory.find import probe_max_batch
+from kbatch.memory.probe import (
+    LoadFacts,
+    ProcessProbes,
+    Reading,
+    weights_alone_do_not_fit,
+    weights_do_not_fit,
+)
+from kbatch.memory.report import max_batch_lines
+from kbatch.memory.search import search_max_batch
 from kbatch.records.usage import GpuProcess
 
 LIMIT = 10_000

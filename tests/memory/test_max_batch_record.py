@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 from records_factory import make_environment
 
-from kbatch.memory.max_batch_record import MaxBatchSizeResult, ProbeRecord
-from kbatch.records.json_files import RecordError
+from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.records.json_codec import RecordError
 
 PROBES = (
     ProbeRecord(1, 100, "fits", 2.0),

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.memory.max_batch_search import search_max_batch
+from kbatch.memory.search import search_max_batch
 
 GB = 1e9
 

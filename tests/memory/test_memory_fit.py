@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.memory.memory_fit import fit_memory
+from kbatch.memory.search import fit_memory
 
 
 def naive_fit(memory):

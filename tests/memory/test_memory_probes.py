@@ -7,9 +7,9 @@ import tensorflow as tf
 from fake_clock import FakeClock
 
 from kbatch.errors import DeviceLostError
-from kbatch.memory.memory_probes import ProcessProbes, Reading, worker_probes
+from kbatch.memory.probe import ProcessProbes, Reading, worker_probes
 from kbatch.memory.workload import Load
-from kbatch.training.data.data import FitData
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
 NO_LIBRARY = "failed to create cublas handle: CUBLAS_STATUS_NOT_INITIALIZED"

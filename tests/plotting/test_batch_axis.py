@@ -4,7 +4,7 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from kbatch.plotting.batch_axis import batch_axis, batch_ticks
+from kbatch.plotting.axes import batch_axis, batch_ticks
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import re
 from records_factory import make_study
 
 from kbatch.plotting.canvas import detached_axes
-from kbatch.plotting.inline_svg import SvgPage
-from kbatch.plotting.saving import figure_bytes
+from kbatch.plotting.saving import SvgPage, figure_bytes
 from kbatch.study.figures.trials import HEIGHT_IN, plot_trials
 
 

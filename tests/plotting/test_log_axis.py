@@ -3,7 +3,7 @@ import itertools
 import pytest
 from matplotlib.figure import Figure
 
-from kbatch.plotting.log_axis import plain_log_labels
+from kbatch.plotting.axes import plain_log_labels
 
 MARGINS_IN = 1.0
 

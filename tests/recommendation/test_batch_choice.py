@@ -4,17 +4,17 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.analysis.efficiency import best_batch_size, goodput
+from kbatch.analysis.goodput import best_batch_size, goodput
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.recommendation.batch_choice import (
+from kbatch.recommendation.choice import (
     TimedUpdate,
+    TimeInFit,
     fastest_of_each,
     noise_bounds,
     relative_time,
     update_time_s,
 )
-from kbatch.recommendation.time_in_fit import TimeInFit
 
 SIZES = [2**k for k in range(12)]
 

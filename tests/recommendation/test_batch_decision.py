@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.next_size import Tried
-from kbatch.recommendation.batch_decision import TrainedRuns, decide, promising_sizes
-from kbatch.recommendation.time_in_fit import TimeInFit
-from kbatch.throughput.timed_rounds import TimedRounds
+from kbatch.recommendation.choice import TimeInFit, TrainedRuns, decide, promising_sizes
+from kbatch.throughput.record import TimedRounds
 
 SIZES = tuple(2**k for k in range(3, 11))
 ROUNDS = 1 + 0.01 * np.array([0, 1, -1, 0.5, -0.5, 0.2, -0.2, 0.8, -0.8, 0])

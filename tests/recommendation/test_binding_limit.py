@@ -5,7 +5,7 @@ import pytest
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.recommendation.batch_choice import TimedUpdate, relative_time
+from kbatch.recommendation.choice import TimedUpdate, TimeInFit, relative_time
 from kbatch.recommendation.limits import (
     INPUT,
     LIMITS,
@@ -15,7 +15,6 @@ from kbatch.recommendation.limits import (
     binding_limits,
     with_more_memory,
 )
-from kbatch.recommendation.time_in_fit import TimeInFit
 
 SIZES = [2**k for k in range(13)]
 PER_EXAMPLE_S = 1e-5

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.memory.max_batch import data_source
+from kbatch.memory.find import data_source
 from kbatch.recommendation.fit_overhead import EpochWatch, time_fit
-from kbatch.recommendation.fit_time import fit_lines
-from kbatch.training.data.data import FitData
+from kbatch.recommendation.pilot_record import fit_lines
+from kbatch.training.data.forms import FitData
 
 EXAMPLES = 24
 SLOW_S = 0.005

@@ -8,15 +8,15 @@ from recommendation_factory import make_pilot, make_timings
 from task_factory import make_task
 
 from kbatch.errors import InputError
-from kbatch.recommendation.ledger import Ledger
-from kbatch.recommendation.limit_measurements import (
+from kbatch.recommendation.limits import INPUT
+from kbatch.recommendation.measure import (
+    Ledger,
     measure_input,
     measure_updates,
     pilot_notes,
     sizes_to_time,
 )
-from kbatch.recommendation.limits import INPUT
-from kbatch.training.data.data_source import DataEnded
+from kbatch.training.data.sample_rows import DataEnded
 
 
 def raising(error):

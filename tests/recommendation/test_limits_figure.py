@@ -15,7 +15,7 @@ from recommendation_factory import (
 import kbatch
 from kbatch.plotting.palette import ALARM_TEXT
 from kbatch.plotting.saving import figure_bytes
-from kbatch.recommendation.limits_figure import alt_text, limits_info, plot_limits
+from kbatch.recommendation.figure import alt_text, limits_info, plot_limits
 
 NOTHING = {"timings": (), "memory": None, "pilot": None, "pipeline": None, "fit_times": ()}
 CASES = [

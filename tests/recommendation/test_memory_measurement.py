@@ -10,9 +10,8 @@ import tensorflow as tf
 from task_factory import make_task
 
 from kbatch.errors import InputError
-from kbatch.memory.memory_probes import LoadFacts, Reading
-from kbatch.recommendation.budget_clock import BudgetClock
-from kbatch.recommendation.memory_measurement import _Bounded, _TimeSpentError, measure_memory
+from kbatch.memory.probe import LoadFacts, Reading
+from kbatch.recommendation.measure import BudgetClock, _Bounded, _TimeSpentError, measure_memory
 
 X, Y = models.rows(64)
 ONE_HOT = keras.utils.to_categorical(Y, 3)

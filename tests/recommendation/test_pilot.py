@@ -7,7 +7,7 @@ from fake_clock import FakeClock
 
 from kbatch.errors import InputError
 from kbatch.recommendation.pilot import PilotPlan, run_pilot
-from kbatch.training.data.data import FitData
+from kbatch.training.data.forms import FitData
 
 
 def regression(learning_rate=0.05):

@@ -17,10 +17,9 @@ from recommendation_factory import (
 
 from kbatch.analysis.next_size import Tried
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
-from kbatch.recommendation.fit_time import FitTime
-from kbatch.recommendation.pilot_record import PilotRecord, PilotStretch, useful_count
-from kbatch.recommendation.recommendation_record import Recommendation, trained_runs
-from kbatch.records.json_files import RecordError
+from kbatch.recommendation.pilot_record import FitTime, PilotRecord, PilotStretch, useful_count
+from kbatch.recommendation.record import Recommendation, trained_runs
+from kbatch.records.json_codec import RecordError
 
 NOTHING = {"timings": (), "memory": None, "pilot": None, "pipeline": None, "fit_times": ()}
 

@@ -12,7 +12,7 @@ from recommendation_factory import (
 )
 
 from kbatch.recommendation.pilot_record import PilotStretch
-from kbatch.recommendation.recommendation_text import answer_line, recommendation_text
+from kbatch.recommendation.report import answer_line, recommendation_text
 
 REASONS = {
     "memory": "the device does not tell",

@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 
-from kbatch.analysis.timescales import FOLLOWERS
-from kbatch.recommendation.size_check import CheckPlan, run_size_check
-from kbatch.training.data.data import FitData
+from kbatch.analysis.learning_rate import FOLLOWERS
+from kbatch.recommendation.pilot import CheckPlan, run_size_check
+from kbatch.training.data.forms import FitData
 
 
 def line(learning_rate=0.05):

@@ -1,6 +1,6 @@
 import pytest
 
-from kbatch.throughput.timed_rounds import TimedRounds
+from kbatch.throughput.record import TimedRounds
 
 
 def test_an_update_takes_the_median_over_its_rounds():

@@ -6,11 +6,10 @@ from recommendation_factory import make_pilot, make_recommendation
 from task_factory import make_task
 
 from kbatch.analysis.next_size import forecast_updates
-from kbatch.recommendation.batch_decision import promising_sizes
-from kbatch.recommendation.budget_clock import BudgetClock
+from kbatch.recommendation.choice import promising_sizes
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
-from kbatch.recommendation.recommendation_record import OTHER_SIZES, trained_runs
-from kbatch.recommendation.size_trainings import train_sizes
+from kbatch.recommendation.measure import BudgetClock, train_sizes
+from kbatch.recommendation.record import OTHER_SIZES, trained_runs
 
 
 class Clock:

@@ -13,8 +13,8 @@ from records_factory import (
     make_usage,
 )
 
-from kbatch.records.json_files import RecordError, read_record, write_record
-from kbatch.study.study_record import Study
+from kbatch.records.json_codec import RecordError, read_record, write_record
+from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
 
 RECORDS = [

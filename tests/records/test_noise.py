@@ -8,8 +8,8 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
-from kbatch.records.json_files import read_record
-from kbatch.study.study_record import Study
+from kbatch.records.json_codec import read_record
+from kbatch.study.study import Study
 
 RNG = np.random.default_rng(0)
 VARIANCES = 90.0 + RNG.normal(size=12)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kbatch.report.load import load_record
-from kbatch.report.report import write_report
+from kbatch.report.pages import write_report
 
 STORED = Path(__file__).parent / "stored" / "version-0.1.0"
 FOLDERS = {"grid": 3, "grid-auto": 4, "goodput": 2, "hyperband": 3, "random": 3}

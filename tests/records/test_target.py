@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from records_factory import make_epochs, make_execution, make_trial
 
-from kbatch.records.target import COST_NAMES, Target, cost_to_target
+from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
 from kbatch.study.trial import Objective
 
 RISING = (0.2, 0.5, 0.4, 0.9)

@@ -3,8 +3,8 @@ import json
 import pytest
 from records_factory import make_execution, make_gpu, make_trial, make_usage
 
-from kbatch.records.execution import ExecutionRecord
-from kbatch.records.json_files import RecordError, read_record, write_record
+from kbatch.records.json_codec import RecordError, read_record, write_record
+from kbatch.records.training_run import ExecutionRecord
 from kbatch.records.usage import USAGE_METRICS, GpuSample, UsageRecord
 
 

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from kbatch.records.whole_files import write_whole_file
+from kbatch.records.json_codec import write_whole_file
 
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from kbatch.records.whole_files import write_whole_file
+from kbatch.records.json_codec import write_whole_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

@@ -10,7 +10,7 @@ from recommendation_factory import make_recommendation
 from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
-from kbatch.records.json_files import NewerRecordError, RecordError, write_record
+from kbatch.records.json_codec import NewerRecordError, RecordError, write_record
 from kbatch.report.load import load_record
 
 RECORDS = (

@@ -14,7 +14,7 @@ from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
 import kbatch
-from kbatch.records.json_files import RecordError, write_record
+from kbatch.records.json_codec import RecordError, write_record
 from kbatch.report.content import report_content
 from kbatch.report.load import load_record
 from kbatch.study.decision import decision

@@ -11,7 +11,7 @@ from recommendation_factory import make_recommendation
 from records_factory import make_study
 from training_profile_factory import training_profile
 
-from kbatch.study.study_record import Study
+from kbatch.study.study import Study
 
 RECORDS = {
     "study": make_study,

@@ -6,10 +6,8 @@ import pytest
 from records_factory import make_execution, make_study, make_trial
 
 import kbatch
-from kbatch.report.html_page import render_html
-from kbatch.report.markdown_page import markdown_files
-from kbatch.report.report import write_report
-from kbatch.study.study_record import Study
+from kbatch.report.pages import markdown_files, render_html, write_report
+from kbatch.study.study import Study
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 HOSTILE = "<script>alert('x')</script> a|b\nsecond `<i>line</i>` *here* [x](y) ` *there*"

@@ -11,12 +11,12 @@ from records_factory import (
     make_trial,
 )
 
-from kbatch.document.one_line import one_line
-from kbatch.records.execution import EpochRecord
+from kbatch.document.section import one_line
+from kbatch.records.training_run import EpochRecord
 from kbatch.study.caveats import caveats
 from kbatch.study.decision import decision
-from kbatch.study.study_record import Study
-from kbatch.study.study_section import study_section
+from kbatch.study.report import study_section
+from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
 

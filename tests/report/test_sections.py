@@ -11,14 +11,11 @@ from recommendation_factory import make_pilot, make_recommendation
 from records_factory import make_environment, make_execution, make_study, make_trial
 from training_profile_factory import training_profile
 
-from kbatch.document.environment import environment_facts
+from kbatch.document.section import environment_facts
 from kbatch.inference.record import TargetCheck
 from kbatch.report.content import report_content, section_of
-from kbatch.report.html_page import render_html
-from kbatch.report.markdown_page import markdown_files
-from kbatch.report.report import write_report
-from kbatch.report.templating import glued
-from kbatch.study.study_figures import MOST_CURVES
+from kbatch.report.pages import glued, markdown_files, render_html, write_report
+from kbatch.study.report import MOST_CURVES
 
 PROFILE = inference_factory.make_profile()
 PIPELINE = input_profile_factory.make_profile()

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 import kbatch
-from kbatch.memory.memory_probes import ProcessProbes
+from kbatch.memory.probe import ProcessProbes
 from kbatch.memory.workload import Load
-from kbatch.training.data.data import FitData
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
 ROWS, DELAY_S = 94, 0.2

@@ -1,7 +1,7 @@
 import importlib
 import sys
 
-from kbatch.search.after_import import after_import
+from kbatch.search.distributed_script import after_import
 
 
 def test_a_module_is_changed_once_it_is_imported_and_no_other(tmp_path, monkeypatch):

@@ -19,19 +19,17 @@ from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
 import kbatch
-from kbatch.device.control_group import ControlGroup
-from kbatch.memory.max_batch_record import MaxBatchSizeResult, ProbeRecord
+from kbatch.device.host_memory import ControlGroup
+from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.usage import GpuProcess
-from kbatch.search.auto_micro_batch import AutoMicroBatch, TrainingLeft
+from kbatch.search.auto_micro_batch import AutoMicroBatch, TrainingLeft, _name
+from kbatch.search.callbacks import FreshCallbacks
 from kbatch.search.data import SearchData
-from kbatch.search.fastest_micro_batch import _name
-from kbatch.search.fit_reporter import FitReporter
-from kbatch.search.fresh_callbacks import FreshCallbacks
-from kbatch.search.trial_cut import TrialCut
+from kbatch.search.progress import FitReporter
 from kbatch.search.trial_files import TrialFiles
-from kbatch.search.trial_micro_batch import TrialMicroBatch
-from kbatch.throughput.training_profile_record import TrainingPoint, TrainingProfile
-from kbatch.training.data.data import FitData
+from kbatch.search.trial_micro_batch import TrialCut, TrialMicroBatch
+from kbatch.throughput.record import TrainingPoint, TrainingProfile
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
 layers = keras.layers

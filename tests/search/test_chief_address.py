@@ -2,7 +2,12 @@ import socket
 
 import pytest
 
-from kbatch.search.chief_address import ChiefAddress, RemoteChief, free_local_address, parse_address
+from kbatch.search.distributed_script import (
+    ChiefAddress,
+    RemoteChief,
+    free_local_address,
+    parse_address,
+)
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1:8000", "host.example:1"])

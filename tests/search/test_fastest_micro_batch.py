@@ -11,17 +11,17 @@ import pytest
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 
-from kbatch.device.device_memory import limited_cpu
 from kbatch.device.gpu_monitor import GpuMonitor
+from kbatch.device.memory import limited_cpu
 from kbatch.device.worker import Worker
 from kbatch.records.usage import GpuProcess
-from kbatch.search.fastest_micro_batch import FastestMicroBatch
+from kbatch.search.auto_micro_batch import FastestMicroBatch
 from kbatch.throughput.choice import choice_for_smaller, micro_batch_candidates
-from kbatch.throughput.micro_batch_timing import time_micro_batches
-from kbatch.throughput.training_profile_record import TrainingProfile
-from kbatch.timing.timing_plan import TimingPlan
-from kbatch.training.accumulation.parts_checks import PartsChecks
-from kbatch.training.data.data import FitData
+from kbatch.throughput.record import TrainingProfile
+from kbatch.throughput.update_timing import time_micro_batches
+from kbatch.timing.rounds import TimingPlan
+from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
 BRIEF = TimingPlan(time_budget_s=2.0, needed_calls=1, block_s=0.002, rounds_beyond=2, precision=0.0)
@@ -265,7 +265,7 @@ def test_a_choice_follows_from_that_for_a_larger_batch_only_up_to_its_micro_batc
 
 def test_times_beside_another_process_are_not_kept_and_say_so(monkeypatch, tmp_path):
     beside = (GpuProcess(4711, None),)
-    monkeypatch.setattr("kbatch.search.fastest_micro_batch.other_processes", lambda: beside)
+    monkeypatch.setattr("kbatch.search.auto_micro_batch.other_processes", lambda: beside)
     found = find(fresh(), tmp_path)
     assert "process 4711 an unknown part. So times are not kept" in found.note
     assert not times(tmp_path)
@@ -274,7 +274,7 @@ def test_times_beside_another_process_are_not_kept_and_say_so(monkeypatch, tmp_p
 def test_the_clock_of_each_round_is_kept(monkeypatch):
     fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700)))
     here = functools.partial(GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
-    monkeypatch.setattr("kbatch.throughput.micro_batch_timing.GpuMonitor", here)
+    monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", here)
     batch = tuple(map(tf.constant, models.rows(16)))
     points = time_micro_batches(models.mlp(), batch, largest=16, moments_every=0, timing=BRIEF)
     assert all(p.sm_clocks_mhz == (1700,) * len(p.rounds) for p in points)

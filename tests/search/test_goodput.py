@@ -14,12 +14,12 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.records.target import Budget
-from kbatch.search.budget_cap import capped
+from kbatch.records.training_run import Budget
 from kbatch.search.throughput_sweep import sweep_throughput
-from kbatch.study.goodput import read_goodput
-from kbatch.study.goodput_text import decision_text
-from kbatch.training.budgets import TimeBudget
+from kbatch.search.trial_process import capped
+from kbatch.study.notes import decision_text
+from kbatch.study.study import read_goodput
+from kbatch.training.callbacks import TimeBudget
 
 X, _ = models.rows(256)
 DATA = (X, np.argmax(X[:, :3], axis=1))

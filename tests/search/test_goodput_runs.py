@@ -4,9 +4,9 @@ import numpy as np
 from records_factory import make_epochs, make_execution, make_trial
 
 from kbatch.analysis.next_size import SizeCosts, forecast_updates, next_size
-from kbatch.records.target import Target
-from kbatch.search.goodput_runs import costs_of, runs_of
-from kbatch.study.goodput import GoodputRecord
+from kbatch.records.training_run import Target
+from kbatch.search.goodput_strategy import costs_of, runs_of
+from kbatch.study.study import GoodputRecord
 from kbatch.study.trial import Objective
 
 

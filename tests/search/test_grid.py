@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras_tuner.src.engine.trial import TrialStatus
 
-from kbatch.search.grid import grid, untried_in_grid
+from kbatch.search.oracle import grid, untried_in_grid
 
 
 def plain():

@@ -12,7 +12,7 @@ import searches
 import tensorflow as tf
 
 import kbatch
-from kbatch.search.isolation import IsolatedTrials
+from kbatch.search.trial_process import IsolatedTrials
 
 
 def search(directory, hypermodel=None, **arguments):

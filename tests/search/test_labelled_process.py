@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from kbatch.search.labelled_process import LabelledProcess
+from kbatch.search.distribute import LabelledProcess
 
 
 def started(code, lines, **variables):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kbatch
-from kbatch.device.device_memory import limited_cpu
+from kbatch.device.memory import limited_cpu
 
 TESTS = Path(__file__).parents[1]
 

@@ -4,7 +4,7 @@ import pytest
 from figure_studies import learning
 from records_factory import make_execution, make_study, make_trial
 
-from kbatch.search.live import draw_live
+from kbatch.search.live_plot import draw_live
 
 
 def running(batch_size, epochs=(), **changed):

@@ -9,7 +9,7 @@ import pytest
 import searches
 
 import kbatch
-from kbatch.search.live_picture import LivePicture
+from kbatch.search.live_plot import LivePicture
 
 CELL = """
 import sys

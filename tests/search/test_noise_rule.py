@@ -8,7 +8,7 @@ import pytest
 import searches
 
 import kbatch
-from kbatch.analysis.learning_rates import learning_rate_ratio
+from kbatch.analysis.learning_rate import learning_rate_ratio
 
 # Labels that follow the inputs: |G|^2 stays above the noise.
 X, _ = models.rows(256)

@@ -5,8 +5,8 @@ import pytest
 from keras_tuner.src.engine.trial import Trial, TrialStatus
 
 from kbatch.search.oracle import BatchSizeOracle
-from kbatch.search.trial_result import TrialResult, trial_result
-from kbatch.study.study_record import Study
+from kbatch.search.trial_process import TrialResult, trial_result
+from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 from tests.records_factory import make_execution, make_study, make_trial
 

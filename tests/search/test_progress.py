@@ -13,10 +13,17 @@ import pytest
 import records_factory
 from rich.console import Console
 
-from kbatch.search.fit_reporter import FitProgress, FitReporter
-from kbatch.search.live_line import FileLine, NotebookLine, TerminalLine
-from kbatch.search.progress import SearchProgress
-from kbatch.search.progress_text import duration, trial_line, trial_name
+from kbatch.search.progress import (
+    FileLine,
+    FitProgress,
+    FitReporter,
+    NotebookLine,
+    SearchProgress,
+    TerminalLine,
+    duration,
+    trial_line,
+    trial_name,
+)
 
 
 def progress(**changes):

@@ -15,13 +15,12 @@ import numpy as np
 from recommendation_factory import make_pilot
 from task_factory import make_task
 
-from kbatch.recommendation.batch_decision import decide
-from kbatch.recommendation.budget_clock import BudgetClock
+from kbatch.recommendation.choice import decide
 from kbatch.recommendation.limits import INPUT, NOISE, SATURATION
-from kbatch.recommendation.recommendation_record import trained_runs
-from kbatch.recommendation.size_check_record import SizeCheck
-from kbatch.recommendation.size_trainings import train_sizes
-from kbatch.throughput.timed_rounds import TimedRounds
+from kbatch.recommendation.measure import BudgetClock, train_sizes
+from kbatch.recommendation.pilot_record import SizeCheck
+from kbatch.recommendation.record import trained_runs
+from kbatch.throughput.record import TimedRounds
 
 BUDGET_S, MEMORY_S, LOOKS_S, PILOT = 60.0, 12.0, 0.4, 32
 

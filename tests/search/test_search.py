@@ -13,7 +13,7 @@ import searches
 import tensorflow as tf
 
 import kbatch
-from kbatch.document.number_text import percent
+from kbatch.document.numbers import percent
 
 KINDS = {  # The grid is below.
     "random": (keras_tuner.RandomSearch, {"max_trials": 2}),

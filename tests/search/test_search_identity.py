@@ -17,8 +17,8 @@ import tensorflow as tf
 import kbatch
 from kbatch.search.goodput_strategy import GoodputStrategy
 from kbatch.search.identity import check_identity, fit_facts, model_facts
-from kbatch.study.goodput import GoodputRecord, SizeDecision, read_goodput, write_goodput
-from kbatch.study.search_identity import IDENTITY_NAME, SearchIdentity
+from kbatch.study.loading import IDENTITY_NAME, SearchIdentity
+from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 
 EarlyStopping = keras.callbacks.EarlyStopping
 
@@ -345,7 +345,7 @@ def test_a_trial_whose_record_is_lost_is_measured_again(tmp_path, capsys):
 
 HOLDS = """
 import sys, pathlib
-from kbatch.search.search_lock import search_lock
+from kbatch.search.trial_states import search_lock
 with search_lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import searches
 
-from kbatch.search.execution_plan import begun_record
+from kbatch.search.execution import begun_record
 
 RNG = np.random.default_rng(0)
 TOKENS = np.minimum(RNG.zipf(1.3, (64, 12)), 40) - 1

@@ -5,7 +5,7 @@ import pytest
 import searches
 
 import kbatch
-from kbatch.records.target import Budget, Target
+from kbatch.records.training_run import Budget, Target
 
 FEWEST_UPDATES = keras_tuner.Objective("updates_to_target", "min")
 EASY, HARD = kbatch.StopAtTarget("accuracy", 0.35), kbatch.StopAtTarget("accuracy", 1.1)

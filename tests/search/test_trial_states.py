@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras_tuner.src.engine.trial import Trial
 
-from kbatch.records.json_files import RecordError
+from kbatch.records.json_codec import RecordError
 from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.trial_states import read_trial_states, write_trial_state
 

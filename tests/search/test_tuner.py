@@ -13,7 +13,7 @@ from keras_tuner.src.engine.trial import TrialStatus
 
 import kbatch
 from kbatch.errors import DeviceLostError
-from kbatch.search.checkpoints import CHECKPOINT_NAME, BestWeights
+from kbatch.search.trial_states import CHECKPOINT_NAME, BestWeights
 
 
 def search(directory, hypermodel=None, **arguments):

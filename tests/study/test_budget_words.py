@@ -3,12 +3,12 @@
 import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.records.target import Budget, Target
+from kbatch.records.training_run import Budget, Target
 from kbatch.study.caveats import caveats
 from kbatch.study.conditions import caption, conditions_of
 from kbatch.study.decision import decision
+from kbatch.study.table import trial_table
 from kbatch.study.trial import Objective
-from kbatch.study.trial_table import trial_table
 
 TARGET = Target("val_accuracy", 0.95, "max")
 

@@ -4,11 +4,11 @@ import pytest
 from recommendation_factory import make_check, make_recommendation
 from records_factory import make_study, make_trial
 
-from kbatch.analysis.learning_rate_records import learning_rate_scaling
-from kbatch.recommendation.settings_line import settings_line
+from kbatch.analysis.learning_rate import learning_rate_scaling
+from kbatch.recommendation.report import settings_line
 from kbatch.report.content import report_content
-from kbatch.study.followed_settings import followed_text
-from kbatch.study.trial_table import trial_table
+from kbatch.study.notes import followed_text
+from kbatch.study.table import trial_table
 
 SETTINGS = {"weight_decay": 0.01, "batch_norm_momenta": (0.9, 0.99)}
 

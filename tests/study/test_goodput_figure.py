@@ -4,7 +4,7 @@ import pytest
 from figure_studies import learned, learned_study, step_time_s
 from records_factory import make_study, make_trial
 
-from kbatch.analysis.efficiency import best_batch_size, best_measured_batch_size, goodput
+from kbatch.analysis.goodput import best_batch_size, best_measured_batch_size, goodput
 from kbatch.study.figures.goodput import goodput_info, plot_goodput
 
 

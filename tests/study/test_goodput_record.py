@@ -5,11 +5,10 @@ import dataclasses
 import pytest
 from records_factory import make_study, make_trial
 
-from kbatch.records.json_files import read_record
+from kbatch.records.json_codec import read_record
 from kbatch.study.caveats import caveats
-from kbatch.study.goodput import GoodputRecord, SizeDecision, read_goodput, write_goodput
-from kbatch.study.goodput_text import decision_text
-from kbatch.study.study_record import Study
+from kbatch.study.notes import decision_text
+from kbatch.study.study import GoodputRecord, SizeDecision, Study, read_goodput, write_goodput
 
 PILOT = SizeDecision(64, "pilot")
 STOP = SizeDecision(None, "separated", best=64, rival=128, probability=0.07)

@@ -3,7 +3,7 @@
 import pytest
 from records_factory import make_epochs, make_study, make_trial
 
-from kbatch.analysis.learning_rate_records import learning_rate_scaling
+from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.study.caveats import caveats
 
 

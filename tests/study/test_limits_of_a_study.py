@@ -4,8 +4,7 @@ import dataclasses
 
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.study.binding_limit import binding_limits
-from kbatch.study.decision import decision
+from kbatch.study.decision import binding_limits, decision
 
 
 def repeated(size, accuracy, rate, wait_share=0.0):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from records_factory import make_search, make_study, make_trial
 
-from kbatch.records.json_files import RecordError, write_record
+from kbatch.records.json_codec import RecordError, write_record
 from kbatch.study.loading import load_study
 
 

@@ -4,13 +4,12 @@ import pytest
 from records_factory import make_execution, make_gpu, make_study, make_trial, make_usage
 
 from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.study.caveat import Caveat
 from kbatch.study.caveats import caveats
 from kbatch.study.conditions import caption, conditions_of
 from kbatch.study.decision import decision
-from kbatch.study.marks import marked_notes, marked_table, notes_about
-from kbatch.study.study_section import study_section
-from kbatch.study.trial_table import trial_table
+from kbatch.study.notes import Caveat
+from kbatch.study.report import study_section
+from kbatch.study.table import marked_notes, marked_table, notes_about, trial_table
 
 TABLE = Table(
     "Trials",

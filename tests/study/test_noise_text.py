@@ -8,11 +8,10 @@ from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.report.html_page import render_html
-from kbatch.report.markdown_page import markdown_files
+from kbatch.report.pages import markdown_files, render_html
 from kbatch.study.caveats import caveats
-from kbatch.study.noise_text import noise_scale_text
-from kbatch.study.trial_table import trial_table
+from kbatch.study.notes import noise_scale_text
+from kbatch.study.table import trial_table
 
 STEADY = ([90.0, 91.0, 89.0, 90.5], [3.0, 3.1, 2.9, 3.0])
 LOST = ([90.0, 91.0, 89.0, 90.5], [0.3, -0.3, 0.2, -0.1])

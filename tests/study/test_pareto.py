@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.study.figures.pareto_analysis import pareto_front
+from kbatch.study.figures.pareto import pareto_front
 
 
 def naive(first, second):

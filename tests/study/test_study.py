@@ -14,9 +14,8 @@ from records_factory import (
 )
 
 from kbatch.analysis.intervals import mean_interval
-from kbatch.records.execution import EpochRecord
-from kbatch.records.target import Target
-from kbatch.study.study_record import Study
+from kbatch.records.training_run import EpochRecord, Target
+from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
 COMMON = [

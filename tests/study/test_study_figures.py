@@ -24,7 +24,7 @@ import kbatch
 from kbatch.plotting.canvas import detached_axes
 from kbatch.plotting.saving import figure_bytes, save_figure
 from kbatch.study.figures.catalogue import FIGURES, STUDY_FIGURES, draw_figure
-from kbatch.study.study_record import Study
+from kbatch.study.study import Study
 
 SAMPLES = {
     "ranking": lambda: learned_study(3),

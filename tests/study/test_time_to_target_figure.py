@@ -3,9 +3,9 @@ import pytest
 from figure_studies import TARGET, learned_study, target_study, to_target
 from records_factory import make_study, make_trial
 
-from kbatch.analysis.steps_to_target import fit_steps_to_target
+from kbatch.analysis.goodput import fit_steps_to_target
 from kbatch.plotting.canvas import detached_axes
-from kbatch.records.target import Target
+from kbatch.records.training_run import Target
 from kbatch.study.figures.time_to_target import plot_time_to_target, time_to_target_info
 
 

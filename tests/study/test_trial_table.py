@@ -10,8 +10,8 @@ from records_factory import (
     make_usage,
 )
 
-from kbatch.study.study_record import Study
-from kbatch.study.trial_table import trial_table
+from kbatch.study.study import Study
+from kbatch.study.table import trial_table
 
 
 def column(study, title):

@@ -14,9 +14,8 @@ import kbatch
 from kbatch.analysis.intervals import mean_interval
 from kbatch.plotting.palette import ALARM, series_style
 from kbatch.plotting.saving import save_figure
-from kbatch.study.figures.trials import alt_text, plot_trials, trials_info
-from kbatch.study.figures.trials_info import best_label
-from kbatch.study.study_record import Study
+from kbatch.study.figures.trials import alt_text, best_label, plot_trials, trials_info
+from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
 

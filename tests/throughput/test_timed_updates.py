@@ -8,9 +8,9 @@ import models
 import pytest
 from fake_clock import FakeClock
 
-from kbatch.throughput.timed_updates import time_updates
-from kbatch.training.accumulation.parts_checks import PartsChecks
-from kbatch.training.data.data import FitData
+from kbatch.throughput.update_timing import time_updates
+from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
 SOURCE = sample_of(FitData(*models.rows(64)))
@@ -76,6 +76,6 @@ class RisingClock(contextlib.nullcontext):
 
 def test_clocks_that_differ_are_a_note(monkeypatch):
     assert not any("clocks" in note for note in timed(models.stock, fits=32).notes)
-    monkeypatch.setattr("kbatch.throughput.timed_updates.GpuMonitor", RisingClock)
+    monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", RisingClock)
     (note,) = [n for n in timed(models.stock, fits=32).notes if "clocks" in n]
     assert "GPU clock from" in note

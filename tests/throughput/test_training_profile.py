@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from training_profile_factory import HICCUPS, left_out, point, training_profile
 
-from kbatch.records.json_files import RecordError
-from kbatch.throughput.training_profile_record import TrainingPoint, TrainingProfile
+from kbatch.records.json_codec import RecordError
+from kbatch.throughput.record import TrainingPoint, TrainingProfile
 
 
 @pytest.mark.parametrize(

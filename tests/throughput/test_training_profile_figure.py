@@ -5,8 +5,8 @@ import pytest
 from training_profile_factory import left_out, point, training_profile
 
 import kbatch
+from kbatch.throughput.figure import training_profile_alt_text, training_profile_info
 from kbatch.throughput.text import training_lines, training_rows
-from kbatch.throughput.training_profile_info import training_profile_alt_text, training_profile_info
 
 CACHE = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
 

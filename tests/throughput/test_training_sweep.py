@@ -4,9 +4,8 @@ import functools
 
 import pytest
 
-from kbatch.throughput.training_sweep import StepSetting, TrainingSweep
-from kbatch.timing.timing_plan import TimingPlan
-from kbatch.timing.timing_rounds import TimingRounds
+from kbatch.throughput.update_timing import StepSetting, TrainingSweep
+from kbatch.timing.rounds import TimingPlan, TimingRounds
 
 SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from kbatch.timing.interleaved import FEWEST_ROUNDS, interleaved
+from kbatch.timing.rounds import FEWEST_ROUNDS, interleaved
 
 
 class Clock:

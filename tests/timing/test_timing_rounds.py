@@ -6,8 +6,15 @@ import math
 
 import pytest
 
-from kbatch.timing.timing_plan import Block, TimingPlan, block_clocks, timed_enough
-from kbatch.timing.timing_rounds import TimingRounds, collection_off, warm_up_calls
+from kbatch.timing.rounds import (
+    Block,
+    TimingPlan,
+    TimingRounds,
+    block_clocks,
+    collection_off,
+    timed_enough,
+    warm_up_calls,
+)
 
 
 class Clock:

@@ -10,9 +10,13 @@ import tensorflow as tf
 from batch_data import Rows, examples, raising
 
 from kbatch.errors import InputError
-from kbatch.training.borrowed_step import rows_of
-from kbatch.training.data.batch_source import batch_source, source_of_py_dataset
-from kbatch.training.data.batch_stream import BatchStream, first_batch
+from kbatch.training.data.batch_source import (
+    BatchStream,
+    batch_source,
+    first_batch,
+    source_of_py_dataset,
+)
+from kbatch.training.train_step import rows_of
 
 X, Y = models.rows(20)
 FORMS = {

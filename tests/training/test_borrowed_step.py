@@ -7,14 +7,14 @@ import pytest
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.training.borrowed_step import (
+from kbatch.training.train_step import (
     borrowed_step,
     first_rows,
     held_on_device,
+    micro_batch_steps,
     rows_of,
     takes_int64,
 )
-from kbatch.training.micro_batch_steps import micro_batch_steps
 
 
 def network(policy="float32", **changed):

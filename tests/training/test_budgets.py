@@ -8,9 +8,9 @@ from fake_clock import FakeClock
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.records.target import Budget
-from kbatch.search.fit import TimedFit
-from kbatch.training.budgets import joint_budget
+from kbatch.records.training_run import Budget
+from kbatch.search.timed_fit import TimedFit
+from kbatch.training.callbacks import joint_budget
 
 # 94 rows make three batches of 32.
 X, Y = models.rows(94)

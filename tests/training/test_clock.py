@@ -2,9 +2,8 @@ import models
 import numpy as np
 import pytest
 
-from kbatch.search.fit import TimedFit
-from kbatch.training.clock import TrainingClock
-from kbatch.training.input_meter import InputReading
+from kbatch.search.timed_fit import TimedFit
+from kbatch.training.clock import InputReading, TrainingClock
 
 
 class FakeMeter:

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.training.data.data import FitData, in_batches
+from kbatch.training.data.forms import FitData, in_batches
 
 MODEL = models.mlp()
 X, Y = models.rows(94)

@@ -5,11 +5,11 @@ import models
 import numpy as np
 import pytest
 
-from kbatch.analysis.timescales import FOLLOWERS
+from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.device.worker import Worker
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.scaled_model import scale_model
+from kbatch.training.learning_rate import scale_model
 
 layers = keras.layers
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.training.data.data import FitData
-from kbatch.training.data.held_out import with_held_out
+from kbatch.training.data.forms import FitData, with_held_out
 
 
 def split(count=50, **changed):

@@ -4,7 +4,7 @@ import models
 import pytest
 import tensorflow as tf
 
-from kbatch.training.input_meter import InputMeter
+from kbatch.training.clock import InputMeter
 
 
 def metered(rows, batch_size, *, delay_s=0.0):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.kept_state import KeptState, kept_state
+from kbatch.training.state import KeptState, kept_state
 
 layers = keras.layers
 

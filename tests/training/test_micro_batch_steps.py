@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.training.accumulation import accumulation_of, varying_micro_batch
-from kbatch.training.micro_batch_steps import micro_batch_steps
+from kbatch.training.train_step import micro_batch_steps
 
 layers = keras.layers
 X, Y = models.rows(24)

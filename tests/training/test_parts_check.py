@@ -10,11 +10,10 @@ import tensorflow as tf
 from test_halving import IDS, masked
 
 import kbatch
-from kbatch.records.json_files import read_record, write_record
-from kbatch.training.accumulation.parts_check import check_parts
-from kbatch.training.accumulation.parts_check_record import PartsCheck
-from kbatch.training.accumulation.parts_checks import PartsChecks
-from kbatch.training.data.data import FitData
+from kbatch.records.json_codec import read_record, write_record
+from kbatch.training.accumulation.accumulate import PartsCheck
+from kbatch.training.accumulation.parts_check import PartsChecks, check_parts
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
 layers = keras.layers

@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 from fake_clock import FakeClock
 
-from kbatch.device.examination import PolicySpeed
-from kbatch.training.policy_speed import (
-    POLICIES,
+from kbatch.device.doctor import PolicySpeed
+from kbatch.training.dtype_policy import TIMED_POLICIES as POLICIES
+from kbatch.training.dtype_policy import (
     _product,
     float16_slowdown,
     measure_policy_speeds,

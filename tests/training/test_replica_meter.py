@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import kbatch
-from kbatch.training.replica_meter import ReplicaMeter, replica_count
+from kbatch.training.clock import ReplicaMeter, replica_count
 
 
 def trained(*, batch_size=32, epochs=2, micro_batch_size=None, **compile_arguments):

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 
-from kbatch.training.data.row_mismatch import row_mismatch
+from kbatch.training.data.model_inputs import row_mismatch
 
 IMAGES = np.zeros((6, 4, 4), "float32")
 LABELS = np.arange(6) % 3

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.training.data.data import FitData
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import dataset_rows, example_rows, sample_of
 
 X, Y = models.rows(100)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.analysis.timescales import FOLLOWERS
-from kbatch.training.learning_rate import current_learning_rate
-from kbatch.training.scaled_model import (
+from kbatch.analysis.learning_rate import FOLLOWERS
+from kbatch.training.learning_rate import (
+    current_learning_rate,
     forget_scaling,
     scale_late_layers,
     scale_model,

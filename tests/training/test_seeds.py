@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.training.seeds import check_seed, kept_seeds, seed_of, seeded
+from kbatch.training.state import check_seed, kept_seeds, seed_of, seeded
 
 
 @pytest.mark.parametrize("seed", [0, 7])

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from kbatch.training.accumulation import measure_moments
-from kbatch.training.waiting_step import waiting_for_data
+from kbatch.training.model import waiting_for_data
 
 X, Y = models.rows(64)
 

@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.document.number_text import counted, listed, percent, readable
-from kbatch.document.where_measured import where_measured
-from kbatch.inference.inference_answers_record import InferenceAnswer
-from kbatch.inference.inference_record import InferenceProfile
-from kbatch.inference.inference_text import inference_clocks
+from kbatch.document.numbers import counted, listed, percent, readable
+from kbatch.document.section import where_measured
+from kbatch.inference.answers import InferenceAnswer
+from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.record import TimingRecord
+from kbatch.inference.text import inference_clocks
 
 BATCH_LABEL = "Batch size (examples per call)"
 # A line looks curved on logarithmic axes.

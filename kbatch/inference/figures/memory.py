@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kbatch.document.number_text import memory_text
+from kbatch.document.numbers import memory_text
 from kbatch.inference.figures.common import BATCH_LABEL, conditions_line
-from kbatch.memory.memory_fit import fit_memory
-from kbatch.plotting.batch_axis import batch_axis
+from kbatch.memory.search import fit_memory
+from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style
 from kbatch.plotting.series import (
@@ -21,7 +21,7 @@ from kbatch.plotting.series import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from kbatch.inference.inference_record import InferenceProfile
+    from kbatch.inference.profile import InferenceProfile
 
 HEIGHT_IN = 3.8
 # The share of the limit beyond which no batch is run.

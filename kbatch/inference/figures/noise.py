@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kbatch.document.number_text import counted, percent
+from kbatch.document.numbers import counted, percent
 from kbatch.inference.figures.common import BATCH_LABEL, conditions_line
-from kbatch.plotting.batch_axis import batch_axis
+from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
 from kbatch.plotting.palette import ALARM, INK, MUTED, series_style
 from kbatch.plotting.series import name_panel
@@ -17,7 +17,7 @@ from kbatch.plotting.series import name_panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from kbatch.inference.inference_record import InferenceProfile
+    from kbatch.inference.profile import InferenceProfile
 
 HEIGHT_IN = 2.8
 # Rounds of one size are spread over this much of an octave.

@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING
 
 from kbatch.inference.figures.common import TargetMark, TimedSeries, conditions_line, inference_info
+from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
-from kbatch.plotting.log_axis import plain_log_labels
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, GRID, MUTED, series_style
 from kbatch.plotting.series import draw_series, legend_columns, name_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from kbatch.inference.inference_record import InferenceProfile
+    from kbatch.inference.profile import InferenceProfile
 
 HEIGHT_IN = 3.8
 # Height of the panel in heights of the highest point, and what the words of a target add.

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.median_interval import median_interval
-from kbatch.document.number_text import readable
+from kbatch.analysis.intervals import median_interval
+from kbatch.document.numbers import readable
 from kbatch.inference.figures.common import BATCH_LABEL, inference_info
 from kbatch.inference.record import TimingRecord
-from kbatch.plotting.batch_axis import batch_axis
+from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
 from kbatch.plotting.palette import MUTED, series_style
 from kbatch.plotting.series import draw_series, legend_columns, name_panel
@@ -18,7 +18,7 @@ from kbatch.plotting.series import draw_series, legend_columns, name_panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from kbatch.inference.inference_record import InferenceProfile
+    from kbatch.inference.profile import InferenceProfile
 
 HEIGHT_IN = 3.8
 # Height of a figure beside a point, as a share of the panel's.

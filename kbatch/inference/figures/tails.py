@@ -2,19 +2,18 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kbatch.analysis.quantile_bounds import quantile_upper_bound
-from kbatch.document.number_text import listed
+from kbatch.analysis.intervals import quantile_upper_bound
+from kbatch.document.numbers import listed
 from kbatch.inference.figures.common import BATCH_LABEL, conditions_line
-from kbatch.plotting.batch_axis import batch_axis
+from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
-from kbatch.plotting.log_axis import plain_log_labels
 from kbatch.plotting.palette import MUTED
 from kbatch.plotting.series import draw_series, name_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from kbatch.inference.inference_record import InferenceProfile
+    from kbatch.inference.profile import InferenceProfile
 
 HEIGHT_IN = 3.8
 QUANTILES = (0.5, 0.95, 0.99)

@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING
 
 from kbatch.inference.figures.common import BATCH_LABEL, InferenceInfo, TimedSeries, inference_info
-from kbatch.plotting.batch_axis import batch_axis
+from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.canvas import SMALL_PT, halo, new_axes, stacked, tidy, write_caption
-from kbatch.plotting.log_axis import plain_log_labels
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, series_style
 from kbatch.plotting.series import (
     draw_series,
@@ -18,7 +17,7 @@ from kbatch.plotting.series import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from kbatch.inference.inference_record import InferenceProfile
+    from kbatch.inference.profile import InferenceProfile
 
 HEIGHT_IN = 5.4
 # What the name of an answer takes above the highest point, as a share of its height.

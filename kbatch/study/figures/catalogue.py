@@ -22,7 +22,7 @@ STUDY_FIGURES = (
 # Of the file that `find_max_batch_size` or `kbatch max-batch --output` left.
 RESULT_FIGURES = ("memory",)
 FIGURES = (*STUDY_FIGURES, *RESULT_FIGURES)
-_HOMES = {"memory": "kbatch.memory.memory"}
+_HOMES = {"memory": "kbatch.memory.figure"}
 
 
 def draw_figure(
@@ -62,7 +62,7 @@ def draw_figure(
     )
     # A command lists the names without loading what reads and draws.
     if name in RESULT_FIGURES:
-        from kbatch.memory.max_batch_record import MaxBatchSizeResult
+        from kbatch.memory.record import MaxBatchSizeResult
 
         draw = functools.partial(plot, MaxBatchSizeResult.load(path))
     else:

@@ -1,23 +1,163 @@
 """The figure of quality against throughput, with the trials that no other one beats."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from kbatch.document.short_text import shortened
+from kbatch.document.numbers import counted, listed, readable, shortened
 from kbatch.plotting.canvas import plain_axes, say, width_share, write_caption
 from kbatch.plotting.labels import Label, place_labels
 from kbatch.plotting.palette import GRID, INK, MUTED, PAPER, series_style
 from kbatch.plotting.series import legend_columns, name_panel
-from kbatch.study.figures.metric_axis import quality_axis, throughput_x_axis
-from kbatch.study.figures.pareto_info import ParetoInfo, ParetoPoint, alt_text, pareto_info
+from kbatch.study.conditions import (
+    Estimate,
+    bars_text,
+    caption,
+    conditions_of,
+    metric_estimate,
+    throughput_estimate,
+)
+from kbatch.study.decision import refuse_empty
+from kbatch.study.figures.common import (
+    incomplete_text,
+    none_completed,
+    quality_axis,
+    throughput_x_axis,
+    trial_series,
+)
+from kbatch.study.names import TrialNames, metric_words, trial_names
+from kbatch.study.study import Study
+from kbatch.study.trial import Objective, TrialRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
 
-    from kbatch.study.study_record import Study
 
-__all__ = ["ParetoInfo", "alt_text", "pareto_info", "plot_pareto"]
+class ParetoPoint(NamedTuple):
+    """One trial.
+
+    Attributes:
+        trial_id: keras-tuner's identifier.
+        name: Its batch size, with what else tells it from the others.
+        batch_size: Examples of one optimizer update.
+        series: Number of its series.
+        throughput: In examples per second.
+        quality: The quality metric.
+        on_front: Whether no other trial is both faster and better.
+    """
+
+    trial_id: str
+    name: str
+    batch_size: int
+    series: int
+    throughput: Estimate
+    quality: Estimate
+    on_front: bool
+
+
+class ParetoInfo(NamedTuple):
+    """What the figure shows.
+
+    Attributes:
+        name: Name of the study.
+        points: The trials that have both numbers, by throughput.
+        series: What the trials of each series have in common.
+        quality: The metric of the y axis, None if no trial has one.
+        bars: What the bars are, an empty text where there are none.
+        nothing: Why there is no point, an empty text where there is one.
+        incomplete: Which trials have no result, an empty text where all have one.
+        conditions: Device, versions and budget.
+    """
+
+    name: str
+    points: tuple[ParetoPoint, ...]
+    series: tuple[str, ...]
+    quality: Objective | None
+    bars: str
+    nothing: str
+    incomplete: str
+    conditions: str
+
+    @property
+    def front(self) -> tuple[ParetoPoint, ...]:
+        """The trials that no other one beats, the slowest first."""
+        return tuple(point for point in self.points if point.on_front)
+
+
+def pareto_info(study: Study) -> ParetoInfo:
+    """Computes which trials are faster or better than every other one.
+
+    Args:
+        study: A study with at least one trial.
+
+    Raises:
+        ValueError: If the study is empty, with what to run.
+    """
+    refuse_empty(study)
+    names, quality = trial_names(study.trials), study.quality_metric
+    completed = [trial for trial in study.trials if trial.status == "completed"]
+    series = trial_series(completed, names) if completed else ()
+    number = {trial_id: i for i, one in enumerate(series) for trial_id in one.trial_ids}
+    pairs = [
+        (trial, rate, value)
+        for trial in completed
+        if quality is not None
+        and (rate := throughput_estimate(trial)) is not None
+        and (value := metric_estimate(trial, quality.name)) is not None
+    ]
+    sign = 1 if quality is None or quality.direction == "max" else -1
+    front = pareto_front([r.value for _, r, _ in pairs], [sign * v.value for _, _, v in pairs])
+    points = [
+        ParetoPoint(
+            trial.trial_id,
+            _name(trial, names, named=len(series) == 1),
+            trial.batch_size,
+            number[trial.trial_id],
+            rate,
+            value,
+            place in front,
+        )
+        for place, (trial, rate, value) in enumerate(pairs)
+    ]
+    return ParetoInfo(
+        name=study.name,
+        points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
+        series=tuple(one.label for one in series),
+        quality=quality,
+        bars=bars_text(study),
+        nothing="" if points else _nothing(study, completed),
+        incomplete=incomplete_text(study) if completed else "",
+        conditions=caption(conditions_of(study)),
+    )
+
+
+def alt_text(info: ParetoInfo) -> str:
+    """Describes the figure in sentences, for those who do not see it."""
+    if not info.points or info.quality is None:
+        return f"An empty chart of quality against throughput. {info.nothing}."
+    words = metric_words(info.quality.name)
+    front = listed(
+        f"batch size {p.name} with {readable(p.throughput.value)} samples/s and "
+        f"{readable(p.quality.value, 4)}"
+        for p in info.front
+    )
+    sentences = [
+        f"A chart of {words} against throughput, one mark for each of "
+        f"{counted(len(info.points), 'trial')}.",
+        f"No other trial is both faster and better than {front}.",
+    ]
+    return " ".join([*sentences, *([info.incomplete] if info.incomplete else [])])
+
+
+def _name(trial: TrialRecord, names: TrialNames, *, named: bool) -> str:
+    """Names a trial by its size alone where the legend tells the rest."""
+    return names.name(trial) if named else f"{trial.batch_size:,}"
+
+
+def _nothing(study: Study, completed: list[TrialRecord]) -> str:
+    if not completed:
+        return none_completed(study)
+    return "n/a (no trial has both a throughput and a metric of quality)"
+
 
 HEIGHT_IN = 4.0
 _MOST_NAMED = 14
@@ -132,3 +272,38 @@ def _legend_text(info: ParetoInfo) -> str:
     if len(info.points) == 1:
         return f"Label: batch size. {info.bars}"
     return f"Filled: no other trial is both faster and better. Labels: batch size. {info.bars}"
+
+
+def pareto_front(first: Sequence[float], second: Sequence[float]) -> tuple[int, ...]:
+    """Finds the choices that no other one beats.
+
+    One choice beats another if it is better in one quality and not worse in the other. Equal
+    choices do not beat each other.
+
+    Example:
+
+    >>> pareto_front([1.0, 2.0, 3.0], [0.9, 0.8, 0.85])
+    (0, 2)
+
+    Args:
+        first: A quality of every choice, more of it is better.
+        second: Another one, more of it is better.
+
+    Returns:
+        Places of the choices on the front, in ascending order of the first quality.
+
+    Raises:
+        ValueError: If the lengths differ.
+    """
+    if len(first) != len(second):
+        raise ValueError(
+            "`first` and `second` must have one value a choice each. Received: "
+            f"{len(first)} and {len(second)} values."
+        )
+    front: list[int] = []
+    for place in sorted(range(len(first)), key=lambda i: (first[i], second[i]), reverse=True):
+        best = front[-1] if front else None
+        equal = best is not None and (first[place], second[place]) == (first[best], second[best])
+        if best is None or equal or second[place] > second[best]:
+            front.append(place)
+    return tuple(reversed(front))

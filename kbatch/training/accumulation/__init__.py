@@ -1,6 +1,6 @@
 """Gradient accumulation inside one Keras train step."""
 
-from kbatch.training.accumulation.binding import (
+from kbatch.training.accumulation.accumulate import (
     Accumulation,
     accumulate_gradients,
     accumulation_of,

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kbatch.records.noise import MOMENT_METRICS
+from kbatch.records.training_run import MOMENT_METRICS
 
 
 class MomentMeans:

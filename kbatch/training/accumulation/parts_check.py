@@ -3,22 +3,41 @@
 No list of layers and losses can tell: a loss that a layer adds may be a sum, a `call` may mix
 rows. So batches go through whole, by Keras's own loss, and in parts of unequal size, and what
 comes out is compared: with the weights as they are, and where they moved to.
+
+Random draws held still, so that passes over different rows can be compared.
+
+A draw of shape (rows, ...) depends on how many rows there are: a part of a batch never gets the
+draws that its rows have in the whole batch. So each row gets the same draw, and dropout keeps all.
 """
 
 import contextlib
+import hashlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow import random
 
+from kbatch.device.environment import read_environment
+from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.training.accumulation import output_losses
-from kbatch.training.accumulation.parts_check_record import EQUAL_UP_TO, PartsCheck
-from kbatch.training.accumulation.still_draws import StillDraws
-from kbatch.training.kept_state import kept_state
-from kbatch.training.symbolic_build import build_symbolically
+from kbatch.training.accumulation.accumulate import (
+    EQUAL_UP_TO,
+    PartsCheck,
+    check_note,
+    coupled_parts,
+    coupling_note,
+)
+from kbatch.training.clock import replica_count
+from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes
+from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.model import build_symbolically
+from kbatch.training.state import kept_state
 
 _MOVES = 3
 # Of the norm of a variable: far enough that what was zero at first counts.
@@ -342,3 +361,121 @@ def _exact_products() -> Iterator[None]:
         yield
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(allowed)
+
+
+_DRAWS = ("normal", "uniform", "truncated_normal", "randint")
+
+
+class StillDraws:
+    """The draws of one pass after the other."""
+
+    def __init__(self):
+        self._count = 0
+
+    def restart(self) -> None:
+        """Begin a pass, whose draws are those of the pass before."""
+        self._count = 0
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold still what Keras draws; nothing that is traced here may be used elsewhere."""
+        kept = {name: getattr(random, name) for name in (*_DRAWS, "dropout")}
+        try:
+            for name in _DRAWS:
+                setattr(random, name, self._still(kept[name]))
+            random.dropout = lambda inputs, *args, **kwargs: inputs
+            yield
+        finally:
+            for name, function in kept.items():
+                setattr(random, name, function)
+
+    def _still(self, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        signature = inspect.signature(draw)
+
+        def drawn(*args: Any, **kwargs: Any) -> tf.Tensor:
+            self._count += 1
+            call = signature.bind(*args, **kwargs)
+            shape = call.arguments["shape"]
+            sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
+            call.arguments |= {"seed": self._count, "shape": [1, *sizes[1:]] if sizes else []}
+            return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
+
+        return drawn
+
+
+# Of each of two batches; their parts have 2, 3 and 11. Fewer than four tell little.
+_ROWS, _FEWEST_ROWS = 16, 4
+
+
+class PartsChecks:
+    """Compares batches whole and in parts, and remembers what was found."""
+
+    def __init__(self):
+        self._found: dict[str, PartsCheck] = {}
+
+    def find(
+        self,
+        model: keras.Model,
+        source: Source,
+        *,
+        most: int | None = None,
+        directory: Path | None = None,
+    ) -> PartsCheck:
+        """Compare batches of a model, unless one of its kind was checked before.
+
+        Args:
+            model: A compiled, built model on one device; it stays as it is.
+            source: Its data.
+            most: Most examples that fit at once, None where that is not known.
+            directory: Where results are kept for later runs of a search, or None.
+        """
+        key = _key(model, source)
+        path = directory and directory / "kbatch-micro-batches" / f"{key}-parts.json"
+        known = self._found.get(key) or load_if_readable(PartsCheck, path)
+        if known is None:
+            rows = min(_ROWS, max(most or _ROWS, _FEWEST_ROWS))
+            known = check_parts(model, _rows(source, model, 2 * rows))
+            if path is not None:
+                write_record(known, path)
+        self._found[key] = known
+        return known
+
+    def difference(
+        self,
+        model: keras.Model,
+        source: Source,
+        *,
+        most: int | None = None,
+        directory: Path | None = None,
+    ) -> str | None:
+        """Return what makes parts train another model than the whole batch, None where they do not.
+
+        Args:
+            model: As in `find`; one on several replicas is told by its layers and losses alone.
+            source: As in `find`.
+            most: As in `find`.
+            directory: As in `find`.
+        """
+        parts = coupled_parts(model)
+        if replica_count(model) == 1:
+            check = self.find(model, source, most=most, directory=directory)
+            if check.equal:
+                return None
+            if not parts:
+                return check_note(check)
+        return coupling_note(parts) if parts else None
+
+
+def _rows(source: Source, model: keras.Model, rows: int) -> Any:
+    try:
+        return batch_of(source, model, rows)
+    except DataEnded as ended:
+        if ended.rows < 1:
+            raise
+        return batch_of(source, model, ended.rows)
+
+
+def _key(model: keras.Model, source: Source) -> str:
+    versions = sorted(read_environment().versions.items())
+    described = repr((model_fingerprint(model), row_shapes(source, model), versions))
+    return hashlib.sha256(described.encode()).hexdigest()[:16]

@@ -12,8 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kbatch.training.trainable_model import check_model
-from kbatch.training.waiting_step import with_data
+from kbatch.training.model import check_model, with_data
 
 _SPARSE_GRADIENTS = ("summed", "keras")
 _SUMMED_NOTE = (

@@ -14,11 +14,9 @@ import tensorflow as tf
 
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
-from kbatch.training.accumulation.micro_batches import MicroBatches, cut
+from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
-from kbatch.training.symbolic_build import build_symbolically
-from kbatch.training.trainable_model import check_model
-from kbatch.training.waiting_step import with_data
+from kbatch.training.model import build_symbolically, check_model, with_data
 
 
 class Part(NamedTuple):

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from kbatch.training.accumulation import gradient_sum
-from kbatch.training.accumulation.batch_coupling import coupled_parts
-from kbatch.training.accumulation.micro_batches import MicroBatches, cut
+from kbatch.training.accumulation.accumulate import coupled_parts
+from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.accumulation.summed_gradients import SummingTrainStep, summed
 from kbatch.training.accumulation.train_step import (
@@ -22,8 +22,7 @@ from kbatch.training.accumulation.train_step import (
     build_variables,
     weighted_squared_norm,
 )
-from kbatch.training.trainable_model import check_model
-from kbatch.training.waiting_step import with_data
+from kbatch.training.model import check_model, with_data
 
 
 def measure_moments(model: keras.Model, *, every: int) -> keras.Model:

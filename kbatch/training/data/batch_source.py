@@ -1,24 +1,30 @@
-"""Where batches come from: data that can be read again from its start, as often as one likes."""
+"""Where batches come from, read again from the start as often as needed.
+
+Threads or processes that make the batches of a `PyDataset`, and end when they are told to.
+
+Keras's own queue is emptied batch by batch when it is stopped, which takes as long as making them.
+"""
 
 import contextlib
 import glob
+import multiprocessing
+import queue
+import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_data_adapter import (
-    ArrayDataAdapter,
-    can_convert_arrays,
-)
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters import py_dataset_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
+from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer, PyDatasetAdapter
 
 from kbatch.analysis.batch_sizes import LARGEST_SIZE
 from kbatch.errors import InputError
-from kbatch.training.data.batched import is_batched
-from kbatch.training.data.data import called_for, check_targets, rebatched
-from kbatch.training.data.py_dataset_workers import Workers
+from kbatch.training.data.forms import called_for, check_targets, is_batched, rebatched
 
 _FORMS = (
     "Give a `tf.data.Dataset`, a `keras.utils.PyDataset`, arrays as `x`, `(x, y)` or "
@@ -223,3 +229,203 @@ def _check_file_caches(dataset: Any) -> None:
                     "it behind: read the dataset once (`for _ in dataset: pass`), then measure. "
                     f"Received: a dataset with cache({name!r})."
                 )
+
+
+class BatchStream:
+    """Reads a source batch by batch; at the end of the data it starts the next epoch.
+
+    Use it in a `with` statement: what runs behind it ends with it.
+
+    Args:
+        source: Where the batches come from.
+        read_before: Whether the source has given batches before.
+
+    Attributes:
+        batches: Batches so far.
+        epochs: Epochs that have ended.
+    """
+
+    def __init__(self, source: BatchSource, *, read_before: bool = False):
+        self._source = source
+        self._read_before = read_before
+        self._exits = contextlib.ExitStack()
+        self._iterator: Any = None
+        self._of_epoch = 0
+        self.batches = 0
+        self.epochs = 0
+
+    def __enter__(self) -> "BatchStream":
+        self._start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def next(self) -> Any:
+        """Gives the next batch.
+
+        Raises:
+            InputError: If an epoch has no batches, or the data raise an error.
+        """
+        while True:
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                self._end_epoch()
+            except Exception as error:
+                raise self._broken(error) from error
+            else:
+                self.batches += 1
+                self._of_epoch += 1
+                return batch
+
+    def _end_epoch(self) -> None:
+        if self._of_epoch == 0:
+            raise InputError(_empty(again=self._read_before or self.epochs > 0))
+        self.epochs += 1
+        self._stop()
+        self._start()
+
+    def _start(self) -> None:
+        self._of_epoch = 0
+        try:
+            self._iterator = self._exits.enter_context(self._source.open())
+        except InputError:
+            raise
+        except Exception as error:  # A PyDataset makes its first batches here.
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> InputError:
+        return InputError(
+            f"The data raised an error at batch {self._of_epoch} (the first is 0): mend them so "
+            "that they can be read from start to end. Received: "
+            f"{type(error).__name__}: {_first_line(error)}"
+        )
+
+    def _stop(self) -> None:
+        # The iterator's threads end with its last reference.
+        self._iterator = None
+        self._exits.close()
+
+
+def first_batch(source: BatchSource) -> tuple[Any, float]:
+    """Reads the first batch of a source.
+
+    Returns:
+        The batch, and the seconds it took from the start of the pipeline.
+
+    Raises:
+        InputError: If there is none.
+    """
+    began_s = time.perf_counter()
+    with BatchStream(source) as stream:
+        return stream.next(), time.perf_counter() - began_s
+
+
+def _empty(*, again: bool) -> str:
+    if again:
+        return (
+            "The data gave batches in the first epoch and none in the second, as an iterator does "
+            "that was used up: let the data function make a new generator each time it is called. "
+            "Received: an empty second epoch."
+        )
+    return "There are no batches to measure: give data with at least one. Received: no batch."
+
+
+def _first_line(error: Exception) -> str:
+    # TensorFlow puts the node of its graph before the words.
+    words = re.sub(r"\{\{[^{}]*\}\}", "", str(error))
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"
+
+
+_POLL_S = 0.05
+# Ending a pool of processes that were forked beside TensorFlow's threads may itself never end.
+_END_S = 5.0
+
+
+class Workers(OrderedEnqueuer):
+    """Keras's workers, which drop what they have not made when they stop.
+
+    Args:
+        py_dataset: The PyDataset.
+        workers: Threads or processes.
+        use_multiprocessing: Whether they are processes.
+        max_queue_size: Batches that may wait in the queue.
+        timeout_s: Seconds that processes may take to a batch; threads may take any time.
+    """
+
+    def __init__(
+        self,
+        py_dataset: Any,
+        *,
+        workers: int,
+        use_multiprocessing: bool,
+        max_queue_size: int,
+        timeout_s: float,
+    ):
+        super().__init__(
+            py_dataset,
+            workers=workers,
+            use_multiprocessing=use_multiprocessing,
+            max_queue_size=max_queue_size,
+        )
+        self._timeout_s = timeout_s if use_multiprocessing else float("inf")
+        self._pools: list[Any] = []
+        self._make_pool = self.executor_fn
+        self.executor_fn = self._kept_pool
+
+    def get(self) -> Iterator[Any]:
+        """Gives the batches in their order.
+
+        Raises:
+            TimeoutError: If processes make none in time.
+            Exception: What the PyDataset raised in making a batch.
+        """
+        while self.is_running():
+            try:
+                pending: Any = self.future_queue.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(pending, Exception):
+                raise pending
+            batch = self._made(pending)
+            if batch is not None:
+                yield batch
+
+    def stop(self, drain_queue_and_join: bool = False) -> None:
+        """Ends the workers for good; batches that wait are dropped, and the data are let go."""
+        with self.start_stop_lock:
+            runner: Any = self.run_thread
+            self.running, self.run_thread = False, None
+        # Without one they were never started: the data are let go all the same.
+        while runner is not None and runner.is_alive():
+            # The runner may wait for a place in the queue.
+            with self.future_queue.mutex:
+                self.future_queue.queue.clear()
+                self.future_queue.not_full.notify_all()
+            runner.join(_POLL_S)
+        pools, self._pools = self._pools, []
+        for pool in pools:
+            ending = threading.Thread(target=pool.terminate, daemon=True)
+            ending.start()
+            ending.join(_END_S)
+        # Keras hands the data to its workers in a table of the module, which would keep them.
+        getattr(py_dataset_adapter, "_SHARED_SEQUENCES", {}).pop(self.uid, None)
+        self.py_dataset = None
+
+    def _kept_pool(self, sequences: Any) -> Any:
+        self._pools.append(self._make_pool(sequences))
+        return self._pools[-1]
+
+    def _made(self, pending: Any) -> Any:
+        end_s = time.monotonic() + self._timeout_s
+        while self.is_running():
+            try:
+                return pending.get(timeout=_POLL_S)
+            except multiprocessing.TimeoutError:
+                if not pending.ready() and time.monotonic() > end_s:
+                    raise TimeoutError(
+                        f"the processes gave no batch within {self._timeout_s:.0f} s"
+                    ) from None
+        return None

@@ -1,5 +1,6 @@
 """A few rows of the training data, repeated into batches of any size."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -7,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.training.data.batched import is_batched
-from kbatch.training.data.data import FitData, arrays_of, is_dataset
+from kbatch.training.data.forms import FitData, arrays_of, called_for, is_batched, is_dataset
+from kbatch.training.model import build_symbolically
+from kbatch.training.train_step import held_on_device, rows_of, takes_int64
 
 _MOST_ROWS = 64
 _ELEMENTS_LOOKED_AT = 16
@@ -226,3 +228,61 @@ def _with_axis(example: Any) -> Any:
 def _bytes_per_row(element: Any) -> float:
     leaves = [leaf for leaf in keras.tree.flatten(element) if leaf is not None]
     return sum(leaf.nbytes for leaf in leaves) / max(1, leaves[0].shape[0])
+
+
+Source = SampleRows | SampleElements | Callable[[int], tf.data.Dataset]
+
+
+def build_on(model: keras.Model, source: Source) -> None:
+    """Builds a model that has no weights yet from the shapes of its data."""
+    if model.built:
+        return
+    if isinstance(source, SampleElements):
+        source = source.rows(model)
+    if isinstance(source, SampleRows):
+        build_symbolically(model, keras.tree.map_structure(_spec, source.rows))
+    else:
+        build_symbolically(model, called_for(source, model, 1).element_spec)
+
+
+def row_shapes(source: Source, model: keras.Model) -> tuple[tuple[int, ...], ...] | None:
+    """Gives the shapes of one row, where longer ones need more memory; None of a function."""
+    if isinstance(source, SampleElements):
+        source = source.rows(model)
+    if not isinstance(source, SampleRows):
+        return None
+    leaves = [leaf for leaf in keras.tree.flatten(source.rows) if leaf is not None]
+    return tuple(tuple(leaf.shape[1:]) for leaf in leaves)
+
+
+class DataEnded(Exception):
+    """A data function that has fewer examples than a batch needs.
+
+    Attributes:
+        rows: Examples in the batch that it gave, 0 for none.
+    """
+
+    def __init__(self, rows: int):
+        super().__init__(rows)
+        self.rows = rows
+
+
+def batch_of(source: Source, model: keras.Model, rows: int) -> Any:
+    """Gives a batch of as many rows, on the device.
+
+    Raises:
+        DataEnded: If a data function has fewer.
+    """
+    if isinstance(source, SampleElements):
+        source = source.rows(model)
+    known = isinstance(source, SampleRows)
+    batches = source.batches(rows) if known else called_for(source, model, rows)
+    batch = next(iter(batches), None)
+    found = 0 if batch is None else rows_of(batch)
+    if found < rows:
+        raise DataEnded(found)
+    return held_on_device(batch, widen=takes_int64(model))
+
+
+def _spec(leaf: Any) -> tf.TensorSpec | None:
+    return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)

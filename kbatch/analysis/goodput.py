@@ -1,0 +1,234 @@
+"""What a batch size is worth: steps to a target, statistical efficiency and goodput.
+
+Statistical efficiency and goodput: what a batch size is worth.
+
+With noise scale B_noise and a base batch size M0 (Qiao et al. 2021, Pollux, OSDI, section 3.1):
+
+    efficiency(B) = (B_noise + M0) / (B_noise + B)      progress of an example, relative to M0
+    goodput(B) = B / t(B) * efficiency(B)               in examples of batch size M0 a second
+
+Where the step time is t(B) = a + b B, goodput is largest at B = sqrt((a / b) B_noise): the
+geometric mean of what the hardware and what the gradient noise ask for.
+
+Steps to a target, S(B) = S_min (1 + B_crit / B).
+
+McCandlish et al. (2018), arXiv:1812.06162, equation 2.11 solved for the steps: no batch
+needs fewer than S_min steps and none fewer than E_min = S_min B_crit examples; at B_crit both
+are twice their least. It is a line in 1 / B, fitted as one.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.line_fit import Line, fit_line
+from kbatch.analysis.ratio import Ratio
+
+
+def statistical_efficiency(
+    batch_size: float, *, noise_scale: float, base_batch_size: float
+) -> float:
+    """Computes the progress of an example relative to that at a base batch size.
+
+    Assumes a learning rate that suits each size.
+
+    Example:
+
+    >>> statistical_efficiency(192, noise_scale=64, base_batch_size=64)
+    0.5
+
+    Args:
+        batch_size: B, in examples.
+        noise_scale: B_noise, in examples.
+        base_batch_size: M0, in examples.
+
+    Returns:
+        The efficiency, 1 at the base batch size and above 1 below it.
+
+    Raises:
+        ValueError: If a size is not positive or the noise scale is negative or not finite.
+    """
+    _check_positive(batch_size=batch_size, base_batch_size=base_batch_size)
+    _check_noise_scale(noise_scale)
+    return (noise_scale + base_batch_size) / (noise_scale + batch_size)
+
+
+def goodput(
+    batch_size: float, step_time_s: float, *, noise_scale: float, base_batch_size: float
+) -> float:
+    """Computes the throughput times the statistical efficiency.
+
+    Ratios of goodput between batch sizes do not depend on `base_batch_size`; times to a target
+    are inversely proportional to it.
+
+    Example:
+
+    >>> goodput(192, 0.5, noise_scale=64, base_batch_size=64)
+    192.0
+
+    Args:
+        batch_size: B, in examples.
+        step_time_s: Time of a step of B examples, in seconds.
+        noise_scale: B_noise, in examples.
+        base_batch_size: M0, in examples.
+
+    Returns:
+        The goodput, in examples of the base batch size per second.
+
+    Raises:
+        ValueError: If a size or the time is not positive, or the noise scale is negative.
+    """
+    _check_positive(step_time_s=step_time_s)
+    efficiency = statistical_efficiency(
+        batch_size, noise_scale=noise_scale, base_batch_size=base_batch_size
+    )
+    return batch_size / step_time_s * efficiency
+
+
+def best_batch_size(*, overhead_s: float, per_example_s: float, noise_scale: float) -> float:
+    """Computes the batch size of the largest goodput for a step time of a + b B.
+
+    It grows with the noise scale and with a / b, so the ends of their intervals bound it.
+
+    Args:
+        overhead_s: a, in seconds a step.
+        per_example_s: b, in seconds an example.
+        noise_scale: B_noise, in examples.
+
+    Returns:
+        sqrt((a / b) B_noise), in examples, and no less than 1.
+
+    Raises:
+        ValueError: If `overhead_s` or `noise_scale` is negative or `per_example_s` not positive.
+    """
+    _check_positive(per_example_s=per_example_s)
+    _check_noise_scale(noise_scale)
+    if not 0 <= overhead_s < math.inf:
+        raise ValueError(
+            "`overhead_s` must not be negative: where a fit gives that, compare measured sizes by "
+            f"`best_measured_batch_size`. Received: overhead_s={overhead_s}."
+        )
+    return max(1.0, math.sqrt(overhead_s / per_example_s * noise_scale))
+
+
+def best_measured_batch_size(
+    batch_sizes: Sequence[int], step_times_s: Sequence[float], *, noise_scale: float
+) -> int:
+    """Finds the batch size of the largest goodput among measured ones, whatever their times.
+
+    Args:
+        batch_sizes: Sizes to choose from, in examples.
+        step_times_s: Time of a step of each, in seconds.
+        noise_scale: B_noise, in examples.
+
+    Returns:
+        The size; the smaller one of two equals.
+
+    Raises:
+        ValueError: If there is none, the lengths differ, or a number is out of range.
+    """
+    if not len(batch_sizes) or len(batch_sizes) != len(step_times_s):
+        raise ValueError(
+            "`batch_sizes` and `step_times_s` must have one value a size each, one at least. "
+            f"Received: {len(batch_sizes)} and {len(step_times_s)} values."
+        )
+    values = [
+        (goodput(size, time_s, noise_scale=noise_scale, base_batch_size=1), -size)
+        for size, time_s in zip(batch_sizes, step_times_s, strict=True)
+    ]
+    return int(-max(values)[1])
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"`{name}` must be positive and finite. Received: {name}={value}.")
+
+
+def _check_noise_scale(noise_scale: float) -> None:
+    if not 0 <= noise_scale < math.inf:
+        raise ValueError(
+            "`noise_scale` must be a finite number that is not negative: an unresolved one gives "
+            f"no efficiency. Received: noise_scale={noise_scale}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepsToTarget:
+    """The fitted steps to a target.
+
+    Attributes:
+        line: The line that was fitted, one over the batch size against steps.
+    """
+
+    line: Line
+
+    @property
+    def fewest_steps(self) -> float:
+        """S_min, the steps of an unboundedly large batch."""
+        return self.line.intercept
+
+    @property
+    def fewest_steps_interval(self) -> Interval:
+        """The 95 % interval of S_min."""
+        return self.line.intercept_interval
+
+    @property
+    def fewest_examples(self) -> float:
+        """E_min, the examples of an unboundedly small batch."""
+        return self.line.slope
+
+    @property
+    def fewest_examples_interval(self) -> Interval:
+        """The 95 % interval of E_min."""
+        return self.line.slope_interval
+
+    @property
+    def critical_batch_size(self) -> Ratio:
+        """B_crit = E_min / S_min, in examples; without a value where S_min may be 0.
+
+        That is so when every trial was far below it: then it has a lower bound alone.
+        """
+        return self.line.slope_over_intercept
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the trials are compatible with the curve; None where it cannot be told."""
+        return self.line.departure.holds
+
+    def steps(self, batch_size: float) -> float:
+        """Gives the fitted steps to the target.
+
+        Args:
+            batch_size: B, in examples.
+        """
+        return self.line(1 / batch_size)
+
+
+def fit_steps_to_target(batch_sizes: ArrayLike, steps: ArrayLike) -> StepsToTarget:
+    """Fits the steps to a target to trials of several batch sizes.
+
+    Compares batch sizes only where each trial had a learning rate that suits its size (Shallue
+    et al. 2019, arXiv:1811.03600). Leave out the trials that missed the target.
+
+    Args:
+        batch_sizes: B of every trial, in examples; repeated for repetitions with other seeds.
+        steps: Updates that every trial needed.
+
+    Returns:
+        The fit.
+
+    Raises:
+        ValueError: If there are fewer than three trials or two sizes, or a number is not
+            positive.
+    """
+    sizes = np.asarray(batch_sizes, float)
+    if not np.all(np.isfinite(sizes) & (sizes > 0)):
+        raise ValueError(
+            f"`batch_sizes` must be positive and finite. Received: batch_sizes={batch_sizes}."
+        )
+    return StepsToTarget(fit_line(1 / sizes, steps))

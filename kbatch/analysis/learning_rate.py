@@ -1,0 +1,403 @@
+"""How the learning rate and other settings follow the batch size.
+
+Learning-rate rules: how the learning rate follows the batch size.
+
+With kappa = batch_size / base_batch_size = B' / B:
+
+    linear    lr' = kappa lr          SGD; Goyal et al. (2017), arXiv:1706.02677, section 2.1
+    sqrt      lr' = sqrt(kappa) lr    Adam-like; Malladi et al. (2022), arXiv:2205.10287, sec. 5
+    noise     lr' = gain lr           SGD; gain = kappa (B_noise + B) / (B_noise + B')
+              lr' = sqrt(gain) lr     Adam-like
+
+The gain follows from the best learning rate of a batch, lr_max / (1 + B_noise / B) (McCandlish
+et al. 2018, arXiv:1812.06162, equation 2.6), and is AdaScale's gain ratio (Johnson et al. 2020,
+arXiv:2007.05105, section 3). It is kappa times the statistical efficiency: the linear rule far
+below B_noise, and no further growth far above, where it tends to (B_noise + B) / B. For Adam
+McCandlish et al. found exponents between 0.5 and 1 in place of SGD's 1; the root is the choice
+that meets the sqrt rule far below B_noise.
+
+Timescales that stay in examples: what follows the batch size besides the learning rate.
+
+With kappa = batch_size / base_batch_size and rho the factor of the learning rate:
+
+    beta2'  = beta2 ** kappa         half-life of Adam's second moment, in examples
+                                     (Marek et al. 2025, arXiv:2507.07101)
+    lambda' = lambda kappa / rho     tau = B / (eta lambda D), the passes over the data that the
+                                     weights average over (Bergsma et al. 2025, arXiv:2505.13738;
+                                     Wang and Aitchison 2024, arXiv:2405.13698)
+    m'      = m ** kappa             half-life of BatchNormalization's moving statistics, in
+                                     examples (Busbridge et al. 2023, arXiv:2307.13813, def. 1.2)
+
+They hold whether or not the learning rate follows the batch size: without a rule rho is 1, and the
+decay per example, eta lambda / B, stays as well.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+RULES = ("linear", "sqrt", "noise")
+
+
+def scale_learning_rate(
+    learning_rate: float,
+    *,
+    batch_size: int,
+    base_batch_size: int,
+    rule: str | None,
+    noise_scale: float | None = None,
+    adaptive: bool = False,
+) -> float:
+    """Scales a learning rate from one batch size to another.
+
+    Example:
+
+    >>> scale_learning_rate(0.1, batch_size=256, base_batch_size=64, rule="linear")
+    0.4
+
+    Args:
+        learning_rate: Learning rate that suits `base_batch_size`.
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that `learning_rate` was chosen for, in examples.
+        rule: `"linear"` (SGD), `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale) or
+            `None` (left as it is).
+        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
+        adaptive: Whether the optimizer is Adam-like; for `rule="noise"` alone.
+
+    Returns:
+        The scaled learning rate.
+
+    Raises:
+        ValueError: If the rule is unknown, a batch size is not positive, or the rule is
+            `"noise"` and the noise scale missing or negative.
+    """
+    return learning_rate * learning_rate_ratio(
+        batch_size=batch_size,
+        base_batch_size=base_batch_size,
+        rule=rule,
+        noise_scale=noise_scale,
+        adaptive=adaptive,
+    )
+
+
+def learning_rate_ratio(
+    *,
+    batch_size: int,
+    base_batch_size: int,
+    rule: str | None,
+    noise_scale: float | None = None,
+    adaptive: bool = False,
+) -> float:
+    """Gives the factor that a rule applies to the learning rate.
+
+    Args:
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that the learning rate was chosen for, in examples.
+        rule: `"linear"`, `"sqrt"`, `"noise"` or `None`.
+        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
+        adaptive: Whether the optimizer is Adam-like; for `rule="noise"` alone.
+
+    Returns:
+        kappa, its square root, the gain or its square root, or 1.
+
+    Raises:
+        ValueError: If the rule is unknown, a batch size is not positive, or the rule is
+            `"noise"` and the noise scale missing or negative.
+    """
+    kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
+    match check_rule(rule, "rule"):
+        case "noise" if kappa != 1:
+            scale = _check_noise_scale(noise_scale)
+            gain = kappa * (scale + base_batch_size) / (scale + batch_size)
+            return math.sqrt(gain) if adaptive else gain
+        case "linear":
+            return kappa
+        case "sqrt":
+            return math.sqrt(kappa)
+        case _:
+            return 1.0
+
+
+def capped_learning_rate_ratio(
+    *, batch_size: int, base_batch_size: int, rule: str | None, noise_scale: float | None
+) -> float:
+    """Gives the factor that a rule applies to the learning rate, no further than the noise scale.
+
+    A batch far above B_noise averages away what is no longer there: its best learning rate is
+    that of B_noise (McCandlish et al. 2018, arXiv:1812.06162, equation 2.6).
+
+    Args:
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that the learning rate was chosen for, in examples.
+        rule: `"linear"`, `"sqrt"` or `None`.
+        noise_scale: B_noise or a lower bound of it, in examples; None where nothing is known of
+            it, and the rule goes no further than `base_batch_size`.
+
+    Returns:
+        The factor of the rule at the batch size, for one above B_noise that at B_noise or at
+        `base_batch_size`, whichever is larger.
+
+    Raises:
+        ValueError: If the rule is unknown or a batch size not positive.
+    """
+    reached = max(base_batch_size, round(noise_scale or 0))
+    return learning_rate_ratio(
+        batch_size=min(batch_size, reached), base_batch_size=base_batch_size, rule=rule
+    )
+
+
+def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
+    """Gives kappa, the batch size over the base batch size.
+
+    Args:
+        batch_size: In examples.
+        base_batch_size: In examples.
+
+    Raises:
+        ValueError: If one of them is not positive.
+    """
+    if batch_size < 1 or base_batch_size < 1:
+        raise ValueError(
+            "`batch_size` and `base_batch_size` must be positive. "
+            f"Received: batch_size={batch_size}, base_batch_size={base_batch_size}."
+        )
+    return batch_size / base_batch_size
+
+
+def check_rule(rule: str | None, name: str) -> str | None:
+    """Checks that a learning-rate rule exists.
+
+    Args:
+        rule: The rule, or None.
+        name: Name of the argument, for the message.
+
+    Returns:
+        The rule.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    if rule is not None and rule not in RULES:
+        raise ValueError(
+            f"`{name}` must be None, 'linear' (for SGD), 'sqrt' (for Adam and its relatives) or "
+            f"'noise' (for both, by the gradient noise scale). Received: {name}={rule!r}."
+        )
+    return rule
+
+
+def _check_noise_scale(noise_scale: float | None) -> float:
+    if noise_scale is None or not 0 <= noise_scale < math.inf:
+        raise ValueError(
+            "The rule 'noise' needs `noise_scale`, finite and not negative: measure it with "
+            "`gradient_noise_scale`, or take another rule where it is unresolved. "
+            f"Received: noise_scale={noise_scale}."
+        )
+    return noise_scale
+
+
+FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum")
+
+
+def scale_beta_2(beta_2: float, *, batch_size: int, base_batch_size: int) -> float:
+    """Scales the decay of Adam's second moment so that its half-life in examples stays.
+
+    Example:
+
+    >>> scale_beta_2(0.99, batch_size=128, base_batch_size=64)
+    0.9801
+
+    Args:
+        beta_2: Decay a step that suits `base_batch_size`.
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that `beta_2` was chosen for, in examples.
+
+    Returns:
+        beta_2 to the power of kappa.
+
+    Raises:
+        ValueError: If `beta_2` is not in [0, 1) or a batch size is not positive.
+    """
+    if not 0 <= beta_2 < 1:
+        raise ValueError(f"`beta_2` must lie in [0, 1). Received: beta_2={beta_2}.")
+    return beta_2 ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
+
+
+def scale_weight_decay(
+    weight_decay: float, *, batch_size: int, base_batch_size: int, learning_rate_ratio: float
+) -> float:
+    """Scales a decoupled weight decay so that its timescale in examples stays.
+
+    An update takes the share eta lambda of a weight away, as in Keras's AdamW. To first order in
+    that share the decay over a pass through the data is then the same at every batch size.
+
+    Example:
+
+    >>> scale_weight_decay(0.004, batch_size=256, base_batch_size=64, learning_rate_ratio=2.0)
+    0.008
+
+    Args:
+        weight_decay: lambda that suits `base_batch_size`.
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that `weight_decay` was chosen for, in examples.
+        learning_rate_ratio: Factor of the learning rate between the two.
+
+    Returns:
+        lambda times kappa over the factor of the learning rate.
+
+    Raises:
+        ValueError: If a batch size or the factor is not positive.
+    """
+    if not learning_rate_ratio > 0:
+        raise ValueError(
+            "`learning_rate_ratio` must be positive. "
+            f"Received: learning_rate_ratio={learning_rate_ratio}."
+        )
+    kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
+    return weight_decay * kappa / learning_rate_ratio
+
+
+def scale_batch_norm_momentum(momentum: float, *, batch_size: int, base_batch_size: int) -> float:
+    """Scales BatchNormalization's momentum so that its half-life in examples stays.
+
+    Example:
+
+    >>> scale_batch_norm_momentum(0.99, batch_size=128, base_batch_size=64)
+    0.9801
+
+    Args:
+        momentum: Share of the old moving statistics that an update keeps, at `base_batch_size`.
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that `momentum` was chosen for, in examples.
+
+    Returns:
+        The momentum to the power of kappa.
+
+    Raises:
+        ValueError: If `momentum` is not in [0, 1] or a batch size is not positive.
+    """
+    if not 0 <= momentum <= 1:
+        raise ValueError(f"`momentum` must lie in [0, 1]. Received: momentum={momentum}.")
+    return momentum ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
+
+
+def check_followers(names: Iterable[str], name: str) -> tuple[str, ...]:
+    """Checks which settings are to follow the batch size.
+
+    Args:
+        names: Some of `FOLLOWERS`, or none.
+        name: Name of the argument, for the message.
+
+    Returns:
+        Each of them once, in the order of `FOLLOWERS`.
+
+    Raises:
+        TypeError: If it is a string, or no iterable.
+        ValueError: If one of them is not known.
+    """
+    asked = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
+    if asked is None or any(one not in FOLLOWERS for one in asked):
+        kind = TypeError if asked is None else ValueError
+        raise kind(
+            f"`{name}` must be a tuple with some of 'beta_2', 'weight_decay' and "
+            f"'batch_norm_momentum', or () for none. Received: {name}={names!r}."
+        )
+    return tuple(one for one in FOLLOWERS if one in asked)
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRateScaling:
+    """What a rule was given and what it made of it.
+
+    Attributes:
+        rule: `"linear"`, `"sqrt"`, `"noise"` or None.
+        batch_size: Batch size that was scaled to, in examples.
+        base_batch_size: Batch size that was scaled from, in examples.
+        noise_scale: Gradient noise scale that the rule used, in examples; None if it used none.
+        kappa: Batch size over base batch size.
+        learning_rate_ratio: Factor of the learning rate.
+        learning_rate: The scaled learning rate.
+        beta_2: Decay of Adam's second moment at the batch size; None where there is none.
+        follow_batch_size: Which of the other settings followed the batch size; None where an
+            earlier version of kbatch did not record it.
+        weight_decay: Weight decay of the optimizer at the batch size; None where there is none.
+        batch_norm_momenta: The different momenta of the model's BatchNormalization layers at the
+            batch size, ascending, none without such layers; None where it was not recorded.
+    """
+
+    rule: str | None
+    batch_size: int
+    base_batch_size: int
+    noise_scale: float | None
+    kappa: float
+    learning_rate_ratio: float
+    learning_rate: float
+    beta_2: float | None
+    follow_batch_size: tuple[str, ...] | None = None
+    weight_decay: float | None = None
+    batch_norm_momenta: tuple[float, ...] | None = None
+
+
+def learning_rate_scaling(
+    learning_rate: float,
+    beta_2: float | None = None,
+    *,
+    batch_size: int,
+    base_batch_size: int,
+    rule: str | None,
+    noise_scale: float | None = None,
+    adaptive: bool | None = None,
+    weight_decay: float | None = None,
+    batch_norm_momenta: Sequence[float] = (),
+    follow_batch_size: tuple[str, ...] = FOLLOWERS,
+) -> LearningRateScaling:
+    """Scales the settings of a training from one batch size to another, on record.
+
+    Example:
+
+    >>> learning_rate_scaling(1e-3, 0.99, batch_size=256, base_batch_size=64, rule="sqrt")
+    LearningRateScaling(rule='sqrt', ..., kappa=4.0, learning_rate=0.002, beta_2=0.9606)
+
+    Args:
+        learning_rate: Learning rate that suits `base_batch_size`.
+        beta_2: Decay of the second moment that suits it, for an Adam-like optimizer; None for
+            SGD.
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that they were chosen for, in examples.
+        rule: `"linear"`, `"sqrt"`, `"noise"` or None, which leaves the learning rate as it is.
+        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
+        adaptive: Whether the optimizer is Adam-like; if None, where there is a `beta_2`.
+        weight_decay: Weight decay that suits it; None without one.
+        batch_norm_momenta: Momenta of BatchNormalization layers that suit it.
+        follow_batch_size: Which of `"beta_2"`, `"weight_decay"` and `"batch_norm_momentum"` keep
+            their timescale in examples, under a rule or none; the others stay as they are.
+
+    Returns:
+        The scaled values with what led to them.
+
+    Raises:
+        ValueError: If the rule is unknown, a number out of range, or the rule is `"noise"` and
+            the noise scale missing.
+    """
+    sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
+    if adaptive is None:
+        adaptive = beta_2 is not None
+    ratio = learning_rate_ratio(**sizes, rule=rule, noise_scale=noise_scale, adaptive=adaptive)
+    if beta_2 is not None and "beta_2" in follow_batch_size:
+        beta_2 = scale_beta_2(beta_2, **sizes)
+    if weight_decay is not None and "weight_decay" in follow_batch_size:
+        weight_decay = scale_weight_decay(weight_decay, **sizes, learning_rate_ratio=ratio)
+    momenta = set(batch_norm_momenta)
+    if "batch_norm_momentum" in follow_batch_size:
+        momenta = {scale_batch_norm_momentum(momentum, **sizes) for momentum in momenta}
+    return LearningRateScaling(
+        rule=rule,
+        **sizes,
+        noise_scale=noise_scale if rule == "noise" else None,
+        kappa=batch_size_ratio(**sizes),
+        learning_rate_ratio=ratio,
+        learning_rate=learning_rate * ratio,
+        beta_2=beta_2,
+        follow_batch_size=follow_batch_size,
+        weight_decay=weight_decay,
+        batch_norm_momenta=tuple(sorted(momenta)),
+    )

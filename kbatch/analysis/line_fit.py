@@ -1,0 +1,321 @@
+"""A line through measurements with relative errors, whether it fits, and what it says of a step.
+
+Lack of fit: whether measurements leave a fitted curve by more than their noise.
+
+Several measurements at one place show the noise without the curve. Where their centre is off by
+more than that noise explains, the curve is wrong. Medians throughout: one hiccup is neither
+noise nor a departure.
+
+A line y = a + b x through measurements whose errors are relative.
+
+Durations of steps or calls and numbers of updates scatter by a share of their size, and now
+and then one is far too long. So residuals are divided by the median at their x, and Huber's weights
+limit what a single measurement can do (Huber 1981, Robust Statistics, chapter 7, for the
+covariance as well).
+"""
+
+import dataclasses
+import math
+import statistics
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kbatch.analysis.intervals import Interval, t_quantile
+from kbatch.analysis.ratio import Ratio, ratio_of_estimates
+
+# A departure of less than this share changes no decision on a batch size.
+_NEGLIGIBLE = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Departure:
+    """How far measurements leave a curve.
+
+    Attributes:
+        noise: Relative standard deviation of the measurements at one place about their centre;
+            None when no place was measured twice.
+        worst: Largest distance of a centre from the curve, as a share of its value.
+        holds: Whether the curve holds: False when a departure is more than the noise explains
+            and more than 2 %; None when no place was measured twice, or there are only two and
+            any line meets them.
+    """
+
+    noise: float | None
+    worst: float
+    holds: bool | None
+
+
+def measure_departure(places: np.ndarray, residuals: np.ndarray) -> Departure:
+    """Compares how far the centres are off with how the measurements scatter.
+
+    Args:
+        places: Where each measurement was made.
+        residuals: Its distance from the curve, as a share of the value there.
+
+    Returns:
+        The departure. On a right curve with normal noise `holds` is False in up to 5 of 100.
+    """
+    distinct, index, counts = np.unique(places, return_inverse=True, return_counts=True)
+    groups = [residuals[index == i] for i in range(len(distinct))]
+    centres = np.array([np.median(group) for group in groups])
+    worst = float(np.max(np.abs(centres)))
+    spare = len(places) - len(distinct)
+    if spare == 0:
+        return Departure(None, worst, None)
+    noise = _spread_within(groups)
+    if len(distinct) == 2:
+        return Departure(noise, worst, None)
+    # Bonferroni over the places; the median of normal values has pi / 2 times the mean's variance.
+    allowance = _t_quantile(0.025 / len(distinct), spare) * noise * np.sqrt(np.pi / 2 / counts)
+    holds = bool(np.all(np.abs(centres) <= np.maximum(allowance, _NEGLIGIBLE)))
+    return Departure(noise, worst, holds)
+
+
+def _spread_within(groups: list[np.ndarray]) -> float:
+    """Estimates the standard deviation within groups by Shamos's median of differences.
+
+    Deviations of two or three values from their own median would be too small.
+    """
+    pairs = [(group, np.triu_indices(len(group), 1)) for group in groups]
+    differences = np.concatenate([np.abs(group[i] - group[j]) for group, (i, j) in pairs])
+    return 1.4826 / math.sqrt(2) * float(np.median(differences))
+
+
+def _t_quantile(tail: float, degrees_of_freedom: int) -> float:
+    """Approximates a quantile of Student's t by two Cornish-Fisher terms."""
+    z, n = statistics.NormalDist().inv_cdf(1 - tail), degrees_of_freedom
+    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+
+
+# Huber's constant: full weight up to as many standard deviations; 99 % efficient for normal errors.
+_FULL_WEIGHT = 2.0
+_MOST_ROUNDS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A fitted line y = a + b x.
+
+    Attributes:
+        intercept: a, in the unit of y.
+        slope: b, in units of y per unit of x.
+        covariance: Of (a, b), of shape (2, 2).
+        degrees_of_freedom: Measurements less two.
+        departure: How far the measurements leave the line.
+    """
+
+    intercept: float
+    slope: float
+    covariance: np.ndarray
+    degrees_of_freedom: int
+    departure: Departure
+
+    @property
+    def intercept_interval(self) -> Interval:
+        """The 95 % interval of a."""
+        return self._interval(self.intercept, self.covariance[0, 0])
+
+    @property
+    def slope_interval(self) -> Interval:
+        """The 95 % interval of b."""
+        return self._interval(self.slope, self.covariance[1, 1])
+
+    @property
+    def intercept_in_x(self) -> Ratio:
+        """The x whose part b x of the line equals the intercept, a / b."""
+        return self._over_slope(self.intercept, self.covariance)
+
+    @property
+    def slope_over_intercept(self) -> Ratio:
+        """One over that x, b / a."""
+        return ratio_of_estimates(
+            self.slope,
+            self.intercept,
+            covariance=self.covariance[::-1, ::-1],
+            degrees_of_freedom=self.degrees_of_freedom,
+        )
+
+    def reaches(self, y: float) -> Ratio:
+        """Gives the x at which the line reaches y, (y - a) / b."""
+        return self._over_slope(y - self.intercept, self.covariance * [[1, -1], [-1, 1]])
+
+    def __call__(self, x: float) -> float:
+        """Evaluates the line at x."""
+        return self.intercept + self.slope * x
+
+    def _over_slope(self, numerator: float, covariance: np.ndarray) -> Ratio:
+        return ratio_of_estimates(
+            numerator,
+            self.slope,
+            covariance=covariance,
+            degrees_of_freedom=self.degrees_of_freedom,
+        )
+
+    def _interval(self, value: float, variance: float) -> Interval:
+        half_width = t_quantile(self.degrees_of_freedom) * float(np.sqrt(variance))
+        return Interval(value - half_width, value + half_width)
+
+
+def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
+    """Fits a line through measurements with relative errors.
+
+    Args:
+        x: Where it was measured, one value a measurement; repeat it for repeated measurements.
+        y: What was measured, positive.
+
+    Returns:
+        The line.
+
+    Raises:
+        ValueError: If there are fewer than three measurements or two distinct x, or one of them
+            is not positive.
+    """
+    x, y = check_measurements(x, y)
+    unit = np.array([1.0, 1 / np.max(x)])
+    scale = _centres(x, y)
+    design = np.stack([np.ones_like(x), x], axis=1) * unit / scale[:, None]
+    weights, residuals = np.ones_like(y), np.full_like(y, np.inf)
+    for _ in range(_MOST_ROUNDS):
+        root = np.sqrt(weights)
+        coefficients = np.linalg.lstsq(design * root[:, None], y / scale * root, rcond=None)[0]
+        previous, residuals = residuals, y / scale - design @ coefficients
+        weights = _huber_weights(residuals)
+        if np.allclose(residuals, previous, rtol=0, atol=1e-8):
+            break
+    covariance = _covariance(design, residuals, weights) * np.outer(unit, unit)
+    intercept, slope = coefficients * unit
+    departure = measure_departure(x, residuals)
+    return Line(
+        float(intercept),
+        float(slope),
+        covariance,
+        degrees_of_freedom=len(y) - 2,
+        departure=departure,
+    )
+
+
+def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Checks that there are enough positive measurements for a line.
+
+    Args:
+        x: Where it was measured.
+        y: What was measured.
+
+    Returns:
+        Both as arrays.
+
+    Raises:
+        ValueError: If there are not.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(
+            "Measurements need one size each, in one dimension. Received: "
+            f"shapes {x.shape} and {y.shape}."
+        )
+    if len(x) < 3 or len(np.unique(x)) < 2:
+        raise ValueError(
+            "A line with its error needs at least three measurements at two or more sizes: "
+            f"measure more. Received: {len(x)} at {len(np.unique(x))} sizes."
+        )
+    if not np.all(np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)):
+        raise ValueError(
+            "Sizes and measurements must be positive and finite: leave out the runs that failed. "
+            f"Received: x={x.tolist()}, y={y.tolist()}."
+        )
+    return x, y
+
+
+def _centres(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Gives the median at the x of each measurement.
+
+    Residuals in units of the fitted value would let a line that does not fit make them small
+    by being large.
+    """
+    return np.array([np.median(y[x == place]) for place in x])
+
+
+def _huber_weights(residuals: np.ndarray) -> np.ndarray:
+    # The standard deviation by the median absolute one, less the two that the line took.
+    scale = 1.4826 * np.median(np.abs(residuals)) * math.sqrt(len(residuals) / (len(residuals) - 2))
+    # Residuals that are rounding alone are all as good.
+    limit = max(_FULL_WEIGHT * scale, 1e-12)
+    return np.minimum(1.0, limit / np.maximum(np.abs(residuals), 1e-300))
+
+
+def _covariance(design: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Gives the covariance of an M-estimate: its psi is weights * residuals."""
+    count = len(residuals)
+    full = float(np.mean(weights == 1.0))
+    variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
+    return variance * np.linalg.inv(design.T @ design)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """A fitted step time.
+
+    Attributes:
+        line: The line that was fitted, batch size in examples against seconds.
+    """
+
+    line: Line
+
+    @property
+    def overhead_s(self) -> float:
+        """a, in seconds a step."""
+        return self.line.intercept
+
+    @property
+    def overhead_interval_s(self) -> Interval:
+        """The 95 % interval of a, in seconds a step."""
+        return self.line.intercept_interval
+
+    @property
+    def per_example_s(self) -> float:
+        """b, in seconds an example."""
+        return self.line.slope
+
+    @property
+    def per_example_interval_s(self) -> Interval:
+        """The 95 % interval of b, in seconds an example."""
+        return self.line.slope_interval
+
+    @property
+    def overhead_examples(self) -> Ratio:
+        """The examples whose time equals the overhead, a / b: half the peak throughput."""
+        return self.line.intercept_in_x
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the measurements are compatible with a line; None where it cannot be told."""
+        return self.line.departure.holds
+
+    def step_time_s(self, batch_size: float) -> float:
+        """Gives the fitted seconds of a step.
+
+        Args:
+            batch_size: B, in examples.
+        """
+        return self.line(batch_size)
+
+
+def fit_step_time(batch_sizes: ArrayLike, step_times_s: ArrayLike) -> StepTime:
+    """Fits the time of a step to measurements at several batch sizes.
+
+    Assumes errors relative to the time itself. Measurements in shuffled rounds, each size once
+    a round, give independent repetitions; repetitions of one size in a row share its hiccups.
+
+    Args:
+        batch_sizes: B of every measurement, in examples; repeated for repeated measurements.
+        step_times_s: Time of the step of every measurement, in seconds.
+
+    Returns:
+        The fit.
+
+    Raises:
+        ValueError: If there are fewer than three measurements or two sizes, or a number is not
+            positive.
+    """
+    return StepTime(fit_line(batch_sizes, step_times_s))

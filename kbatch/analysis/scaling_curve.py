@@ -1,0 +1,368 @@
+"""How latency grows with the batch size, and which batch sizes a latency answers for.
+
+Latency against batch size where no line holds: monotone interpolation of what was measured.
+
+The medians at each size, pooled where a larger size came out faster (isotonic regression, Barlow
+et al. 1972), are joined by straight pieces of log latency over log2 of the batch size. It goes
+no further than the measurements.
+
+Latency of inference against batch size, t(b) = (b + n_half) / r_inf.
+
+Hockney and Jesshope (1988), Parallel Computers 2, section 1.3.2: r_inf is the throughput of an
+unboundedly large batch, and a batch of n_half reaches half of it. It is the line t = a + c b
+with c = 1 / r_inf and a = n_half / r_inf. Where the measurements leave the line by more than
+their noise, a monotone interpolation of them takes its place.
+
+Batch sizes that a latency answers for: knee, efficient, fastest, and within a target.
+
+On the line t(b) = (b + n_half) / r_inf:
+
+    knee          n_half                 throughput over latency, b / t^2, is largest
+    efficient     n_half p / (1 - p)     a share p of r_inf: 9 n_half for 90 %
+    within T      r_inf T - n_half       the largest with t(b) <= T
+
+Where no line holds the same is read off the interpolation, whose peak is the largest throughput
+that was measured. Its pieces are straight in logarithms, so the largest b / t^2 lies at a
+measured size.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kbatch.analysis.intervals import Interval, t_quantile
+from kbatch.analysis.line_fit import Line, check_measurements, fit_line
+from kbatch.analysis.ratio import Ratio, ratio_of_estimates
+
+
+@dataclasses.dataclass(frozen=True)
+class LatencyCurve:
+    """A latency that never falls with the batch size, between the sizes that were measured.
+
+    Attributes:
+        batch_sizes: Measured sizes, ascending, in examples.
+        latencies_s: Latency at each, not descending, in seconds.
+        counts: Measurements behind each.
+    """
+
+    batch_sizes: np.ndarray
+    latencies_s: np.ndarray
+    counts: np.ndarray
+
+    def latency_s(self, batch_size: float) -> float:
+        """Interpolates the latency of a batch size, in seconds.
+
+        Raises:
+            ValueError: If the size lies outside the measured ones.
+        """
+        smallest, largest = self.batch_sizes[[0, -1]]
+        if not smallest <= batch_size <= largest:
+            raise ValueError(
+                f"`batch_size` must lie in the measured range, {smallest:g} to {largest:g}: "
+                f"measure it. Received: batch_size={batch_size}."
+            )
+        log_latency = np.interp(
+            np.log2(batch_size), np.log2(self.batch_sizes), np.log2(self.latencies_s)
+        )
+        return float(2**log_latency)
+
+    def largest_within(self, latency_s: float) -> float | None:
+        """Finds the largest size of at most that latency, in examples; None if none is."""
+        j = int(np.searchsorted(self.latencies_s, latency_s, side="right")) - 1
+        if j < 0:
+            return None
+        if j == len(self.batch_sizes) - 1:
+            return float(self.batch_sizes[-1])
+        share = np.log(latency_s / self.latencies_s[j]) / np.log(
+            self.latencies_s[j + 1] / self.latencies_s[j]
+        )
+        return _between(self.batch_sizes[j], self.batch_sizes[j + 1], share)
+
+    def smallest_of_rate(self, rate: float) -> float | None:
+        """Finds the smallest size with that throughput in examples/s; None if none has it."""
+        rates = self.batch_sizes / self.latencies_s
+        reached = np.flatnonzero(rates >= rate)
+        if not len(reached):
+            return None
+        j = int(reached[0])
+        if j == 0:
+            return float(self.batch_sizes[0])
+        share = np.log(rate / rates[j - 1]) / np.log(rates[j] / rates[j - 1])
+        return _between(self.batch_sizes[j - 1], self.batch_sizes[j], share)
+
+
+def fit_latency_curve(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> LatencyCurve:
+    """Joins measurements at several batch sizes: takes and raises what `fit_latency` does."""
+    sizes, latencies = check_measurements(batch_sizes, latencies_s)
+    places, index, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+    medians = np.array([np.median(latencies[index == i]) for i in range(len(places))])
+    return LatencyCurve(places, np.exp(_not_descending(np.log(medians), counts)), counts)
+
+
+def _between(low: float, high: float, share: float) -> float:
+    """Goes from one size to another by a share of the octaves between them."""
+    return float(low * (high / low) ** share)
+
+
+def _not_descending(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Pools adjacent values that descend into their weighted mean."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        pools.append((float(value), float(weight), 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, v, m), (b, w, n) = pools[-2:]
+            pools[-2:] = [((a * v + b * w) / (v + w), v + w, m + n)]
+    return np.repeat([pool[0] for pool in pools], [pool[2] for pool in pools])
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+    """A fitted latency.
+
+    Attributes:
+        line: The line through all measurements, batch size in examples against seconds.
+        curve: The interpolation of the same measurements.
+    """
+
+    line: Line
+    curve: LatencyCurve
+
+    @property
+    def follows_line(self) -> bool:
+        """Whether the line answers questions: nothing speaks against it, and it rises."""
+        return self.line.departure.holds is not False and self.line.slope_interval.low > 0
+
+    @property
+    def peak_throughput(self) -> Ratio:
+        """r_inf, in examples per second; without a value where the line may be flat."""
+        covariance = np.diag([0.0, self.line.covariance[1, 1]])
+        return ratio_of_estimates(
+            1.0,
+            self.line.slope,
+            covariance=covariance,
+            degrees_of_freedom=self.line.degrees_of_freedom,
+        )
+
+    @property
+    def half_peak_batch_size(self) -> Ratio:
+        """n_half, in examples; without a value where the line may be flat."""
+        return self.line.intercept_in_x
+
+    def latency_s(self, batch_size: float) -> float:
+        """Gives the latency of a batch size by the line, or by the curve where no line holds.
+
+        Args:
+            batch_size: b, in examples.
+
+        Returns:
+            The latency, in seconds.
+
+        Raises:
+            ValueError: If no line holds and the size lies outside the measured ones.
+        """
+        return self.line(batch_size) if self.follows_line else self.curve.latency_s(batch_size)
+
+
+def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
+    """Fits the latency of one call path to measurements at several batch sizes.
+
+    The latencies may be medians or another quantile of rounds of calls, one value a round;
+    rounds that visit the sizes in shuffled order keep a machine's drift out of the line.
+
+    Example:
+
+    >>> latency = fit_latency([1, 2, 4, 8] * 2, [5e-3, 6e-3, 8e-3, 12e-3] * 2)
+    >>> latency.peak_throughput.value, latency.half_peak_batch_size.value
+    (1000.0, 4.0)
+
+    Args:
+        batch_sizes: Batch size of every measurement, in examples; repeated for repeated ones.
+        latencies_s: Latency of every measurement, in seconds.
+
+    Returns:
+        The fit.
+
+    Raises:
+        ValueError: If there are fewer than three measurements or two sizes, or a number is not
+            positive.
+    """
+    return Latency(fit_line(batch_sizes, latencies_s), fit_latency_curve(batch_sizes, latencies_s))
+
+
+# A size that is whole but for rounding.
+_ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchAnswer:
+    """A batch size with its uncertainty.
+
+    Attributes:
+        batch_size: The size, in examples; None if there is none.
+        interval: 95 % interval of the size before it was made whole, in examples; None if
+            unknown.
+        extrapolated: Whether the size lies outside the measured ones.
+    """
+
+    batch_size: int | None
+    interval: Interval | None
+    extrapolated: bool
+
+
+def knee_batch_size(latency: Latency) -> BatchAnswer:
+    """Finds the batch size of the largest throughput over latency.
+
+    Args:
+        latency: The fitted latency.
+
+    Returns:
+        The size, at least 1.
+    """
+    if latency.follows_line:
+        return _of_ratio(latency, latency.half_peak_batch_size, round)
+    curve = latency.curve
+    return _largest(latency, curve.batch_sizes / curve.latencies_s**2, errors=2)
+
+
+def fastest_batch_size(latency: Latency) -> BatchAnswer:
+    """Finds the measured batch size of the largest throughput.
+
+    Args:
+        latency: The fitted latency.
+
+    Returns:
+        The size; the interval holds the sizes that the noise does not tell from it.
+    """
+    return _largest(latency, latency.curve.batch_sizes / latency.curve.latencies_s, errors=1)
+
+
+def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> BatchAnswer:
+    """Finds the smallest batch size with a share of the peak throughput.
+
+    Args:
+        latency: The fitted latency.
+        share: Share of the peak, in (0, 1).
+
+    Returns:
+        The size, at least 1.
+
+    Raises:
+        ValueError: If `share` is not in (0, 1).
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"`share` must lie between 0 and 1. Received: share={share}.")
+    if latency.follows_line:
+        return _of_ratio(latency, latency.half_peak_batch_size, math.ceil, share / (1 - share))
+    curve = latency.curve
+    error = _error(latency)
+    rates = curve.batch_sizes / curve.latencies_s
+    best = int(np.argmax(rates))
+    size = curve.smallest_of_rate(share * rates[best])
+    interval = None
+    if error is not None and size is not None:
+        low = _scaled(curve, 1 - error).smallest_of_rate(share * rates[best] * (1 - error[best]))
+        high = _scaled(curve, 1 + error).smallest_of_rate(share * rates[best] * (1 + error[best]))
+        interval = _interval(curve, low, high)
+    return _answer(latency, size, interval, math.ceil)
+
+
+def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float]) -> bool:
+    """Return whether the larger of two sizes has 90 % of the peak throughput, by what it gained.
+
+    On the line a size of k times another one, at 9 n_half, has 0.9 + 0.1 k times its throughput.
+
+    Example:
+
+    >>> is_saturated((64, 128), (0.010, 0.0195))
+    True
+
+    Args:
+        batch_sizes: Both sizes, ascending, in examples.
+        latencies_s: Latency of each, in seconds.
+    """
+    factor = batch_sizes[1] / batch_sizes[0]
+    gain = factor * latencies_s[0] / latencies_s[1]
+    return gain <= 0.9 + 0.1 * factor
+
+
+def batch_size_within(latency: Latency, *, latency_s: float) -> BatchAnswer:
+    """Finds the largest batch size of at most a latency.
+
+    The interval tells how far the size may be off: to keep to the target, verify the size by
+    calls, or take the lower bound.
+
+    Args:
+        latency: The fitted latency.
+        latency_s: The target, in seconds.
+
+    Returns:
+        The size; None when not even one example is within the target.
+
+    Raises:
+        ValueError: If `latency_s` is not positive.
+    """
+    if not 0 < latency_s < math.inf:
+        raise ValueError(
+            f"`latency_s` must be positive, in seconds. Received: latency_s={latency_s}."
+        )
+    if latency.follows_line:
+        reached = latency.line.reaches(latency_s)
+        return _answer(latency, reached.value, reached.interval, math.floor)
+    curve, error = latency.curve, _error(latency)
+    interval = None
+    if error is not None:
+        low = _scaled(curve, 1 + error).largest_within(latency_s)
+        high = _scaled(curve, 1 - error).largest_within(latency_s)
+        interval = Interval(low or 0.0, high or 0.0)
+    return _answer(latency, curve.largest_within(latency_s), interval, math.floor)
+
+
+def _of_ratio(latency: Latency, ratio: Ratio, whole, factor: float = 1.0) -> BatchAnswer:
+    if ratio.value is None or ratio.interval is None:
+        return BatchAnswer(None, None, False)
+    interval = Interval(factor * ratio.interval.low, factor * ratio.interval.high)
+    return _answer(latency, max(1.0, factor * ratio.value), interval, whole)
+
+
+def _answer(latency: Latency, size: float | None, interval: Interval | None, whole) -> BatchAnswer:
+    """Makes a size whole; the rounding of its last digits must not cost an example."""
+    if size is None or size < 1 - _ROUNDING:
+        return BatchAnswer(None, interval, False)
+    nearest = round(size)
+    number = nearest if abs(size - nearest) <= _ROUNDING * nearest else int(whole(size))
+    smallest, largest = latency.curve.batch_sizes[[0, -1]]
+    return BatchAnswer(number, interval, not smallest <= number <= largest)
+
+
+def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> BatchAnswer:
+    """Finds the measured size of the largest score, which has so many times latency's error."""
+    sizes, error = latency.curve.batch_sizes, _error(latency)
+    best = int(np.argmax(scores))
+    if error is None:
+        return BatchAnswer(int(sizes[best]), None, False)
+    # The error of a difference of two sizes, in quadrature.
+    behind = 1 - scores / scores[best]
+    near = sizes[behind <= errors * np.hypot(error, error[best])]
+    return BatchAnswer(int(sizes[best]), Interval(float(near[0]), float(near[-1])), False)
+
+
+def _error(latency: Latency) -> np.ndarray | None:
+    """Gives the relative half-width of the interval of each measured size's median."""
+    counts = latency.curve.counts
+    spare = int(np.sum(counts) - len(counts))
+    if latency.line.departure.noise is None or spare < 1:
+        return None
+    half_width = t_quantile(spare) * latency.line.departure.noise * np.sqrt(np.pi / 2 / counts)
+    return np.minimum(half_width, 0.9)
+
+
+def _scaled(curve: LatencyCurve, factors: np.ndarray) -> LatencyCurve:
+    latencies = np.maximum.accumulate(curve.latencies_s * factors)
+    return dataclasses.replace(curve, latencies_s=latencies)
+
+
+def _interval(curve: LatencyCurve, low: float | None, high: float | None) -> Interval:
+    smallest, largest = (float(size) for size in curve.batch_sizes[[0, -1]])
+    return Interval(smallest if low is None else low, largest if high is None else high)

@@ -1,0 +1,192 @@
+"""Arguments that several commands take: sizes of memory, models and data by name."""
+
+import argparse
+import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from kbatch.device.python_program import behind_standard_library
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS |= {f"{prefix}I": 2 ** (10 * power) for power, prefix in enumerate("KMGT", start=1)}
+_SIZE = re.compile(r"([\d.]+)\s*([KMGT]?I?)B?")
+
+
+def memory_size(text: str) -> int:
+    """Reads a size of memory.
+
+    Example:
+
+    >>> memory_size("2GiB"), memory_size("500MB")
+    (2147483648, 500000000)
+
+    Raises:
+        ValueError: If it is none.
+    """
+    found = _SIZE.fullmatch(text.strip().upper())
+    try:
+        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    except (KeyError, ValueError):
+        size = 0
+    if size <= 0:
+        raise ValueError(
+            f"A size of memory is a number with a unit, such as 2GiB or 500MB. Received: {text}."
+        )
+    return size
+
+
+BUILD, DATA = "MODULE:BUILD", "--data"
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, data: str) -> None:
+    """Adds the build function and `--data`, of which `data` tells what it may name."""
+    parser.add_argument("build", metavar=BUILD, help="function that returns the compiled model")
+    parser.add_argument(DATA, required=True, metavar="MODULE:DATA", help=data)
+
+
+def check_model_arguments(options: argparse.Namespace) -> None:
+    """Checks both names before TensorFlow is started, which takes seconds.
+
+    Raises:
+        ValueError: If one is no name, or its package does not exist.
+    """
+    check_name(options.build, BUILD)
+    check_name(options.data, DATA)
+
+
+def check_name(text: str, option: str) -> None:
+    """Checks the form of a name and that its package exists; nothing is imported for it.
+
+    Args:
+        text: The name.
+        option: Name of the option, for the message.
+
+    Raises:
+        ValueError: If it is no `package.module:function`, or there is no such package.
+    """
+    module_name, _ = _module_and_name(text, option)
+    package = module_name.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise _not_found(text, option)
+
+
+def named(text: str, option: str) -> Any:
+    """Imports what `package.module:name` or `file.py:name` names; the present folder is searched.
+
+    Args:
+        text: The name.
+        option: Name of the option, for the message.
+
+    Raises:
+        ValueError: If there is no such module or name.
+    """
+    module_name, name = _module_and_name(text, option)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # A module that it imports is missing.
+        raise _not_found(text, option) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = sorted(n for n, v in vars(found).items() if callable(v) and n[0] != "_")
+            raise ValueError(
+                f"`{option}` names a function that the module does not have: give one of "
+                f"{', '.join(names) or 'its names'}. Received: {option} {text}."
+            )
+        found = getattr(found, part)
+    return found
+
+
+def named_build(text: str, option: str) -> Any:
+    """Gives the model, or what builds it, that a name stands for.
+
+    Args:
+        text: Names a build function, a `HyperModel` or a compiled model.
+        option: Name of the option, for the message.
+
+    Raises:
+        ValueError: If it is none of them.
+    """
+    given = named(text, option)
+    if callable(given) or hasattr(given, "build"):
+        return given
+    raise ValueError(
+        f"`{option}` must name a compiled model or a function that returns one. "
+        f"Received: {option} {text}, a {type(given).__name__}."
+    )
+
+
+def named_data(text: str, option: str) -> Any:
+    """Gives the data that a name stands for; a function that wants a batch size stays one.
+
+    Args:
+        text: Names the data, or a function that returns them.
+        option: Name of the option, for the message.
+    """
+    given = named(text, option)
+    is_function = callable(given) and not hasattr(given, "element_spec")
+    return given() if is_function and not _required_arguments(given) else given
+
+
+def named_x_y(text: str, option: str) -> tuple[Any, Any]:
+    """Gives the x and y that a name stands for.
+
+    Args:
+        text: Names a function that returns `(x, y)` or a dataset, a function
+            `batch_size -> tf.data.Dataset`, or the data themselves.
+        option: Name of the option, for the message.
+
+    Returns:
+        Inputs and targets; the targets are None beside a dataset or a function.
+    """
+    data = named_data(text, option)
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return data[0], data[1]
+    if isinstance(data, (tuple, list)):
+        raise ValueError(
+            f"`{option}` must give (x, y), a dataset or a function batch_size -> dataset. "
+            f"Received: {option} {text}, which gives {len(data)} values."
+        )
+    return data, None
+
+
+def _module_and_name(text: str, option: str) -> tuple[str, str]:
+    """Splits a name, and lets Python find its module."""
+    module_name, _, name = text.partition(":")
+    if module_name.endswith(".py"):
+        path = Path(module_name)
+        folder, module_name = str(path.parent.resolve()), path.stem
+    else:
+        folder = str(Path.cwd())
+    if not name or not module_name:
+        raise ValueError(
+            f"`{option}` must be package.module:function, such as train:build. "
+            f"Received: {option} {text}."
+        )
+    package = module_name.partition(".")[0]
+    if package in {*sys.stdlib_module_names, "test"}:
+        raise ValueError(
+            f"`{option}` names a module of Python's standard library, which is found first: rename "
+            f"{package}.py. Received: {option} {text}."
+        )
+    if folder not in sys.path:
+        sys.path.insert(behind_standard_library(sys.path), folder)
+    return module_name, name
+
+
+def _not_found(text: str, option: str) -> ValueError:
+    given = Path(text.partition(":")[0])
+    folder = given.parent.resolve() if given.suffix == ".py" else Path.cwd()
+    return ValueError(
+        f"`{option}` names a module that is not found from {folder}: run the command in the "
+        f"folder that holds it. Received: {option} {text}."
+    )
+
+
+def _required_arguments(function: Any) -> int:
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)

@@ -1,0 +1,405 @@
+"""The commands that measure: `inference`, `input`, `max-batch` and `recommend`."""
+
+import argparse
+import contextlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kbatch.cli.arguments import (
+    BUILD,
+    DATA,
+    add_model_arguments,
+    check_model_arguments,
+    memory_size,
+    named_build,
+    named_data,
+    named_x_y,
+)
+from kbatch.inference.defaults import BULK_EXAMPLES, TIME_BUDGET_S
+from kbatch.recommendation.defaults import BASE_BATCH_SIZE, BUDGET_S
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kbatch.inference.profile import InferenceProfile
+    from kbatch.memory.record import MaxBatchSizeResult
+
+
+_LOG_WIDTH = 120
+_UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
+_FIGURES = ("throughput", "operating_curve", "paths", "memory", "tails", "noise")
+
+
+def add_inference(commands: Any) -> None:
+    """Adds the command."""
+    inference = commands.add_parser(
+        "inference", help="measure latency, throughput and memory of predictions by batch size"
+    )
+    inference.add_argument("model", type=Path, metavar="MODEL", help="a saved model, .keras or .h5")
+    inference.add_argument(
+        "--slo", metavar="TIME", help="latency target, such as 20ms: find the largest batch in it"
+    )
+    inference.add_argument(
+        "--quantile",
+        type=float,
+        default=0.95,
+        metavar="Q",
+        help="share of the calls that keep to it (%(default)s)",
+    )
+    inference.add_argument(
+        "--paths",
+        default="compiled",
+        metavar="NAME,...",
+        help="compiled, xla, predict_on_batch, call, predict, saved_model (%(default)s)",
+    )
+    inference.add_argument(
+        "--policies", metavar="NAME,...", help="dtype policies and int8 (the model as it is)"
+    )
+    inference.add_argument("--batch-sizes", metavar="N,N,...", help="sizes (powers of two)")
+    inference.add_argument(
+        "--seconds",
+        type=float,
+        default=TIME_BUDGET_S,
+        metavar="S",
+        help="time budget of the timing (%(default)s)",
+    )
+    inference.add_argument(
+        "--bulk-examples",
+        type=int,
+        default=BULK_EXAMPLES,
+        metavar="N",
+        help="examples of a call of predict, which runs no larger batches (%(default)s)",
+    )
+    inference.add_argument("--no-memory", action="store_true", help="leave the memory out")
+    inference.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("kbatch-inference"),
+        metavar="DIR",
+        help="where the profile, the table and the figures go (%(default)s)",
+    )
+    inference.set_defaults(run=_run_inference)
+
+
+def milliseconds(text: str) -> float:
+    """Reads a time with its unit.
+
+    Example:
+
+    >>> milliseconds("20ms"), milliseconds("0.5s")
+    (20.0, 500.0)
+
+    Raises:
+        ValueError: If it is none.
+    """
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", text)
+    if found is None or float(found[1]) == 0:
+        raise ValueError(
+            "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s. "
+            f"Received: --slo {text}."
+        )
+    return float(found[1]) * _UNITS_MS[found[2]]
+
+
+def _run_inference(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from kbatch.device.quiet_start import quiet_start
+    from kbatch.inference.text import inference_lines
+
+    target_ms = None if options.slo is None else milliseconds(options.slo)
+    sizes = None if options.batch_sizes is None else _integers(options.batch_sizes)
+    if not options.model.exists():
+        raise ValueError(
+            "MODEL must be a file that `model.save` wrote, .keras or .h5: it does not exist. "
+            f"Received: {options.model}."
+        )
+    options.output.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_LOG_WIDTH)
+    console.print("Starting TensorFlow ...", highlight=False)
+    with quiet_start():
+        from kbatch.inference.inputs import load_saved_model
+        from kbatch.inference.measure import profile_inference
+    model = load_saved_model(options.model)
+    with console.status("measuring") as status:
+        profile = profile_inference(
+            model,
+            batch_sizes=sizes,
+            call_paths=_words(options.paths),
+            dtype_policies=None if options.policies is None else _words(options.policies),
+            latency_slo_ms=target_ms,
+            quantile=options.quantile,
+            time_budget_s=options.seconds,
+            measure_memory=not options.no_memory,
+            bulk_examples=options.bulk_examples,
+            on_progress=lambda line: status.update(escape(line)),
+        )
+    _print_table(profile, console)
+    for line in inference_lines(profile, target_ms):
+        console.print(line, highlight=False, markup=False)
+    _write(profile, options.output, console)
+
+
+def _print_table(profile: "InferenceProfile", console: "Console") -> None:
+    from rich import box
+    from rich.table import Table
+
+    from kbatch.inference.text import inference_rows
+
+    titles, rows = inference_rows(profile)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="left" if i < 2 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _write(profile: "InferenceProfile", directory: Path, console: "Console") -> None:
+    import importlib
+
+    from kbatch.plotting.saving import save_figure
+
+    profile.save(directory / "profile.json")
+    profile.to_dataframe().to_csv(directory / "profile.csv", index=False)
+    console.print(f"profile: {directory / 'profile.json'}", highlight=False, soft_wrap=True)
+    for name in _FIGURES:
+        home = importlib.import_module(f"kbatch.inference.figures.{name}")
+        path = directory / f"{name}.png"
+        try:
+            save_figure(getattr(home, f"plot_inference_{name}")(profile), path)
+        except ValueError as error:
+            console.print(f"no figure {name}: {error}", highlight=False, markup=False)
+            continue
+        console.print(f"figure: {path}", highlight=False, soft_wrap=True)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ValueError(
+            "`--batch-sizes` must be integers with commas between them, such as 1,8,64. "
+            f"Received: --batch-sizes {text}."
+        ) from error
+
+
+_RECORD, _FIGURE = "input.json", "input.png"
+
+
+def add_input(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser("input", help="tell whether the data is the bottleneck")
+    add_model_arguments(parser, data="dataset, PyDataset or arrays, or a function that makes them")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)"
+    )
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="seconds to spend on measuring"
+    )
+    parser.add_argument(
+        "--no-remedies", action="store_true", help="leave out the changes to the pipeline"
+    )
+    parser.add_argument(
+        "--cache-bytes", type=int, metavar="BYTES", help="memory that a cache may take when tried"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("kbatch-input"),
+        metavar="DIR",
+        help="where record and figure go (%(default)s)",
+    )
+    parser.set_defaults(run=_run_input)
+
+
+def _run_input(options: argparse.Namespace) -> None:
+    from kbatch.device.quiet_start import quiet_start
+
+    check_model_arguments(options)
+    with quiet_start():
+        from kbatch.input_pipeline.measure import profile_input_pipeline
+    from kbatch.input_pipeline.figure import plot_input_pipeline
+    from kbatch.input_pipeline.text import input_lines
+    from kbatch.plotting.saving import save_figure
+
+    build, data = named_build(options.build, BUILD), named_data(options.data, DATA)
+    given = {"budget_s": options.budget, "cache_bytes": options.cache_bytes}
+    budgets = {name: value for name, value in given.items() if value is not None}
+    profile = profile_input_pipeline(
+        build, data, batch_size=options.batch_size, remedies=not options.no_remedies, **budgets
+    )
+    record, figure = options.output / _RECORD, options.output / _FIGURE
+    profile.save(record)
+    save_figure(plot_input_pipeline(profile), figure)
+    print("\n".join(input_lines(profile)))
+    print(f"record: {record}\nfigure: {figure}")
+
+
+def add_max_batch(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser("max-batch", help="find the largest batch that fits in memory")
+    add_model_arguments(
+        parser, data="function that returns (x, y) or a dataset, or takes a batch size and does so"
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="SIZE",
+        help="memory that may be taken, such as 2GiB (what the GPU has; half of a host's)",
+    )
+    parser.add_argument(
+        "--window",
+        type=float,
+        nargs=2,
+        default=(0.80, 0.90),
+        metavar=("LOW", "HIGH"),
+        help="share of the limit to fill (0.8 0.9)",
+    )
+    parser.add_argument("--max", type=int, metavar="N", help="largest batch to try")
+    parser.add_argument(
+        "--inference", action="store_true", help="run predictions instead of train steps"
+    )
+    parser.add_argument(
+        "--policy", metavar="NAME", help="Keras dtype policy to build under, such as mixed_float16"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the result as JSON"
+    )
+    parser.set_defaults(run=_run_max_batch)
+
+
+def _run_max_batch(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from kbatch.device.quiet_start import quiet_start
+
+    check_model_arguments(options)
+    limit_bytes = None if options.limit is None else memory_size(options.limit)
+    console = Console()
+    console.print("Starting TensorFlow ...", highlight=False)
+    with quiet_start():
+        from kbatch.memory.find import find_max_batch_size
+        from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
+    build = named_build(options.build, BUILD)
+    x, y = named_x_y(options.data, DATA)
+    policy = options.policy and check_dtype_policies(options.policy)[0]
+    with dtype_policy_scope(policy) if policy else contextlib.nullcontext():
+        result = find_max_batch_size(
+            build,
+            x,
+            y,
+            memory_window=tuple(options.window),
+            memory_limit_bytes=limit_bytes,
+            max_batch_size=options.max,
+            training=not options.inference,
+        )
+    _print(result, console)
+    if options.output is not None:
+        result.save(options.output)
+        console.print(f"result: {options.output}", highlight=False, soft_wrap=True)
+
+
+def _print(result: "MaxBatchSizeResult", console: "Console") -> None:
+    from rich import box
+    from rich.table import Table
+
+    from kbatch.memory.report import max_batch_lines, probe_rows
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for title in ("batch size", "peak memory", "of the limit", "outcome", "seconds", "run"):
+        table.add_column(title, justify="left" if title in ("outcome", "run") else "right")
+    for row in probe_rows(result):
+        table.add_row(*row)
+    console.print(table)
+    for line in max_batch_lines(result):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def add_recommend(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser("recommend", help="recommend a batch size, and say why")
+    add_model_arguments(
+        parser, data="function that returns (x, y) or a dataset, or takes a batch size and does so"
+    )
+    parser.add_argument(
+        "--base-batch-size",
+        type=int,
+        default=BASE_BATCH_SIZE,
+        metavar="N",
+        help="batch size that the model's learning rate suits (%(default)s)",
+    )
+    parser.add_argument(
+        "--rule",
+        choices=("auto", "linear", "sqrt", "none"),
+        default="auto",
+        help="how the learning rate follows (linear for SGD, sqrt else)",
+    )
+    parser.add_argument(
+        "--limit", metavar="SIZE", help="memory that may be taken, such as 2GiB (as in max-batch)"
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help="seconds to spend on measuring (%(default)s)",
+    )
+    parser.add_argument("--epochs", type=int, metavar="N", help="most epochs of the pilot")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of all training")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the record")
+    parser.add_argument(
+        "--figure", type=Path, metavar="FILE", help="write the figure of the limits"
+    )
+    parser.set_defaults(run=_run_recommend)
+
+
+def _run_recommend(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from kbatch.device.quiet_start import quiet_start
+
+    check_model_arguments(options)
+    limit_bytes = None if options.limit is None else memory_size(options.limit)
+    if options.figure is not None and options.figure.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(
+            f"`--figure` must end in .png, .svg or .pdf. Received: --figure {options.figure}."
+        )
+    console = Console()
+    console.print("Starting TensorFlow ...", highlight=False)
+    with quiet_start():
+        from kbatch.recommendation.recommend import recommend
+    from kbatch.plotting.saving import save_figure
+    from kbatch.recommendation.figure import plot_limits
+
+    build = named_build(options.build, BUILD)
+    x, y = named_x_y(options.data, DATA)
+    found = recommend(
+        build,
+        x,
+        y,
+        base_batch_size=options.base_batch_size,
+        learning_rate_scaling=None if options.rule == "none" else options.rule,
+        memory_limit_bytes=limit_bytes,
+        budget_s=options.budget,
+        epochs=options.epochs,
+        seed=options.seed,
+        on_progress=lambda line: console.print(f"measuring {line} ...", highlight=False),
+    )
+    console.print()
+    print(found)
+    if options.output is not None:
+        found.save(options.output)
+        console.print(f"record: {options.output}", highlight=False, soft_wrap=True)
+    if options.figure is not None:
+        save_figure(plot_limits(found), options.figure)
+        console.print(f"figure: {options.figure}", highlight=False, soft_wrap=True)

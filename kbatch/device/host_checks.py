@@ -1,0 +1,434 @@
+"""Whether an NVIDIA GPU is there and free, and what narrows memory and processors."""
+
+import dataclasses
+import importlib.metadata
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from kbatch.device.doctor import Finding
+from kbatch.device.gpus import (
+    NvmlDriver,
+    NvmlGpu,
+    NvmlUnavailableError,
+    opened_nvml,
+    read_driver,
+    read_gpu,
+    read_processes,
+)
+from kbatch.device.host_memory import read_control_group
+from kbatch.document.numbers import counted, gibibytes
+
+# A share of a GPU's memory that nobody misses: a driver's context takes some hundred megabytes.
+_SMALL_SHARE = 0.05
+# The first with tensor cores for float16 (CUDA C++ Programming Guide, Compute Capabilities).
+_TENSOR_CORES = (7, 0)
+# The oldest driver of each major version of CUDA, which runs all of its minor versions (CUDA
+# Compatibility, Minor Version Compatibility, Linux).
+_OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedGpu:
+    """One GPU as the driver shows it.
+
+    Attributes:
+        gpu: The GPU.
+        memory_used_bytes: Memory in use, None if the driver does not tell.
+        process_texts: What computes on it, and how much memory it holds.
+    """
+
+    gpu: NvmlGpu
+    memory_used_bytes: int | None
+    process_texts: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class NvidiaReading:
+    """What the driver shows.
+
+    Attributes:
+        driver_loaded: Whether the kernel has NVIDIA's driver.
+        device_nodes: How many GPUs have a device file that a process can open.
+        pci_gpus: How many NVIDIA GPUs sit in this machine, whatever their driver.
+        gpus: Each GPU that NVML shows, None without NVML.
+        driver: The driver as NVML shows it, None without NVML.
+        nvml_error: Why NVML is not available, None if it is.
+        mismatch: Whether that is since the driver and its library differ in version.
+    """
+
+    driver_loaded: bool
+    device_nodes: int
+    pci_gpus: int
+    gpus: tuple[ListedGpu, ...] | None
+    driver: NvmlDriver | None
+    nvml_error: str | None
+    mismatch: bool = False
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs this process could use."""
+        silent = len(self.driver.silent_gpus) if self.driver else 0
+        return max(self.device_nodes, len(self.gpus or ()) + silent)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorFlowBuild:
+    """What this TensorFlow was built for.
+
+    Attributes:
+        cuda_version: Version of CUDA, such as (12, 5), None for a build without GPUs.
+        compute_capabilities: Those that it has kernels for, such as (6, 0), in ascending order.
+        missing_packages: NVIDIA's libraries that it would bring along and that are not installed.
+    """
+
+    cuda_version: tuple[int, int] | None
+    compute_capabilities: tuple[tuple[int, int], ...] = ()
+    missing_packages: tuple[str, ...] = ()
+
+
+def read_nvidia() -> NvidiaReading:
+    """Reads what the driver and NVML show. Call it before TensorFlow takes the memory."""
+    gpus = driver = error = None
+    mismatch = False
+    try:
+        with opened_nvml() as found:
+            driver = read_driver()
+            gpus = tuple(_read(gpu) for gpu in found)
+    except NvmlUnavailableError as reason:
+        error, mismatch = str(reason), reason.mismatch
+    return NvidiaReading(
+        driver_loaded=Path("/proc/driver/nvidia/version").exists(),
+        device_nodes=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        pci_gpus=sum(map(_is_nvidia_gpu, Path("/sys/bus/pci/devices").glob("*"))),
+        gpus=gpus,
+        driver=driver,
+        nvml_error=error,
+        mismatch=mismatch,
+    )
+
+
+def _read(gpu: NvmlGpu) -> ListedGpu:
+    texts = []
+    for process in read_processes(gpu):
+        pid, held_bytes = process.pid, process.memory_bytes
+        size = "" if held_bytes is None else f", {gibibytes(held_bytes)}"
+        texts.append(f"{_process_name(pid) or 'a process that cannot be seen here'} ({pid}{size})")
+    return ListedGpu(gpu, read_gpu(gpu).memory_used_bytes, tuple(texts))
+
+
+def _process_name(pid: int) -> str | None:
+    # The driver counts as the host does: in a container the number is another process's. The
+    # kernel's first namespace has a number of its own (include/linux/proc_ns.h).
+    try:
+        if os.readlink("/proc/self/ns/pid") != "pid:[4026531836]":
+            return None
+        return psutil.Process(pid).name()
+    except (OSError, psutil.Error):
+        return None
+
+
+def _is_nvidia_gpu(device: Path) -> bool:
+    try:
+        vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+    except OSError:
+        return False
+    return vendor == "0x10de" and kind.startswith("0x03")  # NVIDIA; a display controller.
+
+
+def read_tensorflow_build() -> TensorFlowBuild:
+    """Reads what the installed TensorFlow was built for; it starts no device."""
+    import tensorflow as tf
+
+    build = tf.sysconfig.get_build_info()
+    if not build.get("is_cuda_build"):
+        return TensorFlowBuild(None)
+    # Such as "sm_60", or "compute_90" where newer ones can be compiled for.
+    numbers = [re.sub(r"\D", "", text) for text in build.get("cuda_compute_capabilities", ())]
+    major, minor = re.findall(r"\d+", str(build.get("cuda_version", "")) + ".0.0")[:2]
+    return TensorFlowBuild(
+        cuda_version=(int(major), int(minor)),
+        compute_capabilities=tuple(sorted((int(n[:-1]), int(n[-1])) for n in numbers if n[1:])),
+        missing_packages=tuple(name for name in _cuda_packages() if not _installed(name)),
+    )
+
+
+def _cuda_packages() -> list[str]:
+    try:
+        requirements = importlib.metadata.requires("tensorflow") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    lines = [line for line in requirements if re.search(r"extra == .and-cuda", line)]
+    return [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in lines]
+
+
+def _installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def nvidia_findings(
+    reading: NvidiaReading,
+    devices: Sequence[str],
+    *,
+    build: TensorFlowBuild,
+    variables: Mapping[str, str],
+) -> tuple[Finding, ...]:
+    """Judges the GPUs.
+
+    Args:
+        reading: What the driver shows.
+        devices: TensorFlow's devices, such as `"GPU:0 NVIDIA H100"`; `"CPU"` without a GPU.
+        build: What TensorFlow was built for.
+        variables: Environment variables of this process.
+    """
+    seen = [device for device in devices if device.startswith("GPU")]
+    if seen:
+        first = Finding("GPU", "ok", f"TensorFlow sees {', '.join(seen)}")
+    else:
+        first = _why_not(reading, build, variables)
+    findings = [first, _nvml_finding(reading)]
+    if seen:
+        findings.append(_growth_finding(variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "")))
+    findings.extend(_one_gpu_finding(one, build) for one in reading.gpus or ())
+    return tuple(findings)
+
+
+def _why_not(
+    reading: NvidiaReading, build: TensorFlowBuild, variables: Mapping[str, str]
+) -> Finding:
+    """Name the first thing that keeps TensorFlow from a GPU, from the hardware upwards."""
+    visible = variables.get("CUDA_VISIBLE_DEVICES")
+    if not reading.gpu_count and not reading.mismatch:
+        return _no_gpu(reading)
+    if visible in ("", "-1"):
+        text = f"CUDA_VISIBLE_DEVICES={visible} hides the GPU: training runs on the CPU"
+        return Finding("GPU", "warning", text, "unset CUDA_VISIBLE_DEVICES")
+    if reading.gpus is None:
+        text = f"TensorFlow cannot use the GPU because of its driver. {reading.nvml_error}"
+        return Finding("GPU", "missing", text, "nvidia-smi")
+    if not reading.gpus:
+        silent = ", ".join(reading.driver.silent_gpus if reading.driver else ())
+        text = f"no GPU answers: {silent or 'NVML lists none'}; look for the cause, then restart"
+        return Finding("GPU", "missing", text, "sudo dmesg | grep -i -e NVRM -e Xid")
+    gpus = [one.gpu for one in reading.gpus]
+    if visible is not None and not _names_one(visible, gpus):
+        text = (
+            f"CUDA_VISIBLE_DEVICES={visible} names no GPU that is here "
+            f"({', '.join(f'{gpu.index}: {gpu.name}' for gpu in gpus)}): training runs on the CPU"
+        )
+        return Finding("GPU", "warning", text, "unset CUDA_VISIBLE_DEVICES")
+    if build.cuda_version is None:
+        text = f"{gpus[0].name or 'a GPU'} is here, but this TensorFlow was built for CPUs only"
+        mend = "pip uninstall -y tensorflow tensorflow-cpu && pip install 'kbatch[cuda]'"
+        return Finding("GPU", "missing", text, mend)
+    return _unusable_gpu(gpus, reading.driver, build)
+
+
+def _no_gpu(reading: NvidiaReading) -> Finding:
+    if reading.driver_loaded:
+        text = "the host has NVIDIA's driver, but no GPU is handed to this container"
+        return Finding("GPU", "warning", text, "docker run --gpus all IMAGE")
+    if reading.pci_gpus:
+        text = (
+            f"{counted(reading.pci_gpus, 'NVIDIA GPU')} in this machine, but NVIDIA's driver is "
+            "not loaded: install it and restart; until then training runs on the CPU"
+        )
+        return Finding("GPU", "warning", text)
+    return Finding("GPU", "ok", "no NVIDIA GPU: training runs on the CPU")
+
+
+def _unusable_gpu(
+    gpus: Sequence[NvmlGpu], driver: NvmlDriver | None, build: TensorFlowBuild
+) -> Finding:
+    needed = build.cuda_version or (0, 0)
+    if driver and driver.cuda_version and driver.cuda_version[0] < needed[0]:
+        oldest = _OLDEST_DRIVERS.get(needed[0])
+        text = (
+            f"the driver {driver.version} is too old: it runs CUDA up to "
+            f"{_dotted(driver.cuda_version)} and this TensorFlow was built with {_dotted(needed)}; "
+            f"install a driver {f'from {oldest} on' if oldest else 'for it'}"
+        )
+        return Finding("GPU", "missing", text)
+    least = min(build.compute_capabilities, default=(0, 0))
+    if all(gpu.compute_capability and gpu.compute_capability < least for gpu in gpus):
+        text = (
+            f"{gpus[0].name or 'the GPU'} is too old: its compute capability is "
+            f"{_dotted(gpus[0].compute_capability or (0, 0))} and this TensorFlow was built for "
+            f"{_dotted(least)} and newer; use an older TensorFlow, or train on the CPU"
+        )
+        return Finding("GPU", "missing", text)
+    if build.missing_packages:
+        text = (
+            "an NVIDIA GPU is here and TensorFlow sees none: of NVIDIA's libraries these are not "
+            f"installed: {', '.join(build.missing_packages)}"
+        )
+        return Finding("GPU", "missing", text, "pip install 'kbatch[cuda]'")
+    if all(gpu.mig for gpu in gpus):
+        text = "the GPU is split into instances (MIG), and this process has none of them"
+        return Finding("GPU", "missing", text, "nvidia-smi -L")
+    text = (
+        "an NVIDIA GPU is here and TensorFlow sees none, though NVIDIA's libraries are installed: "
+        "its log names the one that could not be loaded"
+    )
+    show = "import tensorflow as tf; tf.config.list_physical_devices('GPU')"
+    return Finding("GPU", "missing", text, f'TF_CPP_MIN_LOG_LEVEL=0 python -c "{show}"')
+
+
+def _names_one(visible: str, gpus: Sequence[NvmlGpu]) -> bool:
+    """Return whether CUDA would take the first name, an index or the start of a UUID."""
+    name = visible.split(",")[0].strip()
+    if name.isdigit():
+        return int(name) < len(gpus)
+    uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
+    # The UUIDs of instances (MIG) are not the board's.
+    return name.startswith("MIG-") or not uuids or any(uuid.startswith(name) for uuid in uuids)
+
+
+def _nvml_finding(reading: NvidiaReading) -> Finding:
+    if reading.gpus is None:
+        if reading.gpu_count or reading.mismatch:
+            text = f"utilisation, power and memory of the GPU cannot be read: {reading.nvml_error}"
+            return Finding("NVML", "warning", text)
+        return Finding("NVML", "ok", f"not available, as without a GPU ({reading.nvml_error})")
+    text = f"shows {counted(len(reading.gpus), 'GPU')}"
+    if reading.driver and reading.driver.version:
+        text = f"{text}, driver {reading.driver.version}"
+    if reading.driver and reading.driver.silent_gpus:
+        text = (
+            f"{text}; no answer from {', '.join(reading.driver.silent_gpus)}: restart the machine"
+        )
+        return Finding("NVML", "warning", text)
+    return Finding("NVML", "ok", text)
+
+
+def _growth_finding(value: str) -> Finding:
+    if value.lower() in ("true", "1"):
+        text = f"TF_FORCE_GPU_ALLOW_GROWTH={value}: TensorFlow takes GPU memory as it needs it"
+    else:
+        text = (
+            "TensorFlow takes nearly all GPU memory at its start; where the GPU is shared, "
+            "export TF_FORCE_GPU_ALLOW_GROWTH=true"
+        )
+    return Finding("GPU growth", "ok", text)
+
+
+def _one_gpu_finding(reading: ListedGpu, build: TensorFlowBuild) -> Finding:
+    gpu, used = reading.gpu, reading.memory_used_bytes
+    total, capability = gpu.memory_total_bytes, gpu.compute_capability
+    if total is None:
+        parts = ["the driver shows no memory of its own: TensorFlow's count is used"]
+    else:
+        parts = [gibibytes(total)]
+    if gpu.mig:
+        parts.append("split into instances (MIG): this memory and all power are the whole board's")
+    newest = max(build.compute_capabilities, default=None)
+    warnings = []
+    if total is not None and used is not None and used > _SMALL_SHARE * total:
+        whose = ", ".join(reading.process_texts) or "nvidia-smi on the host names them"
+        warnings.append(f"other processes hold {gibibytes(used)}: {whose}")
+    if capability and capability < _TENSOR_CORES:
+        warnings.append(
+            f"compute capability {_dotted(capability)}: no tensor cores, so mixed_float16 saves "
+            "memory and no time"
+        )
+    if capability and newest and capability[0] > newest[0]:
+        warnings.append(
+            f"compute capability {_dotted(capability)} is newer than this TensorFlow's kernels "
+            f"({_dotted(newest)}): the driver compiles them at the first start, which may take "
+            "half an hour, or fails; a newer TensorFlow has them"
+        )
+    return Finding(
+        f"GPU {gpu.index}", "warning" if warnings else "ok", "; ".join([*parts, *warnings])
+    )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+# A worker process with TensorFlow takes about half a GiB before it trains anything.
+_LEAST_FREE_BYTES = 2**30
+# Timings suffer when others keep more than this share of the processors busy.
+_BUSY_SHARE = 0.5
+# Variables that change what is measured.
+_VARIABLES = (
+    "TF_CPU_ALLOCATOR_USE_BFC",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB",
+    "TF_GPU_ALLOCATOR",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_XLA_FLAGS",
+    "XLA_FLAGS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "OMP_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+)
+
+
+def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Examines memory, processors and environment variables.
+
+    Args:
+        cpu_count: Processors that this process may use.
+        variables: Environment variables to judge.
+    """
+    memory = psutil.virtual_memory()
+    group = read_control_group()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return (
+        memory_finding(memory.total, memory.available, group.memory_limit_bytes),
+        cpu_finding(cpu_count, group.cpu_quota, load),
+        variables_finding(variables),
+    )
+
+
+def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | None) -> Finding:
+    """Judges the host's memory.
+
+    Args:
+        total_bytes: Memory of the host.
+        available_bytes: Memory that can be taken without swapping.
+        group_bytes: What the control group of this process allows, None without a limit.
+    """
+    text = f"{gibibytes(total_bytes)}, {gibibytes(available_bytes)} free"
+    if group_bytes is not None and group_bytes < total_bytes:
+        text = f"{text}; the control group allows {gibibytes(group_bytes)}"
+        available_bytes = min(available_bytes, group_bytes)
+    if available_bytes < _LEAST_FREE_BYTES:
+        text = f"{text}: a second process with TensorFlow needs 1 GiB"
+        return Finding("memory", "warning", text)
+    return Finding("memory", "ok", text)
+
+
+def cpu_finding(cpu_count: int, quota: float | None, load: float | None) -> Finding:
+    """Judges the processors.
+
+    Args:
+        cpu_count: Processors that this process may use.
+        quota: Processors' worth of time that the control group allows, None without a limit.
+        load: Mean number of running processes over the last minute, None if unknown.
+    """
+    usable = cpu_count if quota is None else min(cpu_count, quota)
+    text = counted(cpu_count, "core")
+    if usable < cpu_count:
+        text = f"{text}, of whose time the control group allows {usable:g}"
+    if load is None:
+        return Finding("CPU", "ok", text)
+    text = f"{text}, load {load:.1f}"
+    if load > _BUSY_SHARE * usable:
+        return Finding("CPU", "warning", f"{text}: other work disturbs timings")
+    return Finding("CPU", "ok", text)
+
+
+def variables_finding(variables: Mapping[str, str]) -> Finding:
+    """Names the environment variables that change what is measured."""
+    changed = [f"{name}={variables[name]}" for name in _VARIABLES if name in variables]
+    if not changed:
+        return Finding("variables", "ok", "none that change memory or speed")
+    return Finding("variables", "ok", f"these change memory or speed: {', '.join(changed)}")

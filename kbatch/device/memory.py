@@ -1,0 +1,305 @@
+"""Memory of the device that trains, from TensorFlow's allocator, while a model trains."""
+
+import contextlib
+import operator
+import os
+import re
+from typing import Any, NamedTuple
+
+import psutil
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from kbatch.device.gpus import NvmlGpu, NvmlUnavailableError, opened_nvml, read_processes
+from kbatch.device.host_memory import read_resident_memory, reset_resident_peak
+from kbatch.device.tensorflow_gpus import local_devices, tensorflow_gpus
+from kbatch.device.worker_devices import (
+    NO_GPU,
+    WORKERS_ON_DEVICE,
+    WORKERS_ON_HOST,
+    check_named_gpus,
+    only_gpu,
+)
+from kbatch.records.usage import GpuProcess
+
+# Read by TensorFlow when it starts: the CPU then runs out as a GPU does.
+_BFC = "TF_CPU_ALLOCATOR_USE_BFC"
+_BFC_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+MEBIBYTE = 2**20
+# A share of a GPU's memory that nobody misses: a desktop or a driver's context takes as much.
+_SMALL_SHARE = 0.05
+_MOST_BYTES = 2**53
+
+
+def check_memory_limit(limit_bytes: int | None) -> int | None:
+    """Checks that a limit is None or a number of bytes that the device can have.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is less than a MiB, or more than the GPU has, or if
+            `CUDA_VISIBLE_DEVICES` names a GPU that does not exist.
+    """
+    check_named_gpus()
+    if limit_bytes is None:
+        return None
+    message = (
+        "`memory_limit_bytes` must be an integer of at least one MiB (2**20) and at most 2**53, "
+        f"such as 2 * 2**30, or None. Received: memory_limit_bytes={limit_bytes!r}."
+    )
+    if isinstance(limit_bytes, bool) or not hasattr(limit_bytes, "__index__"):
+        raise TypeError(message)
+    if not MEBIBYTE <= operator.index(limit_bytes) <= _MOST_BYTES:
+        raise ValueError(message)
+    largest = _largest_gpu_bytes() if gpu_visible() else None
+    if largest is not None and limit_bytes > largest:
+        raise ValueError(
+            f"`memory_limit_bytes` must be at most the memory of the GPU, {largest} bytes: give "
+            "less, or None for what TensorFlow can have of it. "
+            f"Received: memory_limit_bytes={limit_bytes!r}."
+        )
+    return operator.index(limit_bytes)
+
+
+def _largest_gpu_bytes() -> int | None:
+    """Return the memory of the largest GPU of the host; which one is used shows when it starts."""
+    try:
+        with opened_nvml() as listed:
+            return max((gpu.memory_total_bytes or 0 for gpu in listed), default=0) or None
+    except NvmlUnavailableError:
+        return None
+
+
+def limited_cpu(limit_bytes: int) -> dict[str, str]:
+    """Gives the environment in which the CPU's allocator has a limit.
+
+    In a process that starts TensorFlow under it, a batch somewhat too large raises
+    `ResourceExhaustedError`, and every byte is counted: the plain allocator counts large blocks
+    only.
+
+    Args:
+        limit_bytes: The limit, taken down to whole MiB.
+    """
+    return {_BFC: "1", _BFC_LIMIT: str(limit_bytes // MEBIBYTE)}
+
+
+def limit_gpu(limit_bytes: int) -> None:
+    """Gives TensorFlow at most so many bytes of its first GPU; before its first use only."""
+    for gpu in tf.config.get_visible_devices("GPU")[:1]:
+        logical = tf.config.LogicalDeviceConfiguration(memory_limit=limit_bytes / MEBIBYTE)
+        tf.config.set_logical_device_configuration(gpu, [logical])
+
+
+def set_limit_bytes() -> int | None:
+    """Return the limit that this program set for its first GPU, None without one."""
+    for gpu in tf.config.get_visible_devices("GPU")[:1]:
+        for logical in (tf.config.get_logical_device_configuration(gpu) or ())[:1]:
+            if logical.memory_limit is not None:
+                return int(logical.memory_limit * MEBIBYTE)
+    return None
+
+
+def gpu_visible() -> bool:
+    """Tells whether TensorFlow sees a GPU; it is not started."""
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
+def worker_device() -> dict[str, str]:
+    """Return the environment in which a worker process sees the first GPU of this one alone.
+
+    A worker knows nothing of `tf.config.set_visible_devices`, and would take memory of all GPUs.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        return {}
+    visible = tf.config.get_visible_devices("GPU")
+    return only_gpu(int(visible[0].name.rpartition(":")[2])) if visible else NO_GPU
+
+
+def workers_on_device() -> int | None:
+    """Return how many workers share the device of this process; None outside `kbatch distribute`.
+
+    Where TensorFlow sees no GPU, those of the host share its processors, whatever GPUs it has.
+    """
+    text = os.environ.get(WORKERS_ON_DEVICE if gpu_visible() else WORKERS_ON_HOST, "")
+    return int(text) if text.isdigit() else None
+
+
+class DeviceMemory:
+    """Memory of the first GPU, or of the CPU where TensorFlow sees no GPU."""
+
+    def __init__(self):
+        self.device = "GPU:0" if gpu_visible() else "CPU:0"
+        self._before = read_resident_memory()
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Bytes that TensorFlow may take of a GPU, less what others held; None on a CPU.
+
+        Where workers of a search share the GPU it is a worker's part, unless a limit was set.
+        """
+        if self.device == "CPU:0":
+            return None
+        device = next(d for d in local_devices() if d.name.endswith(f"device:{self.device}"))
+        gpu = nvml_gpu()
+        return usable_bytes(
+            device.memory_limit,
+            # Of a GPU in instances NVML gives the memory of all of them.
+            total_bytes=None if gpu is None or gpu.mig else gpu.memory_total_bytes,
+            workers=1 if set_limit_bytes() is not None else workers_on_device() or 1,
+        )
+
+    def reset(self) -> None:
+        """Starts a new peak at what is held now."""
+        try:
+            tf.config.experimental.reset_memory_stats(self.device)
+        except ValueError:
+            if self.device != "CPU:0":
+                raise
+            reset_resident_peak()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held now, by all of this process."""
+        return self._read("current")
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes held at once since the last reset."""
+        return self._read("peak")
+
+    def _read(self, name: str) -> int:
+        try:
+            return tf.config.experimental.get_memory_info(self.device)[name]
+        except ValueError:
+            # An allocator without a limit counts on a CPU with oneDNN's units alone. Elsewhere the
+            # process tells what it took since the beginning.
+            if self.device != "CPU:0":
+                raise
+            return max(0, getattr(read_resident_memory(), name) - self._before.current)
+
+
+def usable_bytes(limit_bytes: int, *, total_bytes: int | None, workers: int) -> int:
+    """Tells how much of a GPU one process may take.
+
+    Args:
+        limit_bytes: The limit of TensorFlow's allocator: what was set, or what others had left.
+        total_bytes: What the GPU has, None if unknown. An allocator takes a limit at its word.
+        workers: How many workers share it in equal parts. What the others hold already is in the
+            limit, so the whole is divided, and not what is left of it.
+    """
+    if total_bytes is None:
+        return limit_bytes // workers
+    return min(limit_bytes, total_bytes // workers)
+
+
+def nvml_gpu() -> NvmlGpu | None:
+    """Return NVML's description of TensorFlow's first GPU, which is started; None if unreadable.
+
+    Its handle ends with this call.
+    """
+    place = _place()
+    try:
+        with opened_nvml() as listed:
+            return next((gpu for gpu in listed if gpu.pci_bus_id == place), None)
+    except NvmlUnavailableError:
+        return None
+
+
+def other_processes(*, on_any_gpu: bool = False) -> tuple[GpuProcess, ...]:
+    """List the processes beside this one that hold much memory of TensorFlow's first GPU.
+
+    None are listed where workers of a search share it, which have parts of their own.
+
+    Args:
+        on_any_gpu: Whether to look at all GPUs of the host, where TensorFlow could not start its
+            own. Else TensorFlow starts it.
+    """
+    if not gpu_visible() or (workers_on_device() or 1) > 1:
+        return ()
+    place = None if on_any_gpu else _place()
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    found: list[GpuProcess] = []
+    with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
+        for gpu in listed:
+            processes = read_processes(gpu) if place in (None, gpu.pci_bus_id) else ()
+            # In a container they may be numbers of the host, and this process not among them.
+            if on_any_gpu or any(process.pid == os.getpid() for process in processes):
+                least = _SMALL_SHARE * (gpu.memory_total_bytes or 0)
+                others = [process for process in processes if process.pid not in own]
+                found += [p for p in others if p.memory_bytes is None or p.memory_bytes > least]
+    return tuple(found)
+
+
+def _place() -> str | None:
+    """Return the PCI bus id of TensorFlow's first GPU, which is started."""
+    by_device = {name: bus_id for bus_id, names in tensorflow_gpus().items() for name in names}
+    return by_device.get("GPU:0")
+
+
+def gpu_in_use() -> bool:
+    """Tells whether this process holds a GPU already, which leaves little to another one."""
+    # No public name tells: asking any of them would start it. If this one goes, it must be seen.
+    running: Any = context.context()
+    return bool(running._initialized and gpu_visible())
+
+
+_START = "ran out of memory trying to allocate"
+_REQUESTED = re.compile(r"rounded to (\d+)\)")
+_FREE = re.compile(r"Free\s+at \w+ of size (\d+)")
+_UNTAKEN = re.compile(r"available size: ([\d.]+)(B|KiB|MiB|GiB|TiB)")
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+class FreeMemory(NamedTuple):
+    """Memory that was free when an allocation failed.
+
+    Attributes:
+        requested_bytes: What the allocation asked for, in one piece.
+        free_bytes: All that was free.
+        largest_block_bytes: The largest free piece.
+    """
+
+    requested_bytes: int
+    free_bytes: int
+    largest_block_bytes: int
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether enough was free, in pieces too small."""
+        return self.largest_block_bytes < self.requested_bytes <= self.free_bytes
+
+
+def free_memory(log: str) -> FreeMemory | None:
+    """Reads the free memory at the last failure in a log.
+
+    Args:
+        log: What TensorFlow wrote to stderr with `TF_CPP_MIN_LOG_LEVEL=0`.
+
+    Returns:
+        The free memory, None if no failure was written whole.
+    """
+    dump = log[max(log.rfind(_START), 0) :]
+    requested, untaken = _REQUESTED.search(dump), _UNTAKEN.search(dump)
+    if requested is None or untaken is None:
+        return None
+    blocks = [int(size) for size in _FREE.findall(dump)]
+    blocks.append(int(float(untaken[1]) * _UNITS[untaken[2]]))
+    return FreeMemory(int(requested[1]), sum(blocks), max(blocks))
+
+
+_DEVICE = "GPU:0"
+
+
+def reset_memory_use() -> None:
+    """Begins a new peak, where the device keeps one."""
+    if tf.config.list_logical_devices("GPU"):
+        tf.config.experimental.reset_memory_stats(_DEVICE)
+
+
+def memory_use_bytes() -> int:
+    """Reads the peak of the first GPU's memory, or the memory of this process without one.
+
+    TensorFlow reserves almost all of a GPU; this is what it needed of that.
+    """
+    if tf.config.list_logical_devices("GPU"):
+        return int(tf.config.experimental.get_memory_info(_DEVICE)["peak"])
+    return psutil.Process().memory_info().rss

@@ -1,0 +1,113 @@
+"""Numbers and texts as people read them: few digits, units, and cut to a length."""
+
+import math
+from collections.abc import Iterable
+
+
+def readable(value: float, digits: int = 3) -> str:
+    """Writes a measured number with a few significant digits.
+
+    Example:
+
+    >>> readable(12345.6), readable(0.97222)
+    ('12,300', '0.972')
+
+    Args:
+        value: A finite number.
+        digits: Significant digits.
+
+    Returns:
+        The text; trailing zeros are kept, because they were measured.
+    """
+    if value == 0:
+        return "0"
+    # Rounding may carry into the next power of ten: 999.7 has three digits as 1,000.
+    rounded = float(f"{value:.{digits - 1}e}")
+    exponent = math.floor(math.log10(abs(rounded)))
+    if exponent < -4:
+        return f"{rounded:.{digits - 1}e}"
+    return f"{rounded:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def setting(value: float) -> str:
+    """Writes a chosen number, such as a learning rate, without trailing zeros.
+
+    Example:
+
+    >>> setting(0.001), setting(0.00012345)
+    ('0.001', '0.000123')
+    """
+    mantissa, mark, exponent = readable(value).partition("e")
+    return (mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa) + mark + exponent
+
+
+def percent(share: float) -> str:
+    """Writes a share from 0 to 1 in percent.
+
+    Example:
+
+    >>> percent(0.254), percent(0.0004)
+    ('25 %', '<1 %')
+    """
+    return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
+
+
+def gibibytes(size_bytes: int) -> str:
+    """Writes a size in GiB.
+
+    Args:
+        size_bytes: Size in bytes.
+    """
+    return f"{readable(size_bytes / 2**30)} GiB"
+
+
+def memory_text(size_bytes: float) -> str:
+    """Writes a size of memory in the binary unit that suits it.
+
+    Example:
+
+    >>> memory_text(123), memory_text(5 * 2**20), memory_text(1.5 * 2**30)
+    ('123 B', '5.00 MiB', '1.50 GiB')
+    """
+    power = min(4, max(0, (max(1, int(size_bytes)).bit_length() - 1) // 10))
+    unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
+    size = size_bytes / 2 ** (10 * power)
+    return f"{size:.0f} {unit}" if power == 0 else f"{readable(size)} {unit}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """Joins words as in a sentence.
+
+    Example:
+
+    >>> listed(["16", "32", "64"])
+    '16, 32 and 64'
+    """
+    *head, last = words
+    return f"{', '.join(head)} and {last}" if head else last
+
+
+def counted(number: int, noun: str) -> str:
+    """Writes a number with its noun.
+
+    Example:
+
+    >>> counted(1, "trial"), counted(1200, "trial")
+    ('1 trial', '1,200 trials')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def shortened(text: str, characters: int) -> str:
+    """Cuts a text that is too long, and marks the cut.
+
+    Example:
+
+    >>> shortened("learning_rate", 9)
+    'learning…'
+
+    Args:
+        text: The text.
+        characters: How long it may be.
+    """
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"

@@ -1,0 +1,210 @@
+"""A saved model, and inputs for batches of any size that suit it."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.errors import InputError
+from kbatch.training.data.forms import FitData, is_dataset
+from kbatch.training.data.model_inputs import alike, declared_inputs, ordered_rows
+from kbatch.training.data.sample_rows import SampleElements, SampleRows, sample_of
+
+_MADE_ROWS = 64
+_MADE_NOTE = "Inputs were made at random for the model's input shapes."
+
+
+class InferenceInputs(NamedTuple):
+    """Rows that are repeated into batches.
+
+    Attributes:
+        rows: Nested NumPy arrays of shape (rows, ...), in the structure that the model takes.
+        note: What a reader must know of them, or None.
+    """
+
+    rows: Any
+    note: str | None
+
+    def batch(self, batch_size: int) -> Any:
+        """Gives nested arrays of shape (batch_size, ...)."""
+        count = len(keras.tree.flatten(self.rows)[0])
+        index = np.arange(batch_size) % count
+        return keras.tree.map_structure(lambda leaf: leaf[index], self.rows)
+
+    @property
+    def source(self) -> SampleRows:
+        """The rows as a probe of memory takes them."""
+        return SampleRows((self.rows,), None, self.note)
+
+
+def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
+    """Takes rows of the data, or makes some.
+
+    Args:
+        model: A built model, where `x` is None.
+        x: Arrays of shape (examples, ...), nested as the model takes them, or a
+            `tf.data.Dataset`; None for random rows: normal numbers, and for integers those that
+            the model's embeddings know.
+
+    Raises:
+        InputError: If the data cannot be used, or there are none and the model's input shapes do
+            not tell what to make.
+    """
+    if x is None:
+        return InferenceInputs(_made_rows(model), _MADE_NOTE)
+    _check_form(x)
+    if is_dataset(x) and isinstance(x.element_spec, tuple):
+        x = x.map(lambda inputs, *targets: (inputs,))  # A prediction needs no targets.
+    source = sample_of(FitData(x))
+    found = source.rows(model) if isinstance(source, SampleElements) else source
+    rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
+    return InferenceInputs(rows, found.note)
+
+
+def _check_form(x: Any) -> None:
+    """Checks that data are arrays or a dataset of dense tensors.
+
+    Raises:
+        InputError: If not.
+    """
+    if is_dataset(x):
+        spec: Any = x.element_spec
+        # The targets, which a prediction does not need, may be whatever they are.
+        parts = keras.tree.flatten(spec[0] if isinstance(spec, tuple) else spec)
+        ragged = [type(part).__name__ for part in parts if not isinstance(part, tf.TensorSpec)]
+        if ragged:
+            raise InputError(
+                "The elements of `x` must be dense tensors: bring rows of different lengths to "
+                f"one length (`dataset.padded_batch`). Received: x with {', '.join(ragged)}."
+            )
+        return
+    for leaf in keras.tree.flatten(x):
+        if not _is_array(leaf):
+            raise InputError(
+                "`x` must be arrays of shape (examples, ...), nested as the model takes them, or a "
+                "`tf.data.Dataset`: bring rows of different lengths to one length "
+                "(`keras.utils.pad_sequences`), and make an array of a list (`np.asarray`). "
+                f"Received: x with {_named_type(leaf)}."
+            )
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) or not hasattr(leaf, "__array__"):
+        return False
+    if np.ndim(leaf) == 0:
+        return False
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is not None and dtype != np.dtype(object):
+        return True  # Not made an array: it may lie in a file, all of it.
+    array = np.asarray(leaf)
+    # Text, or else rows of different lengths.
+    return array.dtype != object or all(isinstance(one, (str, bytes)) for one in array.flat)
+
+
+def _named_type(leaf: Any) -> str:
+    if isinstance(leaf, np.ndarray):
+        return f"an array of shape {leaf.shape} and dtype {leaf.dtype}"
+    return f"a value of type {type(leaf).__name__}"
+
+
+def _made_rows(model: keras.Model) -> Any:
+    tensors: Any = getattr(model, "inputs", None)
+    if not tensors:
+        raise InputError(
+            "Without data the shapes of the inputs must be known, and this model has none yet: "
+            "give `x`, some rows of its inputs (`kbatch.profile_inference(model, x)`), or build it "
+            "with `keras.Input`. "
+            f"Received: model={model.name!r}, x=None."
+        )
+    structure: Any = getattr(model, "_inputs_struct", None)
+    if structure is None:
+        structure = tensors
+    if isinstance(structure, list) and len(structure) == 1:
+        structure = structure[0]
+    rng = np.random.default_rng(0)
+    indices = _embedding_sizes(model)
+    return keras.tree.map_structure(lambda t: _made_leaf(t, indices, rng), structure)
+
+
+def _made_leaf(tensor: Any, indices: dict[int, int], rng: np.random.Generator) -> np.ndarray:
+    features = tuple(tensor.shape[1:])
+    if None in features or tensor.dtype == "string":
+        raise InputError(
+            "Without data all inputs need numbers of a fixed shape: give `x`, some rows of the "
+            "model's inputs (`kbatch.profile_inference(model, x)`). Received: input "
+            f"{tensor.name!r} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}, x=None."
+        )
+    shape = (_MADE_ROWS, *features)
+    known = indices.get(id(tensor))
+    if known is None and "int" in tensor.dtype:
+        known = min(indices.values(), default=2)
+    if known is not None:
+        return rng.integers(0, known, shape).astype(tensor.dtype)
+    if tensor.dtype == "bool":
+        return rng.integers(0, 2, shape).astype("bool")
+    return rng.normal(size=shape).astype(tensor.dtype)
+
+
+def _embedding_sizes(model: Any) -> dict[int, int]:
+    """Gives how many indices each embedding knows, by the identity of the tensor that it takes."""
+    layers = model._flatten_layers(include_self=False)
+    return {
+        id(layer.input): layer.input_dim
+        for layer in layers
+        if isinstance(layer, keras.layers.Embedding) and layer._inbound_nodes
+    }
+
+
+def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
+    """Checks that a model takes batches of any size, and rows as there are.
+
+    Args:
+        model: A model; one that does not declare its inputs is not looked at.
+        inputs: Its inputs.
+
+    Raises:
+        InputError: If not.
+    """
+    tensors = declared_inputs(model)
+    fixed = sorted({t.shape[0] for t in tensors if t.shape and t.shape[0] is not None})
+    if fixed:
+        raise InputError(
+            "The model must take batches of any size: build it without a batch size "
+            "(`keras.Input(shape)` and no `batch_shape` or `batch_size`). "
+            f"Received: model={model.name!r} for batches of {fixed[0]} only."
+        )
+    if not tensors:
+        return
+    for leaf, tensor in zip(ordered_rows(model, inputs.rows), tensors, strict=True):
+        if not alike(leaf.shape, tuple(tensor.shape)):
+            raise InputError(
+                "`x` must have the shapes of the model's inputs, with the examples on the first "
+                "axis: give rows as the model takes them (`x[None]` for a single example). "
+                f"Received: x with rows of shape {leaf.shape[1:]}, input {tensor.name!r} of shape "
+                f"{tuple(tensor.shape[1:])}."
+            )
+
+
+def load_saved_model(path: Path) -> keras.Model:
+    """Loads a model that `model.save` wrote.
+
+    Raises:
+        InputError: If the file is none, or needs classes that are not known here.
+    """
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    # Keras gives TypeError for a class it does not know, OSError and KeyError for a broken file.
+    except (ValueError, TypeError, OSError, KeyError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise InputError(
+            "The model file must be one that `model.save` wrote, .keras or .h5, of layers that "
+            "Keras knows: for layers of your own call `kbatch.profile_inference` in Python. "
+            f"Received: {path} ({cause})"
+        ) from error
+    if not isinstance(model, keras.Model):
+        raise InputError(
+            f"The file must hold a keras.Model. Received: {path} with a {type(model).__name__}."
+        )
+    return model

@@ -1,0 +1,256 @@
+"""Whether the input pipeline or the train step limits training, from their rates.
+
+With p examples/s of the pipeline alone and s of the train step alone, training that overlaps
+both runs at min(p, s), and training that does one after the other at 1 / (1/p + 1/s). Training
+that ran faster than min(p, s) shows that p or s was disturbed while it was measured.
+
+The time of a step on B examples is close to a + b B, and a pipeline takes c a example. Both take
+as long at
+
+    B = a / (c - b)        for c > b, a > 0
+
+Below it the step's fixed part keeps the device busier than the pipeline; above it the pipeline
+falls behind.
+
+The rate of a pipeline in the long run, from one long reading of it.
+
+Where data come in chunks, such as files, the batches of a chunk follow each other quickly and then
+there is a pause. A short stretch shows the one or the other. With n examples until the time T, the
+first batch at t of m examples,
+
+    n / T  and  (n - m) / (T - t)
+
+are bounds: the lower counts the start as a pause like others, the upper as one that does not come
+again. Over whole chunks, or whole epochs, there is one value.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds, t_quantile
+from kbatch.analysis.line_fit import StepTime, fit_step_time
+from kbatch.analysis.ratio import Ratio, ratio_of_estimates
+
+VERDICTS = ("input-bound", "compute-bound", "undetermined")
+# Measuring costs each side a few percent of its own: rates that are closer are taken as equal.
+CLOSEST_RATIO = 1.05
+# The same for a long reading, which is one and has no rounds.
+_CLOSEST_ONCE = 1.1
+# Short blocks and a long reading that differ by more than this saw different things.
+AGREEING_RATIO = 1.3
+# Training surely this much faster than one side alone cannot be.
+_IMPOSSIBLE_RATIO = 1.1
+
+
+def input_verdict(
+    ratio: RoundEstimate | None,
+    *,
+    long_run: Interval | None = None,
+    together: Sequence[RoundEstimate] = (),
+) -> str:
+    """Return which side limits training.
+
+    Args:
+        ratio: Rate of the pipeline over that of the train step, paired by round.
+        long_run: The least and the most that this ratio is over a long reading of the pipeline.
+        together: Rate of both together over that of each alone, paired by round, as far as they
+            can be compared.
+
+    Returns:
+        `"input-bound"` where the whole interval lies below 1, `"compute-bound"` where it lies
+        above, by more than 5 % each; else, and without an interval, `"undetermined"`. Where the
+        long reading differs from the rounds, its bounds decide, by more than 10 %. Where it agrees
+        with them and yet lies wholly on the other side of 1, nothing is decided; nor where one of
+        `together` is impossible.
+    """
+    if ratio is None or ratio.interval is None or any(map(is_impossible, together)):
+        return "undetermined"
+    if long_run is not None and not agrees(ratio, long_run):
+        return _side(long_run, closest=_CLOSEST_ONCE)
+    found = _side(ratio.interval, closest=CLOSEST_RATIO)
+    # Rounds read the first batches of the data again and again, and these may be unlike the others.
+    return "undetermined" if long_run is not None and _is_denied(found, long_run) else found
+
+
+def is_impossible(together: RoundEstimate) -> bool:
+    """Return whether both together ran faster than one of them alone, beyond the noise.
+
+    What was timed alone was disturbed then. Rounds too noisy for an interval above 1 count too
+    where their median is above it by more than 30 %.
+
+    Args:
+        together: Rate of both together over that of one alone, paired by round.
+    """
+    sure = together.interval is not None and together.interval.low > _IMPOSSIBLE_RATIO
+    return sure or together.value > AGREEING_RATIO
+
+
+def agrees(ratio: RoundEstimate, long_run: Interval) -> bool:
+    """Tells whether short rounds and a long reading gave about the same ratio."""
+    return long_run.high <= AGREEING_RATIO * ratio.value <= AGREEING_RATIO**2 * long_run.low
+
+
+def _is_denied(verdict: str, long_run: Interval) -> bool:
+    if verdict == "input-bound":
+        return long_run.low > 1
+    return verdict == "compute-bound" and long_run.high < 1
+
+
+def _side(interval: Interval, *, closest: float) -> str:
+    if interval.high < 1 / closest:
+        return "input-bound"
+    if interval.low > closest:
+        return "compute-bound"
+    return "undetermined"
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """The batch size from which on the pipeline is slower than the train step.
+
+    Attributes:
+        batch_size: Examples, not rounded; without a value where c cannot be told from b.
+        never: Whether the pipeline surely takes less time an example than the step at every size.
+        step: The fitted time of the step, and whether it is a line at all.
+    """
+
+    batch_size: Ratio
+    never: bool
+    step: StepTime
+
+
+def crossing_batch_size(
+    batch_sizes: Sequence[int], step_times_s: Sequence[float], *, example_s: Sequence[float]
+) -> Crossing | None:
+    """Computes the batch size from which on the pipeline is the slower one.
+
+    Assumes that the step's time is a line over the batch size, and that the pipeline's time an
+    example is the same at every batch size. Errors of both are taken as independent, though a
+    machine that drifts slows both: then the interval is too wide rather than too narrow.
+
+    Args:
+        batch_sizes: Examples in the batch of every measurement of the step, two sizes or more.
+        step_times_s: Seconds of every step.
+        example_s: Seconds of the pipeline an example, one value a round.
+
+    Returns:
+        The crossing, None for fewer than three rounds.
+
+    Raises:
+        ValueError: If there are fewer than three steps or two sizes, or a number is not positive.
+    """
+    pipeline = over_rounds(example_s)
+    if pipeline is None or pipeline.interval is None:
+        return None
+    step = fit_step_time(batch_sizes, step_times_s)
+    degrees_of_freedom = min(step.line.degrees_of_freedom, pipeline.rounds - 1)
+    quantile = t_quantile(degrees_of_freedom)
+    margin_s = pipeline.value - step.per_example_s
+    covariance = step.line.covariance * [[1, -1], [-1, 1]]
+    covariance[1, 1] += _variance(pipeline.value, pipeline.interval, rounds=pipeline.rounds)
+    return Crossing(
+        ratio_of_estimates(
+            step.overhead_s,
+            margin_s,
+            covariance=covariance,
+            degrees_of_freedom=degrees_of_freedom,
+        ),
+        never=margin_s + quantile * math.sqrt(covariance[1, 1]) < 0,
+        step=step,
+    )
+
+
+def overlapped_rate(pipeline: float, step: float) -> float:
+    """Computes the rate of training that overlaps pipeline and step wholly."""
+    return min(pipeline, step)
+
+
+def serial_rate(pipeline: float, step: float) -> float:
+    """Computes the rate of training that waits for each batch and then trains on it."""
+    return 1 / (1 / pipeline + 1 / step)
+
+
+def _variance(value: float, interval: Interval, *, rounds: int) -> float:
+    """Gives the variance that an interval of 95 % stands for, taken as symmetric in logarithms."""
+    half_width = math.log(interval.high / interval.low) / 2
+    return (value * half_width / t_quantile(rounds - 1)) ** 2
+
+
+BASES = ("whole epochs", "whole chunks", "part of the data")
+# A pause is at least this share of the longest one.
+_PAUSE_SHARE = 0.5
+_FEWEST_PAUSES = 3
+# Whole chunks must make up this share of the reading.
+_CHUNKS_SHARE = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRun:
+    """What a long reading counted.
+
+    Attributes:
+        basis: What was counted, one of `BASES`.
+        examples: Examples, of the first batch too.
+        duration_s: Seconds they took, with the start of the pipeline.
+        later_examples: Examples without those of the first batch; 0 where whole epochs or chunks
+            were counted.
+        later_s: Seconds they took after the first batch.
+    """
+
+    basis: str
+    examples: int
+    duration_s: float
+    later_examples: int
+    later_s: float
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest rate in the long run, examples/s."""
+        lowest = self.examples / self.duration_s
+        if self.later_examples == 0:
+            return lowest, lowest
+        return lowest, max(lowest, self.later_examples / self.later_s)
+
+
+def long_run(
+    examples: Sequence[int], arrivals_s: Sequence[float], *, epochs: Sequence[int]
+) -> LongRun:
+    """Counts whole epochs or whole chunks, else the part that was read.
+
+    Args:
+        examples: Examples in each batch, two batches or more.
+        arrivals_s: Seconds from the start of the pipeline until each batch came.
+        epochs: Number of the epoch of each batch, from 0 on.
+
+    Returns:
+        What was counted.
+    """
+    rows, times_s = np.asarray(examples), np.asarray(arrivals_s, float)
+    starts = np.flatnonzero(np.diff([-1, *epochs]))
+    if len(starts) > 1:
+        return _between(rows, times_s, starts, "whole epochs")
+    gaps_s = np.diff([0.0, *times_s])
+    pauses = np.flatnonzero(gaps_s >= _PAUSE_SHARE * gaps_s.max())
+    # Where every batch is a pause of its own there are no chunks, and this is the plain rate.
+    if len(pauses) >= _FEWEST_PAUSES:
+        span_s = times_s[pauses[-1]] - times_s[pauses[0]]
+        if span_s >= _CHUNKS_SHARE * times_s[-1]:
+            return _between(rows, times_s, pauses, "whole chunks")
+    return LongRun(
+        "part of the data",
+        int(rows.sum()),
+        float(times_s[-1]),
+        int(rows[1:].sum()),
+        float(times_s[-1] - times_s[0]),
+    )
+
+
+def _between(rows: np.ndarray, times_s: np.ndarray, starts: np.ndarray, basis: str) -> LongRun:
+    """Counts from the first batch of the first part to that of the last part."""
+    first, last = starts[0], starts[-1]
+    return LongRun(
+        basis, int(rows[first:last].sum()), float(times_s[last] - times_s[first]), 0, 0.0
+    )

@@ -1,0 +1,404 @@
+"""Records of what limits training: the input pipeline or the train step."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds, ratio_over_rounds
+from kbatch.input_pipeline.rates import (
+    Crossing,
+    LongRun,
+    agrees,
+    crossing_batch_size,
+    input_verdict,
+    is_impossible,
+    overlapped_rate,
+    serial_rate,
+)
+from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.record import SHORTEST_S, SavedRecord, ShownRecord, check_ranges
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclasses.dataclass(frozen=True)
+class RateRecord:
+    """What one of the contenders did in each round.
+
+    Attributes:
+        examples: Examples in each round.
+        durations_s: Seconds of each round.
+        wait_s: Seconds of each round spent waiting for a batch; empty where nothing else was
+            done.
+        cpu_s: Processor seconds of this process in each round, over all cores; those of worker
+            processes are not in it. Empty if not measured.
+        gpu_busy_share: Share of the time in which some kernel ran on the GPU, from 0 to 1, in a
+            block of its own after the rounds; None if not measured.
+    """
+
+    examples: tuple[int, ...]
+    durations_s: tuple[float, ...]
+    wait_s: tuple[float, ...] = ()
+    cpu_s: tuple[float, ...] = ()
+    gpu_busy_share: float | None = None
+
+    def __post_init__(self):
+        rounds = len(self.durations_s)
+        for name in ("examples", "wait_s", "cpu_s"):
+            length = len(getattr(self, name))
+            if length != rounds and not (length == 0 and name != "examples"):
+                raise ValueError(
+                    f"`{name}` must have one value a round. Received: {length} values of {rounds} "
+                    "rounds."
+                )
+        check_ranges(1, examples=self.examples)
+        check_ranges(SHORTEST_S, durations_s=self.durations_s)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Examples per second of each round."""
+        return tuple(n / s for n, s in zip(self.examples, self.durations_s, strict=True))
+
+    @property
+    def example_s(self) -> tuple[float, ...]:
+        """Seconds an example of each round."""
+        return tuple(s / n for n, s in zip(self.examples, self.durations_s, strict=True))
+
+    @property
+    def samples_per_second(self) -> RoundEstimate | None:
+        """Examples per second, None without rounds."""
+        return over_rounds(self.rates)
+
+    @property
+    def wait_share(self) -> float | None:
+        """Share of the time spent waiting for data, from 0 to 1; None if not measured."""
+        return sum(self.wait_s) / sum(self.durations_s) if self.wait_s else None
+
+    @property
+    def busy_cores(self) -> float | None:
+        """Processor cores that were busy on average, None if not measured."""
+        return sum(self.cpu_s) / sum(self.durations_s) if self.cpu_s else None
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallerStepRecord:
+    """The train step alone on a smaller batch.
+
+    Attributes:
+        batch_size: Examples in the batch.
+        rate: What it did, in the rounds of the other contenders.
+    """
+
+    batch_size: int
+    rate: RateRecord
+
+    def __post_init__(self):
+        check_ranges(1, batch_size=self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRunRecord:
+    """One long reading of the pipeline alone, before the rounds.
+
+    Attributes:
+        counted: What it counted.
+        first_batch_s: Seconds from the start of the pipeline to its first batch.
+        training_s: Seconds of training as long, where rounds saw another rate; None if not
+            measured.
+        training_wait_s: Seconds of them spent waiting for a batch.
+    """
+
+    counted: LongRun
+    first_batch_s: float
+    training_s: float | None = None
+    training_wait_s: float | None = None
+
+    @property
+    def wait_share(self) -> float | None:
+        """Share of that training spent waiting for data, from 0 to 1; None if not measured."""
+        if not self.training_s or self.training_wait_s is None:
+            return None
+        return self.training_wait_s / self.training_s
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSpan:
+    """One step of training.
+
+    Attributes:
+        begin_s: Seconds from the start of the timeline to the request for a batch.
+        wait_s: Seconds until the batch arrived.
+        compute_s: Seconds of the train step after that.
+    """
+
+    begin_s: float
+    wait_s: float
+    compute_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RemedyRecord:
+    """A change to the pipeline that was tried.
+
+    Attributes:
+        name: The change in a few words.
+        code: The line of code that makes it.
+        condition: What must hold for it, None if nothing must.
+        original: Training on the pipeline as it is.
+        changed: Training on the changed pipeline, in the same rounds.
+    """
+
+    name: str
+    code: str
+    condition: str | None
+    original: RateRecord
+    changed: RateRecord
+
+    @property
+    def gain(self) -> RoundEstimate | None:
+        """Training speed with the change over the speed without it, None without rounds."""
+        return ratio_over_rounds(self.changed.rates, self.original.rates)
+
+
+@dataclasses.dataclass(frozen=True)
+class UntriedRecord:
+    """A change to the pipeline that was not tried.
+
+    Attributes:
+        name: The change in a few words.
+        code: The line of code that would make it.
+        reason: Why it was not tried.
+    """
+
+    name: str
+    code: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CostRecord:
+    """What a part of making a batch of arrays costs.
+
+    Attributes:
+        name: The part in a few words.
+        durations_s: Seconds a batch, one value a round.
+    """
+
+    name: str
+    durations_s: tuple[float, ...]
+
+    @property
+    def batch_s(self) -> RoundEstimate | None:
+        """Seconds a batch, None without rounds."""
+        return over_rounds(self.durations_s)
+
+
+SOURCES = ("tf.data.Dataset", "PyDataset", "arrays")
+
+
+@dataclasses.dataclass(frozen=True)
+class InputPipelineProfile(SavedRecord, ShownRecord):
+    """What limits training: the input pipeline or the train step.
+
+    Attributes:
+        source: One of `SOURCES`.
+        batch_size: Examples in the batch of the train step.
+        pipeline: The pipeline alone.
+        step: The train step alone, on some of the batches read, held on the device.
+        together: Training: both together.
+        smaller_steps: The train step alone on smaller batches, the largest first; none for a
+            batch of one example.
+        first_batch_s: Seconds from the start of the pipeline to its first batch, each time.
+        timeline: Consecutive steps of training, a second of them, fewer on a smaller budget.
+        remedies: Changes to the pipeline that were tried.
+        untried: Changes that were not tried.
+        costs: What slicing and copying cost, for arrays.
+        notes: What a reader of the numbers must know.
+        dtype_policy: Dtype policy of the model.
+        budget_s: Seconds that the measurement was given.
+        environment: The machine and the software.
+        long_run: One long reading of the pipeline alone; None where the rounds count whole epochs.
+        together_comparable: Whether both together had batches like those of pipeline and step
+            alone, counted in the same way; None if unknown.
+    """
+
+    source: str
+    batch_size: int
+    pipeline: RateRecord
+    step: RateRecord
+    together: RateRecord
+    smaller_steps: tuple[SmallerStepRecord, ...]
+    first_batch_s: tuple[float, ...]
+    timeline: tuple[StepSpan, ...]
+    remedies: tuple[RemedyRecord, ...]
+    untried: tuple[UntriedRecord, ...]
+    costs: tuple[CostRecord, ...]
+    notes: tuple[str, ...]
+    dtype_policy: str
+    budget_s: float
+    environment: EnvironmentRecord
+    long_run: LongRunRecord | None = None
+    together_comparable: bool | None = None
+
+    def __post_init__(self):
+        if self.source not in SOURCES:
+            raise ValueError(f"`source` must be one of {SOURCES}. Received: {self.source!r}.")
+        rounds = {len(r.durations_s) for r in (self.pipeline, self.step, self.together)}
+        if len(rounds) != 1:
+            raise ValueError(
+                "Pipeline, step and both together must have been measured in the same rounds. "
+                f"Received: {sorted(rounds)} rounds."
+            )
+        check_ranges(1, batch_size=self.batch_size)
+
+    def __repr__(self) -> str:
+        """Sums the profile up in a line."""
+        return f"<InputPipelineProfile: {self.verdict}, batch size {self.batch_size}>"
+
+    @property
+    def verdict(self) -> str:
+        """What limits training: `"input-bound"`, `"compute-bound"` or `"undetermined"`."""
+        return input_verdict(
+            self.ratio,
+            long_run=self.long_run_ratio,
+            together=[ratio for _, ratio in self._together_over()],
+        )
+
+    @property
+    def ratio(self) -> RoundEstimate | None:
+        """Rate of the pipeline alone over that of the step alone, paired by round."""
+        return ratio_over_rounds(self.pipeline.rates, self.step.rates)
+
+    @property
+    def disturbed(self) -> tuple[str, ...]:
+        """Which of `"pipeline"` and `"step"` ran slower alone than both together.
+
+        That cannot be: something else slowed them, so there is no verdict.
+        """
+        return tuple(name for name, ratio in self._together_over() if is_impossible(ratio))
+
+    @property
+    def long_run_ratio(self) -> Interval | None:
+        """The least and the most that the ratio of both rates is over a long reading."""
+        ratio, pipeline = self.ratio, self.pipeline.samples_per_second
+        if self.long_run is None or ratio is None or pipeline is None:
+            return None
+        # By way of the rounds' own ratio: its pairs hold where the machine drifts.
+        low, high = (ratio.value * bound / pipeline.value for bound in self.long_run.counted.bounds)
+        return Interval(low, high)
+
+    @property
+    def rate_bounds(self) -> Interval | None:
+        """The least and the most examples/s that it delivers, by a long reading if there is one."""
+        if self.long_run is not None:
+            return Interval(*self.long_run.counted.bounds)
+        rate = self.pipeline.samples_per_second
+        return rate and (rate.interval or Interval(rate.value, rate.value))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether short rounds of the pipeline gave about the rate of a long reading."""
+        ratio, long_run = self.ratio, self.long_run_ratio
+        return ratio is None or long_run is None or agrees(ratio, long_run)
+
+    @property
+    def wait_share(self) -> float | None:
+        """Share of training spent waiting for data, from 0 to 1."""
+        over_long = self.long_run and self.long_run.wait_share
+        return self.together.wait_share if over_long is None else over_long
+
+    @property
+    def crossing(self) -> Crossing | None:
+        """The batch size from which on the pipeline is slower, None if too little was measured.
+
+        None too where the rounds are not `is_even`: their rate of the pipeline is not its own, and
+        where one was `disturbed`.
+        """
+        if not self.smaller_steps or not self.is_even or self.disturbed:
+            return None
+        steps = [
+            (self.batch_size, self.step),
+            *((s.batch_size, s.rate) for s in self.smaller_steps),
+        ]
+        measured = [(size, size * s) for size, rate in steps for s in rate.example_s]
+        sizes, times_s = zip(*measured, strict=True) if measured else ((), ())
+        return crossing_batch_size(sizes, times_s, example_s=self.pipeline.example_s)
+
+    @property
+    def overlapped(self) -> float | None:
+        """Examples per second of training that overlapped both wholly."""
+        rates = self._rates()
+        return rates and overlapped_rate(*rates)
+
+    @property
+    def serial(self) -> float | None:
+        """Examples per second of training that did one after the other."""
+        rates = self._rates()
+        return rates and serial_rate(*rates)
+
+    @property
+    def best_first(self) -> tuple[RemedyRecord, ...]:
+        """The remedies that were tried, by the lower end of their gain's interval."""
+        return tuple(sorted(self.remedies, key=_sure_gain, reverse=True))
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Makes a table with a row for each contender and round.
+
+        The columns are `contender` (`"pipeline"`, `"step"`, `"together"`, `"step on 16"` for a
+        smaller batch, and for each remedy its name and the original beside it), `round`,
+        `examples`, `duration_s`, `samples_per_second`, `wait_s` and `cpu_s`.
+        """
+        import pandas as pd
+
+        columns = ["contender", "round", "examples", "duration_s", "samples_per_second"]
+        rows = [row for name, rate in self._contenders() for row in _rows(name, rate)]
+        return pd.DataFrame(rows, columns=[*columns, "wait_s", "cpu_s"])
+
+    def _together_over(self) -> list[tuple[str, RoundEstimate]]:
+        """Rate of both together over that of each alone, by its name."""
+        if self.together_comparable is False:
+            return []
+        alone = {"step": self.step}
+        if self.long_run is None:
+            # Else training may end before a pause of the pipeline; the long reading checks it.
+            alone["pipeline"] = self.pipeline
+        ratios = {n: ratio_over_rounds(self.together.rates, r.rates) for n, r in alone.items()}
+        return [(name, ratio) for name, ratio in ratios.items() if ratio is not None]
+
+    def _rates(self) -> tuple[float, float] | None:
+        pipeline, step = self.pipeline.samples_per_second, self.step.samples_per_second
+        usable = self.is_even and not self.disturbed
+        return (pipeline.value, step.value) if pipeline and step and usable else None
+
+    def _contenders(self) -> list[tuple[str, RateRecord]]:
+        found = [("pipeline", self.pipeline), ("step", self.step), ("together", self.together)]
+        found += [(f"step on {smaller.batch_size}", smaller.rate) for smaller in self.smaller_steps]
+        for remedy in self.remedies:
+            found += [
+                (f"original beside {remedy.name}", remedy.original),
+                (remedy.name, remedy.changed),
+            ]
+        return found
+
+
+def _sure_gain(remedy: RemedyRecord) -> tuple[float, float]:
+    gain = remedy.gain
+    if gain is None:
+        return 0.0, 0.0
+    return (gain.interval.low if gain.interval else 0.0), gain.value
+
+
+def _rows(name: str, rate: RateRecord) -> list[tuple[object, ...]]:
+    rounds = range(len(rate.durations_s))
+    return [
+        (
+            name,
+            i,
+            rate.examples[i],
+            rate.durations_s[i],
+            rate.rates[i],
+            rate.wait_s[i] if rate.wait_s else None,
+            rate.cpu_s[i] if rate.cpu_s else None,
+        )
+        for i in rounds
+    ]

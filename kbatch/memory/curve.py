@@ -1,0 +1,212 @@
+"""The memory of batch sizes in ascending order, as long as the next one is expected to fit."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import keras
+
+from kbatch.document.numbers import memory_text
+from kbatch.memory.probe import Probes, WorkerProbes, limit_below_weights, search_in_place
+from kbatch.memory.record import MemoryRecord
+from kbatch.memory.search import fit_memory
+from kbatch.memory.workload import Load
+
+# A size that is expected to take more than this share of the limit is not run.
+GUARD_SHARE = 0.80
+
+
+class MemoryPass(NamedTuple):
+    """The memory of several batch sizes.
+
+    Attributes:
+        records: One a batch size.
+        limit_bytes: What the probes could take.
+        notes: What a reader must know.
+    """
+
+    records: tuple[MemoryRecord, ...]
+    limit_bytes: int
+    notes: tuple[str, ...]
+
+
+def ascend_memory(
+    probes: Probes,
+    batch_sizes: Sequence[int],
+    *,
+    dtype_policy: str,
+    limit_bytes: int,
+    held_bytes: int,
+    time_budget_s: float,
+    guard_share: float = GUARD_SHARE,
+    on_probe: Callable[[MemoryRecord], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[MemoryRecord, ...]:
+    """Probes sizes in ascending order as long as the next one is expected to fit.
+
+    From two sizes on a line tells what to expect; before, the first size's memory beyond what is
+    held anyway in proportion. That takes what the first size needs whatever the batch for a part
+    of each example: before a size far from the first is refused for it, one between them is
+    probed, which has no record.
+    Once memory has run out, larger sizes are not run.
+
+    Args:
+        probes: Where they run.
+        batch_sizes: Sizes in ascending order.
+        dtype_policy: For the records.
+        limit_bytes: Memory that there is.
+        held_bytes: Part of it that is taken whatever the batch, as by the model's variables.
+        time_budget_s: Seconds after which no size is begun.
+        guard_share: Share of the limit above which a size is not run.
+        on_probe: Receives each record.
+        clock: Tells seconds.
+
+    Returns:
+        One record a size.
+    """
+    began_s = clock()
+    measured: dict[int, float] = {}
+    records: list[MemoryRecord] = []
+    out_at: int | None = None
+    for size in batch_sizes:
+        expected = expected_bytes(measured, size, held_bytes)
+        between = _size_between(measured, size, held_bytes, guard_share * limit_bytes)
+        if out_at is None and between is not None and clock() - began_s < time_budget_s:
+            peak = probes.read(between).bytes_below(limit_bytes)
+            if peak is None:
+                out_at = between
+            else:
+                measured[between] = peak
+                expected = expected_bytes(measured, size, held_bytes)
+        guarded, reason = _reason_not_to_run(out_at, expected, guard_share, limit_bytes)
+        if reason is None and clock() - began_s >= time_budget_s:
+            reason = "the time for the memory was spent"
+        if reason is not None:
+            record = MemoryRecord(dtype_policy, size, "not_run", reason, None, expected, guarded)
+        else:
+            peak = probes.read(size).bytes_below(limit_bytes)
+            if peak is None:
+                out_at = size
+            else:
+                measured[size] = peak
+            outcome = "out_of_memory" if peak is None else "fits"
+            record = MemoryRecord(dtype_policy, size, outcome, None, peak, expected)
+        records.append(record)
+        if on_probe is not None:
+            on_probe(record)
+    return tuple(records)
+
+
+def _size_between(
+    measured: dict[int, float], size: int, held_bytes: int, most_bytes: float
+) -> int | None:
+    """Gives a size to probe before one that is refused on the word of a single, far one."""
+    if len(measured) != 1 or size <= 2 * max(measured):
+        return None
+    first = max(measured)
+    fixed = min(held_bytes, measured[first])
+    if fixed == measured[first] or fixed + (measured[first] - fixed) * size / first <= most_bytes:
+        return None
+    each = (measured[first] - fixed) / first
+    between = min(size // 2, int((most_bytes - fixed) / each))
+    return between if between >= 2 * first else None
+
+
+def _reason_not_to_run(
+    out_at: int | None, expected: float | None, guard_share: float, limit_bytes: int
+) -> tuple[bool, str | None]:
+    if out_at is not None:
+        return True, f"memory ran out at batch size {out_at}"
+    if expected is None or expected <= guard_share * limit_bytes:
+        return False, None
+    return True, (
+        f"expected to need {memory_text(expected)}, more than {guard_share:.0%} of "
+        f"{memory_text(limit_bytes)}"
+    )
+
+
+def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
+    """Tells what the memory of smaller sizes lets expect of a larger one; None from none.
+
+    Args:
+        measured: Peak bytes of smaller sizes, by the batch size in examples.
+        batch_size: The larger size, in examples.
+        held_bytes: Part of them that is taken whatever the batch.
+    """
+    if not measured:
+        return None
+    fit = fit_memory(measured)
+    largest = max(measured)
+    if fit is None:
+        fixed = min(held_bytes, measured[largest])
+        return fixed + (measured[largest] - fixed) * batch_size / largest
+    return max(fit.predict(batch_size), measured[largest])
+
+
+# As in the search for the largest batch; what is above the window is not timed.
+WINDOW = (0.80, 0.90)
+
+
+def measure_training_memory(
+    load: Load,
+    model: Callable[[], keras.Model],
+    micro_batch_sizes: Callable[[int | None], Sequence[int]],
+    *,
+    chosen: bool,
+    memory_limit_bytes: int | None,
+    time_budget_s: float,
+    on_probe: Callable[[MemoryRecord], None] | None = None,
+) -> MemoryPass:
+    """Runs train steps of each size in a worker process, which may die of them.
+
+    Args:
+        load: What to run.
+        model: Returns the model of this process, for probes in it; the model stays as it is.
+        micro_batch_sizes: Returns the sizes, ascending, for the number of examples in the data.
+        chosen: Whether a person chose them: then one that is expected not to fit is run too,
+            unless it would be in this process.
+        memory_limit_bytes: Memory that may be taken; None for what the device has, on a CPU half
+            of what the host leaves.
+        time_budget_s: Seconds after which no size is begun.
+        on_probe: Receives each record.
+
+    Raises:
+        OutOfMemoryError: If not even the weights fit.
+    """
+    measure = functools.partial(
+        _measured,
+        sizes=micro_batch_sizes,
+        chosen=chosen,
+        time_budget_s=time_budget_s,
+        on_probe=on_probe,
+    )
+    return search_in_place(
+        load, measure, memory_limit_bytes=memory_limit_bytes, memory_window=WINDOW, model=model
+    )
+
+
+def _measured(
+    probes: Probes,
+    *,
+    sizes: Callable[[int | None], Sequence[int]],
+    chosen: bool,
+    time_budget_s: float,
+    on_probe: Callable[[MemoryRecord], None] | None,
+) -> MemoryPass:
+    facts = probes.facts
+    if facts.variables_bytes > facts.limit_bytes:
+        raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+    may_die = chosen and isinstance(probes, WorkerProbes)
+    records = ascend_memory(
+        probes,
+        sizes(facts.examples),
+        dtype_policy=facts.dtype_policy,
+        limit_bytes=facts.limit_bytes,
+        held_bytes=facts.held_bytes,
+        time_budget_s=time_budget_s,
+        guard_share=math.inf if may_die else WINDOW[1],
+        on_probe=on_probe,
+    )
+    return MemoryPass(records, facts.limit_bytes, facts.notes)

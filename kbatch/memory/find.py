@@ -1,0 +1,300 @@
+"""The largest batch that fits in memory, found by running it."""
+
+import functools
+from typing import Any
+
+import keras
+import keras_tuner
+
+from kbatch.analysis.batch_sizes import check_size
+from kbatch.device.environment import read_environment
+from kbatch.device.memory import FreeMemory, check_memory_limit
+from kbatch.device.worker import WorkerDied
+from kbatch.errors import InputError
+from kbatch.memory.probe import (
+    LoadFacts,
+    Probes,
+    Reading,
+    check_facts,
+    no_example_fits,
+    search_in_place,
+)
+from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.memory.search import MaxBatchAnswer, check_window, search_max_batch
+from kbatch.memory.workload import Load
+from kbatch.training.build_function import BuildFunction, model_builder
+from kbatch.training.data.forms import FitData, is_dataset
+from kbatch.training.data.sample_rows import example_rows, sample_of
+
+
+def find_max_batch_size(
+    build: "BuildFunction | keras_tuner.HyperModel | keras.Model",
+    x: Any,
+    y: Any = None,
+    *,
+    memory_window: tuple[float, float] = (0.80, 0.90),
+    memory_limit_bytes: int | None = None,
+    max_batch_size: int | None = None,
+    training: bool = True,
+    longest_example: Any = None,
+) -> MaxBatchSizeResult:
+    """Finds the largest batch whose memory lies in a window below the limit.
+
+    Real train steps are run in a worker process, five at each size, and TensorFlow's allocator
+    tells their peak. The size that is returned was run, once more in a fresh process and after
+    other sizes. On a CPU the worker's allocator gets the limit, and runs out as a GPU's does.
+
+    Example:
+
+    >>> found = kbatch.find_max_batch_size(build, x, y, memory_limit_bytes=2 * 2**30)
+    >>> found.max_batch_size, found.powers_of_two(16)
+
+    Args:
+        build: A function that returns a compiled model, without argument or with keras-tuner's
+            `hp` (its defaults are taken), a `HyperModel`, or a compiled model, which stays as it
+            is.
+        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
+            function `batch_size -> tf.data.Dataset`.
+        y: Targets of arrays.
+        memory_window: Lower and upper share of the limit that is aimed at.
+        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on a
+            CPU half of what the host and its control group leave.
+        max_batch_size: Largest size to try, None for that of the data set.
+        training: Whether to run train steps, or predictions.
+        longest_example: One example, (x, y) or x alone, without a batch axis, to use instead of
+            rows of the data, where examples differ in length.
+
+    Returns:
+        The size, all probes and the fitted line.
+
+    Raises:
+        InputError: If the data cannot be batched, have fewer than two examples, or the limit is
+            below the weights.
+        OutOfMemoryError: If one example does not fit; it names the bytes needed and the limit.
+        TypeError: If `build` cannot build, or a bound is no integer.
+        ValueError: If the window or a bound cannot be used.
+    """
+    check_window(memory_window)
+    cap = None if max_batch_size is None else check_size(max_batch_size, "max_batch_size")
+    limit_bytes = check_memory_limit(memory_limit_bytes)
+    load = Load(
+        model_builder(build),
+        data_source(x, y, longest_example),
+        keras.config.dtype_policy().name,
+        training=training,
+    )
+    search = functools.partial(probe_max_batch, memory_window=memory_window, max_batch_size=cap)
+    return search_in_place(
+        load, search, memory_limit_bytes=limit_bytes, memory_window=memory_window
+    )
+
+
+def data_source(x: Any, y: Any, longest_example: Any = None) -> Any:
+    """Gives what probes take their rows of: data, a function of them, or one example.
+
+    Raises:
+        InputError: If the data cannot be batched.
+    """
+    if longest_example is not None:
+        # As in Keras, a tuple is (x, y).
+        parts = longest_example if isinstance(longest_example, tuple) else (longest_example,)
+        return example_rows(parts)
+    if callable(x) and not is_dataset(x):
+        if y is not None:
+            raise InputError(
+                "A data function brings its own targets, as (x, y): leave out `y`. "
+                f"Received: y of type {type(y).__name__}."
+            )
+        return x
+    return sample_of(FitData(x, y))
+
+
+# How often an answer that its confirmation refuted is looked for again.
+_MOST_CONFIRMATIONS = 4
+_NOT_CONFIRMED = (
+    f"Peaks differ from run to run: {_MOST_CONFIRMATIONS} sizes in a row were refuted when they "
+    "were run again, and the next one was run once. Leave a wider margin below the limit."
+)
+
+
+def probe_max_batch(
+    probes: Probes,
+    *,
+    memory_window: tuple[float, float],
+    max_batch_size: int | None,
+    confirm: bool = True,
+    largest_first: bool = False,
+) -> MaxBatchSizeResult:
+    """Searches with real probes.
+
+    Args:
+        probes: Where they run.
+        memory_window: Lower and upper share of the limit that is aimed at.
+        max_batch_size: Largest size to try, or None.
+        confirm: Whether to run the answer again, in a fresh process and after other sizes.
+        largest_first: Whether to begin with the largest size, which ends the search where it fits:
+            for a caller that expects so. Where a batch far too large may end this process, the
+            search comes first.
+
+    Raises:
+        InputError: If the limit is below the weights, or the data have one example.
+        OutOfMemoryError: If one example does not fit.
+    """
+    facts = check_facts(probes.facts)
+    log = _Log(probes, facts, memory_window, max_batch_size)
+    answer = (log.largest() if largest_first else None) or log.search()
+    for _ in range(_MOST_CONFIRMATIONS if confirm else 0):
+        if answer.batch_size is None or log.confirmed(answer.batch_size):
+            break
+        answer = log.search()
+    else:
+        if confirm:
+            log.notes.append(_NOT_CONFIRMED)
+    if answer.batch_size is None:
+        raise no_example_fits(facts, memory_window, answer.memory_bytes[1], log.died)
+    free = log.free
+    return MaxBatchSizeResult(
+        max_batch_size=answer.batch_size,
+        reason=answer.reason,
+        in_window=log.in_window(answer.batch_size),
+        limit_bytes=facts.limit_bytes,
+        memory_window=memory_window,
+        training=facts.training,
+        device=facts.device,
+        dtype_policy=facts.dtype_policy,
+        weights_bytes=facts.variables_bytes,
+        probes=tuple(log.records),
+        requested_block_bytes=free.requested_bytes if free else None,
+        free_bytes=free.free_bytes if free else None,
+        largest_free_block_bytes=free.largest_block_bytes if free else None,
+        notes=(*facts.notes, *log.notes),
+        environment=read_environment(),
+        other_processes=facts.other_processes,
+    )
+
+
+class _Log:
+    """All probes so far, the most bytes that each size took, and how a worker ended last."""
+
+    def __init__(
+        self,
+        probes: Probes,
+        facts: LoadFacts,
+        memory_window: tuple[float, float],
+        max_batch_size: int | None,
+    ):
+        self.records: list[ProbeRecord] = []
+        self.free: FreeMemory | None = None
+        self.died: WorkerDied | None = None
+        self.notes: list[str] = []
+        self._probes = probes
+        self._facts = facts
+        self._window = memory_window
+        self._asked = max_batch_size
+        self._rows = facts.examples
+        self._memory: dict[int, int | None] = {}
+
+    def search(self) -> MaxBatchAnswer:
+        """Searches with what is known, and probes what is not."""
+        while True:
+            try:
+                return search_max_batch(
+                    self._known_or_probed,
+                    limit_bytes=self._facts.limit_bytes,
+                    memory_window=self._window,
+                    max_batch_size=self._cap,
+                    cap_name=self._cap_name,
+                )
+            except _DataEnded as ended:
+                self._rows = ended.rows
+
+    def largest(self) -> MaxBatchAnswer | None:
+        """Probes the largest size; None where that does not fit, or nothing bounds the sizes."""
+        size = self._cap
+        if size is None or not self._probes.isolated:
+            return None
+        try:
+            reading = self._probe(size, "search")
+        except InputError:
+            raise
+        except Exception:
+            # Whether that was want of memory, smaller batches that run tell; else they raise it.
+            self._probes.renew()
+            return None
+        if reading.rows < size:
+            self._rows = reading.rows
+            return None
+        if self._outcome(self._memory[size]) != "fits":
+            return None
+        reason = f"reached {self._cap_name}"
+        return MaxBatchAnswer(size, reason, self.in_window(size), dict(self._memory))
+
+    def confirmed(self, size: int) -> bool:
+        """Runs the answer in a fresh process, and again after other sizes.
+
+        Returns:
+            Whether it still fits below the upper end of the window.
+        """
+        if self._probes.renew():
+            self._probe(size, "fresh process")
+        larger = [b for b, m in self._memory.items() if m is not None and b > size]
+        for other in {max(1, size // 2), *larger[:1]} - {size}:
+            self._probe(other, "mixed sizes")
+        self._probe(size, "mixed sizes")
+        return self._outcome(self._memory[size]) == "fits"
+
+    def in_window(self, size: int) -> bool:
+        """Tells whether the most bytes that a size took lie in the window."""
+        memory = self._memory[size]
+        low = self._window[0] * self._facts.limit_bytes
+        return memory is not None and memory >= low and self._outcome(memory) == "fits"
+
+    @property
+    def _cap(self) -> int | None:
+        return min((c for c in (self._asked, self._rows) if c is not None), default=None)
+
+    @property
+    def _cap_name(self) -> str:
+        by_data = self._rows is not None and self._cap == self._rows
+        return "the data set" if by_data else "`max_batch_size`"
+
+    def _known_or_probed(self, size: int) -> float | None:
+        if size not in self._memory:
+            reading = self._probe(size, "search")
+            if reading.rows < size:
+                raise _DataEnded(reading.rows)
+        return self._memory[size]
+
+    def _probe(self, size: int, purpose: str) -> Reading:
+        reading = self._probes.read(size)
+        peak, rows = reading.bytes_below(self._facts.limit_bytes), reading.rows
+        before = self._memory.get(rows, 0)
+        # The most that was seen; once it ran out it counts as too large.
+        self._memory[rows] = None if peak is None or before is None else max(before, peak)
+        self.free = reading.free or self.free
+        self.died = reading.died or self.died
+        outcome = self._outcome(peak)
+        self.records.append(
+            ProbeRecord(
+                rows,
+                reading.peak_bytes,
+                outcome,
+                reading.duration_s,
+                purpose,
+                reading.step_s,
+                reading.first_step_bytes,
+                reading.stopped_after,
+            )
+        )
+        return reading
+
+    def _outcome(self, peak: int | None) -> str:
+        if peak is None:
+            return "out_of_memory"
+        return "fits" if peak <= self._window[1] * self._facts.limit_bytes else "above_window"
+
+
+class _DataEnded(Exception):
+    def __init__(self, rows: int):
+        super().__init__(rows)
+        self.rows = rows

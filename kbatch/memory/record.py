@@ -1,0 +1,215 @@
+"""Records of memory: a search for the largest batch, a micro-batch limit, and one batch size."""
+
+import dataclasses
+
+from kbatch.analysis.batch_sizes import powers_of_two
+from kbatch.memory.search import MemoryFit, fit_memory
+from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.record import SavedRecord, ShownRecord, check_ranges
+from kbatch.records.usage import GpuProcess
+
+OUTCOMES = ("fits", "above_window", "out_of_memory")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeRecord:
+    """One batch size that was run.
+
+    Attributes:
+        batch_size: Examples in the batch.
+        peak_memory_bytes: Most bytes held at once over its steps after the first, None where
+            memory ran out. In older records over all steps.
+        outcome: One of `OUTCOMES`.
+        duration_s: Seconds that it took, tracing included.
+        purpose: "search", or "fresh process" and "mixed sizes" for runs that confirm the answer.
+        step_s: Seconds of a train step after the first, None where none was timed.
+        first_step_peak_memory_bytes: Most bytes held at once in the first step, which also
+            compiles and tries algorithms; None where it was not told apart.
+        stopped_after: Train steps after which it ended since they were slow, None where all ran.
+    """
+
+    batch_size: int
+    peak_memory_bytes: int | None
+    outcome: str
+    duration_s: float
+    purpose: str = "search"
+    step_s: float | None = None
+    first_step_peak_memory_bytes: int | None = None
+    stopped_after: int | None = None
+
+    def __post_init__(self):
+        if self.outcome not in OUTCOMES:
+            raise ValueError(
+                f"`outcome` must be one of {', '.join(OUTCOMES)}. "
+                f"Received: outcome={self.outcome!r}."
+            )
+        check_ranges(1, batch_size=self.batch_size)
+        check_ranges(
+            0,
+            peak_memory_bytes=self.peak_memory_bytes,
+            first_step_peak_memory_bytes=self.first_step_peak_memory_bytes,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxBatchSizeResult(SavedRecord, ShownRecord):
+    """The largest batch size whose memory lies in the window, and how it was found.
+
+    Attributes:
+        max_batch_size: The size, in examples. It was run.
+        reason: Why it is this one.
+        in_window: Whether its memory lies in the window.
+        limit_bytes: Memory of the device that TensorFlow could take.
+        memory_window: Lower and upper share of the limit that was aimed at.
+        training: Whether train steps were run, or predictions.
+        device: TensorFlow's name of the device.
+        dtype_policy: Policy of the model.
+        weights_bytes: Bytes of the model's variables, those of the optimizer included.
+        probes: All runs, in order.
+        requested_block_bytes: What the last allocation that failed asked for in one piece, None
+            if none failed or the allocator did not tell.
+        free_bytes: What was free then.
+        largest_free_block_bytes: The largest piece of it.
+        notes: What a reader of the figures must know.
+        environment: The machine.
+        other_processes: Who held memory of the GPU beside it, when it was found.
+    """
+
+    max_batch_size: int
+    reason: str
+    in_window: bool
+    limit_bytes: int
+    memory_window: tuple[float, ...]
+    training: bool
+    device: str
+    dtype_policy: str
+    weights_bytes: int
+    probes: tuple[ProbeRecord, ...]
+    requested_block_bytes: int | None = None
+    free_bytes: int | None = None
+    largest_free_block_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+    environment: EnvironmentRecord | None = None
+    other_processes: tuple[GpuProcess, ...] = ()
+
+    def __post_init__(self):
+        check_ranges(1, max_batch_size=self.max_batch_size, limit_bytes=self.limit_bytes)
+        if self.max_batch_size not in self.memory_bytes:
+            raise ValueError(
+                "`max_batch_size` must be a size whose memory was probed. "
+                f"Received: max_batch_size={self.max_batch_size}."
+            )
+        if len(self.memory_window) != 2 or not 0 < self.memory_window[0] <= self.memory_window[1]:
+            raise ValueError(
+                "`memory_window` must be two shares in ascending order. "
+                f"Received: memory_window={self.memory_window}."
+            )
+
+    def __repr__(self) -> str:
+        """Sums the result up in a line."""
+        share = self.peak_memory_bytes / self.limit_bytes
+        return (
+            f"<MaxBatchSizeResult: {self.max_batch_size} examples, {100 * share:.0f} % of "
+            f"{self.limit_bytes / 2**30:.3g} GiB on {self.device}, {len(self.probes)} runs>"
+        )
+
+    @property
+    def memory_bytes(self) -> dict[int, int]:
+        """Most bytes seen at each size that fitted."""
+        found: dict[int, int] = {}
+        for probe in self.probes:
+            if probe.peak_memory_bytes is not None:
+                before = found.get(probe.batch_size, 0)
+                found[probe.batch_size] = max(before, probe.peak_memory_bytes)
+        return found
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Most bytes seen at `max_batch_size`."""
+        return self.memory_bytes[self.max_batch_size]
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether memory set the size, and not the end of the data or of the search."""
+        return self.in_window or any(probe.outcome != "fits" for probe in self.probes)
+
+    @property
+    def spread(self) -> float | None:
+        """Range of the peaks of `max_batch_size` as a share of the largest; None from one run."""
+        peaks = [p.peak_memory_bytes for p in self.probes if p.batch_size == self.max_batch_size]
+        known = [peak for peak in peaks if peak is not None]
+        return (max(known) - min(known)) / max(known) if len(known) > 1 else None
+
+    @property
+    def fit(self) -> MemoryFit | None:
+        """The line through the sizes that fitted, None from fewer than two."""
+        return fit_memory(self.memory_bytes)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that all probes took."""
+        return sum(probe.duration_s for probe in self.probes)
+
+    def predict(self, batch_size: int) -> float:
+        """Estimates the bytes of a batch size from the fitted line.
+
+        Raises:
+            ValueError: If fewer than two sizes were measured.
+        """
+        fit = self.fit
+        if fit is None:
+            raise ValueError(
+                "A line needs two measured sizes: search with a larger `max_batch_size` or data "
+                f"set. Received: measured sizes={sorted(self.memory_bytes)}."
+            )
+        return fit.predict(batch_size)
+
+    def powers_of_two(self, low: int = 1) -> tuple[int, ...]:
+        """Lists the powers of two from `low` up to `max_batch_size`."""
+        return powers_of_two(low, self.max_batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatchLimit:
+    """The largest micro-batch that training is tried with from then on.
+
+    Attributes:
+        micro_batch_size: The size, in examples.
+    """
+
+    micro_batch_size: int
+
+
+MEMORY_OUTCOMES = ("fits", "out_of_memory", "not_run")
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryRecord:
+    """The memory of one batch size.
+
+    Attributes:
+        dtype_policy: Under which policy, or `"int8"`.
+        batch_size: Examples in the batch.
+        outcome: One of `MEMORY_OUTCOMES`.
+        reason: Why it was not run, None where it was.
+        peak_bytes: Most bytes held at once, weights included; None where it is not known.
+        predicted_bytes: What smaller sizes let expect, None for the first.
+        guarded: Whether it was not run because it would need too much.
+    """
+
+    dtype_policy: str
+    batch_size: int
+    outcome: str
+    reason: str | None = None
+    peak_bytes: int | None = None
+    predicted_bytes: float | None = None
+    guarded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.outcome not in MEMORY_OUTCOMES:
+            raise ValueError(
+                f"`outcome` must be one of {', '.join(MEMORY_OUTCOMES)}. "
+                f"Received: outcome={self.outcome!r}."
+            )
+        check_ranges(1, batch_size=self.batch_size)
+        check_ranges(0, peak_bytes=self.peak_bytes)

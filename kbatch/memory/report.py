@@ -1,0 +1,158 @@
+"""The largest batch that fits, in words."""
+
+import functools
+
+from kbatch.document.numbers import counted, memory_text, percent, readable
+from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
+from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.memory.figure import HEIGHT_IN, plot_memory
+from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+
+_OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory": "out of memory"}
+# A first step that held more than this many times what later ones did is worth a line.
+_MORE_AT_FIRST = 1.05
+
+
+def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
+    """Writes each probe: size, peak memory, its share of the limit, outcome, seconds, purpose."""
+    rows = []
+    for probe in result.probes:
+        peak = probe.peak_memory_bytes
+        rows.append(
+            (
+                f"{probe.batch_size:,}",
+                "" if peak is None else memory_text(peak),
+                "" if peak is None else percent(peak / result.limit_bytes),
+                _OUTCOMES[probe.outcome],
+                readable(probe.duration_s),
+                probe.purpose,
+            )
+        )
+    return rows
+
+
+def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
+    """Says which batch fits, why it is this one, and how sure that is."""
+    peak, limit = result.peak_memory_bytes, result.limit_bytes
+    task = "training" if result.training else "inference"
+    lines = [
+        f"Largest batch for {task}: {counted(result.max_batch_size, 'example')}, "
+        f"{memory_text(peak)} of {memory_text(limit)} ({percent(peak / limit)}) on "
+        f"{result.device} under {result.dtype_policy}.",
+        f"Why this one: {result.reason}.{_beyond(result)}",
+    ]
+    fit = result.fit
+    if fit is not None:
+        lines.append(
+            f"Memory: {_with_error(fit.fixed_bytes, fit.fixed_error_bytes)} fixed, "
+            f"{_with_error(fit.bytes_per_example, fit.bytes_per_example_error)} per example; "
+            f"the variables are {memory_text(result.weights_bytes)}."
+        )
+    firsts = [
+        probe.first_step_peak_memory_bytes or 0
+        for probe in result.probes
+        if probe.batch_size == result.max_batch_size
+    ]
+    if max(firsts) > _MORE_AT_FIRST * peak:
+        lines.append(
+            f"Its first step held {memory_text(max(firsts))}: it also compiles and tries "
+            "algorithms. The window is aimed at by the later steps."
+        )
+    if result.spread is not None:
+        lines.append(f"Its peaks in several runs differ by {percent(result.spread)}.")
+    if result.largest_free_block_bytes is not None and result.free_bytes is not None:
+        requested = result.requested_block_bytes or 0
+        lines.append(
+            f"At the last failure {memory_text(requested)} were asked for in one piece; "
+            f"{memory_text(result.free_bytes)} were free, the largest piece "
+            f"{memory_text(result.largest_free_block_bytes)}."
+        )
+    slow = slow_steps_text(result)
+    return [*lines, *([] if slow is None else [slow]), *result.notes]
+
+
+def slow_steps_text(result: MaxBatchSizeResult) -> str | None:
+    """Return which sizes were run for fewer steps than others, None where none was."""
+    slow = [probe for probe in result.probes if probe.stopped_after is not None]
+    if not slow:
+        return None
+    largest = max(slow, key=lambda probe: probe.batch_size)
+    return (
+        f"Steps of {counted(largest.batch_size, 'example')} take {readable(largest.step_s or 0)} "
+        f"s: memory was read from {largest.stopped_after} of them, and later ones may take more."
+    )
+
+
+def _with_error(value: float, error: float | None) -> str:
+    text = memory_text(max(value, 0.0))
+    return text if error is None else f"{text} (standard error {memory_text(error)})"
+
+
+def _beyond(result: MaxBatchSizeResult) -> str:
+    if not result.reason.endswith("the data set"):
+        return ""
+    return " To look beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
+
+
+_COLUMNS = (
+    Column("Batch size", True),
+    Column("Peak memory", True),
+    Column("Of the limit", True),
+    Column("Outcome", False),
+    Column("Seconds", True),
+    Column("Run", False),
+)
+
+
+def max_batch_section(result: MaxBatchSizeResult) -> Section:
+    """Computes what a report says of a search for the largest batch that fits."""
+    lines, environment = max_batch_lines(result), result.environment
+    headline, reason, *details = lines[: len(lines) - len(result.notes)]
+    return Section(
+        kind="largest batch",
+        name=f"{'training' if result.training else 'inference'} on {result.device}",
+        headline=headline,
+        lead=(reason,),
+        details=tuple(details),
+        conditions="",
+        figures=(
+            Figure(
+                "memory",
+                "Memory by batch size",
+                HEIGHT_IN,
+                functools.partial(plot_memory, result),
+            ),
+        ),
+        tables=(_table(result),),
+        notes=tuple(Note("", "", note) for note in result.notes),
+        command=environment.command if environment else None,
+        settings=(
+            Fact("task", "train steps" if result.training else "predictions"),
+            Fact("memory limit", memory_text(result.limit_bytes)),
+            Fact("window aimed at", " to ".join(percent(s) for s in result.memory_window)),
+            Fact("dtype policy", result.dtype_policy),
+        ),
+        environment=environment_facts(environment),
+    )
+
+
+def _table(result: MaxBatchSizeResult) -> Table:
+    pairs = zip(result.probes, probe_rows(result), strict=True)
+    rows = tuple(_row(i, probe, texts, result) for i, (probe, texts) in enumerate(pairs))
+    return Table("Batch sizes that were run", _COLUMNS, rows, best_means="the answer")
+
+
+def _row(index: int, probe: ProbeRecord, texts: tuple[str, ...], result: MaxBatchSizeResult) -> Row:
+    peak = probe.peak_memory_bytes
+    share = None if peak is None else peak / result.limit_bytes
+    keys = (probe.batch_size, peak, share, None, probe.duration_s, None)
+    out_of_memory = probe.outcome == "out_of_memory"
+    cells = [
+        Cell(text or "n/a (out of memory)", key) for text, key in zip(texts, keys, strict=True)
+    ]
+    return Row(
+        str(index),
+        "out_of_memory" if out_of_memory else "",
+        probe.batch_size == result.max_batch_size and not out_of_memory,
+        tuple(cells),
+    )

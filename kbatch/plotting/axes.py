@@ -1,0 +1,130 @@
+"""The batch axis and logarithmic axes, labelled with plain numbers."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from kbatch.plotting.canvas import label_room, width_share
+
+_MOST_TICKS = 12
+
+
+def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
+    """Makes the x axis a batch axis.
+
+    Args:
+        ax: The lowest Axes of those that share it.
+        batch_sizes: Batch sizes that are shown, in examples.
+        label: Label of the axis.
+    """
+    sizes = sorted(set(batch_sizes))
+    most = round(_MOST_TICKS * width_share(ax))
+    margin = 2 ** max(0.35, 0.05 * math.log2(sizes[-1] / sizes[0]))
+    ax.set_xscale("log", base=2)
+    ax.set_xlim(sizes[0] / margin, sizes[-1] * margin)
+    ax.xaxis.set_major_locator(FixedLocator(batch_ticks(sizes, most)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{round(size):d}"))
+    ax.set_xlabel(label)
+
+
+def batch_ticks(batch_sizes: Iterable[int], most: int = _MOST_TICKS) -> list[int]:
+    """Picks the batch sizes that get a tick: all, or as many as can be read.
+
+    Args:
+        batch_sizes: Batch sizes in examples.
+        most: Equal distances that the axis is long.
+
+    Returns:
+        Ascending sizes, the smallest among them.
+    """
+    sizes = sorted(set(batch_sizes))
+    distance = math.log2(sizes[-1] / sizes[0]) / most
+    ticks: list[int] = []
+    for size in sizes:
+        if not ticks or math.log2(size / ticks[-1]) >= distance:
+            ticks.append(size)
+    return ticks
+
+
+# What may be labelled in each decade of an axis that spans less than so many times its low end:
+# over many decades a label for each third of one could not be read.
+_LABELS = (
+    (4, (1, 1.5, 2, 3, 4, 5, 6, 8)),
+    (10, (1, 2, 3, 4, 6, 8)),
+    (1e3, (1, 2, 5)),
+    (math.inf, (1,)),
+)
+_FEWER = ((1, 2, 5), (1, 3), (1,))
+# Less than a factor of two may hold no such number: there plain steps are labelled.
+_MOST_STEPS = 4
+# Beyond so many every second one is labelled.
+_MOST_DECADES = 9
+# Numbers with more digits would be written with an exponent.
+_WHOLE_FROM = 1e5
+# Between two labels, in characters.
+_GAP = 1.5
+
+
+def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
+    """Labels an axis that is logarithmic already.
+
+    Args:
+        axis: The x or y axis of Axes, whose limits are set.
+        short: Whether thousands are written as k, where there is little room.
+    """
+    low, high = sorted(axis.get_view_interval())
+    write = _short if short else _plain
+    most = next(subs for span, subs in _LABELS if high < span * low)
+    locators = [
+        *(
+            LogLocator(subs=subs, numticks=_MOST_DECADES)
+            for subs in (most, *_FEWER)
+            if len(subs) <= len(most)
+        ),
+        *(LogLocator(numticks=count) for count in range(_MOST_STEPS, 1, -1)),
+        *(MaxNLocator(nbins=count) for count in range(_MOST_STEPS, 0, -1)),
+    ]
+    ticks = [_within(locator.tick_values(low, high), low, high) for locator in locators]
+    # Two at least, to compare; where they have no room, one.
+    fitting = [
+        locator
+        for locator, places in zip(locators, ticks, strict=True)
+        if len(places) > 1 and _fit(axis, places, write)
+    ]
+    single = FixedLocator(max(ticks, key=len)[-1:])
+    axis.set_major_locator(fitting[0] if fitting else single)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+
+
+def _within(places: Sequence[float], low: float, high: float) -> list[float]:
+    return [float(place) for place in places if low <= place <= high]
+
+
+def _fit(axis: Axis, places: Sequence[float], write: Callable[[float], str]) -> bool:
+    """Tells whether labels stand beside each other; above each other they have room enough."""
+    if not isinstance(axis, XAxis):
+        return True
+    low, high = sorted(axis.get_view_interval())
+    room = label_room(axis.axes) / math.log(high / low)
+    return all(
+        room * math.log(right / left) >= _GAP + (len(write(left)) + len(write(right))) / 2
+        for left, right in itertools.pairwise(places)
+    )
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= _WHOLE_FROM else f"{value:,g}"
+
+
+def _short(value: float) -> str:
+    """Writes 20,000 as 20k."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:g}{name}"
+    return f"{value:g}"

@@ -1,0 +1,263 @@
+"""Versioned JSON files of frozen records, which a reader sees whole."""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import threading
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+SCHEMA_VERSION = 1
+# Squares of larger numbers overflow: like infinity, such a number says that something diverged.
+LARGEST_NUMBER = 1e100
+_DEEPEST = 64
+_LONGEST_SHOWN = 200
+# What no page, table or terminal can show: halves of characters, and controls but white space.
+_UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+Record = typing.TypeVar("Record")
+
+
+class RecordError(ValueError):
+    """A record that cannot be read or written; the message names the file."""
+
+
+class NewerRecordError(RecordError):
+    """A record of a newer kbatch, which must not be overwritten."""
+
+
+def write_record(record: object, path: Path) -> None:
+    """Writes a record so that a reader sees the old file or the new one, never half of it.
+
+    Args:
+        record: A dataclass instance.
+        path: File to write; its folder is made if it is missing.
+
+    Raises:
+        OSError: If the folder cannot be written, with what to do.
+    """
+    write_whole_file(path, (record_text(record) + "\n").encode())
+
+
+def record_text(record: object) -> str:
+    """Writes a record as the JSON text that `write_record` puts into a file."""
+    document = {
+        "kbatch_schema": SCHEMA_VERSION,
+        "kind": type(record).__name__,
+        "record": _encode(record),
+    }
+    return json.dumps(document, indent=1, allow_nan=False)
+
+
+def read_record(kind: type[Record], path: Path) -> Record:
+    """Reads a record that `write_record` wrote.
+
+    Args:
+        kind: Dataclass of the record.
+        path: File to read.
+
+    Returns:
+        The record.
+
+    Raises:
+        RecordError: If the file is broken, of a newer schema or holds another kind.
+    """
+    document = read_json(path)
+    name = printable(str(path))
+    try:
+        version, found = document["kbatch_schema"], document["kind"]
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{name} is no kbatch record or is damaged: {error!r}.") from error
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise NewerRecordError(
+            f"{name} has schema version {shown(version)}, this kbatch reads up to "
+            f"{SCHEMA_VERSION}: upgrade kbatch (pip install --upgrade kbatch)."
+        )
+    if found != kind.__name__:
+        raise RecordError(f"{name} holds a {shown(found, str)}, not a {kind.__name__}.")
+    try:
+        return _decoder(kind)(document["record"])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RecordError(
+            f"{name} is damaged, or another version of kbatch wrote it: {shown(error)}."
+        ) from error
+
+
+def read_json(path: Path) -> typing.Any:
+    """Reads a JSON file that anybody may have written.
+
+    Args:
+        path: File to read.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        RecordError: If it is no regular file, is no JSON, or is nested too deeply for a record.
+    """
+    name = printable(str(path))
+    # A pipe or a device in its place would never end.
+    if path.exists() and not path.is_file():
+        raise RecordError(f"{name} is no kbatch record: it is no regular file.")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError) as error:
+        raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
+    if _nested_deeper(document, _DEEPEST):
+        raise RecordError(f"{name} is damaged: it is nested more than {_DEEPEST} levels deep.")
+    return document
+
+
+def printable(text: str) -> str:
+    """Replaces what cannot be shown, such as the bytes of a file name that is not UTF-8.
+
+    Args:
+        text: Any text.
+    """
+    return text if text.isprintable() else _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def shown(value: object, write: Callable[[object], str] = repr) -> str:
+    """Writes a value of a file for a message, which a hostile one could fill with pages.
+
+    Args:
+        value: Any value.
+        write: Makes a text of it.
+    """
+    text = printable(write(value))
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def load_if_readable(kind: type[Record], path: Path | None) -> Record | None:
+    """Reads a record that can be made again; None where there is none, or it cannot be read."""
+    if path is None or not path.exists():
+        return None
+    try:
+        return read_record(kind, path)
+    except RecordError:
+        return None
+
+
+def _encode(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {field.name: _encode(getattr(value, field.name)) for field in fields}
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_encode(item) for item in value]
+    if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
+        return None
+    return value
+
+
+def _nested_deeper(value: object, levels: int) -> bool:
+    """Return whether lists and mappings lie deeper in each other, level by level."""
+    found = [value]
+    for _ in range(levels):
+        found = [
+            item
+            for one in found
+            if isinstance(one, (dict, list))
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+    return bool(found)
+
+
+# Files hold many values of few kinds: how a kind is read is found out once.
+@functools.cache
+def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        fields = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
+        return lambda value: kind(**{name: fields[name](item) for name, item in value.items()})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _union_decoder(arguments)
+    if origin is tuple:
+        item_of = _decoder(arguments[0])
+        return lambda value: tuple([item_of(item) for item in _plain(list, value)])
+    if origin is not None:
+        item_of = _decoder(arguments[1])
+        return lambda value: {printable(k): item_of(v) for k, v in _plain(dict, value).items()}
+    if kind in (int, float):
+        # The most frequent values by far.
+        return lambda value: (
+            value
+            if type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+            else _plain(kind, value)
+        )
+    return functools.partial(_plain, kind)
+
+
+def _union_decoder(kinds: tuple[typing.Any, ...]) -> Callable[[typing.Any], typing.Any]:
+    others = [kind for kind in kinds if kind is not types.NoneType]
+    decoders = [_decoder(kind) for kind in others]
+    if len(others) == 1:
+        return lambda value: None if value is None else decoders[0](value)
+
+    def decode(value: typing.Any) -> typing.Any:
+        if value is None and len(others) < len(kinds):
+            return None
+        for kind, decoder in zip(others, decoders, strict=True):
+            if _is_plain(kind, value):
+                return decoder(value)
+        raise TypeError(f"{value!r} is none of {kinds}")
+
+    return decode
+
+
+def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
+    """Check a value that is no record: text that can be shown, numbers to compute with."""
+    if kind is not object and not _is_plain(kind, value):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, (int, float)) and not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
+        raise ValueError(f"{value} is not finite, or too large to compute with")
+    return value
+
+
+def _is_plain(kind: typing.Any, value: typing.Any) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def write_whole_file(path: Path, data: bytes) -> None:
+    """Writes a file in one step: an error leaves what was there before.
+
+    Args:
+        path: File to write; its folder is made if it is missing.
+        data: Its whole content.
+
+    Raises:
+        OSError: If the folder cannot be written, with what to do.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, data)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"kbatch cannot write here ({error.strerror}): give a writable directory",
+            path,
+        ) from error
+
+
+def _replace(path: Path, data: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    # os.open gives the file the rights that the user's umask leaves, as any other file has them.
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

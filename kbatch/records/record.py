@@ -1,0 +1,67 @@
+"""What all records share: saving and loading, a notebook's view, and ranges of their numbers."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from kbatch.records.json_codec import read_record, write_record
+
+
+class SavedRecord:
+    """What a frozen record needs to be saved and loaded as versioned JSON."""
+
+    def save(self, path: Path | str) -> None:
+        """Writes the record as JSON.
+
+        Args:
+            path: File to write; its folder is made if it is missing.
+
+        Raises:
+            OSError: If it cannot be written, with what to do.
+        """
+        write_record(self, Path(path))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Reads a record that `save` wrote.
+
+        Raises:
+            RecordError: If the file is broken, of a newer kbatch or holds something else.
+        """
+        return read_record(cls, Path(path))
+
+
+# The one door from a record upwards: looked up when a notebook asks, so that a record is read
+# without what draws and writes; `tests/test_layout.py` knows it by name.
+_WRITER = "kbatch.report.pages"
+
+
+class ShownRecord:
+    """A record that Jupyter, Colab and others show as HTML.
+
+    They ask the object itself, by its method `_repr_html_`; the page is written by `kbatch.report`.
+    """
+
+    def _repr_html_(self) -> str | None:
+        return importlib.import_module(_WRITER).notebook_html(self)
+
+
+# No clock tells less apart.
+SHORTEST_S = 1e-9
+
+
+def check_ranges(least: float, /, **numbers: float | Sequence[float] | None) -> None:
+    """Checks that numbers of a record are large enough; unknown ones (None, NaN) are.
+
+    Args:
+        least: The least that each may be.
+        **numbers: The numbers by their names, or sequences of them.
+
+    Raises:
+        ValueError: If one is smaller.
+    """
+    for name, found in numbers.items():
+        for number in found if isinstance(found, Sequence) else (found,):
+            if number is not None and number < least:
+                raise ValueError(f"`{name}` must be at least {least}. Received: {name}={number}.")

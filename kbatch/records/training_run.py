@@ -1,0 +1,488 @@
+"""The record of one training run: its epochs, its target and its gradient noise scale."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.learning_rate import LearningRateScaling
+from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_runs
+from kbatch.analysis.throughput import Throughput, throughput_of_windows
+from kbatch.records.record import SHORTEST_S, check_ranges
+from kbatch.records.usage import UsageRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a training run may spend; it ends when one of the limits is reached.
+
+    Attributes:
+        train_s: Seconds of training, None for no limit.
+        updates: Optimizer updates, likewise.
+        examples: Training examples, likewise.
+    """
+
+    train_s: float | None = None
+    updates: int | None = None
+    examples: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The value of a metric at which training ends.
+
+    Attributes:
+        metric: Name of the metric, as Keras gives it.
+        value: The value.
+        direction: `"max"` where it is to be reached from below, `"min"` from above.
+    """
+
+    metric: str
+    value: float
+    direction: str
+
+    def __post_init__(self):
+        check_direction(self.direction)
+
+    def is_met(self, value: float | None) -> bool:
+        """Tells whether a value of the metric meets it; None does not."""
+        if value is None:
+            return False
+        # Keras's metrics are float32: 0.95 there is 0.94999999.
+        if math.isclose(value, self.value, rel_tol=2e-7):
+            return True
+        return value >= self.value if self.direction == "max" else value <= self.value
+
+
+def check_direction(direction: str) -> None:
+    """Checks in which direction a metric gets better.
+
+    Raises:
+        ValueError: If it is neither `"max"` nor `"min"`.
+    """
+    if direction not in ("max", "min"):
+        raise ValueError(f'`direction` must be "max" or "min". Received: direction={direction!r}.')
+
+
+class Cost(NamedTuple):
+    """What training took.
+
+    Attributes:
+        train_s: Seconds of training, validation and callbacks left out.
+        updates: Optimizer updates.
+        examples: Training examples.
+    """
+
+    train_s: float
+    updates: int
+    examples: int
+
+
+# The name of each cost as an objective of keras-tuner.
+COST_NAMES = {
+    "seconds_to_target": "train_s",
+    "updates_to_target": "updates",
+    "examples_to_target": "examples",
+}
+
+
+class _CostedEpoch(Protocol):
+    @property
+    def metrics(self) -> Mapping[str, float | None]: ...
+    @property
+    def train_s(self) -> float: ...
+    @property
+    def updates(self) -> int: ...
+    @property
+    def examples(self) -> int: ...
+
+
+def cost_to_target(target: Target, epochs: Sequence[_CostedEpoch]) -> Cost | None:
+    """Sums what the epochs took up to the first that meets a target, that one included.
+
+    Args:
+        target: The target, which is looked at when an epoch ends.
+        epochs: The epochs, in order.
+
+    Returns:
+        The cost, None if no epoch meets it.
+    """
+    met = (i for i, e in enumerate(epochs) if target.is_met(e.metrics.get(target.metric)))
+    last = next(met, None)
+    if last is None:
+        return None
+    spent = epochs[: last + 1]
+    return Cost(
+        train_s=sum(epoch.train_s for epoch in spent),
+        updates=sum(epoch.updates for epoch in spent),
+        examples=sum(epoch.examples for epoch in spent),
+    )
+
+
+# Metrics of an epoch: means of tr(Sigma) and of |G|^2 over its measured updates.
+MOMENT_METRICS = ("gradient_variance", "gradient_squared_norm")
+
+
+class EpochNoiseScale(NamedTuple):
+    """One point of the noise scale's curve.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        value: The ratio of the epoch's mean moments, in examples; None where |G|^2 was lost in
+            noise. It has no interval: the curve shows a trend, `noise_scale` a value.
+    """
+
+    epoch: int
+    value: float | None
+
+
+class _MeasuredEpoch(Protocol):
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, float | None]: ...
+    @property
+    def updates(self) -> int: ...
+
+
+def noise_scale(runs: Sequence[Sequence[_MeasuredEpoch]]) -> NoiseScale | None:
+    """Estimates the gradient noise scale of the late half of each run, all together.
+
+    Args:
+        runs: The epochs of each run, in order.
+
+    Returns:
+        The noise scale, None where no epoch of any run has the moments.
+    """
+    measured = [epochs for run in runs if (epochs := _measured(run))]
+    if not measured:
+        return None
+    return noise_scale_of_runs([_moments(epochs) for epochs in measured])
+
+
+def noise_scale_curve(epochs: Sequence[_MeasuredEpoch]) -> tuple[EpochNoiseScale, ...]:
+    """Gives the noise scale of each epoch that has the moments."""
+    return tuple(EpochNoiseScale(e.epoch, _ratio(*_pair(e))) for e in _measured(epochs))
+
+
+def _ratio(variance: float, squared_norm: float) -> float | None:
+    return max(variance, 0.0) / squared_norm if squared_norm > 0 else None
+
+
+def _pair(epoch: _MeasuredEpoch) -> list[float]:
+    return [epoch.metrics[name] or 0.0 for name in MOMENT_METRICS]
+
+
+def _measured(epochs: Sequence[_MeasuredEpoch]) -> list[_MeasuredEpoch]:
+    return [e for e in epochs if all(e.metrics.get(n) is not None for n in MOMENT_METRICS)]
+
+
+def _moments(epochs: Sequence[_MeasuredEpoch]) -> tuple[list[float], list[float], list[int]]:
+    variances, norms = ([_pair(e)[i] for e in epochs] for i in range(2))
+    # Of an epoch's updates every n-th is measured, so they weigh as the measured ones do.
+    return variances, norms, [max(1, e.updates) for e in epochs]
+
+
+# Of more, an axis of doubles cannot tell one from the next.
+MOST_EXAMPLES = 2**53
+STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochRecord:
+    """What one epoch of training showed.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        metrics: Metrics under Keras's names at the end of the epoch; None for a value that is
+            not finite.
+        examples: Examples trained on, counted in the input pipeline.
+        updates: Optimizer updates made; an update that overflowed is skipped.
+        train_s: Seconds of training, validation and callbacks left out.
+        data_wait_s: Seconds of it that the train step waited for data, None if not measured.
+        batches: Batches trained on, None if not counted.
+    """
+
+    epoch: int
+    metrics: Mapping[str, float | None]
+    examples: int
+    updates: int
+    train_s: float
+    data_wait_s: float | None
+    batches: int | None = None
+
+    def __post_init__(self):
+        check_ranges(
+            0,
+            epoch=self.epoch,
+            examples=self.examples,
+            updates=self.updates,
+            train_s=self.train_s,
+            data_wait_s=self.data_wait_s,
+            batches=self.batches,
+        )
+
+    def finite(self, metric: str) -> float | None:
+        """Gives the value of a metric, None if it is missing or not finite."""
+        value = self.metrics.get(metric)
+        return value if value is not None and math.isfinite(value) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionRecord:
+    """What one training run showed.
+
+    Attributes:
+        status: One of `STATUSES`.
+        seed: Seed of weights and shuffling, None when none was set.
+        batch_size: Examples of one optimizer update, as asked for, those of all replicas.
+        micro_batch_size: Examples that go through a device at once; all that a replica has of a
+            batch when the gradient was not accumulated, None before it was found.
+        batch_size_seen: Largest batch that the train step received, None before the first.
+        dtype_policy: The policy that was active in the model, or that it was to have.
+        optimizer: Class name of the optimizer, without the loss-scale wrapper; None when the model
+            could not be built.
+        loss_scaled: Whether the loss was scaled (mixed_float16), likewise.
+        learning_rate: Learning rate at the first update, after the rule.
+        learning_rate_scaling: The rule, or None.
+        jit_compile: Whether XLA compiled the train step, likewise.
+        window_examples: Examples in each window of training; together the windows are all steps
+            but the first one of each new shape.
+        window_durations_s: Duration of each of those windows, in seconds.
+        first_step_s: Seconds of the first step, tracing and compiling included.
+        examples_seen: Examples trained on in all, None if they were not counted.
+        batches: Batches trained on in all, likewise.
+        updates: Optimizer updates in all, without those that overflowed, likewise.
+        train_s: Seconds of training, first step included, validation left out, likewise.
+        data_wait_s: Seconds of it spent waiting for data, None if not measured.
+        total_s: Seconds from the start to the end, validation and callbacks included, likewise.
+        epochs: The epochs, in order.
+        reported: Metrics that keras-tuner was given: those of the best epoch, or what a
+            `HyperModel.fit` of the user's returned.
+        failure: Why it did not complete, None if it did.
+        traceback: Python's traceback of what was raised, None where nothing was.
+        notes: What a reader of the numbers must know.
+        micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
+            0 where an earlier one told it, None where it was given.
+        usage: What the run took of GPUs and host, None if that was not measured.
+        workers_on_device: Workers of `kbatch distribute` that shared the device, this one
+            included; None outside it.
+        budget: What it was allowed to spend, None where the number of epochs was the budget.
+        target: Where training was to end, None without one.
+        replicas: Devices that shared each batch.
+        scaling: What the rule was given and what it made of it, None where the model was not
+            built or not scaled yet.
+        most_in_memory: Most examples that fit in memory at once, where probes or training met
+            the end of it; None where they did not, or were not made.
+        sparse_gradients: "summed" where rows of a gradient for one index were added up before the
+            optimizer saw them, "keras" where a batch that was not cut left that to Keras; None
+            where that makes no difference to the model, or is not known.
+    """
+
+    status: str
+    seed: int | None
+    batch_size: int
+    micro_batch_size: int | None
+    dtype_policy: str
+    optimizer: str | None
+    loss_scaled: bool | None
+    learning_rate: float | None
+    learning_rate_scaling: str | None
+    jit_compile: bool | None
+    batch_size_seen: int | None = None
+    window_examples: tuple[int, ...] = ()
+    window_durations_s: tuple[float, ...] = ()
+    first_step_s: float | None = None
+    examples_seen: int | None = None
+    batches: int | None = None
+    updates: int | None = None
+    train_s: float | None = None
+    data_wait_s: float | None = None
+    total_s: float | None = None
+    epochs: tuple[EpochRecord, ...] = ()
+    reported: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    failure: str | None = None
+    notes: tuple[str, ...] = ()
+    micro_batch_search_s: float | None = None
+    usage: UsageRecord | None = None
+    workers_on_device: int | None = None
+    budget: Budget | None = None
+    target: Target | None = None
+    replicas: int = 1
+    traceback: str | None = None
+    scaling: LearningRateScaling | None = None
+    most_in_memory: int | None = None
+    sparse_gradients: str | None = None
+
+    def __post_init__(self):
+        if self.status not in STATUSES:
+            raise ValueError(f"`status` must be one of {STATUSES}. Received: {self.status!r}.")
+        if not 1 <= self.batch_size <= MOST_EXAMPLES:
+            raise ValueError(
+                f"`batch_size` must lie between 1 and {MOST_EXAMPLES:,}. "
+                f"Received: batch_size={self.batch_size}."
+            )
+        if self.micro_batch_size is not None and not 1 <= self.micro_batch_size <= self.batch_size:
+            raise ValueError(
+                "A micro-batch has at least one example and at most those of the batch. Received: "
+                f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
+            )
+        check_ranges(1, replicas=self.replicas, workers_on_device=self.workers_on_device)
+        check_ranges(
+            0,
+            batch_size_seen=self.batch_size_seen,
+            first_step_s=self.first_step_s,
+            examples_seen=self.examples_seen,
+            batches=self.batches,
+            updates=self.updates,
+            train_s=self.train_s,
+            data_wait_s=self.data_wait_s,
+            total_s=self.total_s,
+        )
+        check_ranges(1, window_examples=self.window_examples)
+        check_ranges(SHORTEST_S, window_durations_s=self.window_durations_s)
+        if len(self.window_examples) != len(self.window_durations_s):
+            raise ValueError(
+                "`window_examples` and `window_durations_s` must have the same length. Received: "
+                f"{len(self.window_examples)} and {len(self.window_durations_s)}."
+            )
+
+    def __repr__(self) -> str:
+        """Sums the execution up in a line."""
+        parts = [f"batch size {self.batch_size}", self.dtype_policy, f"{len(self.epochs)} epochs"]
+        if self.updates is not None:
+            parts.append(f"{self.updates} updates")
+        return f"<ExecutionRecord {self.status}: {', '.join(parts)}>"
+
+    @property
+    def accumulation_steps(self) -> int | None:
+        """Micro-batches of a replica's part of a full batch, a remainder counted as one.
+
+        None before it is known.
+        """
+        size = self.micro_batch_size
+        return None if size is None else -(-self.replica_batch_size // size)
+
+    @property
+    def replica_batch_size(self) -> int:
+        """Examples that a replica has of a full batch, the most where they differ by one."""
+        return -(-self.batch_size // self.replicas)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the training loss became NaN or infinite."""
+        return any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
+
+    @property
+    def to_target(self) -> Cost | None:
+        """What it took to meet the target; None without one, or where it was never met."""
+        return None if self.target is None else cost_to_target(self.target, self.epochs)
+
+    def cost(self, name: str) -> float | None:
+        """Gives one of `COST_NAMES`, such as `"seconds_to_target"`, likewise."""
+        cost = self.to_target
+        return None if cost is None else getattr(cost, COST_NAMES[name])
+
+    @property
+    def joules_to_target(self) -> float | None:
+        """Energy of the GPUs in joules, where training ended when the target was met; else None.
+
+        It is that of the whole run: building graphs, validation and callbacks are in it.
+        """
+        ended_there = (
+            self.target is not None
+            and cost_to_target(self.target, self.epochs[:-1]) is None
+            and self.to_target is not None
+        )
+        return self.usage.gpu_energy_j if ended_there and self.usage else None
+
+    @functools.cached_property
+    def throughput(self) -> Throughput | None:
+        """Examples per second after the first steps, None if there was nothing else."""
+        return throughput_of_windows(self.window_examples, self.window_durations_s)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Examples over training time after the first step of each new shape."""
+        return self.throughput and self.throughput.mean
+
+    @property
+    def window_samples_per_second(self) -> float | None:
+        """Median over the timing windows: what most steps do, the few slow ones left out."""
+        return self.throughput and self.throughput.median
+
+    @property
+    def samples_per_second_interval(self) -> Interval | None:
+        """First and third quartile over the windows, None for fewer than two windows.
+
+        They are drawn out to `samples_per_second`, which few slow steps take out of them.
+        """
+        found = self.throughput
+        if found is None or found.windows < 2:
+            return None
+        return Interval(min(found.low, found.mean), max(found.high, found.mean))
+
+    @property
+    def data_wait_share(self) -> float | None:
+        """Share of the training time spent waiting for data, from 0 to 1.
+
+        It is that of the epochs after the first, whose tracing and compiling would hide the
+        waiting, and of all training where there was a single epoch.
+        """
+        later_s = [(epoch.data_wait_s, epoch.train_s) for epoch in self.epochs[1:]]
+        waits = later_s or [(self.data_wait_s, self.train_s)]
+        waited_s = [wait_s for wait_s, _ in waits if wait_s is not None]
+        trained_s = sum(train_s or 0.0 for _, train_s in waits)
+        if len(waited_s) < len(waits) or not trained_s:
+            return None
+        return sum(waited_s) / trained_s
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Energy of the GPUs over the examples trained on, in joules.
+
+        It is that of the whole run: building graphs, validation and callbacks are in it.
+        """
+        return self.usage and self.usage.joules_per_sample(self.examples_seen)
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """Gradient noise scale of the late half of its epochs, None if it was not measured."""
+        return noise_scale([self.epochs])
+
+    @property
+    def noise_scale_curve(self) -> tuple[EpochNoiseScale, ...]:
+        """Gradient noise scale by epoch, empty likewise."""
+        return noise_scale_curve(self.epochs)
+
+    def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
+        """Gives the finite metrics that stand for the run: the reported ones.
+
+        Args:
+            metric: Name of the objective.
+            direction: `"max"` or `"min"`.
+
+        Returns:
+            Those of the best epoch where none were reported.
+        """
+        best = self.best_epoch(metric, direction)
+        metrics = self.reported or (best.metrics if best else {})
+        return {n: v for n, v in metrics.items() if v is not None and math.isfinite(v)}
+
+    def best_epoch(self, metric: str, direction: str) -> EpochRecord | None:
+        """Finds the epoch with the best value of a metric.
+
+        Args:
+            metric: Name of the metric, as Keras gives it.
+            direction: `"max"` or `"min"`.
+
+        Returns:
+            The first best epoch; the last epoch when none has the metric; None without epochs.
+        """
+        finite = [(value, e) for e in self.epochs if (value := e.finite(metric)) is not None]
+        if not finite:
+            return self.epochs[-1] if self.epochs else None
+        sign = -1 if direction == "max" else 1
+        return min(finite, key=lambda pair: sign * pair[0])[1]

@@ -1,0 +1,252 @@
+"""Pages: HTML that needs no network, Markdown with its figures, and what a notebook shows."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup, escape
+
+from kbatch.document.section import Figure
+from kbatch.plotting.canvas import WIDTH_IN, detached_axes
+from kbatch.plotting.saving import SvgPage, figure_bytes
+from kbatch.records.json_codec import write_whole_file
+from kbatch.report.content import ReportContent, Reported, report_content, section_of
+from kbatch.study.study import Study
+
+# On a telephone this width keeps the texts of a figure as large as those of a small print.
+_NARROW_IN = 3.6
+# Captions take more lines there.
+_NARROW_TALLER = 1.15
+
+
+class Drawing(NamedTuple):
+    """A figure as elements of a page.
+
+    Attributes:
+        wide: For a desk and for print, None for a small figure.
+        narrow: For a telephone, None where it cannot be read so narrow.
+        alt_text: Its description.
+    """
+
+    wide: Markup | None
+    narrow: Markup | None
+    alt_text: str
+
+
+def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
+    """Renders a report as one HTML page.
+
+    Args:
+        study_or_profiles: A study, a profile, a result, or a sequence of them.
+
+    Raises:
+        ValueError: If a study is empty, with what to run, or there is nothing to report.
+    """
+    content = report_content(study_or_profiles)
+    page = SvgPage()
+    drawings = {
+        (place, figure.name): _drawing(figure, page)
+        for place, section in enumerate(content.sections, start=1)
+        for figure in section.figures
+    }
+    template = templates().get_template("report.html")
+    return template.render(
+        content=content,
+        drawings=drawings,
+        glyphs=Markup(page.glyphs()),
+        rules=Markup(page.rules()),
+    )
+
+
+def _drawing(figure: Figure, page: SvgPage) -> Drawing:
+    """Draws a figure in the widths that its shape needs."""
+    alt_text = figure.alt_text
+
+    def drawn(width_in: float, taller: float = 1.0) -> Markup:
+        nonlocal alt_text
+        axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
+        alt_text = alt_text or str(axes.get_label())
+        return Markup(page.element(figure_bytes(axes, ".svg", transparent=True).decode()))
+
+    wide = drawn(WIDTH_IN) if figure.shape != "small" else None
+    narrow = drawn(_NARROW_IN, _NARROW_TALLER) if figure.shape != "wide" else None
+    return Drawing(wide, narrow, alt_text)
+
+
+class Picture(NamedTuple):
+    """A figure's file beside the text.
+
+    Attributes:
+        address: Its name as in a link.
+        alt_text: Its description.
+    """
+
+    address: str
+    alt_text: str
+
+
+def markdown_files(
+    study_or_profiles: Reported | Sequence[Reported], path: Path
+) -> dict[Path, bytes]:
+    """Renders a report as Markdown.
+
+    Args:
+        study_or_profiles: A study, a profile, a result, or a sequence of them.
+        path: Where it is going to be.
+
+    Returns:
+        Content of each file: the figures, then the text that shows them.
+
+    Raises:
+        ValueError: If a study is empty, with what to run, or there is nothing to report.
+    """
+    content = report_content(study_or_profiles)
+    names = _picture_names(content, path.stem)
+    files, pictures = {}, {}
+    for place, section in enumerate(content.sections, start=1):
+        for figure in section.figures:
+            name = names[place, figure.name]
+            axes = figure.draw(detached_axes(figure.height_in))
+            files[path.with_name(name)] = figure_bytes(axes, ".png")
+            alt_text = figure.alt_text or str(axes.get_label())
+            pictures[place, figure.name] = Picture(quote(name), alt_text)
+    text = templates().get_template("report.md").render(content=content, pictures=pictures)
+    return {**files, path: text.encode()}
+
+
+def _picture_names(content: ReportContent, stem: str) -> dict[tuple[int, str], str]:
+    several = len(content.sections) > 1
+    return {
+        (place, figure.name): f"{stem}-{f'{place}-' if several else ''}{figure.name}.png"
+        for place, section in enumerate(content.sections, start=1)
+        for figure in section.figures
+    }
+
+
+# Characters that Markdown or the HTML inside it would take for markup.
+_MARKDOWN_MARKUP = re.compile(r"([\\`*\[\]<>|])")
+_CODE = re.compile(r"`([^`]+)`")
+_RANGE = re.compile(r"\(?[\d.,]+ (?:±|to) [\d.,]+\)?")
+_NUMBER_WITH_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|ms\b|s\b|samples/s)")
+
+
+def templates() -> jinja2.Environment:
+    """Gives the templates, in which an unknown name is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("kbatch.report"),
+        autoescape=jinja2.select_autoescape(("html",)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["plain"] = plain
+    environment.filters["glued"] = glued
+    environment.filters["prose"] = prose
+    environment.filters["in_cell"] = in_cell
+    environment.filters["plain_prose"] = plain_prose
+    return environment
+
+
+def glued(text: str) -> str:
+    """Keeps a number on the line of its unit."""
+    return _NUMBER_WITH_UNIT.sub("\N{NO-BREAK SPACE}", text)
+
+
+def in_cell(text: str) -> Markup:
+    """Lets a long name break at underscores, and keeps a range or a number with its ± together."""
+    broken = str(escape(text)).replace("_", "_<wbr>")
+    return Markup(_RANGE.sub(r'<span class="range">\g<0></span>', broken))
+
+
+def prose(text: str) -> Markup:
+    """Writes a sentence as HTML: what stands between back-ticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(glued(text)))))
+
+
+def plain_prose(text: str) -> str:
+    """Writes a sentence as Markdown, in which back-ticks mark code too."""
+    text, parts, end = " ".join(text.split()), [], 0
+    for code in _CODE.finditer(text):
+        parts += [_escaped(text[end : code.start()]), code[0]]
+        end = code.end()
+    return "".join([*parts, _escaped(text[end:])])
+
+
+def plain(text: str) -> str:
+    """Keeps Markdown from reading markup into a text."""
+    return _escaped(" ".join(text.split()))
+
+
+def _escaped(text: str) -> str:
+    return _MARKDOWN_MARKUP.sub(r"\\\1", text)
+
+
+def write_report(
+    study_or_profiles: Reported | Sequence[Reported], path: str | Path
+) -> tuple[Path, ...]:
+    """Writes what was found: the decision first, then table, figures, caveats, environment.
+
+    HTML is one file that needs no network. Markdown has its figures in files beside it,
+    `<name>-<figure>.png`.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/digits")
+    >>> kbatch.write_report(study, "digits.html")
+    >>> profile = kbatch.InferenceProfile.load("profile.json")
+    >>> kbatch.write_report([study, profile], "digits.md")
+
+    Args:
+        study_or_profiles: A `Study`, a `TrainingProfile`, an `InferenceProfile`, an
+            `InputPipelineProfile` or a `MaxBatchSizeResult`, or a list of them, which makes one
+            document with a section each.
+        path: File to write, with suffix `.html` or `.md`.
+
+    Returns:
+        The files written, the report last.
+
+    Raises:
+        ValueError: If the suffix is another one, a study is empty or the list is.
+        OSError: If the folder cannot be written, with what to do.
+    """
+    path = Path(path)
+    match path.suffix.lower():
+        case ".html":
+            files = {path: render_html(study_or_profiles).encode()}
+        case ".md":
+            files = markdown_files(study_or_profiles, path)
+        case _:
+            raise ValueError(
+                "A report's `path` must end in `.html` (one file) or `.md` (with figures beside "
+                f"it). Received: path={str(path)!r}."
+            )
+    for file, data in files.items():
+        write_whole_file(file, data)
+    return tuple(files)
+
+
+_MOST_ROWS = 40
+
+
+def notebook_html(record: Any) -> str | None:
+    """Writes a record as a piece of HTML for the output of a cell.
+
+    It has no style sheet and no script, which notebooks take away, and no colours, so that it
+    suits light and dark pages.
+
+    Args:
+        record: A study, a profile or a result.
+
+    Returns:
+        The HTML; None for a record that has no report, whose text stands then.
+    """
+    try:
+        section = section_of(record)
+    except ValueError as error:
+        # An object that is looked at must not raise: what is missing is said in its place.
+        return Markup("<p>{}</p>").format(prose(str(error))) if isinstance(record, Study) else None
+    return templates().get_template("notebook.html").render(section=section, most=_MOST_ROWS)

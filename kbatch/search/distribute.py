@@ -1,0 +1,301 @@
+"""A chief and workers of one search, watched until the search ends."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from kbatch.device.python_program import program_words
+from kbatch.device.worker_devices import NO_GPU, device_environments, usable_gpus
+from kbatch.search.distributed_script import ChiefAddress, RemoteChief, free_local_address
+
+_DRAIN_S = 5.0
+# A progress bar goes back to the start of its line instead of ending it.
+_LINE_ENDS = re.compile(rb"[\r\n]+")
+
+
+class LabelledProcess:
+    """Runs a command in a process group of its own, so that Ctrl-C reaches its starter alone.
+
+    Args:
+        name: What stands before each line.
+        words: The command.
+        environment: Variables to set beside those of this process.
+        write: Receives each line, without its end.
+
+    Attributes:
+        write_error: The error of the line after which none could be written; the process goes on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        words: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        write: Callable[[str], None],
+    ):
+        self.name = name
+        self.write_error: OSError | None = None
+        self._write = write
+        with _interruptible_children():
+            self._process = subprocess.Popen(
+                words,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._copying = threading.Thread(target=self._copy, daemon=True)
+        self._copying.start()
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, minus the signal that ended it; None while it runs."""
+        return self._process.poll()
+
+    def interrupt(self) -> None:
+        """Sends what Ctrl-C sends to the process and all that it started."""
+        self._signal(signal.SIGINT)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for its end, and tells whether it came."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends the process and all that it started, and writes what is left of its lines."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._copying.join(_DRAIN_S)
+
+    def _signal(self, number: int) -> None:
+        # Its id is the group's; the group may have ended already.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _copy(self) -> None:
+        stream, rest = self._process.stdout, b""
+        while stream is not None and (data := os.read(stream.fileno(), 65536)):
+            *lines, rest = _LINE_ENDS.split(rest + data)
+            self._write_lines(lines)
+        self._write_lines([rest])
+
+    def _write_lines(self, lines: Sequence[bytes]) -> None:
+        # The pipe is read to its end all the same: a process waits when it is full.
+        for line in lines:
+            if line.strip() and self.write_error is None:
+                try:
+                    self._write(f"[{self.name}] {line.decode(errors='replace')}")
+                except OSError as error:
+                    self.write_error = error
+
+
+@contextlib.contextmanager
+def _interruptible_children() -> Iterator[None]:
+    """Let processes started meanwhile be interrupted, though this one may ignore Ctrl-C."""
+    # A background job and `nohup` ignore it, and a process inherits what is ignored, while a
+    # handler ends with its `exec`. Only the main thread may set one.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if not ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+_CHECK_S = 0.2
+_INTERRUPT_S = 20.0
+_CHIEF_ENDS_S = 5.0
+_WORKERS_END_S = 30.0
+
+
+class DistributionPlan(NamedTuple):
+    """What is to run.
+
+    Attributes:
+        words: The script and its arguments.
+        workers: Workers on this host.
+        restarts: How often each worker that dies is started again.
+        chief_address: Where the chief answers, None for a free port of this host alone.
+        chief_here: Whether the chief runs on this host.
+        name: What the names of the workers begin with; they differ between hosts.
+    """
+
+    words: tuple[str, ...]
+    workers: int
+    restarts: int = 3
+    chief_address: ChiefAddress | None = None
+    chief_here: bool = True
+    name: str = "tuner"
+
+
+def run_distributed(plan: DistributionPlan, write: Callable[[str], None]) -> None:
+    """Runs a script as the chief and the workers of a search until the search ends.
+
+    A worker that dies is started again under its own name, for which the oracle keeps the trial it
+    was running.
+
+    Args:
+        plan: What is to run.
+        write: Receives each line of output.
+
+    Raises:
+        ChildProcessError: If the chief or a worker ended with an error, with what to do.
+        OSError: If the output cannot be written.
+        KeyboardInterrupt: If it is interrupted or terminated; nothing is left running.
+    """
+    with _terminated_as_interrupted(), _Processes(plan, write) as processes:
+        processes.watch()
+
+
+class _Processes:
+    def __init__(self, plan: DistributionPlan, write: Callable[[str], None]):
+        address = plan.chief_address or free_local_address()
+        self._plan = plan
+        self._write = write
+        self._variables = {
+            "KERASTUNER_ORACLE_IP": address.host,
+            "KERASTUNER_ORACLE_PORT": str(address.port),
+            "PYTHONUNBUFFERED": "1",
+        }
+        names = [f"{plan.name}{i}" for i in range(plan.workers)]
+        devices = device_environments(plan.workers, usable_gpus())
+        self._devices = dict(zip(names, devices, strict=True))
+        self._deaths = dict.fromkeys(names, 0)
+        self._running: dict[str, LabelledProcess] = {}
+        self._remote = None if plan.chief_here else RemoteChief(lambda: address.answers)
+
+    def __enter__(self) -> "_Processes":
+        try:
+            if self._remote is None:
+                self._start("chief", NO_GPU)
+            for name, variables in self._devices.items():
+                self._start(name, variables)
+        except BaseException:
+            self._end_all()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end_all()
+
+    def watch(self) -> None:
+        """Returns when the search has ended."""
+        while not self._ended():
+            time.sleep(_CHECK_S)
+
+    def _ended(self) -> bool:
+        for error in [one.write_error for one in self._running.values() if one.write_error]:
+            raise OSError(
+                "The output cannot be written, and the chief and its workers were ended: run the "
+                "same command again with its output in a file, and the search goes on. "
+                f"Received: {error}."
+            ) from error
+        chief = self._remote or self._running["chief"]
+        status = chief.status
+        if status:
+            raise ChildProcessError(
+                f"The chief ended with {_status_text(status)}, and its workers were ended: run the "
+                "same command again, and the search goes on where the chief stood."
+            )
+        if status == 0:
+            self._wait_for_workers()
+            return True
+        for name in self._devices:
+            self._look_at(name)
+        return self._remote is not None and all(
+            self._running[name].status == 0 for name in self._devices
+        )
+
+    def _look_at(self, name: str) -> None:
+        status = self._running[name].status
+        if not status:
+            return
+        self._running.pop(name).close()
+        if status > 0:
+            raise ChildProcessError(
+                f"Worker {name} ended with {_status_text(status)}, told above, and all others were "
+                "ended: mend it, then run the same command again, and the search goes on."
+            )
+        self._deaths[name] += 1
+        if self._deaths[name] > self._plan.restarts:
+            raise ChildProcessError(
+                f"Worker {name} died {self._deaths[name]} times, last by {_status_text(status)}: a "
+                "trial may end every process that runs it, as where memory runs out. Leave it out, "
+                "or search with `kbatch.BatchSizeTuner(isolate=True)`, for which that is a result. "
+                f"Received: restarts={self._plan.restarts}."
+            )
+        self._write(f"[kbatch] {name} died by {_status_text(status)} and is started again")
+        self._start(name, self._devices[name])
+
+    def _start(self, name: str, variables: Mapping[str, str]) -> None:
+        module = "kbatch.search.distributed_script"
+        self._running[name] = LabelledProcess(
+            name,
+            program_words(module, str(os.getpid()), *self._plan.words),
+            environment={**self._variables, **variables, "KERASTUNER_TUNER_ID": name},
+            write=self._write,
+        )
+
+    def _wait_for_workers(self) -> None:
+        """Gives the workers time to end by themselves after the chief has ended."""
+        end_s = time.monotonic() + _WORKERS_END_S
+        for process in self._running.values():
+            process.wait(max(0.0, end_s - time.monotonic()))
+
+    def _end_all(self) -> None:
+        """Lets each write how far it came, then ends what is left."""
+        # A worker that asks a chief which has ended would record its trial as failed.
+        workers = [process for name, process in self._running.items() if name != "chief"]
+        chiefs = [process for process in self._running.values() if process not in workers]
+        with contextlib.ExitStack() as stack:  # To the end, also where that is interrupted.
+            for process in self._running.values():
+                stack.callback(process.close)
+            stack.callback(_interrupt, chiefs, _CHIEF_ENDS_S)
+            _interrupt(workers, _INTERRUPT_S)
+
+
+def _interrupt(processes: Sequence[LabelledProcess], most_s: float) -> None:
+    """Interrupts those that run, and gives them time to end."""
+    alive = [process for process in processes if process.status is None]
+    for process in alive:
+        process.interrupt()
+    end_s = time.monotonic() + most_s
+    for process in alive:
+        process.wait(max(0.0, end_s - time.monotonic()))
+
+
+def _status_text(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"status {status}"
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Ends in order also where a batch system terminates it or its terminal is closed."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    ended_by = (signal.SIGTERM, signal.SIGHUP)
+    # `nohup` and its like have some ignored, which stay so.
+    heeded = [number for number in ended_by if signal.getsignal(number) != signal.SIG_IGN]
+    numbers = (signal.SIGINT, *heeded)
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

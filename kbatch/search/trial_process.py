@@ -1,0 +1,236 @@
+"""Trials in processes of their own: what they take is returned when they end."""
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import keras_tuner
+import tensorflow as tf
+from keras_tuner.src.engine.tuner_utils import TunerCallback
+
+from kbatch.device.memory import worker_device
+from kbatch.device.worker import MappedPickles, UnsendableError, Worker
+from kbatch.errors import InputError
+from kbatch.records.training_run import COST_NAMES
+from kbatch.search.progress import FitProgress, FitReporter
+from kbatch.search.throughput_sweep import sweep_throughput
+from kbatch.search.trial_files import TrialFiles
+from kbatch.search.trial_states import CHECKPOINT_NAME, BestWeights
+from kbatch.study.study import GoodputRecord
+from kbatch.study.trial import TrialRecord
+from kbatch.training.callbacks import TimeBudget
+
+
+class IsolatedTrials:
+    """Runs each trial of a search in a fresh process, with the data of the search mapped.
+
+    The tuner travels by value: its copy trains, and what it reports comes back. TensorFlow's
+    graphs and the memory of a GPU go with the process.
+
+    Args:
+        arguments: Positional arguments of the search.
+        keywords: Its keyword arguments.
+
+    Raises:
+        InputError: If they cannot travel to another process, with what to give.
+    """
+
+    def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
+        _refuse_datasets(arguments, keywords)
+        self._worker = Worker(worker_device())
+        # A folder of its own: the worker's pickles replace one another.
+        folder = self._worker.folder / "search"
+        folder.mkdir()
+        try:
+            self._data = MappedPickles(folder).dumps((tuple(arguments), dict(keywords)))
+        except UnsendableError as error:
+            self._worker.close()
+            raise InputError(
+                "With `isolate=True` data and callbacks travel to another process: give arrays or "
+                f"a function `batch_size -> tf.data.Dataset`. Received: {error}"
+            ) from error
+        except BaseException:
+            self._worker.close()
+            raise
+
+    def __enter__(self) -> "IsolatedTrials":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._worker.close()
+
+    def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
+        """Runs the executions of a trial.
+
+        Args:
+            tuner: The tuner, whose copy trains.
+            trial: The trial.
+            on_event: Receives how far training is.
+
+        Returns:
+            The hyperparameters of the trial, with those that its training declared.
+
+        Raises:
+            WorkerDied: If the process ended before the trial did.
+            Exception: What the trial raised.
+        """
+        try:
+            return self._worker.call(_run, tuner, trial, self._data, on_event=on_event)
+        finally:
+            self._worker.restart()
+
+    def sweep(self, tuner: Any) -> GoodputRecord:
+        """Times an update of each batch size, in a process that ends with it.
+
+        Args:
+            tuner: The tuner, whose copy builds the model.
+        """
+        try:
+            return self._worker.call(_sweep, tuner, self._data)
+        finally:
+            self._worker.restart()
+
+
+def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
+    """Finds the search space in another process, so that this one never takes the device.
+
+    Args:
+        tuner: The tuner, whose copy's `explore` builds the models.
+
+    Returns:
+        The space, and what `explore` returned.
+    """
+    with Worker(worker_device()) as worker:
+        return worker.call(_explore, tuner)
+
+
+def _run(tell: Callable[[Any], None], tuner: Any, trial: Any, data: bytes) -> Any:
+    arguments, keywords = pickle.loads(data)
+    run_executions(tell, tuner, trial, arguments, keywords)
+    return trial.hyperparameters
+
+
+def _sweep(tuner: Any, data: bytes) -> GoodputRecord:
+    arguments, keywords = pickle.loads(data)
+    space = tuner.oracle.get_space()
+    return sweep_throughput(
+        tuner.hypermodel,
+        space,
+        arguments=arguments,
+        keywords=keywords,
+        directory=Path(tuner.project_dir),
+    )
+
+
+def _explore(tuner: Any) -> Any:
+    explored = tuner.explore()
+    return tuner.oracle.get_space(), explored
+
+
+def _refuse_datasets(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    values = keras.tree.flatten([list(arguments), dict(keywords)])
+    if any(isinstance(value, tf.data.Dataset) for value in values):
+        raise InputError(
+            "With `isolate=True` a dataset cannot travel to another process: give a function "
+            "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
+            "Received: a tf.data.Dataset."
+        )
+
+
+def run_executions(
+    tell: Callable[[FitProgress], None],
+    tuner: Any,
+    trial: Any,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+) -> None:
+    """Trains the model of a trial once an execution, from the first that has not completed.
+
+    It ends at an execution that fails: the trial has failed then.
+
+    Args:
+        tell: Receives how far training is.
+        tuner: The tuner.
+        trial: The trial.
+        arguments: Positional arguments of the search.
+        keywords: Its keyword arguments.
+    """
+    files = TrialFiles(tuner, trial)
+    completed = files.begin_attempt()
+    weights = [_best_weights(tuner, files)] if tuner.keep_checkpoints else []
+    keywords = dict(keywords)
+    given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
+    for number in range(len(completed), files.executions):
+        callbacks = capped(tuner._deepcopy_callbacks(given), tuner.time_cap_s)
+        tuner._configure_tensorboard_dir(callbacks, trial, number)
+        reporter = FitReporter(tell, execution=number, executions=files.executions)
+        callbacks += [TunerCallback(tuner, trial), *weights, reporter]
+        tuner.hypermodel.begin_execution(trial.hyperparameters, number)
+        tuner._build_and_fit_model(trial, *arguments, callbacks=callbacks, **keywords)
+        record = files.record()
+        if record is None or record.status != "completed":
+            return
+
+
+def _best_weights(tuner: Any, files: TrialFiles) -> BestWeights:
+    record = files.record()
+    kept = record if (files.folder / CHECKPOINT_NAME).exists() else None
+    return BestWeights(tuner.oracle.objective, files.folder, kept and kept.best_objective_value)
+
+
+def capped(callbacks: Sequence[Any], cap_s: float | None) -> list[Any]:
+    """Lets training end after so many seconds, where no callback ends it sooner.
+
+    Args:
+        callbacks: The callbacks of a trial.
+        cap_s: Seconds of training, None for no cap.
+    """
+    if cap_s is None:
+        return list(callbacks)
+    budgets = [c for c in callbacks if isinstance(c, TimeBudget)]
+    sooner = [cap_s, *(c.budget.train_s for c in budgets if c.budget.train_s is not None)]
+    return [*(c for c in callbacks if c not in budgets), TimeBudget(min(sooner))]
+
+
+class TrialResult(NamedTuple):
+    """The result of a trial that completed.
+
+    Attributes:
+        metrics: Metrics of the best epoch, the throughput and the costs of a target, the means over
+            executions.
+        step: Number of the best epoch, from 0, the mean over executions.
+    """
+
+    metrics: dict[str, float]
+    step: int
+
+
+def trial_result(record: TrialRecord | None) -> TrialResult | str:
+    """Gives the result of a trial.
+
+    Args:
+        record: The record of the trial, None if there is none.
+
+    Returns:
+        Its result, or why it has none.
+    """
+    if record is None:
+        return "Nothing was recorded."
+    if record.status != "completed":
+        return record.failure or f"The trial ended as {record.status}."
+    if record.objective_value is None:
+        if record.objective.name in COST_NAMES:
+            return f"The target was never met, so {record.objective.name} is not known."
+        return f"The objective {record.objective.name} was not finite or not measured."
+    measured = {"samples_per_second": record.samples_per_second}
+    measured |= {name: record.cost(name) for name in COST_NAMES}
+    known = {name: float(value) for name, value in measured.items() if value is not None}
+    return TrialResult(record.metrics | known, _best_step(record))
+
+
+def _best_step(record: TrialRecord) -> int:
+    name, direction = record.objective.name, record.objective.direction
+    best = (execution.best_epoch(name, direction) for execution in record.executions)
+    return int(sum(epoch.epoch for epoch in best if epoch) / len(record.executions))

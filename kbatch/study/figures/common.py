@@ -1,0 +1,204 @@
+"""What the figures of a study share: series, the best trial of a size, incomplete trials."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from kbatch.document.numbers import counted, listed
+from kbatch.plotting.axes import plain_log_labels
+from kbatch.plotting.canvas import TEXT_PT, label_room
+from kbatch.study.names import TrialNames, is_fraction, metric_axis_label, outcome, trial_names
+from kbatch.study.study import Study
+from kbatch.study.trial import Objective, TrialRecord
+
+MOST_SERIES = 6
+# Series stand side by side at a batch size, at most this far apart in powers of two, and
+# together at most this share of the distance between batch sizes.
+_DODGE = 0.12
+_WIDTH = 0.25
+
+
+class Series(NamedTuple):
+    """Trials that are drawn alike.
+
+    Attributes:
+        label: What they have in common beside the batch size.
+        trial_ids: keras-tuner's identifiers.
+        joined: Whether a line may join them: it needs one trial a batch size.
+    """
+
+    label: str
+    trial_ids: tuple[str, ...]
+    joined: bool
+
+
+def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Series, ...]:
+    """Groups trials by their hyperparameters, or by policy where that gives too many series.
+
+    Args:
+        trials: The trials of a study.
+        names: What tells them apart.
+
+    Returns:
+        The series, ordered by their settings.
+    """
+    ordered = sorted(trials, key=names.order)
+    by_settings = _groups(ordered, lambda trial: ", ".join(names.settings(trial)))
+    if len(by_settings) <= MOST_SERIES:
+        return tuple(_series(label, group, alike=True) for label, group in by_settings.items())
+    by_policy = _groups(ordered, lambda trial: trial.dtype_policy)
+    return tuple(
+        _series(label, group, alike=not names.hyperparameters) for label, group in by_policy.items()
+    )
+
+
+def places(trials: Sequence[TrialRecord], series: Sequence[Series]) -> dict[str, float]:
+    """Places trials on the batch axis, those of different series side by side.
+
+    Args:
+        trials: The trials of a study.
+        series: Their series.
+
+    Returns:
+        The place of each trial by its identifier, in examples.
+    """
+    sizes = sorted({trial.batch_size for trial in trials})
+    gaps = [math.log2(high / low) for low, high in itertools.pairwise(sizes)]
+    distance = min(_DODGE, _WIDTH * min(gaps, default=1) / len(series))
+    offsets = {
+        trial_id: distance * (index - (len(series) - 1) / 2)
+        for index, one in enumerate(series)
+        for trial_id in one.trial_ids
+    }
+    return {trial.trial_id: trial.batch_size * 2 ** offsets[trial.trial_id] for trial in trials}
+
+
+def _groups(
+    trials: Sequence[TrialRecord], label: Callable[[TrialRecord], str]
+) -> dict[str, list[TrialRecord]]:
+    groups: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        groups.setdefault(label(trial), []).append(trial)
+    return groups
+
+
+def _series(label: str, trials: list[TrialRecord], *, alike: bool) -> Series:
+    sizes = [trial.batch_size for trial in trials if trial.status == "completed"]
+    joined = alike and len(set(sizes)) == len(sizes)
+    return Series(label, tuple(trial.trial_id for trial in trials), joined)
+
+
+_MOST_NAMED = 4
+
+
+def incomplete_text(study: Study) -> str:
+    """Says which trials have no result, and why; an empty text where all have one."""
+    trials = [trial for trial in study.trials if trial.status != "completed"]
+    if not trials:
+        return ""
+    if len(trials) == len(study.trials):
+        return none_completed(study)
+    names = trial_names(study.trials)
+    if len(trials) <= _MOST_NAMED:
+        return f"\N{MULTIPLICATION X} Without a result: {_named(trials, names)}."
+    sizes = sorted({trial.batch_size for trial in trials})
+    between = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
+    return (
+        f"\N{MULTIPLICATION X} Without a result: {counted(len(trials), 'trial')} of batch size "
+        f"{between} ({_counts(trials)})."
+    )
+
+
+def none_completed(study: Study) -> str:
+    """Says that no trial has a result, and why."""
+    return f"No trial completed: {_counts(study.trials)}"
+
+
+def _named(trials: Sequence[TrialRecord], names: TrialNames) -> str:
+    texts = (
+        f"batch size {trial.batch_size:,} ({', '.join((*names.settings(trial), outcome(trial)))})"
+        for trial in trials
+    )
+    return listed(texts)
+
+
+def _counts(trials: Sequence[TrialRecord]) -> str:
+    counts = Counter(outcome(trial) for trial in trials)
+    return ", ".join(f"{count:,} {word}" for word, count in counts.items())
+
+
+def best_of_size(study: Study) -> dict[int, TrialRecord]:
+    """Picks the trial of each batch size with the best objective, completed ones first."""
+    found: dict[int, TrialRecord] = {}
+    for trial in sorted(study.trials, key=_rank):
+        found.setdefault(trial.batch_size, trial)
+    return dict(sorted(found.items()))
+
+
+def best_of_size_note(study: Study) -> tuple[str, ...]:
+    """Says that the best trials are shown, nothing where each size has one trial."""
+    sizes = {trial.batch_size for trial in study.trials}
+    if len(sizes) == len(study.trials):
+        return ()
+    return (
+        f"Shown: the best trial of each batch size, {len(sizes):,} of "
+        f"{counted(len(study.trials), 'trial')}.",
+    )
+
+
+def _rank(trial: TrialRecord) -> tuple[bool, bool, float]:
+    value = trial.objective_value
+    sign = -1 if trial.objective.direction == "max" else 1
+    return (trial.status != "completed", value is None, sign * (value or 0.0))
+
+
+# From this ratio on, small values would lie in one heap on a linear axis.
+_LOG_FROM = 12
+# Steps between labels, as matplotlib picks them.
+_STEPS = (1, 2, 2.5, 5, 10)
+_MOST_STEPS = 9
+# Between two labels, in characters.
+_GAP = 1.5
+
+
+def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
+    """Labels the y axis with a metric; an accuracy has no tick outside 0 to 1.
+
+    Args:
+        panel: The Axes, with all that belongs on it.
+        metric: The metric.
+        values: What is shown of it.
+    """
+    panel.set_ylabel(metric_axis_label(metric), parse_math=False)
+    if is_fraction(metric.name) and values and max(values) <= 1:
+        low, high = panel.get_ylim()
+        ticks = [tick for tick in panel.get_yticks() if max(low, -1e-9) <= tick <= 1 + 1e-9]
+        panel.set_yticks([tick for tick in ticks if tick <= high])
+        panel.set_ylim(low, high)
+
+
+def throughput_x_axis(panel: Axes, rates: Sequence[float]) -> None:
+    """Makes the x axis one of throughput: from zero, or logarithmic over more than a decade.
+
+    Args:
+        panel: The Axes.
+        rates: What is shown, in examples per second.
+    """
+    panel.set_xlabel("Throughput (samples/s)", fontsize=TEXT_PT)
+    if max(rates) > _LOG_FROM * min(rates):
+        panel.set_xscale("log")
+        panel.set_xlim(min(rates) / 1.3, max(rates) * 1.5)
+        plain_log_labels(panel.xaxis)
+    else:
+        # A ratio scale: from zero, twice as far is twice as fast.
+        panel.set_xlim(0, 1.12 * max(rates))
+        steps = label_room(panel) / (len(f"{max(rates):,.0f}") + _GAP)
+        panel.xaxis.set_major_locator(
+            MaxNLocator(nbins=max(1, min(_MOST_STEPS, int(steps))), steps=_STEPS)
+        )
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -1,0 +1,248 @@
+"""What a report says of a study."""
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from kbatch.document.numbers import counted
+from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
+from kbatch.document.tables import Table
+from kbatch.study.caveats import caveats
+from kbatch.study.conditions import caption, conditions_of, examples_text
+from kbatch.study.decision import decision, refuse_empty
+from kbatch.study.figures import (
+    goodput,
+    gpu_timeline,
+    learning_curves,
+    noise_scale,
+    pareto,
+    ranking,
+    time_to_target,
+    trials,
+)
+from kbatch.study.figures.goodput import goodput_info
+from kbatch.study.figures.gpu_timeline import gpu_timeline_info
+from kbatch.study.figures.learning_curves import learning_curves_info
+from kbatch.study.figures.noise_scale import noise_scale_info
+from kbatch.study.figures.pareto import pareto_info
+from kbatch.study.figures.time_to_target import time_to_target_info
+from kbatch.study.notes import Caveat
+from kbatch.study.study import Study
+from kbatch.study.table import marked_notes, marked_table, notes_about, trial_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def study_section(study: Study) -> Section:
+    """Computes what a report says of a study.
+
+    Args:
+        study: A study with at least one trial.
+
+    Raises:
+        ValueError: If the study is empty, with what to run.
+    """
+    refuse_empty(study)
+    environment = study.search.environment if study.search else None
+    words, found, table = decision(study), caveats(study), trial_table(study)
+    return Section(
+        kind="study",
+        name=study.name,
+        headline=words.headline,
+        lead=tuple(filter(None, (words.speed, words.limit, words.certainty))),
+        details=(words.compared,),
+        conditions=caption(conditions_of(study)),
+        figures=study_figures(study, found, table),
+        tables=(marked_table(table, found),),
+        notes=(*marked_notes(found, table), *left_out(study)),
+        command=environment.command if environment else None,
+        settings=_settings(study),
+        environment=environment_facts(environment),
+    )
+
+
+def _settings(study: Study) -> tuple[Fact, ...]:
+    settings = study.search.settings if study.search else {}
+    executions = [e for trial in study.trials for e in trial.executions]
+    examples = conditions_of(study).examples
+    seeds = dict.fromkeys("none" if e.seed is None else str(e.seed) for e in executions)
+    return (
+        *(Fact(name, json.dumps(value, ensure_ascii=False)) for name, value in settings.items()),
+        Fact(
+            "training data",
+            f"{examples_text(examples)} an epoch" if examples else "n/a (no trial completed)",
+        ),
+        Fact("optimizer", _different(e.optimizer for e in executions)),
+        Fact("jit_compile", _different(e.jit_compile for e in executions)),
+        Fact("seeds of the executions", ", ".join(seeds)),
+    )
+
+
+def _different(values: Iterable[object]) -> str:
+    known = dict.fromkeys(str(value) for value in values if value is not None)
+    return ", ".join(known) or "n/a (no model was built)"
+
+
+# More curves than these nobody can tell apart, and they make a page heavy.
+MOST_CURVES = 24
+
+
+class _Offer(NamedTuple):
+    """A figure that a study may have.
+
+    Attributes:
+        name: For the name of its file.
+        title: What it shows.
+        plot: Draws it.
+        height_in: Its height in inches, for a number of trials.
+        columns: Columns of the table whose numbers it shows.
+        shown: Whether a study has the data; a `ValueError` says that it has not.
+        shape: As in `Figure`.
+    """
+
+    name: str
+    title: str
+    plot: "Callable[..., Axes]"
+    height_in: Callable[[int], float]
+    columns: tuple[str, ...]
+    shown: Callable[[Study], object]
+    shape: Literal["alone", "small", "wide"] = "small"
+
+
+def _enough_curves(study: Study) -> bool:
+    return 0 < _curves(study) <= MOST_CURVES
+
+
+def _enough_noise_scales(study: Study) -> bool:
+    return len(noise_scale_info(study).curves) <= MOST_CURVES
+
+
+# That of the decision first.
+_OFFERS = (
+    _Offer(
+        "trials",
+        "Throughput and quality by batch size",
+        trials.plot_trials,
+        lambda rows: trials.HEIGHT_IN,
+        ("batch_size", "samples_per_second", "quality"),
+        lambda study: True,
+        "alone",
+    ),
+    _Offer(
+        "pareto",
+        "Quality against throughput",
+        pareto.plot_pareto,
+        lambda rows: pareto.HEIGHT_IN,
+        ("samples_per_second", "quality"),
+        lambda study: len(pareto_info(study).points) > 1,
+    ),
+    _Offer(
+        "learning-curves-updates",
+        "Learning curves over updates",
+        functools.partial(learning_curves.plot_learning_curves, against="updates"),
+        lambda rows: learning_curves.HEIGHT_IN,
+        ("quality", "updates"),
+        _enough_curves,
+    ),
+    _Offer(
+        "learning-curves-seconds",
+        "Learning curves over training time",
+        functools.partial(learning_curves.plot_learning_curves, against="seconds"),
+        lambda rows: learning_curves.HEIGHT_IN,
+        ("quality", "samples_per_second"),
+        _enough_curves,
+    ),
+    _Offer(
+        "time-to-target",
+        "Time and updates to the target",
+        time_to_target.plot_time_to_target,
+        lambda rows: time_to_target.HEIGHT_IN,
+        ("updates", "samples_per_second"),
+        lambda study: time_to_target_info(study).points,
+    ),
+    _Offer(
+        "goodput",
+        "Goodput: throughput times statistical efficiency",
+        goodput.plot_goodput,
+        lambda rows: goodput.HEIGHT_IN,
+        ("samples_per_second", "noise_scale"),
+        goodput_info,
+    ),
+    _Offer(
+        "noise-scale",
+        "Gradient noise scale over training",
+        noise_scale.plot_noise_scale,
+        lambda rows: noise_scale.HEIGHT_IN,
+        ("noise_scale",),
+        _enough_noise_scales,
+    ),
+    _Offer(
+        "gpu-timeline",
+        "GPUs during the best trial",
+        gpu_timeline.plot_gpu_timeline,
+        lambda rows: gpu_timeline.HEIGHT_IN,
+        ("gpu",),
+        gpu_timeline_info,
+    ),
+    _Offer(
+        "ranking",
+        "Trials by their objective",
+        ranking.plot_ranking,
+        lambda rows: ranking.height_in(min(rows, ranking.MOST_ROWS)),
+        ("quality",),
+        lambda study: sum(trial.status == "completed" for trial in study.trials) > 1,
+        "wide",
+    ),
+)
+
+
+def study_figures(study: Study, caveats: Sequence[Caveat], table: Table) -> tuple[Figure, ...]:
+    """Offers the figures for which a study has the data.
+
+    Args:
+        study: A study with at least one trial.
+        caveats: What limits the conclusions from it.
+        table: Its trials, whose notes have the marks.
+    """
+    return tuple(
+        Figure(
+            name=offer.name,
+            title=offer.title,
+            height_in=offer.height_in(len(study.trials)),
+            draw=functools.partial(offer.plot, study),
+            notes=notes_about(caveats, table, offer.columns),
+            shape=offer.shape,
+        )
+        for offer in _OFFERS
+        if _shown(offer, study)
+    )
+
+
+def left_out(study: Study) -> tuple[Note, ...]:
+    """Says which figures are left out although the study has the data."""
+    curves = _curves(study)
+    if curves <= MOST_CURVES:
+        return ()
+    return (
+        Note(
+            "",
+            "left out",
+            f"Learning curves and noise scales of {counted(curves, 'batch size')} are left out, "
+            "too many to be told apart here: `kbatch plot DIR --figure learning-curves` and "
+            "`--figure noise-scale` draw them.",
+        ),
+    )
+
+
+def _shown(offer: _Offer, study: Study) -> bool:
+    try:
+        return bool(offer.shown(study))
+    except ValueError:  # It says what to measure for the figure, which the report leaves out.
+        return False
+
+
+def _curves(study: Study) -> int:
+    """Counts the batch sizes that were trained for several epochs."""
+    return sum(len(curve.points) > 1 for curve in learning_curves_info(study).curves)

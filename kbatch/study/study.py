@@ -1,0 +1,369 @@
+"""A study: the trials of one search, as a table, and how a search by goodput went."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.json_codec import RecordError, read_record, write_record
+from kbatch.records.record import ShownRecord
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.study.trial import Objective, TrialRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# Hyperparameters that stand in columns of their own.
+_OWN = ("batch_size", "dtype_policy")
+_USAGE: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
+    "joules_to_target": lambda e: e.joules_to_target,
+    "joules_per_sample": lambda e: e.joules_per_sample,
+    "gpu_energy_j": lambda e: e.usage and e.usage.gpu_energy_j,
+    "gpu_power_w": lambda e: e.usage and e.usage.gpu_power_w,
+    "gpu_utilization": lambda e: e.usage and e.usage.gpu_utilization,
+    "cpu_cores_busy": lambda e: e.usage and e.usage.cpu_cores_busy,
+    "resident_bytes": lambda e: e.usage and e.usage.resident_bytes,
+}
+
+
+def trial_rows(trials: Sequence[TrialRecord]) -> list[dict[str, object]]:
+    """Makes one row a trial, averaged over its executions."""
+    taken = _metric_names(trials)
+    return [_extended(_trial_row(trial), trial, trial.metrics, taken) for trial in trials]
+
+
+def execution_rows(trials: Sequence[TrialRecord]) -> list[dict[str, object]]:
+    """Makes one row an execution."""
+    taken = _metric_names(trials)
+    return [
+        _extended(_execution_row(trial, index, execution), trial, _metrics(trial, execution), taken)
+        for trial in trials
+        for index, execution in enumerate(trial.executions)
+    ]
+
+
+def _metrics(trial: TrialRecord, execution: ExecutionRecord) -> dict[str, float]:
+    return execution.best_metrics(trial.objective.name, trial.objective.direction)
+
+
+def _trial_row(trial: TrialRecord) -> dict[str, object]:
+    first = trial.executions[0]
+    return {
+        "trial_id": trial.trial_id,
+        "status": trial.status,
+        "batch_size": trial.batch_size,
+        "micro_batch_size": trial.micro_batch_size,
+        "accumulation_steps": trial.accumulation_steps,
+        "batch_size_seen": first.batch_size_seen,
+        "dtype_policy": trial.dtype_policy,
+        "optimizer": first.optimizer,
+        "learning_rate": trial.learning_rate,
+        "samples_per_second": trial.samples_per_second,
+        **_interval_columns(trial.samples_per_second_interval),
+        "window_samples_per_second": trial.window_samples_per_second,
+        "first_step_s": trial.mean(lambda e: e.first_step_s),
+        "data_wait_share": trial.mean(lambda e: e.data_wait_share),
+        "train_s": trial.mean(lambda e: e.train_s),
+        "total_s": trial.mean(lambda e: e.total_s),
+        "examples_seen": trial.mean(lambda e: e.examples_seen),
+        "updates": trial.mean(lambda e: e.updates),
+        **{name: trial.cost(name) for name in COST_NAMES},
+        **_noise_columns(trial.noise_scale),
+        **{name: trial.mean(quantity) for name, quantity in _USAGE.items()},
+        "epochs": trial.mean(lambda e: len(e.epochs)),
+        "executions": len(trial.executions),
+        "failure": trial.failure,
+    }
+
+
+def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -> dict[str, object]:
+    return {
+        "trial_id": trial.trial_id,
+        "execution": index,
+        "seed": execution.seed,
+        "status": execution.status,
+        "batch_size": execution.batch_size,
+        "micro_batch_size": execution.micro_batch_size,
+        "accumulation_steps": execution.accumulation_steps,
+        "batch_size_seen": execution.batch_size_seen,
+        "dtype_policy": execution.dtype_policy,
+        "optimizer": execution.optimizer,
+        "learning_rate": execution.learning_rate,
+        "samples_per_second": execution.samples_per_second,
+        **_interval_columns(execution.samples_per_second_interval),
+        "window_samples_per_second": execution.window_samples_per_second,
+        "first_step_s": execution.first_step_s,
+        "data_wait_share": execution.data_wait_share,
+        "train_s": execution.train_s,
+        "total_s": execution.total_s,
+        "examples_seen": execution.examples_seen,
+        "updates": execution.updates,
+        **{name: execution.cost(name) for name in COST_NAMES},
+        **_noise_columns(execution.noise_scale),
+        **{name: quantity(execution) for name, quantity in _USAGE.items()},
+        "epochs": len(execution.epochs),
+        "failure": execution.failure,
+    }
+
+
+def _interval_columns(interval: Interval | None) -> dict[str, float | None]:
+    return {
+        "samples_per_second_low": interval and interval.low,
+        "samples_per_second_high": interval and interval.high,
+    }
+
+
+def _noise_columns(scale: NoiseScale | None) -> dict[str, float | None]:
+    """Gives the noise scale; an unresolved one has a lower bound alone."""
+    return {
+        "noise_scale": scale and scale.value,
+        "noise_scale_low": scale and scale.at_least,
+        "noise_scale_high": scale and scale.interval and scale.interval.high,
+    }
+
+
+def _extended(
+    row: dict[str, object], trial: TrialRecord, metrics: Mapping[str, object], taken: set[str]
+) -> dict[str, object]:
+    """Adds metrics and hyperparameters without covering a column of any trial."""
+    row |= {name: value for name, value in metrics.items() if name not in row}
+    for name, value in trial.hyperparameters.items():
+        if name not in _OWN:
+            row[f"hp/{name}" if name in row or name in taken else name] = value
+    return row
+
+
+def _metric_names(trials: Sequence[TrialRecord]) -> set[str]:
+    return {name for trial in trials for name in trial.metrics}
+
+
+GOODPUT_NAME = "kbatch-goodput.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeDecision:
+    """Why a size was tried, or why no further one was.
+
+    Attributes:
+        batch_size: Size that came next, None where the search stopped.
+        kind: `"pilot"` for a first size that kbatch chose, `"given"` for one that it did not;
+            `"gain"`, `"no target yet"`; or `"separated"`, `"tie"`, `"all tried"`.
+        best: Size of the best run until then, None where none came to the target.
+        rival: The untried size that was most likely to be better, None without one.
+        probability: Probability that it is by more than 5 %, None without a model.
+        hyperparameters: The other hyperparameters, whose sizes are searched by themselves.
+    """
+
+    batch_size: int | None
+    kind: str
+    best: int | None = None
+    rival: int | None = None
+    probability: float | None = None
+    hyperparameters: Mapping[str, bool | int | float | str | None] = dataclasses.field(
+        default_factory=dict
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class GoodputRecord:
+    """What a search by goodput measured before its trials, and decided between them.
+
+    Attributes:
+        batch_sizes: The sizes to choose from, in examples.
+        update_times_s: Seconds of an update of each, from the throughput sweep.
+        extrapolated: Sizes whose seconds are those of the fitted line: they were not timed.
+        sweep_s: Seconds that the sweep took.
+        decisions: What was decided, in order.
+    """
+
+    batch_sizes: tuple[int, ...]
+    update_times_s: tuple[float, ...]
+    extrapolated: tuple[int, ...]
+    sweep_s: float
+    decisions: tuple[SizeDecision, ...] = ()
+
+    def __post_init__(self):
+        if len(self.batch_sizes) != len(self.update_times_s):
+            raise ValueError(
+                "`batch_sizes` and `update_times_s` must have the same length. Received: "
+                f"{len(self.batch_sizes)} and {len(self.update_times_s)}."
+            )
+
+    def with_decision(self, decision: SizeDecision) -> "GoodputRecord":
+        """Adds a decision, unless it is the last one already: a search that goes on repeats it."""
+        if decision in self.decisions[-1:]:
+            return self
+        return dataclasses.replace(self, decisions=(*self.decisions, decision))
+
+
+def read_goodput(project: Path) -> GoodputRecord | None:
+    """Reads the record of a project directory; None where there is none or it is damaged."""
+    file = project / GOODPUT_NAME
+    if not file.exists():
+        return None
+    try:
+        return read_record(GoodputRecord, file)
+    except RecordError:
+        return None  # It is measured anew.
+
+
+def write_goodput(record: GoodputRecord, project: Path) -> None:
+    """Writes the record into a project directory."""
+    write_record(record, project / GOODPUT_NAME)
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchRecord:
+    """What holds for all trials of a search.
+
+    Attributes:
+        settings: Arguments of the hypermodel, by name.
+        environment: Machine and software.
+    """
+
+    settings: Mapping[str, object]
+    environment: EnvironmentRecord
+
+    def difference(self, settings: Mapping[str, object]) -> str | None:
+        """Return how other settings differ, None if they do not; more batch sizes extend these."""
+        known = [name for name in settings if name in self.settings]
+        names = [name for name in known if not self._goes_on(name, settings[name])]
+        listed = [f"{n}: {self.settings[n]} there, {settings[n]} here" for n in names]
+        return "; ".join(listed) or None
+
+    def _goes_on(self, name: str, value: Any) -> bool:
+        known: Any = self.settings[name]
+        if name == "batch_sizes":
+            return set(known) <= set(value)
+        return known == value
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(ShownRecord):
+    """The trials of one search, read from files or from a tuner.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/digits")
+    >>> study.to_dataframe().sort_values("val_accuracy")
+
+    Attributes:
+        name: Name of the search, the folder's name.
+        trials: The trials by batch size, then trial id.
+        search: What holds for all of them, None if its file is missing.
+        problems: What is missing, a line each: files that could not be read, and trials that failed
+            before training, in building the model.
+        goodput: What a search by goodput measured and decided, None for another strategy.
+    """
+
+    name: str
+    trials: tuple[TrialRecord, ...]
+    search: SearchRecord | None = None
+    problems: tuple[str, ...] = ()
+    goodput: GoodputRecord | None = None
+
+    def __post_init__(self):
+        counts = Counter(trial.trial_id for trial in self.trials)
+        repeated = [trial_id for trial_id, count in counts.items() if count > 1]
+        if repeated:
+            raise ValueError(
+                f"Trials must have ids of their own. Received more than once: {repeated}."
+            )
+
+    def __repr__(self) -> str:
+        """Sums the study up in a line: its records would fill pages."""
+        completed = sum(trial.status == "completed" for trial in self.trials)
+        parts = [f"{len(self.trials)} trials, {completed} completed"]
+        if self.trials:
+            sizes = [trial.batch_size for trial in self.trials]
+            parts.append(f"batch sizes {min(sizes)} to {max(sizes)}")
+        best = self.best_trial()
+        if best is not None:
+            value = f"{best.objective.name} {best.objective_value:.4g}"
+            parts.append(f"best {value} at batch size {best.batch_size}")
+        return f"<Study {self.name!r}: {', '.join(parts)}>"
+
+    @property
+    def objective(self) -> Objective | None:
+        """What the search optimised, None for an empty study."""
+        return self.trials[0].objective if self.trials else None
+
+    @property
+    def quality_metric(self) -> Objective | None:
+        """The metric that tells how well a model learned.
+
+        It is the objective, or a validation accuracy or the validation loss where the search
+        optimised throughput.
+        """
+        names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
+        objective = self.objective
+        if objective is None:
+            return None
+        if objective.name in names and not objective.name.startswith("samples_per_second"):
+            return objective
+        accuracies = [n for n in names if "acc" in n]
+        ranked = sorted(accuracies, key=lambda n: not n.startswith("val_"))
+        if ranked:
+            return Objective(ranked[0], "max")
+        losses = [n for n in ("val_loss", "loss") if n in names]
+        return Objective(losses[0], "min") if losses else None
+
+    def best_trial(self) -> TrialRecord | None:
+        """Find the completed trial with the best mean objective; of equals the smaller batch size.
+
+        It is the trial that the tuner names. None if no trial completed.
+        """
+        scored = [
+            (t.objective.rank(value, batch_size=t.batch_size, trial_id=t.trial_id), t)
+            for t in self.trials
+            if t.status == "completed" and (value := t.objective_value) is not None
+        ]
+        return min(scored, key=lambda pair: pair[0])[1] if scored else None
+
+    def to_dataframe(self, *, executions: bool = False) -> "pd.DataFrame":
+        """Makes a table of the trials.
+
+        The columns are `trial_id`, `status`, `batch_size`, `micro_batch_size`,
+        `accumulation_steps`, `batch_size_seen`, `dtype_policy`, `optimizer`,
+        `learning_rate`, `samples_per_second` with `samples_per_second_low` and `_high`
+        (a 95 % interval over three executions or more, quartiles over the windows of a single one),
+        `window_samples_per_second` (the median over timing windows), `first_step_s`,
+        `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
+        `seconds_to_target`, `updates_to_target`, `examples_to_target`, `noise_scale` of the late
+        half of training in examples, with `noise_scale_low` and `_high` (a 95 % interval; an
+        unresolved one may have the lower bound alone), `joules_to_target`, `joules_per_sample`,
+        `gpu_energy_j`, `gpu_power_w` and `gpu_utilization` (0 to 1) of all GPUs in use,
+        `cpu_cores_busy`, `resident_bytes`, `epochs`, `executions` (or `execution` and `seed`),
+        `failure`, then the metrics of the best epoch under Keras's names, then the other
+        hyperparameters (as `hp/name` where a name is taken). Missing is NaN or None.
+
+        Args:
+            executions: One row an execution instead of one a trial.
+
+        Returns:
+            The table, in the order of `trials`.
+        """
+        import pandas as pd
+
+        rows = execution_rows(self.trials) if executions else trial_rows(self.trials)
+        return pd.DataFrame(rows)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the whole study to one JSON file that `load_study` reads.
+
+        Args:
+            path: File to write, with suffix `.json`.
+
+        Raises:
+            ValueError: If the suffix is another one.
+            OSError: If it cannot be written.
+        """
+        path = Path(path)
+        if path.suffix != ".json":
+            raise ValueError(f"`path` must end in `.json`. Received: path={str(path)!r}.")
+        write_record(self, path)

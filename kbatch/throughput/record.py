@@ -1,0 +1,360 @@
+"""The profile of a model's training: step time and memory by micro-batch size."""
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING
+
+from kbatch.analysis.batch_sizes import check_size
+from kbatch.analysis.intervals import Interval, median_interval
+from kbatch.analysis.line_fit import StepTime
+from kbatch.analysis.ratio import Ratio
+from kbatch.analysis.scaling_curve import (
+    BatchAnswer,
+    Latency,
+    efficient_batch_size,
+    fastest_batch_size,
+    fit_latency,
+    knee_batch_size,
+)
+from kbatch.memory.search import MemoryFit, fit_memory
+from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.record import SHORTEST_S, SavedRecord, ShownRecord, check_ranges
+from kbatch.records.usage import GpuUsage, median_known
+from kbatch.throughput.choice import MicroBatchChoice, choose_micro_batch
+
+if TYPE_CHECKING:
+    import pandas
+
+
+POINT_OUTCOMES = ("measured", "out_of_memory", "not_run")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPoint:
+    """The train steps of one micro-batch size.
+
+    Attributes:
+        micro_batch_size: Examples that go through the device at once.
+        batch_size: Examples of a step, which makes one optimizer update: as many where the step is
+            Keras's own, more where it accumulates over micro-batches.
+        outcome: One of `POINT_OUTCOMES`.
+        reason: Why it was not measured, or left the rounds before others; None otherwise.
+        first_step_s: Seconds of the first step, with tracing and compiling.
+        warm_up_steps: Steps after it that do not count.
+        steps: Steps that count.
+        rounds: Number of each round that it was timed in.
+        step_times_s: Median seconds of a step in each of them.
+        peak_memory_bytes: Most bytes held at once in training, weights and optimizer included;
+            None where it is not known.
+        sm_clocks_mhz: Clock of the GPU at the end of its turn in each round, in MHz, None where it
+            was not told; empty without a GPU that is read.
+    """
+
+    micro_batch_size: int
+    batch_size: int
+    outcome: str
+    reason: str | None = None
+    first_step_s: float | None = None
+    warm_up_steps: int = 0
+    steps: int = 0
+    rounds: tuple[int, ...] = ()
+    step_times_s: tuple[float, ...] = ()
+    peak_memory_bytes: int | None = None
+    sm_clocks_mhz: tuple[float | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.outcome not in POINT_OUTCOMES:
+            raise ValueError(
+                f"`outcome` must be one of {', '.join(POINT_OUTCOMES)}. "
+                f"Received: outcome={self.outcome!r}."
+            )
+        if not 1 <= self.micro_batch_size <= self.batch_size:
+            raise ValueError(
+                "A micro-batch has one example at least and its batch at most. Received: "
+                f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
+            )
+        if (self.outcome == "measured") != bool(self.step_times_s):
+            raise ValueError(
+                "There are step times if, and only if, they were measured. Received: "
+                f"outcome={self.outcome!r}, {len(self.step_times_s)} step times."
+            )
+        if len(self.rounds) != len(self.step_times_s):
+            raise ValueError(
+                "Each step time needs its round. Received: "
+                f"{len(self.rounds)} rounds, {len(self.step_times_s)} step times."
+            )
+        check_ranges(SHORTEST_S, step_times_s=self.step_times_s)
+        check_ranges(0, first_step_s=self.first_step_s, peak_memory_bytes=self.peak_memory_bytes)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are times."""
+        return self.outcome == "measured"
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """Median over the rounds of the GPU's clock, in MHz, None if not known."""
+        return median_known(self.sm_clocks_mhz)
+
+    @property
+    def accumulated(self) -> bool:
+        """Whether a step has several micro-batches."""
+        return self.micro_batch_size < self.batch_size
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Median over the rounds of the seconds of a step."""
+        return statistics.median(self.step_times_s) if self.measured else None
+
+    @property
+    def step_time_interval_s(self) -> Interval | None:
+        """The 95 % interval of that median, None from fewer than six rounds."""
+        return median_interval(self.step_times_s)
+
+    @property
+    def micro_batch_times_s(self) -> tuple[float, ...]:
+        """Seconds of a micro-batch, one value a round: its share of the examples of the step."""
+        share = self.micro_batch_size / self.batch_size
+        return tuple(share * step_s for step_s in self.step_times_s)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Examples per second at the median step time."""
+        return None if self.step_time_s is None else self.batch_size / self.step_time_s
+
+    @property
+    def samples_per_second_interval(self) -> Interval | None:
+        """The 95 % interval of that rate, None from fewer than six rounds."""
+        found = self.step_time_interval_s
+        return found and Interval(self.batch_size / found.high, self.batch_size / found.low)
+
+    @property
+    def compile_s(self) -> float | None:
+        """Seconds of the first step beyond a later one: tracing and compiling."""
+        if self.first_step_s is None or self.step_time_s is None:
+            return None
+        return max(0.0, self.first_step_s - self.step_time_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingProfile(SavedRecord, ShownRecord):
+    """Step time, throughput and memory of a model's training by micro-batch size.
+
+    Example:
+
+    >>> profile = kbatch.TrainingProfile.load("profile.json")
+    >>> profile.efficient.batch_size, profile.fastest.batch_size
+
+    Attributes:
+        model_name: The model's name.
+        dtype_policy: Policy of the model.
+        jit_compile: Whether XLA compiles the train step.
+        points: One a micro-batch size, ascending.
+        memory_limit_bytes: Memory that the probes could take, None where none were made.
+        duration_s: Seconds that the measurement took.
+        notes: What a reader of the figures must know.
+        environment: The machine, None if it was not recorded.
+        gpus: What the timing took of each GPU, with its power cap, its clocks and what lowered
+            them; empty where none is read.
+    """
+
+    model_name: str
+    dtype_policy: str
+    jit_compile: bool
+    points: tuple[TrainingPoint, ...]
+    memory_limit_bytes: int | None = None
+    duration_s: float | None = None
+    notes: tuple[str, ...] = ()
+    environment: EnvironmentRecord | None = None
+    gpus: tuple[GpuUsage, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = [point.micro_batch_size for point in self.points]
+        if sizes != sorted(set(sizes)):
+            raise ValueError(
+                "The points of a profile ascend by micro-batch size, one a size. "
+                f"Received: micro-batch sizes={sizes}."
+            )
+
+    def __repr__(self) -> str:
+        """Sums the profile up in a line."""
+        sizes = [point.micro_batch_size for point in self.measured]
+        between = f"micro-batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing measured"
+        return f"<TrainingProfile {self.model_name!r}: {between}, {self.dtype_policy}>"
+
+    @property
+    def measured(self) -> tuple[TrainingPoint, ...]:
+        """The points that have times."""
+        return tuple(point for point in self.points if point.measured)
+
+    @property
+    def has_fit(self) -> bool:
+        """Whether enough was measured for a fit: two sizes, and three rounds in all."""
+        return len(self.measured) >= 2 and sum(len(p.rounds) for p in self.measured) >= 3
+
+    @property
+    def step_time(self) -> StepTime:
+        """The fit t = a + b B of the time of a micro-batch of B examples.
+
+        Where batches are accumulated the optimizer's update is shared out among the micro-batches.
+
+        Raises:
+            ValueError: If too little was measured.
+        """
+        return StepTime(self._latency.line)
+
+    @property
+    def peak_samples_per_second(self) -> Ratio:
+        """The throughput 1 / b that the fit reaches with unboundedly large micro-batches.
+
+        Raises:
+            ValueError: If too little was measured.
+        """
+        return self._latency.peak_throughput
+
+    @property
+    def knee(self) -> BatchAnswer:
+        """The size of the largest throughput over step time.
+
+        Raises:
+            ValueError: If too little was measured.
+        """
+        return knee_batch_size(self._latency)
+
+    @property
+    def efficient(self) -> BatchAnswer:
+        """The smallest size with 90 % of the peak throughput, where the plateau begins.
+
+        Raises:
+            ValueError: If too little was measured.
+        """
+        return efficient_batch_size(self._latency)
+
+    @property
+    def fastest(self) -> BatchAnswer:
+        """The measured size of the largest throughput; its interval holds those that tie.
+
+        Raises:
+            ValueError: If too little was measured.
+        """
+        return fastest_batch_size(self._latency)
+
+    @property
+    def choice(self) -> MicroBatchChoice:
+        """The fastest size by the rounds that they have in common; of those that tie, the largest.
+
+        Sizes that left the rounds before others are no choice, unless there are only such.
+
+        Raises:
+            ValueError: If nothing was measured.
+        """
+        stayed = [p for p in self.measured if p.reason is None] or self.measured
+        return choose_micro_batch(
+            {
+                p.micro_batch_size: {
+                    number: step_s / p.batch_size
+                    for number, step_s in zip(p.rounds, p.step_times_s, strict=True)
+                }
+                for p in stayed
+            }
+        )
+
+    @property
+    def memory_bytes(self) -> dict[int, int]:
+        """Peak memory of each size where it is known."""
+        known = {p.micro_batch_size: p.peak_memory_bytes for p in self.points}
+        return {size: peak for size, peak in known.items() if peak is not None}
+
+    @property
+    def memory_fit(self) -> MemoryFit | None:
+        """The line through the memory, None from fewer than two sizes."""
+        return fit_memory(self.memory_bytes)
+
+    def predict_memory_bytes(self, micro_batch_size: int) -> float:
+        """Estimates the memory of a micro-batch from the fitted line, in bytes.
+
+        Raises:
+            ValueError: If the memory of fewer than two sizes is known.
+        """
+        fit = self.memory_fit
+        if fit is None:
+            raise ValueError(
+                "A line needs the memory of two sizes: profile with `measure_memory=True`. "
+                f"Received: memory of {len(self.memory_bytes)} sizes."
+            )
+        return fit.predict(check_size(micro_batch_size, "micro_batch_size"))
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Makes a table, one row a micro-batch size; what is unknown is missing."""
+        return training_table(self)
+
+    @property
+    def _latency(self) -> Latency:
+        points = self.measured
+        sizes = [p.micro_batch_size for p in points for _ in p.step_times_s]
+        if not self.has_fit:
+            raise ValueError(
+                "A fit needs two measured micro-batch sizes with three rounds in all: measure "
+                f"more sizes, or longer. Received: {len(points)} sizes with {len(sizes)} rounds."
+            )
+        return fit_latency(sizes, [s for p in points for s in p.micro_batch_times_s])
+
+
+def training_table(profile: "TrainingProfile") -> "pandas.DataFrame":
+    """Makes a table, one row a micro-batch size; what is unknown is missing."""
+    import pandas
+
+    return pandas.DataFrame([_row(point) for point in profile.points])
+
+
+def _row(point: "TrainingPoint") -> dict[str, object]:
+    step, rate = point.step_time_interval_s, point.samples_per_second_interval
+    return {
+        "micro_batch_size": point.micro_batch_size,
+        "batch_size": point.batch_size,
+        "outcome": point.outcome,
+        "samples_per_second": point.samples_per_second,
+        "samples_per_second_low": rate and rate.low,
+        "samples_per_second_high": rate and rate.high,
+        "step_time_s": point.step_time_s,
+        "step_time_low_s": step and step.low,
+        "step_time_high_s": step and step.high,
+        "rounds": len(point.rounds),
+        "steps": point.steps,
+        "first_step_s": point.first_step_s,
+        "compile_s": point.compile_s,
+        "peak_memory_bytes": point.peak_memory_bytes,
+        "reason": point.reason,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedRounds:
+    """An update that was timed in rounds.
+
+    Attributes:
+        batch_size: In examples.
+        micro_batch_size: Examples that go through the device at once.
+        rounds: Number of each round that it was timed in.
+        durations_s: Seconds of the update in each of them.
+    """
+
+    batch_size: int
+    micro_batch_size: int
+    rounds: tuple[int, ...]
+    durations_s: tuple[float, ...]
+
+    def __post_init__(self):
+        if not self.rounds or len(self.rounds) != len(self.durations_s):
+            raise ValueError(
+                "A timed update has a duration in each of its rounds, one at least. Received: "
+                f"{len(self.rounds)} rounds, {len(self.durations_s)} durations."
+            )
+        check_ranges(1, micro_batch_size=self.micro_batch_size)
+        check_ranges(self.micro_batch_size, batch_size=self.batch_size)
+        check_ranges(SHORTEST_S, durations_s=self.durations_s)
+
+    @property
+    def median_s(self) -> float:
+        """Seconds of the update, the median over the rounds."""
+        return statistics.median(self.durations_s)

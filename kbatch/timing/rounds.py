@@ -1,0 +1,368 @@
+"""Timing in shuffled rounds: contenders take turns, so that a drift slows all alike."""
+
+import contextlib
+import dataclasses
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN as FEWEST_VALUES
+from kbatch.analysis.intervals import median_interval
+
+
+@dataclasses.dataclass(frozen=True)
+class TimingPlan:
+    """When a contender has been timed enough.
+
+    Attributes:
+        time_budget_s: Seconds after which no block is begun, once each contender had one.
+        needed_calls: Calls that the asked quantile needs.
+        block_s: Least seconds that a contender runs in a round.
+        precision: Share of the median over the rounds to which its 95 % interval shall reach, to
+            each side.
+        rounds_beyond: Most rounds after the needed calls were made.
+        first_calls_count: Whether first calls, which trace and compile, are charged to the budget.
+    """
+
+    time_budget_s: float = 60.0
+    needed_calls: int = 59
+    block_s: float = 0.05
+    precision: float = 0.05
+    rounds_beyond: int = 30
+    first_calls_count: bool = True
+
+
+class Block(NamedTuple):
+    """One turn of a contender.
+
+    Attributes:
+        round: Number of the round, from 0.
+        durations_s: Seconds of each call.
+        sm_clock_mhz: Clock of the GPU's multiprocessors at its end, in MHz, None if not read.
+    """
+
+    round: int
+    durations_s: tuple[float, ...]
+    sm_clock_mhz: float | None = None
+
+
+def block_clocks(blocks: Sequence[Block]) -> tuple[float | None, ...]:
+    """Return the clock of each block; none where no clock was read."""
+    clocks = tuple(block.sm_clock_mhz for block in blocks)
+    return () if all(clock is None for clock in clocks) else clocks
+
+
+def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
+    """Tells whether a contender may leave.
+
+    It may with the needed calls and the precision, or many rounds after the needed calls.
+    """
+    with_calls = rounds_with_calls(blocks, plan.needed_calls)
+    if with_calls is None or len(blocks) < FEWEST_VALUES:
+        return False
+    if len(blocks) >= with_calls + plan.rounds_beyond:
+        return True
+    medians_s = [statistics.median(block.durations_s) for block in blocks]
+    interval = median_interval(medians_s)
+    if interval is None:
+        return False
+    return interval.high - interval.low <= 2 * plan.precision * statistics.median(medians_s)
+
+
+def rounds_with_calls(blocks: list[Block], calls: int) -> int | None:
+    """Counts the rounds until as many calls were made, None where they were not."""
+    made = 0
+    for count, block in enumerate(blocks, start=1):
+        made += len(block.durations_s)
+        if made >= calls:
+            return count
+    return None
+
+
+# Two calls in a row that differ by less than this share agree.
+_AGREEMENT = 0.1
+_MOST_WARM_UP_CALLS = 12
+# Long calls need no more than two of them to be warm.
+_LONG_WARM_UP_S = 1.0
+
+Key = TypeVar("Key", bound=Hashable)
+Call = Callable[[], object]
+Clock = Callable[[], float]
+
+
+class WarmUp(NamedTuple):
+    """The calls before the first that counts.
+
+    Attributes:
+        first_call_s: Seconds of the first call, with tracing and compiling.
+        later_calls_s: Seconds of each later one; the last two agree, or there are many.
+    """
+
+    first_call_s: float
+    later_calls_s: tuple[float, ...]
+
+    @property
+    def call_s(self) -> float:
+        """Seconds that an undisturbed call takes about."""
+        return min(self.later_calls_s)
+
+
+class TimingRounds(Generic[Key]):
+    """Contenders that are timed in turns.
+
+    Example:
+
+    >>> rounds = TimingRounds(TimingPlan(), seed=0)
+    >>> for batch_size in (1, 2, 4):
+    ...     rounds.admit(batch_size, functools.partial(model, x[:batch_size]))
+    >>> rounds.run()
+    >>> rounds.blocks[4]
+
+    Args:
+        plan: When a contender has been timed enough.
+        seed: Seed of the order within rounds.
+        clock: Tells seconds.
+        is_result: Returns whether an error of a call is a result, such as want of memory: the
+            contender leaves, and the others go on. It gets `smaller_worked`, whether another
+            contender ran before.
+
+    Attributes:
+        blocks: The turns of each contender, in order.
+        warm_ups: The calls before them.
+        failures: The errors that were results.
+    """
+
+    def __init__(
+        self,
+        plan: TimingPlan,
+        *,
+        seed: int,
+        clock: Clock = time.perf_counter,
+        is_result: Callable[..., bool] = lambda error, *, smaller_worked: False,
+    ):
+        self.blocks: dict[Key, list[Block]] = {}
+        self.warm_ups: dict[Key, WarmUp] = {}
+        self.failures: dict[Key, Exception] = {}
+        self._is_result = is_result
+        self._plan = plan
+        self._clock = clock
+        self._started_s = clock()
+        self._order = random.Random(seed)
+        self._calls: dict[Key, Call] = {}
+        self._first_calls_s = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the start, warming up included; first calls where the plan says so."""
+        free_s = 0.0 if self._plan.first_calls_count else self._first_calls_s
+        return self._clock() - self._started_s - free_s
+
+    def admit(self, key: Key, call: Call, *, traced: bool = False) -> WarmUp | None:
+        """Warms a contender up and lets it take part.
+
+        Args:
+            key: Its name.
+            call: What is timed.
+            traced: Whether its first call neither traces nor compiles, since another has.
+
+        Returns:
+            Its warm-up; None where its error is a result, and it takes no part.
+
+        Raises:
+            Exception: Any other error of the call.
+        """
+        try:
+            warm_up = warm_up_calls(call, clock=self._clock, least=2 if traced else 3)
+        except Exception as error:
+            self._keep_if_result(key, error)
+            return None
+        self.warm_ups[key], self.blocks[key], self._calls[key] = warm_up, [], call
+        self._first_calls_s += warm_up.first_call_s
+        return warm_up
+
+    def admit_prepared(self, key: Key, prepare: Callable[[], Call]) -> WarmUp | None:
+        """Makes a contender ready, as by copying its inputs to the device, and admits it.
+
+        Returns:
+            Its warm-up; None where an error, of the preparation or of a call, is a result.
+
+        Raises:
+            Exception: Any other error.
+        """
+        try:
+            call = prepare()
+        except Exception as error:
+            self._keep_if_result(key, error)
+            return None
+        return self.admit(key, call)
+
+    def withdraw(self, key: Key) -> WarmUp:
+        """Takes a contender out that was warmed up and is not to be timed."""
+        del self._calls[key], self.blocks[key]
+        return self.warm_ups.pop(key)
+
+    def run(
+        self,
+        on_round: Callable[[int, int], None] | None = None,
+        *,
+        leaving: Callable[[Collection[Key]], Collection[Key]] | None = None,
+        clock_mhz: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """Times all contenders until each has been timed enough.
+
+        Args:
+            on_round: Receives the number of the round that has ended, and how many contenders go
+                on.
+            leaving: Receives those that went on after a round, and tells which of them need no
+                further one.
+            clock_mhz: Reads the GPU's clock after each turn.
+        """
+        live = list(self._calls)
+        number = 0
+        while live:
+            for key in self._order.sample(live, len(live)):
+                if number > 0 and self.spent_s >= self._plan.time_budget_s:
+                    return
+                self._take_turn(key, number, clock_mhz)
+            live = [
+                key
+                for key in live
+                if key not in self.failures and not timed_enough(self.blocks[key], self._plan)
+            ]
+            if live and leaving is not None:
+                gone = frozenset(leaving(live))
+                live = [key for key in live if key not in gone]
+            number += 1
+            if on_round is not None:
+                on_round(number, len(live))
+
+    def fresh_calls(
+        self, key: Key, calls: int, *, least_s: float = 0.0
+    ) -> tuple[float, ...] | None:
+        """Times calls of one contender in a row.
+
+        Args:
+            key: Its name.
+            calls: Fewest calls.
+            least_s: Seconds that they last at least.
+
+        Returns:
+            The seconds of each; None where the error of a call is a result.
+
+        Raises:
+            Exception: Any other error of a call.
+        """
+        try:
+            with collection_off():
+                return self._timed(self._calls[key], least_calls=calls, least_s=least_s)
+        except Exception as error:
+            if not self._is_result(error, smaller_worked=True):
+                raise
+            return None
+
+    def _take_turn(self, key: Key, number: int, clock_mhz: Callable[[], float | None]) -> None:
+        try:
+            with collection_off():
+                durations_s = self._timed(
+                    self._calls[key], least_calls=1, least_s=self._plan.block_s
+                )
+        except Exception as error:
+            self._keep_if_result(key, error)
+        else:
+            self.blocks[key].append(Block(number, durations_s, clock_mhz()))
+
+    def _keep_if_result(self, key: Key, error: Exception) -> None:
+        if not self._is_result(error, smaller_worked=bool(self.warm_ups)):
+            raise error
+        # The frames of a traceback hold the tensors of the call that ran out.
+        self.failures[key] = error.with_traceback(None)
+        error.__context__ = error.__cause__ = None
+        gc.collect()
+
+    def _timed(self, call: Call, *, least_calls: int, least_s: float) -> tuple[float, ...]:
+        durations_s: list[float] = []
+        clock = self._clock
+        began_s = before_s = clock()
+        while len(durations_s) < least_calls or before_s - began_s < least_s:
+            call()
+            now_s = clock()
+            durations_s.append(now_s - before_s)
+            before_s = now_s
+        return tuple(durations_s)
+
+
+def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 3) -> WarmUp:
+    """Calls a contender until two calls in a row agree, which the first is not if it traces.
+
+    Args:
+        call: What is timed.
+        clock: Tells seconds.
+        least: Fewest calls.
+    """
+    durations_s: list[float] = []
+    while len(durations_s) < least or not _agree(*durations_s[-2:]):
+        began_s = clock()
+        call()
+        durations_s.append(clock() - began_s)
+        if len(durations_s) > _MOST_WARM_UP_CALLS:
+            break
+        if len(durations_s) >= least and sum(durations_s[1:]) > _LONG_WARM_UP_S:
+            break
+    return WarmUp(durations_s[0], tuple(durations_s[1:]))
+
+
+@contextlib.contextmanager
+def collection_off() -> Iterator[None]:
+    """Keeps Python's garbage collection out of what is timed."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _agree(one_s: float, other_s: float) -> bool:
+    return abs(one_s - other_s) <= _AGREEMENT * max(one_s, other_s)
+
+
+Result = TypeVar("Result")
+
+FEWEST_ROUNDS = 3
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], Result]],
+    *,
+    until_s: float,
+    most_rounds: int,
+    now: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[Result]]:
+    """Measures every contender once a round, in another order each round.
+
+    A machine that drifts slows all contenders of a round alike.
+
+    Args:
+        contenders: What measures a contender, by its name.
+        until_s: Time on the clock `now` by which the last round should end; three rounds are
+            made in any case.
+        most_rounds: Rounds after which it ends.
+        now: Gives the time, in seconds.
+
+    Returns:
+        One result a round, by name.
+    """
+    found: dict[str, list[Result]] = {name: [] for name in contenders}
+    order, longest_s = random.Random(0), 0.0
+    for number in range(most_rounds):
+        began_s = now()
+        if number >= FEWEST_ROUNDS and began_s + longest_s > until_s:
+            break
+        for name in order.sample(sorted(contenders), len(contenders)):
+            found[name].append(contenders[name]())
+        longest_s = max(longest_s, now() - began_s)
+    return found

@@ -1,0 +1,255 @@
+"""Callbacks that end training: when a budget is spent, or a metric has come to a value."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import keras
+
+from kbatch.errors import InputError
+from kbatch.records.training_run import Budget, Target
+from kbatch.training.train_step import updates_made
+
+
+class _Count(Protocol):
+    """What training has taken so far; a search's clock."""
+
+    train_s: float
+
+    @property
+    def updates(self) -> int: ...
+    @property
+    def examples(self) -> int: ...
+
+
+class TimeBudget(keras.callbacks.Callback):
+    """Ends training after so many seconds of train steps.
+
+    What counts is what a record calls `train_s`: train steps with the wait for their data, the
+    first one with its tracing and compiling; validation, checkpoints and other callbacks do not
+    count. It ends after the step that spends the budget, in the middle of an epoch too, and the
+    epoch is validated as any other. Give `epochs` large enough that the budget ends first.
+
+    Example:
+
+    >>> tuner.search(x, y, validation_data=(xv, yv), epochs=1000,
+    ...              callbacks=[kbatch.TimeBudget(60)])
+
+    Args:
+        seconds: The budget, in seconds.
+
+    Raises:
+        ValueError: If it is not positive.
+    """
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.budget = Budget(train_s=_positive(seconds, "seconds"))
+        self._now: Callable[[], float] = time.perf_counter
+        self._count: _Count | None = None
+        self._seconds = float(seconds)
+        self._spent_s = 0.0
+        self._begun_s = 0.0
+
+    def count_by(self, count: _Count) -> None:
+        """Reads what a search counts, instead of its own clock."""
+        self._count = count
+
+    def on_train_begin(self, logs: Any = None):
+        """Starts the budget, where no search counts."""
+        self._spent_s = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None):
+        """Starts a step."""
+        self._begun_s = self._now()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        """Ends training once the budget is spent."""
+        self._spent_s += self._now() - self._begun_s
+        spent_s = self._spent_s if self._count is None else self._count.train_s
+        _end_if(self.model, spent_s >= self._seconds)
+
+
+class UpdateBudget(keras.callbacks.Callback):
+    """Ends training after so many optimizer updates, those that overflowed not counted.
+
+    Args:
+        updates: The budget.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is not positive.
+    """
+
+    def __init__(self, updates: int):
+        super().__init__()
+        self.budget = Budget(updates=_positive_integer(updates, "updates"))
+        self._count: _Count | None = None
+        self._updates = updates
+        self._before = 0
+
+    def count_by(self, count: _Count) -> None:
+        """Reads what a search counts, over all `fit` calls of a trial."""
+        self._count = count
+
+    def on_train_begin(self, logs: Any = None):
+        """Starts the budget, where no search counts."""
+        self._before = updates_made(self.model)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        """Ends training once the budget is spent."""
+        if self._count is None:
+            made = updates_made(self.model) - self._before
+        else:
+            made = self._count.updates
+        _end_if(self.model, made >= self._updates)
+
+
+class ExampleBudget(keras.callbacks.Callback):
+    """Ends training after so many examples; in a search, which counts them in its input pipeline.
+
+    Args:
+        examples: The budget. The last batch may pass it.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is not positive.
+    """
+
+    def __init__(self, examples: int):
+        super().__init__()
+        self.budget = Budget(examples=_positive_integer(examples, "examples"))
+        self._count: _Count | None = None
+        self._examples = examples
+
+    def count_by(self, count: _Count) -> None:
+        """Reads what a search counts."""
+        self._count = count
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        """Ends training once the budget is spent.
+
+        Raises:
+            InputError: If nothing counts the examples.
+        """
+        if self._count is None:
+            raise InputError(
+                "Examples are counted in a search only: give `ExampleBudget` to `tuner.search`, or "
+                "use `UpdateBudget(examples // batch_size)` here. "
+                f"Received: examples={self._examples}."
+            )
+        _end_if(self.model, self._count.examples >= self._examples)
+
+
+BudgetCallback = TimeBudget | UpdateBudget | ExampleBudget
+
+
+def joint_budget(callbacks: list[BudgetCallback]) -> Budget | None:
+    """Gives what a run with these callbacks may spend, None without any.
+
+    Raises:
+        InputError: If two limit the same.
+    """
+    kinds = [type(callback) for callback in callbacks]
+    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+    if twice:
+        raise InputError(
+            f"There must be one `{twice.__name__}`: leave out the others. "
+            f"Received: {kinds.count(twice)} of them."
+        )
+    limits = [{k: v for k, v in vars(c.budget).items() if v is not None} for c in callbacks]
+    joined = {name: value for limit in limits for name, value in limit.items()}
+    return Budget(**joined) if joined else None
+
+
+def _end_if(model: Any, spent: bool) -> None:
+    if spent:
+        model.stop_training = True
+
+
+def _positive(value: float, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
+        raise ValueError(f"`{name}` must be a positive number. Received: {name}={value!r}.")
+    return float(value)
+
+
+def _positive_integer(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
+    if value < 1:
+        raise ValueError(f"`{name}` must be positive. Received: {name}={value!r}.")
+    return value
+
+
+_HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")
+_LOWER = ("loss", "error", "perplexity")
+
+
+class StopAtTarget(keras.callbacks.Callback):
+    """Ends training at the end of the first epoch whose metric meets a value.
+
+    A search records what it took: `seconds_to_target` (of training, as `TimeBudget` counts),
+    `updates_to_target` and `examples_to_target`, each of which can be the objective. A trial that
+    never meets it is a result as well; a budget ends it.
+
+    Example:
+
+    >>> tuner = keras_tuner.GridSearch(
+    ...     hypermodel, keras_tuner.Objective("seconds_to_target", "min"))
+    >>> tuner.search(x, y, validation_data=(xv, yv), epochs=1000, callbacks=[
+    ...     kbatch.StopAtTarget("val_accuracy", 0.97), kbatch.TimeBudget(60)])
+
+    Args:
+        monitor: Name of the metric, as in the logs of an epoch.
+        value: The value to meet.
+        mode: `"max"` where more is better, `"min"` where less is, `"auto"` to tell by the name.
+
+    Raises:
+        ValueError: If the name does not tell, or the value is no finite number.
+    """
+
+    def __init__(self, monitor: str, value: float, mode: Literal["auto", "min", "max"] = "auto"):
+        super().__init__()
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+            raise ValueError(f"`value` must be a finite number. Received: value={value!r}.")
+        self.target = Target(monitor, float(value), _direction(monitor, mode))
+        self._seen: set[str] = set()
+
+    def on_train_begin(self, logs: Any = None):
+        """Forgets the metrics of a training before."""
+        self._seen = set()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
+        """Ends training if the epoch meets the target; an epoch without validation does not."""
+        logs = logs or {}
+        self._seen.update(logs)
+        if self.target.metric in logs and self.target.is_met(float(logs[self.target.metric])):
+            model: Any = self.model
+            model.stop_training = True
+
+    def on_train_end(self, logs: Any = None):
+        """Checks that there was something to compare.
+
+        Raises:
+            InputError: If no epoch had the metric.
+        """
+        if self._seen and self.target.metric not in self._seen:
+            raise InputError(
+                "`monitor` must be a metric of the epochs: give `validation_data` for one that "
+                "starts with val_, or compile the model with it. "
+                f"Received: monitor={self.target.metric!r}, the epochs have {sorted(self._seen)}."
+            )
+
+
+def _direction(monitor: str, mode: str) -> str:
+    if mode in ("min", "max"):
+        return mode
+    higher = any(word in monitor.lower() for word in _HIGHER)
+    lower = any(word in monitor.lower() for word in _LOWER)
+    if mode != "auto" or higher == lower:
+        raise ValueError(
+            "`mode` must tell whether more or less of the metric is better: give "
+            '`mode="max"` or `mode="min"`. '
+            f"Received: monitor={monitor!r}, mode={mode!r}."
+        )
+    return "max" if higher else "min"

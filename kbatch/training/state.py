@@ -1,0 +1,194 @@
+"""The state of a model, kept while it is trained for a measurement, and the seeds of training."""
+
+import contextlib
+import operator
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
+from tensorflow.python.eager import context
+
+# What `fit` and kbatch set on a model itself.
+_ATTRIBUTES = ("train_step", "history", "stop_training")
+
+
+class KeptState:
+    """Weights, metrics, optimizer, seeds and train step of a model, as they are now.
+
+    The optimizer is built first: what is kept is its state before the first update.
+
+    Args:
+        model: A built model, compiled if it is to be trained.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model: Any = model
+        found = [*model.variables, *self._model.metrics_variables]
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None and not optimizer.built:
+            # Only then: built a second time, a loss scale would start anew.
+            with self._model.distribute_strategy.scope():
+                optimizer.build(model.trainable_variables)
+        # A model with a train step of its own may have several, such as one for each network. That
+        # step builds them, so some of their variables are not there yet.
+        self._optimizers = [(one, len(one.variables)) for one in _optimizers(model)]
+        self._firsts: dict[int, list[np.ndarray]] = {}
+        for one, _ in self._optimizers:
+            found += one.variables
+        self._variables = list({id(variable): variable for variable in found}.values())
+        self._values = [
+            np.array(tf.convert_to_tensor(variable.value)) for variable in self._variables
+        ]
+        self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
+
+    def restore(self) -> None:
+        """Puts it back."""
+        self._model.reset_metrics()  # Those that came since then were not kept.
+        for variable, value in zip(self._variables, self._values, strict=True):
+            variable.assign(value)
+        for optimizer, kept in self._optimizers:
+            later = optimizer.variables[kept:]
+            for variable, value in zip(later, self._first(optimizer, kept), strict=True):
+                variable.assign(value)
+        for name in _ATTRIBUTES:
+            vars(self._model).pop(name, None)
+        for name, value in self._attributes.items():
+            setattr(self._model, name, value)
+        self._model.train_function = None
+
+    def _first(self, optimizer: Any, kept: int) -> list[np.ndarray]:
+        """Gives the initial values of the variables that an optimizer has got since then."""
+        if len(optimizer.variables) == kept:
+            return []
+        if id(optimizer) not in self._firsts:
+            twin = type(optimizer).from_config(optimizer.get_config())
+            with self._model.distribute_strategy.scope():
+                twin.build(optimizer._trainable_variables)
+            self._firsts[id(optimizer)] = [
+                np.array(tf.convert_to_tensor(one.value)) for one in twin.variables[kept:]
+            ]
+        return self._firsts[id(optimizer)]
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """Lists the optimizers that a model or a part of it has as attributes."""
+    parts = [model, *model._flatten_layers(include_self=False)]
+    leaves = [leaf for part in parts for leaf in _held(list(vars(part).values()))]
+    leaves.append(getattr(model, "optimizer", None))
+    found = [leaf for leaf in leaves if isinstance(leaf, keras.optimizers.Optimizer)]
+    return list({id(one): one for one in found}.values())
+
+
+def _held(values: list[Any]) -> list[Any]:
+    """Adds what lists, tuples and dicts hold."""
+    held = [one for v in values if isinstance(v, (list, tuple)) for one in v]
+    held += [one for v in values if isinstance(v, dict) for one in v.values()]
+    return [*values, *held]
+
+
+@contextlib.contextmanager
+def kept_state(model: keras.Model) -> Iterator[None]:
+    """Puts a built model back as it was."""
+    state = KeptState(model)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+@contextlib.contextmanager
+def kept_variables(model: keras.Model) -> Iterator[None]:
+    """Puts the variables of a model back as they were, for calls that do not train."""
+    kept = [(one, np.array(tf.convert_to_tensor(one.value))) for one in model.variables]
+    try:
+        yield
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+
+
+def check_seed(seed: int | None) -> int | None:
+    """Checks that a seed is None or an integer of at least 0.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:
+        raise ValueError(
+            f"`seed` must be None or an integer of at least 0. Received: seed={seed!r}."
+        )
+    return operator.index(seed)
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Seeds Python, NumPy and Keras, and puts the first two back afterwards.
+
+    TensorFlow's own global seed cannot be read; keras-tuner resets it before the next build.
+
+    Args:
+        seed: The seed; None leaves everything alone, so that each run draws on.
+    """
+    if seed is None:
+        yield
+        return
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        keras.utils.set_random_seed(seed)
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+@contextlib.contextmanager
+def kept_seeds() -> Iterator[None]:
+    """Puts the random numbers of Python, NumPy, Keras and TensorFlow back where they were."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    # TensorFlow numbers its operations by draws from a generator of its own.
+    tensorflow: Any = context.context()
+    tensorflow_seed, tensorflow_state = tensorflow._seed, _state_of(tensorflow)
+    keras_seed = global_state.get_global_attribute(GLOBAL_RANDOM_SEED)
+    generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    drawn = None if generator is None else np.array(generator.state.value)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if tensorflow._seed != tensorflow_seed:
+            tensorflow._set_global_seed(tensorflow_seed)
+        if tensorflow_state is not None:
+            tensorflow._rng.setstate(tensorflow_state)
+        global_state.set_global_attribute(GLOBAL_RANDOM_SEED, keras_seed)
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+        if generator is not None:
+            generator.state.assign(drawn)
+
+
+def _state_of(tensorflow: Any) -> Any:
+    generator = getattr(tensorflow, "_rng", None)
+    return None if generator is None else generator.getstate()
+
+
+def seed_of(seed: int | None, *parts: int) -> int | None:
+    """Derives a seed for one use of several.
+
+    Args:
+        seed: Seed of the whole, or None.
+        parts: What tells this use from the others.
+
+    Returns:
+        A 32-bit seed, None for None.
+    """
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed, *parts]).generate_state(1)[0])

@@ -1,0 +1,308 @@
+"""The train step of a model, borrowed for a measurement and returned as it was."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.errors import InputError
+from kbatch.training.accumulation import accumulate_gradients, accumulation_of, varying_micro_batch
+from kbatch.training.state import KeptState
+
+
+class BorrowedStep:
+    """The train step of a model, one batch a call.
+
+    It is what `fit` runs for a batch, through the model's own train function.
+
+    Args:
+        model: A compiled model whose weights exist.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model: Any = model
+        self._shapes: set[tuple[Any, ...]] = set()
+        self._state = KeptState(model)
+        self._outputs: Any = ()
+        self._function = self._model.train_function
+        self._model.make_train_function()
+
+    def __call__(self, batch: Any) -> None:
+        """Trains on a batch, and waits for the device."""
+        self.launch(batch)
+        self.wait()
+
+    def launch(self, batch: Any) -> None:
+        """Begins to train on a batch: a GPU may still be at work when this returns."""
+        self._shapes.add(shapes_of(batch))
+        # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
+        self._outputs = self._model.train_function(iter((batch,)))
+
+    def wait(self) -> None:
+        """Waits until the last step is done."""
+        wait_for(self._outputs)
+
+    def has_seen(self, batch: Any) -> bool:
+        """Tells whether a batch of these shapes has been trained on: a new one may compile."""
+        return shapes_of(batch) in self._shapes
+
+    def restore(self) -> None:
+        """Puts weights, optimizer state, random seeds and metrics back."""
+        function = self._model.train_function
+        self._state.restore()
+        self._model.train_function = function  # Made once for all blocks.
+
+    def give_back(self) -> None:
+        """Restores the model, its train function too."""
+        self.restore()
+        self._model.train_function = self._function
+
+
+def wait_for(outputs: Any) -> None:
+    """Wait until all outputs of a step are there: one of them may lie on the host from the start.
+
+    Args:
+        outputs: Nested tensors.
+    """
+    for output in keras.tree.flatten(outputs):
+        np.asarray(output)
+
+
+@contextlib.contextmanager
+def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
+    """Lends the train step of a model, and gives the model back as it was, also after an error.
+
+    A model without weights gets them from the batch, as in `fit`, and keeps them.
+
+    Args:
+        model: A compiled model.
+        batch: Inputs, (inputs, targets) or (inputs, targets, sample weights).
+
+    Raises:
+        InputError: If the model is spread over several replicas.
+    """
+    check_one_device(model)
+    if not model.built:
+        with fitting_data():
+            model(keras.utils.unpack_x_y_sample_weight(batch)[0])
+    step = BorrowedStep(model)
+    try:
+        yield step
+    finally:
+        step.give_back()
+
+
+@contextlib.contextmanager
+def fitting_data() -> Iterator[None]:
+    """Turns what a model says of data that do not fit it into an error that names both.
+
+    Raises:
+        InputError: If a `ValueError`, `TypeError` or TensorFlow's `InvalidArgumentError` is raised.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise InputError(
+            "The model cannot be trained on these data: give inputs and targets of the shapes and "
+            "dtypes that the model and its loss take. Received: "
+            f"{type(error).__name__}: {(lines or ['no message'])[-1][:300]}"
+        ) from error
+
+
+def check_one_device(model: keras.Model) -> None:
+    """Checks that a model lies on one device.
+
+    Raises:
+        InputError: If it is spread over several replicas.
+    """
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise InputError(
+            "The train step is measured on one device: build the model outside of "
+            f"`strategy.scope()`. Received: a model on {replicas} replicas."
+        )
+
+
+def held_on_device(batch: Any, *, widen: bool = False) -> Any:
+    """Copies a batch to the first GPU, where there is one; texts stay where they are.
+
+    TensorFlow keeps int32 on the host whatever device is named, and each step copies it.
+
+    Args:
+        batch: Nested tensors.
+        widen: Whether int32 becomes int64, which lies on the device.
+    """
+    gpus = tf.config.list_logical_devices("GPU")
+    if not gpus:
+        return batch
+
+    def copied(leaf: Any) -> Any:
+        if leaf is None or leaf.dtype == tf.string:
+            return leaf
+        with tf.device(gpus[0].name):
+            dense = isinstance(leaf, tf.Tensor)
+            wide = widen and dense and leaf.dtype == tf.int32
+            return tf.cast(leaf, tf.int64) if wide else tf.identity(leaf)
+
+    return keras.tree.map_structure(copied, batch)
+
+
+def takes_int64(model: Any) -> bool:
+    """Return whether a model trains on int64 as it does on int32.
+
+    Keras casts inputs to the dtypes that were declared, and its losses and metrics cast targets.
+    What is the user's own may not: its int32 stays on the host.
+    """
+    own = any(
+        getattr(type(model), name) is not getattr(keras.Model, name)
+        for name in ("train_step", "compute_loss", "compute_metrics")
+    )
+    compiled = getattr(model, "_compile_metrics", None)
+    used = [model.loss]
+    if compiled is not None:
+        used += [compiled._user_metrics, compiled._user_weighted_metrics]
+    declared = bool(getattr(model, "inputs", None))
+    return declared and not own and all(map(_is_of_keras, keras.tree.flatten(used)))
+
+
+def _is_of_keras(given: Any) -> bool:
+    kind = given if hasattr(given, "__name__") else type(given)
+    function = getattr(given, "fn", None) or getattr(given, "_fn", None)
+    whole = given is None or isinstance(given, str) or kind.__module__.split(".")[0] == "keras"
+    return whole and (function is None or _is_of_keras(function))
+
+
+def rows_of(batch: Any) -> int:
+    """Counts the examples in a batch."""
+    return int(_leaves(batch)[0].shape[0])
+
+
+def first_rows(batch: Any, rows: int) -> Any:
+    """Takes the first examples of a batch."""
+
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.sparse.slice(leaf, [0] * len(leaf.shape), [rows, *leaf.shape[1:]])
+        return None if leaf is None else leaf[:rows]
+
+    return keras.tree.map_structure(cut, batch)
+
+
+def shapes_of(batch: Any) -> tuple[Any, ...]:
+    """Lists the shapes of the parts of a batch."""
+    return tuple(tuple(leaf.shape) for leaf in _leaves(batch))
+
+
+def _leaves(batch: Any) -> list[Any]:
+    return [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+
+
+class MicroBatchSteps:
+    """Makes train steps of a model, each with a micro-batch size and a batch of its own.
+
+    A step is what `fit` runs for a batch, and waits for the device: Keras's own where the batch
+    goes through at once, else one that accumulates over micro-batches. Those of all micro-batch
+    sizes share one graph, unless XLA compiles it.
+
+    Args:
+        model: A built, compiled model.
+        moments_every: As in `accumulate_gradients`.
+    """
+
+    def __init__(self, model: keras.Model, *, moments_every: int):
+        self._model: Any = model
+        self._moments_every = moments_every
+        # A step of the user's own stays; one that accumulates gives way to those asked for.
+        own = vars(model).get("train_step")
+        known = accumulation_of(model) is None
+        self._whole = _Graph(own, function=model.train_function) if known else _Graph(None)
+        self._accumulating: _Graph | None = None
+
+    def step(self, batch: Any, micro_batch_size: int) -> Callable[[], None]:
+        """Makes the step of a batch; its first call traces and compiles.
+
+        Args:
+            batch: Inputs, targets and perhaps sample weights, on the device.
+            micro_batch_size: Examples that go through the device at once.
+        """
+        accumulated = micro_batch_size < rows_of(batch)
+        graph = self._accumulate(micro_batch_size) if accumulated else self._whole
+
+        def run() -> None:
+            self._use(graph)
+            if graph.size is not None:
+                graph.size.assign(micro_batch_size)
+            # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
+            wait_for(graph.function(iter((batch,))))
+
+        return run
+
+    def _accumulate(self, micro_batch_size: int) -> "_Graph":
+        if self._accumulating is not None:
+            return self._accumulating
+        model = self._model
+        with warnings.catch_warnings():
+            # Those who train with the size are told; those who measure it need not be.
+            warnings.simplefilter("ignore", UserWarning)
+            accumulate_gradients(model, micro_batch_size, moments_every=self._moments_every)
+        if model.jit_compile:
+            return _Graph(model.train_step)
+        size = varying_micro_batch(model)
+        self._accumulating = _Graph(model.train_step, size)
+        return self._accumulating
+
+    def _use(self, graph: "_Graph") -> None:
+        """Makes the model train by a graph; a batch of new shapes is traced anew."""
+        model = self._model
+        if graph.function is not None and model.train_function is graph.function:
+            return
+        vars(model).pop("train_step", None)
+        if graph.train_step is not None:
+            model.train_step = graph.train_step
+        model.train_function = graph.function
+        model.make_train_function()
+        graph.function = model.train_function
+
+
+@dataclasses.dataclass
+class _Graph:
+    """A train step and the function that Keras made of it."""
+
+    train_step: Any
+    size: Any = None
+    function: Any = None
+
+
+@contextlib.contextmanager
+def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator[MicroBatchSteps]:
+    """Lends train steps of a model, and gives the model back as it was, also after an error.
+
+    Args:
+        model: A built, compiled model.
+        moments_every: As in `accumulate_gradients`.
+
+    Raises:
+        InputError: If the model is spread over several replicas.
+    """
+    check_one_device(model)
+    state, function = KeptState(model), model.train_function
+    try:
+        yield MicroBatchSteps(model, moments_every=moments_every)
+    finally:
+        state.restore()
+        model.train_function = function
+
+
+def updates_made(model: Any) -> int:
+    """Counts the updates of a model's optimizer; it skips those that overflowed."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return 0
+    iterations: Any = keras.ops.convert_to_numpy(optimizer.iterations)
+    return int(iterations)
