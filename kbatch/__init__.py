@@ -151,7 +151,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str):
-    """Imports a public name on first use (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'kbatch' has no attribute {name!r}")
     home = importlib.import_module(_HOME_OF[name])
@@ -161,5 +161,5 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    """Lists the public names, also those not imported yet."""
+    """List the public names, also those not imported yet."""
     return sorted({*globals(), *__all__})

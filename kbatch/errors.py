@@ -38,5 +38,5 @@ class OutOfMemoryError(MemoryError):
         self.limit_bytes = limit_bytes
 
     def __reduce__(self):
-        """Pickles all arguments, and the notes: it may come from a worker process."""
+        """Pickle all arguments, and the notes: it may come from a worker process."""
         return type(self), (str(self), self.needed_bytes, self.limit_bytes), self.__dict__

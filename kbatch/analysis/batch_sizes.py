@@ -8,7 +8,7 @@ LARGEST_SIZE = 2**53
 
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:
-    """Lists the powers of two from `low` to `high`, both included.
+    """List the powers of two from `low` to `high`, both included.
 
     Example:
 
@@ -38,18 +38,7 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
 
 
 def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
-    """Checks that `batch_sizes` are ascending positive integers.
-
-    Args:
-        batch_sizes: Batch sizes in examples: a tuple, a list, a `range`.
-
-    Returns:
-        The same sizes as Python integers.
-
-    Raises:
-        TypeError: If one of them is no integer.
-        ValueError: If they are empty, not positive, repeated or not ascending.
-    """
+    """Check that `batch_sizes` are ascending positive integers."""
     received = _listed(batch_sizes)
     hint = "Give ascending positive integers, such as `kbatch.powers_of_two(16, 1024)`."
     try:
@@ -80,20 +69,7 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def check_size(size: int, name: str, *, unit: str = ", in examples") -> int:
-    """Checks that a number of examples is a positive integer.
-
-    Args:
-        size: The number.
-        name: Name of the argument, for the message.
-        unit: How the message goes on where it is no number of examples.
-
-    Returns:
-        The number as a Python integer.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is not positive, or above 2**53.
-    """
+    """Check that a number of examples is a positive integer."""
     message = f"`{name}` must be a positive integer{unit}. Received: {name}={size!r}."
     try:
         whole = operator.index(size)
@@ -109,19 +85,10 @@ def check_size(size: int, name: str, *, unit: str = ", in examples") -> int:
 
 
 def equal_parts(batch_size: int, largest: int) -> int:
-    """Gives the size of the fewest parts of a batch that are at most `largest` and about equal.
-
-    Example:
+    """Return the size of the fewest parts of a batch that are at most `largest` and about equal.
 
     >>> equal_parts(512, 300), equal_parts(512, 512)
     (256, 512)
-
-    Args:
-        batch_size: Examples in the batch.
-        largest: Most examples in a part.
-
-    Returns:
-        Examples in a part; the last one may have fewer.
     """
     parts = -(-batch_size // largest)
     return -(-batch_size // parts)

@@ -32,7 +32,7 @@ from kbatch.analysis.ratio import Ratio
 def statistical_efficiency(
     batch_size: float, *, noise_scale: float, base_batch_size: float
 ) -> float:
-    """Computes the progress of an example relative to that at a base batch size.
+    """Compute the progress of an example relative to that at a base batch size.
 
     Assumes a learning rate that suits each size.
 
@@ -60,7 +60,7 @@ def statistical_efficiency(
 def goodput(
     batch_size: float, step_time_s: float, *, noise_scale: float, base_batch_size: float
 ) -> float:
-    """Computes the throughput times the statistical efficiency.
+    """Compute the throughput times the statistical efficiency.
 
     Ratios of goodput between batch sizes do not depend on `base_batch_size`; times to a target
     are inversely proportional to it.
@@ -90,7 +90,7 @@ def goodput(
 
 
 def best_batch_size(*, overhead_s: float, per_example_s: float, noise_scale: float) -> float:
-    """Computes the batch size of the largest goodput for a step time of a + b B.
+    """Compute the batch size of the largest goodput for a step time of a + b B.
 
     It grows with the noise scale and with a / b, so the ends of their intervals bound it.
 
@@ -118,7 +118,7 @@ def best_batch_size(*, overhead_s: float, per_example_s: float, noise_scale: flo
 def best_measured_batch_size(
     batch_sizes: Sequence[int], step_times_s: Sequence[float], *, noise_scale: float
 ) -> int:
-    """Finds the batch size of the largest goodput among measured ones, whatever their times.
+    """Find the batch size of the largest goodput among measured ones, whatever their times.
 
     Args:
         batch_sizes: Sizes to choose from, in examples.
@@ -201,7 +201,7 @@ class StepsToTarget:
         return self.line.departure.holds
 
     def steps(self, batch_size: float) -> float:
-        """Gives the fitted steps to the target.
+        """Return the fitted steps to the target.
 
         Args:
             batch_size: B, in examples.
@@ -210,7 +210,7 @@ class StepsToTarget:
 
 
 def fit_steps_to_target(batch_sizes: ArrayLike, steps: ArrayLike) -> StepsToTarget:
-    """Fits the steps to a target to trials of several batch sizes.
+    """Fit the steps to a target to trials of several batch sizes.
 
     Compares batch sizes only where each trial had a learning rate that suits its size (Shallue
     et al. 2019, arXiv:1811.03600). Leave out the trials that missed the target.

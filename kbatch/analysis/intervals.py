@@ -53,7 +53,7 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Computes the 95 % interval of a mean by Student's t.
+    """Compute the 95 % interval of a mean by Student's t.
 
     Assumes independent values of about normal distribution, as repeated executions of one
     trial with different seeds are.
@@ -74,14 +74,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
-    """Gives the 97.5 % quantile of Student's t distribution.
-
-    Args:
-        degrees_of_freedom: At least 1.
-
-    Returns:
-        The half-width of a 95 % interval, in standard errors.
-    """
+    """Return the 97.5 % quantile of Student's t distribution."""
     if degrees_of_freedom <= len(_T_975):
         return _T_975[degrees_of_freedom - 1]
     # First Cornish-Fisher term: off by less than 0.001 past 30 degrees of freedom.
@@ -95,18 +88,10 @@ _TAIL = 0.025
 
 
 def median_interval(values: Sequence[float]) -> Interval | None:
-    """Computes the 95 % interval of a median.
-
-    Example:
+    """Compute the 95 % interval of a median.
 
     >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
     Interval(low=1.0, high=6.0)
-
-    Args:
-        values: Independent values.
-
-    Returns:
-        The interval; None for fewer than six values, which have none.
     """
     count = len(values)
     if count < FEWEST_VALUES_OF_A_MEDIAN:
@@ -139,19 +124,10 @@ class RoundEstimate:
 
 
 def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
-    """Summarises positive values of several rounds.
+    """Summarise positive values of several rounds.
 
     With nine rounds or more the interval is that of the sign test, between order statistics: one
     disturbed round does not widen it. With fewer it is Student's, of the logarithms.
-
-    Args:
-        values: One positive value a round.
-
-    Returns:
-        The estimate, None without rounds.
-
-    Raises:
-        ValueError: If a value is not positive and finite.
     """
     if not len(values):
         return None
@@ -166,18 +142,7 @@ def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
 def ratio_over_rounds(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> RoundEstimate | None:
-    """Summarises the ratio of two contenders, paired by round.
-
-    Args:
-        numerator: One positive value a round.
-        denominator: One positive value a round, of the same rounds.
-
-    Returns:
-        The estimate, None without rounds.
-
-    Raises:
-        ValueError: If the rounds are not the same.
-    """
+    """Summarise the ratio of two contenders, paired by round."""
     if len(numerator) != len(denominator):
         raise ValueError(
             "Both contenders must have been measured in the same rounds. Received: "
@@ -196,7 +161,7 @@ def _interval(ascending: Sequence[float]) -> Interval | None:
 
 
 def _left_out(rounds: int) -> int:
-    """Counts the values that may be left out at each end for 95 %, at least six rounds given."""
+    """Count the values that may be left out at each end for 95 %, at least six rounds given."""
     outside, values = 2 / 2**rounds, 0
     while outside + 2 * math.comb(rounds, values + 1) / 2**rounds <= 0.05:
         values += 1
@@ -226,7 +191,7 @@ class QuantileBound:
 def quantile_upper_bound(
     values: ArrayLike, *, quantile: float, confidence: float = 0.95
 ) -> QuantileBound:
-    """Bounds a quantile from above with confidence.
+    """Bound a quantile from above with confidence.
 
     Assumes independent values; of calls in a row that share a hiccup there are fewer than
     their number.
@@ -266,7 +231,7 @@ def quantile_upper_bound(
 
 
 def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
-    """Counts the calls from which on a quantile has an upper bound.
+    """Count the calls from which on a quantile has an upper bound.
 
     Example:
 
@@ -298,7 +263,7 @@ def chance_of_at_most(successes: int, n: int, p: float) -> float:
 
 
 def _binomial(n: int, p: float) -> np.ndarray:
-    """Gives the probabilities of 0 to n successes, by logarithms so that n may be large."""
+    """Return the probabilities of 0 to n successes, by logarithms so that n may be large."""
     k = np.arange(1, n + 1)
     log_choose = np.concatenate([[0.0], np.cumsum(np.log(n - k + 1) - np.log(k))])
     successes = np.arange(n + 1)

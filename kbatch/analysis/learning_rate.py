@@ -48,7 +48,7 @@ def scale_learning_rate(
     noise_scale: float | None = None,
     adaptive: bool = False,
 ) -> float:
-    """Scales a learning rate from one batch size to another.
+    """Scale a learning rate from one batch size to another.
 
     Example:
 
@@ -88,22 +88,7 @@ def learning_rate_ratio(
     noise_scale: float | None = None,
     adaptive: bool = False,
 ) -> float:
-    """Gives the factor that a rule applies to the learning rate.
-
-    Args:
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that the learning rate was chosen for, in examples.
-        rule: `"linear"`, `"sqrt"`, `"noise"` or `None`.
-        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
-        adaptive: Whether the optimizer is Adam-like; for `rule="noise"` alone.
-
-    Returns:
-        kappa, its square root, the gain or its square root, or 1.
-
-    Raises:
-        ValueError: If the rule is unknown, a batch size is not positive, or the rule is
-            `"noise"` and the noise scale missing or negative.
-    """
+    """Return the factor that a rule applies to the learning rate."""
     kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
     match check_rule(rule, "rule"):
         case "noise" if kappa != 1:
@@ -121,24 +106,10 @@ def learning_rate_ratio(
 def capped_learning_rate_ratio(
     *, batch_size: int, base_batch_size: int, rule: str | None, noise_scale: float | None
 ) -> float:
-    """Gives the factor that a rule applies to the learning rate, no further than the noise scale.
+    """Return the factor that a rule applies to the learning rate, no further than the noise scale.
 
     A batch far above B_noise averages away what is no longer there: its best learning rate is
     that of B_noise (McCandlish et al. 2018, arXiv:1812.06162, equation 2.6).
-
-    Args:
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that the learning rate was chosen for, in examples.
-        rule: `"linear"`, `"sqrt"` or `None`.
-        noise_scale: B_noise or a lower bound of it, in examples; None where nothing is known of
-            it, and the rule goes no further than `base_batch_size`.
-
-    Returns:
-        The factor of the rule at the batch size, for one above B_noise that at B_noise or at
-        `base_batch_size`, whichever is larger.
-
-    Raises:
-        ValueError: If the rule is unknown or a batch size not positive.
     """
     reached = max(base_batch_size, round(noise_scale or 0))
     return learning_rate_ratio(
@@ -147,15 +118,7 @@ def capped_learning_rate_ratio(
 
 
 def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
-    """Gives kappa, the batch size over the base batch size.
-
-    Args:
-        batch_size: In examples.
-        base_batch_size: In examples.
-
-    Raises:
-        ValueError: If one of them is not positive.
-    """
+    """Return kappa, the batch size over the base batch size."""
     if batch_size < 1 or base_batch_size < 1:
         raise ValueError(
             "`batch_size` and `base_batch_size` must be positive. "
@@ -165,18 +128,7 @@ def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
 
 
 def check_rule(rule: str | None, name: str) -> str | None:
-    """Checks that a learning-rate rule exists.
-
-    Args:
-        rule: The rule, or None.
-        name: Name of the argument, for the message.
-
-    Returns:
-        The rule.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Check that a learning-rate rule exists."""
     if rule is not None and rule not in RULES:
         raise ValueError(
             f"`{name}` must be None, 'linear' (for SGD), 'sqrt' (for Adam and its relatives) or "
@@ -199,23 +151,10 @@ FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum")
 
 
 def scale_beta_2(beta_2: float, *, batch_size: int, base_batch_size: int) -> float:
-    """Scales the decay of Adam's second moment so that its half-life in examples stays.
-
-    Example:
+    """Scale the decay of Adam's second moment so that its half-life in examples stays.
 
     >>> scale_beta_2(0.99, batch_size=128, base_batch_size=64)
     0.9801
-
-    Args:
-        beta_2: Decay a step that suits `base_batch_size`.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that `beta_2` was chosen for, in examples.
-
-    Returns:
-        beta_2 to the power of kappa.
-
-    Raises:
-        ValueError: If `beta_2` is not in [0, 1) or a batch size is not positive.
     """
     if not 0 <= beta_2 < 1:
         raise ValueError(f"`beta_2` must lie in [0, 1). Received: beta_2={beta_2}.")
@@ -225,27 +164,13 @@ def scale_beta_2(beta_2: float, *, batch_size: int, base_batch_size: int) -> flo
 def scale_weight_decay(
     weight_decay: float, *, batch_size: int, base_batch_size: int, learning_rate_ratio: float
 ) -> float:
-    """Scales a decoupled weight decay so that its timescale in examples stays.
+    """Scale a decoupled weight decay so that its timescale in examples stays.
 
     An update takes the share eta lambda of a weight away, as in Keras's AdamW. To first order in
     that share the decay over a pass through the data is then the same at every batch size.
 
-    Example:
-
     >>> scale_weight_decay(0.004, batch_size=256, base_batch_size=64, learning_rate_ratio=2.0)
     0.008
-
-    Args:
-        weight_decay: lambda that suits `base_batch_size`.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that `weight_decay` was chosen for, in examples.
-        learning_rate_ratio: Factor of the learning rate between the two.
-
-    Returns:
-        lambda times kappa over the factor of the learning rate.
-
-    Raises:
-        ValueError: If a batch size or the factor is not positive.
     """
     if not learning_rate_ratio > 0:
         raise ValueError(
@@ -257,23 +182,10 @@ def scale_weight_decay(
 
 
 def scale_batch_norm_momentum(momentum: float, *, batch_size: int, base_batch_size: int) -> float:
-    """Scales BatchNormalization's momentum so that its half-life in examples stays.
-
-    Example:
+    """Scale BatchNormalization's momentum so that its half-life in examples stays.
 
     >>> scale_batch_norm_momentum(0.99, batch_size=128, base_batch_size=64)
     0.9801
-
-    Args:
-        momentum: Share of the old moving statistics that an update keeps, at `base_batch_size`.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that `momentum` was chosen for, in examples.
-
-    Returns:
-        The momentum to the power of kappa.
-
-    Raises:
-        ValueError: If `momentum` is not in [0, 1] or a batch size is not positive.
     """
     if not 0 <= momentum <= 1:
         raise ValueError(f"`momentum` must lie in [0, 1]. Received: momentum={momentum}.")
@@ -281,19 +193,7 @@ def scale_batch_norm_momentum(momentum: float, *, batch_size: int, base_batch_si
 
 
 def check_followers(names: Iterable[str], name: str) -> tuple[str, ...]:
-    """Checks which settings are to follow the batch size.
-
-    Args:
-        names: Some of `FOLLOWERS`, or none.
-        name: Name of the argument, for the message.
-
-    Returns:
-        Each of them once, in the order of `FOLLOWERS`.
-
-    Raises:
-        TypeError: If it is a string, or no iterable.
-        ValueError: If one of them is not known.
-    """
+    """Check which settings are to follow the batch size."""
     asked = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
     if asked is None or any(one not in FOLLOWERS for one in asked):
         kind = TypeError if asked is None else ValueError
@@ -350,7 +250,7 @@ def learning_rate_scaling(
     batch_norm_momenta: Sequence[float] = (),
     follow_batch_size: tuple[str, ...] = FOLLOWERS,
 ) -> LearningRateScaling:
-    """Scales the settings of a training from one batch size to another, on record.
+    """Scale the settings of a training from one batch size to another, on record.
 
     Example:
 

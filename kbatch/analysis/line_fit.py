@@ -47,15 +47,7 @@ class Departure:
 
 
 def measure_departure(places: np.ndarray, residuals: np.ndarray) -> Departure:
-    """Compares how far the centres are off with how the measurements scatter.
-
-    Args:
-        places: Where each measurement was made.
-        residuals: Its distance from the curve, as a share of the value there.
-
-    Returns:
-        The departure. On a right curve with normal noise `holds` is False in up to 5 of 100.
-    """
+    """Compare how far the centres are off with how the measurements scatter."""
     distinct, index, counts = np.unique(places, return_inverse=True, return_counts=True)
     groups = [residuals[index == i] for i in range(len(distinct))]
     centres = np.array([np.median(group) for group in groups])
@@ -73,7 +65,7 @@ def measure_departure(places: np.ndarray, residuals: np.ndarray) -> Departure:
 
 
 def _spread_within(groups: list[np.ndarray]) -> float:
-    """Estimates the standard deviation within groups by Shamos's median of differences.
+    """Estimate the standard deviation within groups by Shamos's median of differences.
 
     Deviations of two or three values from their own median would be too small.
     """
@@ -83,7 +75,7 @@ def _spread_within(groups: list[np.ndarray]) -> float:
 
 
 def _t_quantile(tail: float, degrees_of_freedom: int) -> float:
-    """Approximates a quantile of Student's t by two Cornish-Fisher terms."""
+    """Approximate a quantile of Student's t by two Cornish-Fisher terms."""
     z, n = statistics.NormalDist().inv_cdf(1 - tail), degrees_of_freedom
     return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
 
@@ -137,11 +129,11 @@ class Line:
         )
 
     def reaches(self, y: float) -> Ratio:
-        """Gives the x at which the line reaches y, (y - a) / b."""
+        """Return the x at which the line reaches y, (y - a) / b."""
         return self._over_slope(y - self.intercept, self.covariance * [[1, -1], [-1, 1]])
 
     def __call__(self, x: float) -> float:
-        """Evaluates the line at x."""
+        """Evaluate the line at x."""
         return self.intercept + self.slope * x
 
     def _over_slope(self, numerator: float, covariance: np.ndarray) -> Ratio:
@@ -158,19 +150,7 @@ class Line:
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
-    """Fits a line through measurements with relative errors.
-
-    Args:
-        x: Where it was measured, one value a measurement; repeat it for repeated measurements.
-        y: What was measured, positive.
-
-    Returns:
-        The line.
-
-    Raises:
-        ValueError: If there are fewer than three measurements or two distinct x, or one of them
-            is not positive.
-    """
+    """Fit a line through measurements with relative errors."""
     x, y = check_measurements(x, y)
     unit = np.array([1.0, 1 / np.max(x)])
     scale = _centres(x, y)
@@ -196,18 +176,7 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Checks that there are enough positive measurements for a line.
-
-    Args:
-        x: Where it was measured.
-        y: What was measured.
-
-    Returns:
-        Both as arrays.
-
-    Raises:
-        ValueError: If there are not.
-    """
+    """Check that there are enough positive measurements for a line."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(
@@ -228,7 +197,7 @@ def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarr
 
 
 def _centres(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Gives the median at the x of each measurement.
+    """Return the median at the x of each measurement.
 
     Residuals in units of the fitted value would let a line that does not fit make them small
     by being large.
@@ -245,7 +214,7 @@ def _huber_weights(residuals: np.ndarray) -> np.ndarray:
 
 
 def _covariance(design: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Gives the covariance of an M-estimate: its psi is weights * residuals."""
+    """Return the covariance of an M-estimate: its psi is weights * residuals."""
     count = len(residuals)
     full = float(np.mean(weights == 1.0))
     variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
@@ -293,7 +262,7 @@ class StepTime:
         return self.line.departure.holds
 
     def step_time_s(self, batch_size: float) -> float:
-        """Gives the fitted seconds of a step.
+        """Return the fitted seconds of a step.
 
         Args:
             batch_size: B, in examples.
@@ -302,7 +271,7 @@ class StepTime:
 
 
 def fit_step_time(batch_sizes: ArrayLike, step_times_s: ArrayLike) -> StepTime:
-    """Fits the time of a step to measurements at several batch sizes.
+    """Fit the time of a step to measurements at several batch sizes.
 
     Assumes errors relative to the time itself. Measurements in shuffled rounds, each size once
     a round, give independent repetitions; repetitions of one size in a row share its hiccups.

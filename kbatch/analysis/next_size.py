@@ -97,16 +97,7 @@ class NextSize(NamedTuple):
 
 
 def next_size(costs: SizeCosts, tried: Sequence[Tried], *, pilot: int | None = None) -> NextSize:
-    """Chooses the batch size to try next, or says why none is.
-
-    Args:
-        costs: What updates of each size cost; these are the sizes to choose from.
-        tried: The runs so far, in order, at most one a size.
-        pilot: Size to begin with, None for the one that suits most noise scales.
-
-    Returns:
-        The size, or the reason to stop.
-    """
+    """Choose the batch size to try next, or describe why none is."""
     left = _left(costs, tried)
     if not tried:
         return NextSize(pilot_size(costs), "pilot") if pilot is None else NextSize(pilot, "given")
@@ -165,15 +156,7 @@ class SizeForecast(NamedTuple):
 
 
 def forecast_updates(costs: SizeCosts, runs: Sequence[Tried]) -> UpdatesForecast | None:
-    """Forecasts the updates to the target of every size, those of the runs too.
-
-    Args:
-        costs: What updates of each size cost; these are the sizes.
-        runs: The runs so far, the pilot first.
-
-    Returns:
-        The forecast; None where no run came to the target.
-    """
+    """Forecast the updates to the target of every size, those of the runs too."""
     told = [run for run in runs if run.updates]
     if not any(run.cost is not None for run in told):
         return None
@@ -195,13 +178,7 @@ def forecast_updates(costs: SizeCosts, runs: Sequence[Tried]) -> UpdatesForecast
 
 
 def outlook_of(costs: SizeCosts, runs: Sequence[Tried], *, best: int) -> dict[int, SizeForecast]:
-    """Forecasts what every size promises against one that came to the target.
-
-    Args:
-        costs: What updates of each size cost; these are the sizes.
-        runs: The runs so far, the pilot first.
-        best: The size to compare with.
-    """
+    """Forecast what every size promises against one that came to the target."""
     sizes = sorted(costs.update_costs)
     outlook = _outlook(costs, [run for run in runs if run.updates], sizes)
     medians = outlook.medians()
@@ -222,7 +199,7 @@ def outlook_of(costs: SizeCosts, runs: Sequence[Tried], *, best: int) -> dict[in
 
 
 def pilot_size(costs: SizeCosts) -> int:
-    """Gives the size that costs least above the best one, averaged over noise scales.
+    """Return the size that costs least above the best one, averaged over noise scales.
 
     They range from the smallest to the largest size, evenly in their logarithm.
     """
@@ -239,7 +216,7 @@ def _quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
 
 
 def _left(costs: SizeCosts, tried: Sequence[Tried]) -> list[int]:
-    """Lists the sizes that may still be tried: none above one that could not be trained."""
+    """List the sizes that may still be tried: none above one that could not be trained."""
     taken = {run.batch_size for run in tried}
     broken = min((run.batch_size for run in tried if not run.updates), default=None)
     sizes = [size for size in sorted(costs.update_costs) if size not in taken]
@@ -279,17 +256,17 @@ class _Outlook(NamedTuple):
         return _NORMAL_975 * np.sqrt(self.weights @ spread)
 
     def medians(self) -> np.ndarray:
-        """Gives the typical cost of each size."""
+        """Return the typical cost of each size."""
         return self.start_cost + np.exp(self.log_means) * self.update_costs
 
     def chances(self, cost: float) -> np.ndarray:
-        """Gives the probability that each size costs less."""
+        """Return the probability that each size costs less."""
         room = max(cost - self.start_cost, 1e-12)
         z = (np.log(room / self.update_costs) - self.means) / self.deviations
         return self.weights @ _normal(z)
 
     def gains(self, cost: float) -> np.ndarray:
-        """Gives the mean of what each size would save, below 0 cut off, over what it costs."""
+        """Return the mean of what each size would save, below 0 cut off, over what it costs."""
         points = np.linspace(-3, 3, 41)
         shares = np.exp(-0.5 * points**2)
         logs = self.means[..., None] + self.deviations[..., None] * points
@@ -331,7 +308,7 @@ def _outlook(costs: SizeCosts, runs: Sequence[Tried], sizes: Sequence[int]) -> _
 
 
 def _critical_sizes(costs: SizeCosts, runs: Sequence[Tried]) -> tuple[np.ndarray, np.ndarray]:
-    """Gives B_crit on a grid with the logarithm of what is believed of each."""
+    """Return B_crit on a grid with the logarithm of what is believed of each."""
     known = [run.noise_scale for run in runs if run.noise_scale]
     bounds = [run.noise_at_least for run in runs if run.noise_at_least]
     sizes = sorted(costs.update_costs)
@@ -346,7 +323,7 @@ def _critical_sizes(costs: SizeCosts, runs: Sequence[Tried]) -> tuple[np.ndarray
 
 
 def _covariance(first: np.ndarray, second: np.ndarray, pilot: float) -> np.ndarray:
-    """Gives the covariance of the level and of a random walk to both sides of the pilot."""
+    """Return the covariance of the level and of a random walk to both sides of the pilot."""
     a, b = np.log2(first / pilot)[:, None], np.log2(second / pilot)
     together = np.where(a * b > 0, np.minimum(np.abs(a), np.abs(b)), 0.0)
     return _LEVEL**2 + _WALK**2 * together

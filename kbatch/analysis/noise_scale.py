@@ -75,7 +75,7 @@ def gradient_noise_scale(
     batch_size: ArrayLike,
     accumulation_steps: ArrayLike,
 ) -> NoiseScale:
-    """Estimates the gradient noise scale from the squared norms of accumulated updates.
+    """Estimate the gradient noise scale from the squared norms of accumulated updates.
 
     It grows during training: give the steps of the late half, or of stretches one by one.
     Steps with a norm that is not finite and steps of a single micro-batch are skipped.
@@ -112,7 +112,7 @@ def gradient_noise_scale(
 def noise_scale_of_epochs(
     variances: ArrayLike, squared_norms: ArrayLike, *, weights: ArrayLike = 1.0
 ) -> NoiseScale:
-    """Estimates the gradient noise scale of the late half of training from means by epoch.
+    """Estimate the gradient noise scale of the late half of training from means by epoch.
 
     The late half is at least three epochs; an epoch without a measured update (NaN) is left out
     before it is cut.
@@ -133,7 +133,7 @@ def noise_scale_of_epochs(
 
 
 def noise_scale_of_runs(runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> NoiseScale:
-    """Estimates the gradient noise scale of the late halves of several runs together.
+    """Estimate the gradient noise scale of the late halves of several runs together.
 
     All their late epochs make one estimate: what differs between runs widens the interval as what
     differs between epochs does.
@@ -261,7 +261,7 @@ def gradient_moments(
     batch_size: ArrayLike,
     accumulation_steps: ArrayLike,
 ) -> GradientMoments:
-    """Estimates the gradient moments of every usable step.
+    """Estimate the gradient moments of every usable step.
 
     Steps with a norm that is not finite are skipped, as the optimizer skips them under a loss
     scale, and steps of a single micro-batch, which say nothing about the noise.

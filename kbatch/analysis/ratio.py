@@ -39,17 +39,7 @@ UNRESOLVED = Ratio(None, None, None)
 def ratio_of_estimates(
     numerator: float, denominator: float, *, covariance: np.ndarray, degrees_of_freedom: int
 ) -> Ratio:
-    """Divides one estimate by another.
-
-    Args:
-        numerator: n.
-        denominator: d.
-        covariance: V, of shape (2, 2), n first.
-        degrees_of_freedom: Those of V.
-
-    Returns:
-        The ratio, with its parts below 0 cut off.
-    """
+    """Divide one estimate by another."""
     estimates = np.array([numerator, denominator])
     # Squares of squares follow: in units of the estimates themselves they stay in range.
     unit = np.sqrt(estimates**2 + np.diag(covariance))
@@ -74,18 +64,10 @@ def ratio_of_estimates(
 def ratio_of_means(
     numerators: np.ndarray, denominators: np.ndarray, *, weights: np.ndarray
 ) -> Ratio:
-    """Divides the mean of one quantity by the mean of another.
+    """Divide the mean of one quantity by the mean of another.
 
     Assumes independent pairs, such as blocks of consecutive steps. Their covariance is that of
     a weighted mean about itself, the linearised ("sandwich") form.
-
-    Args:
-        numerators: One value a pair.
-        denominators: One value a pair.
-        weights: Weight of each pair, such as the number of steps behind it.
-
-    Returns:
-        The ratio; without a value for fewer than three pairs.
     """
     count = len(weights)
     if count < FEWEST_VALUES:

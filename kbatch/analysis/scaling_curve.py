@@ -52,11 +52,7 @@ class LatencyCurve:
     counts: np.ndarray
 
     def latency_s(self, batch_size: float) -> float:
-        """Interpolates the latency of a batch size, in seconds.
-
-        Raises:
-            ValueError: If the size lies outside the measured ones.
-        """
+        """Interpolate the latency of a batch size, in seconds."""
         smallest, largest = self.batch_sizes[[0, -1]]
         if not smallest <= batch_size <= largest:
             raise ValueError(
@@ -69,7 +65,7 @@ class LatencyCurve:
         return float(2**log_latency)
 
     def largest_within(self, latency_s: float) -> float | None:
-        """Finds the largest size of at most that latency, in examples; None if none is."""
+        """Find the largest size of at most that latency, in examples; None if none is."""
         j = int(np.searchsorted(self.latencies_s, latency_s, side="right")) - 1
         if j < 0:
             return None
@@ -81,7 +77,7 @@ class LatencyCurve:
         return _between(self.batch_sizes[j], self.batch_sizes[j + 1], share)
 
     def smallest_of_rate(self, rate: float) -> float | None:
-        """Finds the smallest size with that throughput in examples/s; None if none has it."""
+        """Find the smallest size with that throughput in examples/s; None if none has it."""
         rates = self.batch_sizes / self.latencies_s
         reached = np.flatnonzero(rates >= rate)
         if not len(reached):
@@ -94,7 +90,7 @@ class LatencyCurve:
 
 
 def fit_latency_curve(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> LatencyCurve:
-    """Joins measurements at several batch sizes: takes and raises what `fit_latency` does."""
+    """Join measurements at several batch sizes: takes and raise what `fit_latency` does."""
     sizes, latencies = check_measurements(batch_sizes, latencies_s)
     places, index, counts = np.unique(sizes, return_inverse=True, return_counts=True)
     medians = np.array([np.median(latencies[index == i]) for i in range(len(places))])
@@ -102,12 +98,12 @@ def fit_latency_curve(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency
 
 
 def _between(low: float, high: float, share: float) -> float:
-    """Goes from one size to another by a share of the octaves between them."""
+    """Go from one size to another by a share of the octaves between them."""
     return float(low * (high / low) ** share)
 
 
 def _not_descending(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Pools adjacent values that descend into their weighted mean."""
+    """Pool adjacent values that descend into their weighted mean."""
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         pools.append((float(value), float(weight), 1))
@@ -151,7 +147,7 @@ class Latency:
         return self.line.intercept_in_x
 
     def latency_s(self, batch_size: float) -> float:
-        """Gives the latency of a batch size by the line, or by the curve where no line holds.
+        """Return the latency of a batch size by the line, or by the curve where no line holds.
 
         Args:
             batch_size: b, in examples.
@@ -166,7 +162,7 @@ class Latency:
 
 
 def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
-    """Fits the latency of one call path to measurements at several batch sizes.
+    """Fit the latency of one call path to measurements at several batch sizes.
 
     The latencies may be medians or another quantile of rounds of calls, one value a round;
     rounds that visit the sizes in shuffled order keep a machine's drift out of the line.
@@ -212,7 +208,7 @@ class BatchAnswer:
 
 
 def knee_batch_size(latency: Latency) -> BatchAnswer:
-    """Finds the batch size of the largest throughput over latency.
+    """Find the batch size of the largest throughput over latency.
 
     Args:
         latency: The fitted latency.
@@ -227,7 +223,7 @@ def knee_batch_size(latency: Latency) -> BatchAnswer:
 
 
 def fastest_batch_size(latency: Latency) -> BatchAnswer:
-    """Finds the measured batch size of the largest throughput.
+    """Find the measured batch size of the largest throughput.
 
     Args:
         latency: The fitted latency.
@@ -239,7 +235,7 @@ def fastest_batch_size(latency: Latency) -> BatchAnswer:
 
 
 def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> BatchAnswer:
-    """Finds the smallest batch size with a share of the peak throughput.
+    """Find the smallest batch size with a share of the peak throughput.
 
     Args:
         latency: The fitted latency.
@@ -273,14 +269,8 @@ def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float])
 
     On the line a size of k times another one, at 9 n_half, has 0.9 + 0.1 k times its throughput.
 
-    Example:
-
     >>> is_saturated((64, 128), (0.010, 0.0195))
     True
-
-    Args:
-        batch_sizes: Both sizes, ascending, in examples.
-        latencies_s: Latency of each, in seconds.
     """
     factor = batch_sizes[1] / batch_sizes[0]
     gain = factor * latencies_s[0] / latencies_s[1]
@@ -288,7 +278,7 @@ def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float])
 
 
 def batch_size_within(latency: Latency, *, latency_s: float) -> BatchAnswer:
-    """Finds the largest batch size of at most a latency.
+    """Find the largest batch size of at most a latency.
 
     The interval tells how far the size may be off: to keep to the target, verify the size by
     calls, or take the lower bound.
@@ -327,7 +317,7 @@ def _of_ratio(latency: Latency, ratio: Ratio, whole, factor: float = 1.0) -> Bat
 
 
 def _answer(latency: Latency, size: float | None, interval: Interval | None, whole) -> BatchAnswer:
-    """Makes a size whole; the rounding of its last digits must not cost an example."""
+    """Make a size whole; the rounding of its last digits must not cost an example."""
     if size is None or size < 1 - _ROUNDING:
         return BatchAnswer(None, interval, False)
     nearest = round(size)
@@ -337,7 +327,7 @@ def _answer(latency: Latency, size: float | None, interval: Interval | None, who
 
 
 def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> BatchAnswer:
-    """Finds the measured size of the largest score, which has so many times latency's error."""
+    """Find the measured size of the largest score, which has so many times latency's error."""
     sizes, error = latency.curve.batch_sizes, _error(latency)
     best = int(np.argmax(scores))
     if error is None:
@@ -349,7 +339,7 @@ def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> BatchAnswe
 
 
 def _error(latency: Latency) -> np.ndarray | None:
-    """Gives the relative half-width of the interval of each measured size's median."""
+    """Return the relative half-width of the interval of each measured size's median."""
     counts = latency.curve.counts
     spare = int(np.sum(counts) - len(counts))
     if latency.line.departure.noise is None or spare < 1:

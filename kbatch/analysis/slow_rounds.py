@@ -52,7 +52,7 @@ class _TwoGroups:
     share: float
 
     def log_densities(self, logs: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Gives the logarithm of the density of each value, in the fast and in the slow group."""
+        """Return the logarithm of the density of each value, in the fast and in the slow group."""
         residuals = logs - self.centres[sizes]
         return (
             _log_normal(residuals, self.spread) + math.log(1 - self.share),
@@ -66,18 +66,10 @@ class _TwoGroups:
 
 
 def calm_values(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    """Leaves out the times of slow rounds where two groups of rounds can be told apart.
-
-    Example:
+    """Leave out the times of slow rounds where two groups of rounds can be told apart.
 
     >>> calm_values([[1.0, 1.9, 0.97, 1.05, 2.1], [2.0, 2.02, 3.9, 1.98, 4.1]])
     [(1.0, 0.97, 1.05), (2.0, 2.02, 1.98)]
-
-    Args:
-        groups: Times of the same work in each group, one a round, positive.
-
-    Returns:
-        Those of each group that are kept, in order; all of them where there are no two groups.
     """
     everything = [tuple(group) for group in groups]
     if sum(map(len, groups)) - len(groups) < 3:
@@ -99,7 +91,7 @@ def calm_values(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
 
 
 def _one_group(logs: np.ndarray, sizes: np.ndarray) -> float:
-    """Gives the logarithm of the likelihood of one normal distribution a size."""
+    """Return the logarithm of the likelihood of one normal distribution a size."""
     residuals = logs - _means(logs, np.ones_like(logs), sizes)[sizes]
     return float(np.sum(_log_normal(residuals, max(_LEAST_SPREAD, float(np.std(residuals))))))
 
@@ -117,7 +109,7 @@ def _two_groups(logs: np.ndarray, sizes: np.ndarray) -> _TwoGroups:
 
 
 def _likelier(found: _TwoGroups, logs: np.ndarray, sizes: np.ndarray) -> _TwoGroups:
-    """Makes one step of expectation and maximization."""
+    """Make one step of expectation and maximization."""
     fast, slow = found.log_densities(logs, sizes)
     slowness = np.exp(slow - np.logaddexp(fast, slow))
     calmness = 1 - slowness

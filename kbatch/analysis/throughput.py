@@ -33,15 +33,7 @@ class Throughput:
 def throughput_of_windows(
     examples: Sequence[int], durations_s: Sequence[float]
 ) -> Throughput | None:
-    """Summarises the throughput of several windows of training.
-
-    Args:
-        examples: Examples trained on in each window.
-        durations_s: Duration of each window, in seconds.
-
-    Returns:
-        The throughput, or None when there was no window.
-    """
+    """Summarise the throughput of several windows of training."""
     if not len(examples):
         return None
     rates = np.asarray(examples, float) / np.asarray(durations_s, float)
@@ -53,18 +45,10 @@ def throughput_of_windows(
 def steady_windows(
     examples: Sequence[int], durations_s: Sequence[float], steady: Sequence[bool]
 ) -> tuple[list[int], list[float]]:
-    """Joins consecutive steady steps into windows of at least 50 ms.
+    """Join consecutive steady steps into windows of at least 50 ms.
 
     A timer's resolution and a callback's hiccup weigh little in a window that long. Steps
     left over at the end, the ragged last batch among them, join the last window.
-
-    Args:
-        examples: Examples in each step, in order.
-        durations_s: Duration of each step, in seconds.
-        steady: Whether each step may be counted: not the first one of a shape, which compiled.
-
-    Returns:
-        Examples and duration (seconds) of each window.
     """
     counted = [(n, s) for n, s, ok in zip(examples, durations_s, steady, strict=True) if ok]
     shortest = max(SHORTEST_WINDOW_S, sum(s for _, s in counted) / MOST_WINDOWS)
@@ -109,16 +93,7 @@ class PowerIntegral(NamedTuple):
     last_w: float = 0.0
 
     def add(self, time_s: float, power_w: float | None) -> "PowerIntegral":
-        """Takes one more reading.
-
-        Args:
-            time_s: When it was read, in seconds; not before the last one.
-            power_w: The power in watts, None where it could not be read: the next reading
-                bridges the gap with a straight line.
-
-        Returns:
-            The integral with it.
-        """
+        """Take one more reading."""
         if power_w is None:
             return self
         if self.last_s is None:
@@ -127,7 +102,7 @@ class PowerIntegral(NamedTuple):
         return PowerIntegral(self.energy_j + added_j, self.first_s, time_s, power_w)
 
     def between(self, start_s: float, end_s: float) -> float | None:
-        """Gives the energy from `start_s` to `end_s` in joules, None if readings miss an end."""
+        """Return the energy from `start_s` to `end_s` in joules, None if readings miss an end."""
         if self.first_s is None or self.last_s is None or start_s == end_s:
             return None
         covered = self.first_s <= start_s and end_s <= self.last_s
@@ -135,16 +110,7 @@ class PowerIntegral(NamedTuple):
 
 
 def counted_energy_j(first_mj: int | None, last_mj: int | None) -> float | None:
-    """Gives the energy between two readings of a counter that only rises.
-
-    Args:
-        first_mj: The counter at the start in millijoules, None where it could not be read.
-        last_mj: The counter at the end, likewise.
-
-    Returns:
-        The energy in joules; None without both readings, and where the counter fell, as it does
-        when the driver is loaded again.
-    """
+    """Return the energy between two readings of a counter that only rises."""
     if first_mj is None or last_mj is None or last_mj < first_mj:
         return None
     return (last_mj - first_mj) / 1e3
@@ -183,11 +149,7 @@ class ThinnedSeries:
         self.readings = 0
 
     def add(self, reading: Sequence[float | None]) -> None:
-        """Takes one more reading.
-
-        Args:
-            reading: A number a column, None where it is not known.
-        """
+        """Take one more reading."""
         self.readings += 1
         if not self._room:
             if len(self._pieces) == self._most:

@@ -16,15 +16,10 @@ _SIZE = re.compile(r"([\d.]+)\s*([KMGT]?I?)B?")
 
 
 def memory_size(text: str) -> int:
-    """Reads a size of memory.
-
-    Example:
+    """Read a size of memory.
 
     >>> memory_size("2GiB"), memory_size("500MB")
     (2147483648, 500000000)
-
-    Raises:
-        ValueError: If it is none.
     """
     found = _SIZE.fullmatch(text.strip().upper())
     try:
@@ -42,31 +37,19 @@ BUILD, DATA = "MODULE:BUILD", "--data"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, data: str) -> None:
-    """Adds the build function and `--data`, of which `data` tells what it may name."""
+    """Add the build function and `--data`, of which `data` tells what it may name."""
     parser.add_argument("build", metavar=BUILD, help="function that returns the compiled model")
     parser.add_argument(DATA, required=True, metavar="MODULE:DATA", help=data)
 
 
 def check_model_arguments(options: argparse.Namespace) -> None:
-    """Checks both names before TensorFlow is started, which takes seconds.
-
-    Raises:
-        ValueError: If one is no name, or its package does not exist.
-    """
+    """Check both names before TensorFlow is started, which takes seconds."""
     check_name(options.build, BUILD)
     check_name(options.data, DATA)
 
 
 def check_name(text: str, option: str) -> None:
-    """Checks the form of a name and that its package exists; nothing is imported for it.
-
-    Args:
-        text: The name.
-        option: Name of the option, for the message.
-
-    Raises:
-        ValueError: If it is no `package.module:function`, or there is no such package.
-    """
+    """Check the form of a name and that its package exists; nothing is imported for it."""
     module_name, _ = _module_and_name(text, option)
     package = module_name.partition(".")[0]
     if importlib.util.find_spec(package) is None:
@@ -74,15 +57,7 @@ def check_name(text: str, option: str) -> None:
 
 
 def named(text: str, option: str) -> Any:
-    """Imports what `package.module:name` or `file.py:name` names; the present folder is searched.
-
-    Args:
-        text: The name.
-        option: Name of the option, for the message.
-
-    Raises:
-        ValueError: If there is no such module or name.
-    """
+    """Import what `package.module:name` or `file.py:name` names; the present folder is searched."""
     module_name, name = _module_and_name(text, option)
     try:
         found: Any = importlib.import_module(module_name)
@@ -102,15 +77,7 @@ def named(text: str, option: str) -> Any:
 
 
 def named_build(text: str, option: str) -> Any:
-    """Gives the model, or what builds it, that a name stands for.
-
-    Args:
-        text: Names a build function, a `HyperModel` or a compiled model.
-        option: Name of the option, for the message.
-
-    Raises:
-        ValueError: If it is none of them.
-    """
+    """Return the model, or what builds it, that a name stands for."""
     given = named(text, option)
     if callable(given) or hasattr(given, "build"):
         return given
@@ -121,28 +88,14 @@ def named_build(text: str, option: str) -> Any:
 
 
 def named_data(text: str, option: str) -> Any:
-    """Gives the data that a name stands for; a function that wants a batch size stays one.
-
-    Args:
-        text: Names the data, or a function that returns them.
-        option: Name of the option, for the message.
-    """
+    """Return the data that a name stands for; a function that wants a batch size stays one."""
     given = named(text, option)
     is_function = callable(given) and not hasattr(given, "element_spec")
     return given() if is_function and not _required_arguments(given) else given
 
 
 def named_x_y(text: str, option: str) -> tuple[Any, Any]:
-    """Gives the x and y that a name stands for.
-
-    Args:
-        text: Names a function that returns `(x, y)` or a dataset, a function
-            `batch_size -> tf.data.Dataset`, or the data themselves.
-        option: Name of the option, for the message.
-
-    Returns:
-        Inputs and targets; the targets are None beside a dataset or a function.
-    """
+    """Return the x and y that a name stands for."""
     data = named_data(text, option)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
@@ -155,7 +108,7 @@ def named_x_y(text: str, option: str) -> tuple[Any, Any]:
 
 
 def _module_and_name(text: str, option: str) -> tuple[str, str]:
-    """Splits a name, and lets Python find its module."""
+    """Split a name, and let Python find its module."""
     module_name, _, name = text.partition(":")
     if module_name.endswith(".py"):
         path = Path(module_name)

@@ -23,22 +23,7 @@ def run_demo(
     dtype_policy: str,
     seed: int,
 ) -> Study:
-    """Searches over batch sizes on the digits.
-
-    Args:
-        directory: Where keras-tuner and kbatch write, in a folder `demo-search`; that of an
-            earlier demonstration is replaced.
-        batch_sizes: Batch sizes to try, in examples.
-        epochs: Epochs of each trial.
-        dtype_policy: Keras dtype policy.
-        seed: Seed of weights and shuffling.
-
-    Returns:
-        The study.
-
-    Raises:
-        FileExistsError: If the folder `demo-search` holds something else.
-    """
+    """Search over batch sizes on the digits."""
     _check_folder(directory / PROJECT_NAME)
     x, y = load_digits()
     hypermodel = BatchSizeHyperModel(
@@ -61,14 +46,7 @@ def run_demo(
 
 
 def default_policy(slowdown: float | None) -> tuple[str, str | None]:
-    """Choose the policy where none is given.
-
-    Args:
-        slowdown: How many times as long as float32 float16 takes on this processor, None on a GPU.
-
-    Returns:
-        The policy and, where it is not mixed_float16, why.
-    """
+    """Choose the policy where none is given."""
     slow = slow_float16_text(slowdown)
     if slow is None:
         return "mixed_float16", None
@@ -87,11 +65,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def load_digits() -> tuple[Any, Any]:
-    """Loads 1,797 images of 8 x 8 pixels in [0, 1], shape (1797, 8, 8, 1), with their digits.
-
-    Raises:
-        ModuleNotFoundError: If scikit-learn is missing, with the command that installs it.
-    """
+    """Load 1,797 images of 8 x 8 pixels in [0, 1], shape (1797, 8, 8, 1), with their digits."""
     try:
         from sklearn.datasets import load_digits as load
     except ModuleNotFoundError as error:
@@ -103,7 +77,7 @@ def load_digits() -> tuple[Any, Any]:
 
 
 def build_model() -> keras.Model:
-    """Builds a small convolutional net whose learning rate suits the smallest batch."""
+    """Build a small convolutional net whose learning rate suits the smallest batch."""
     layers = keras.layers
     model = keras.Sequential(
         [

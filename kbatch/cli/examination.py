@@ -10,12 +10,9 @@ if TYPE_CHECKING:
 
 
 def examine(variables: Mapping[str, str]) -> Examination:
-    """Looks at versions, devices, memory and the speed of dtype policies.
+    """Look at versions, devices, memory and the speed of dtype policies.
 
     Where a package is missing the rest is left out: it could not be read.
-
-    Args:
-        variables: Environment variables to judge.
     """
     packages = read_package_findings()
     if any(finding.status == "missing" for finding in packages):

@@ -17,18 +17,14 @@ _TEXT_WIDTH = 76
 
 
 def add_doctor(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     doctor = commands.add_parser("doctor", help="examine versions, devices, memory and speed")
     doctor.add_argument("--json", action="store_true", help="print the record as JSON")
     doctor.set_defaults(run=_run_doctor)
 
 
 def _run_doctor(options: argparse.Namespace) -> None:
-    """Prints the examination.
-
-    Raises:
-        SystemExit: With status 1 if something that is needed is missing.
-    """
+    """Print the examination."""
     from kbatch.cli.examination import examine
     from kbatch.device.quiet_start import quiet_start
     from kbatch.records.json_codec import record_text
@@ -46,7 +42,7 @@ def _run_doctor(options: argparse.Namespace) -> None:
 
 
 def examination_text(examination: "Examination") -> str:
-    """Writes what was found, a line or two a topic, then how much of it is missing."""
+    """Write what was found, a line or two a topic, then how much of it is missing."""
     lines = [_finding_text(finding) for finding in examination.findings]
     missing = [finding.topic for finding in examination.findings if finding.status == "missing"]
     if missing:
@@ -68,7 +64,7 @@ def _finding_text(finding: "Finding") -> str:
 
 
 def add_distribute(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     distribute = commands.add_parser(
         "distribute", help="run a script's search with a chief and several workers"
     )

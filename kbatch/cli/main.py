@@ -27,14 +27,7 @@ _COMMANDS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        arguments: Words after `kbatch`; those of the process if None.
-
-    Returns:
-        The exit status: 0, 1 after an error that is told in one line, 130 after Ctrl-C.
-    """
+    """Run the command line."""
     options = command_parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # The name of a file need not be text in the terminal's encoding.
@@ -62,7 +55,7 @@ def _leave_unwritable_output() -> None:
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """Makes the parser of all commands."""
+    """Make the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="kbatch", description="Which batch size should I use, and why?"
     )

@@ -32,7 +32,7 @@ _FIGURES = ("throughput", "operating_curve", "paths", "memory", "tails", "noise"
 
 
 def add_inference(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     inference = commands.add_parser(
         "inference", help="measure latency, throughput and memory of predictions by batch size"
     )
@@ -84,15 +84,10 @@ def add_inference(commands: Any) -> None:
 
 
 def milliseconds(text: str) -> float:
-    """Reads a time with its unit.
-
-    Example:
+    """Read a time with its unit.
 
     >>> milliseconds("20ms"), milliseconds("0.5s")
     (20.0, 500.0)
-
-    Raises:
-        ValueError: If it is none.
     """
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", text)
     if found is None or float(found[1]) == 0:
@@ -197,7 +192,7 @@ _RECORD, _FIGURE = "input.json", "input.png"
 
 
 def add_input(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser("input", help="tell whether the data is the bottleneck")
     add_model_arguments(parser, data="dataset, PyDataset or arrays, or a function that makes them")
     parser.add_argument(
@@ -247,7 +242,7 @@ def _run_input(options: argparse.Namespace) -> None:
 
 
 def add_max_batch(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser("max-batch", help="find the largest batch that fits in memory")
     add_model_arguments(
         parser, data="function that returns (x, y) or a dataset, or takes a batch size and does so"
@@ -326,7 +321,7 @@ def _print(result: "MaxBatchSizeResult", console: "Console") -> None:
 
 
 def add_recommend(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser("recommend", help="recommend a batch size, and say why")
     add_model_arguments(
         parser, data="function that returns (x, y) or a dataset, or takes a batch size and does so"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_report(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     report = commands.add_parser("report", help="write a report of a study or of profiles")
     report.add_argument(
         "records",
@@ -46,7 +46,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def add_plot(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     plot = commands.add_parser("plot", help="draw a figure of a study")
     plot.add_argument(
         "study",
@@ -95,7 +95,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 
 
 def add_export(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     export = commands.add_parser("export", help="write the trials as a table")
     add_study_arguments(export, "kbatch-trials.csv", "table to write, .csv or .json")
     export.set_defaults(run=_export)
@@ -140,7 +140,7 @@ def _is_number(text: str) -> bool:
 
 
 def add_study_arguments(parser: argparse.ArgumentParser, default: str, text: str) -> None:
-    """Adds the project directory and the `--output` of a command that reads a study."""
+    """Add the project directory and the `--output` of a command that reads a study."""
     parser.add_argument("study", type=Path, metavar="DIR", help="project directory of a search")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path(default), help=f"{text} (%(default)s)"
@@ -153,7 +153,7 @@ _FEWEST_COLUMNS = 4
 
 
 def print_trials(study: "Study", console: "Console") -> None:
-    """Prints the trials; what is the same in all of them stands in a line below."""
+    """Print the trials; what is the same in all of them stands in a line below."""
     from rich import box
     from rich.table import Table
 
@@ -194,12 +194,12 @@ def _varying(rows: "Sequence[tuple[str, ...]]") -> list[int]:
 def _width(
     titles: "Sequence[str]", rows: "Sequence[tuple[str, ...]]", columns: "Sequence[int]"
 ) -> int:
-    """Gives the characters of a line: two between columns, one at each end."""
+    """Return the characters of a line: two between columns, one at each end."""
     return 2 + sum(_column_width(titles, rows, i) + 2 for i in columns)
 
 
 def _column_width(titles: "Sequence[str]", rows: "Sequence[tuple[str, ...]]", column: int) -> int:
-    """Gives the width of a column's longest text; its title may take a line a word."""
+    """Return the width of a column's longest text; its title may take a line a word."""
     return max(map(len, [*titles[column].split(), *(row[column] for row in rows)]))
 
 
@@ -212,7 +212,7 @@ def _without_spread(text: str) -> str:
 
 
 def print_decision(study: "Study", console: "Console") -> None:
-    """Prints which batch size to use, and how sure that is."""
+    """Print which batch size to use, and how sure that is."""
     from kbatch.study.decision import decision
 
     words = decision(study)
@@ -225,7 +225,7 @@ _QUICK_SIZES = "32,128,512"
 
 
 def add_demo(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     demo = commands.add_parser("demo", help="search batch sizes on handwritten digits")
     demo.add_argument("--quick", action="store_true", help="three batch sizes, few epochs")
     demo.add_argument(

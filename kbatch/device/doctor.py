@@ -85,16 +85,7 @@ _WHY = {"tensorboard": ": keras-tuner imports it in every trial, and every trial
 def package_findings(
     requirements: Sequence[str], installed: Mapping[str, str]
 ) -> tuple[Finding, ...]:
-    """Compares what is installed with what is required.
-
-    Args:
-        requirements: Such as `"keras>=3.15"`, as `importlib.metadata.requires` gives them; those
-            of an extra are left out.
-        installed: Version of each package that is installed, by name.
-
-    Returns:
-        A finding a package.
-    """
+    """Compare what is installed with what is required."""
     wanted = [line for line in requirements if "extra ==" not in line]
     return tuple(_package_finding(line, installed) for line in wanted)
 
@@ -113,7 +104,7 @@ def _package_finding(requirement: str, installed: Mapping[str, str]) -> Finding:
 
 
 def python_finding(version: str, required: str) -> Finding:
-    """Compares Python's version with what is required, such as `">=3.11"`."""
+    """Compare Python's version with what is required, such as `">=3.11"`."""
     bound = _lower_bound(required)
     if bound is not None and _release(version) < _release(bound):
         text = f"{version} is older than {bound}, which kbatch needs"
@@ -122,12 +113,7 @@ def python_finding(version: str, required: str) -> Finding:
 
 
 def backend_finding(backend: str, source: str) -> Finding:
-    """Judges Keras's backend.
-
-    Args:
-        backend: Its name.
-        source: Where it is set.
-    """
+    """Judge Keras's backend."""
     if backend == "tensorflow":
         return Finding("backend", "ok", f"Keras runs on tensorflow ({source})")
     text = f"Keras would run on {backend} ({source}): kbatch trains on tensorflow"
@@ -135,7 +121,7 @@ def backend_finding(backend: str, source: str) -> Finding:
 
 
 def read_package_findings() -> tuple[Finding, ...]:
-    """Examines Python, the packages and Keras's backend of this process."""
+    """Examine Python, the packages and Keras's backend of this process."""
     try:
         requirements = importlib.metadata.requires("kbatch") or []
         required = importlib.metadata.metadata("kbatch")["Requires-Python"] or ""
@@ -167,16 +153,7 @@ def _read_backend_finding() -> Finding:
 
 
 def read_backend(variables: Mapping[str, str], home: Path) -> tuple[str, str]:
-    """Reads which backend Keras will take, as Keras itself does.
-
-    Args:
-        variables: Environment variables; `KERAS_BACKEND` goes first.
-        home: Folder of Keras's settings unless `KERAS_HOME` says otherwise: the home directory,
-            or `/tmp` where that cannot be written.
-
-    Returns:
-        The backend's name and where it is set.
-    """
+    """Read which backend Keras will take, as Keras itself does."""
     if variables.get("KERAS_BACKEND"):
         return variables["KERAS_BACKEND"], "KERAS_BACKEND"
     settings = Path(variables.get("KERAS_HOME") or home / ".keras") / "keras.json"
@@ -197,7 +174,7 @@ def _lower_bound(requirement: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Gives the numbers at the start of a version, without zeros at the end."""
+    """Return the numbers at the start of a version, without zeros at the end."""
     found = re.match(r"[0-9]+(\.[0-9]+)*", version)
     numbers = [int(word) for word in found.group().split(".")] if found else []
     while numbers and numbers[-1] == 0:

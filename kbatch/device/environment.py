@@ -17,7 +17,7 @@ _PACKAGES = ("kbatch", "tensorflow", "keras", "keras-tuner", "numpy")
 
 
 def read_environment() -> EnvironmentRecord:
-    """Reads the versions, the processor, the devices and the load of this machine."""
+    """Read the versions, the processor, the devices and the load of this machine."""
     return EnvironmentRecord(
         versions={"python": platform.python_version(), **_versions(), **_gpu_versions()},
         platform=platform.platform(),
@@ -34,7 +34,7 @@ def read_environment() -> EnvironmentRecord:
 
 
 def _command() -> str:
-    """Gives the command line as a person would type it again."""
+    """Return the command line as a person would type it again."""
     program = os.path.basename(sys.argv[0])
     if program == "ipykernel_launcher.py":
         # Its words name a file of the kernel's connection, which ends with it.

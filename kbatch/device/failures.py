@@ -60,13 +60,7 @@ _DEVICE_LOST = (
 
 
 def ran_out_of_memory(error: BaseException, *, smaller_worked: bool = False) -> bool:
-    """Return whether memory ran out.
-
-    Args:
-        error: What a step, a call or a worker process raised.
-        smaller_worked: Whether a smaller batch ran in the same process before: then a library that
-            cannot start has no memory to start in.
-    """
+    """Return whether memory ran out."""
     if isinstance(error, WorkerDied):
         return error.out_of_memory
     if isinstance(error, UnsendableError) and error.__cause__ is not None:
@@ -84,15 +78,7 @@ def device_is_lost(error: BaseException) -> bool:
 
 
 def failure_status(error: BaseException, *, smaller_worked: bool = False) -> str:
-    """Classify an exception as the status of an execution.
-
-    Args:
-        error: What training raised.
-        smaller_worked: As in `ran_out_of_memory`.
-
-    Returns:
-        `"out_of_memory"`, `"interrupted"` or `"failed"`.
-    """
+    """Classify an exception as the status of an execution."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return "out_of_memory" if ran_out_of_memory(error, smaller_worked=smaller_worked) else "failed"

@@ -33,15 +33,11 @@ class SamplingThread:
         self._thread = threading.Thread(target=self._run, name="kbatch-sampling", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> BaseException | None:
-        """Ends the thread and waits for it.
-
-        Returns:
-            What `sample` raised, which ended the sampling, None if it raised nothing.
-        """
+        """End the thread and wait for it."""
         self._stopped.set()
         self._thread.join()
         return self._error
@@ -67,7 +63,7 @@ class HostReading(NamedTuple):
 
 
 def read_host(process: psutil.Process) -> HostReading:
-    """Reads a process without its children: to look for those scans all processes each time."""
+    """Read a process without its children: to look for those scans all processes each time."""
     try:
         with process.oneshot():
             times, memory = process.cpu_times(), process.memory_info()
@@ -122,7 +118,7 @@ class GpuTally:
         self.sm_clock_mhz: float | None = None
 
     def add(self, time_s: float, reading: GpuReading) -> None:
-        """Takes a reading, with its time in seconds from the start."""
+        """Take a reading, with its time in seconds from the start."""
         if self._memory is not None:
             reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
         self.sm_clock_mhz = reading.sm_clock_mhz
@@ -138,7 +134,7 @@ class GpuTally:
             self._throttle_reasons = (self._throttle_reasons or {}) | dict.fromkeys(reasons)
 
     def usage(self, duration_s: float) -> GpuUsage:
-        """Sums up the readings from 0 to `duration_s`."""
+        """Sum up the readings from 0 to `duration_s`."""
         energy_j, source = self._energy(duration_s)
         return GpuUsage(
             name=self.gpu.name,
@@ -177,14 +173,14 @@ class HostTally:
         return self._series.readings
 
     def add(self, time_s: float, reading: HostReading) -> None:
-        """Takes a reading, with its time in seconds from the start."""
+        """Take a reading, with its time in seconds from the start."""
         if self._last is None:
             self._first_cpu_s = reading.cpu_s
         self._series.add((time_s, self._cores_busy(time_s, reading.cpu_s), reading.resident_bytes))
         self._last = (time_s, reading.cpu_s)
 
     def usage(self) -> HostUsage:
-        """Sums up the readings."""
+        """Sum up the readings."""
         first, last = self._first_cpu_s, self._last and self._last[1]
         return HostUsage(
             cpu_s=None if first is None or last is None else last - first,
@@ -283,11 +279,7 @@ class GpuMonitor:
         return self.usage.gpus if self.usage else None
 
     def __enter__(self) -> "GpuMonitor":
-        """Opens NVML, takes the first sample and starts the thread.
-
-        Raises:
-            RuntimeError: If it was entered before.
-        """
+        """Open NVML, take the first sample and start the thread."""
         if self._started_s is not None:
             raise RuntimeError("A `GpuMonitor` measures one block: make another for the next.")
         with contextlib.ExitStack() as opening:
@@ -304,7 +296,7 @@ class GpuMonitor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stops the thread, takes the last sample and closes NVML; a second time does nothing.
+        """Stop the thread, take the last sample and closes NVML; a second time does nothing.
 
         Where a reading raised, the GPUs are left out: the block itself has not failed.
         """
@@ -323,7 +315,7 @@ class GpuMonitor:
             self.usage = self._summed_up(duration_s)
 
     def sample(self) -> float:
-        """Reads GPUs and host once more, besides the thread.
+        """Read GPUs and host once more, besides the thread.
 
         Returns:
             Seconds from the start of the block.
@@ -339,7 +331,7 @@ class GpuMonitor:
         return time_s
 
     def sample_clock_mhz(self) -> float | None:
-        """Reads the GPUs once more, for the clock of the first in MHz; None where none is read.
+        """Read the GPUs once more, for the clock of the first in MHz; None where none is read.
 
         Raises:
             RuntimeError: If the block has not begun.
@@ -350,7 +342,7 @@ class GpuMonitor:
         return self._gpus[0].sm_clock_mhz
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """Makes a table of the samples, one row a sample and GPU; without GPUs one a sample.
+        """Make a table of the samples, one row a sample and GPU; without GPUs one a sample.
 
         Raises:
             RuntimeError: If the block has not ended.
@@ -410,7 +402,7 @@ def _tensorflow() -> ModuleType:
 
 
 def _missing(listed: Collection[str], devices: Collection[str]) -> str | None:
-    """Says that none of TensorFlow's GPUs can be read, None where one can."""
+    """Describe that none of TensorFlow's GPUs can be read, None where one can."""
     there = f"NVML lists {', '.join(listed) or 'no GPU'}"
     if not devices:
         return f"TensorFlow uses no GPU; {there}."

@@ -111,12 +111,9 @@ class GpuReading(NamedTuple):
 
 @contextlib.contextmanager
 def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
-    """Opens the library for a block and lists its GPUs.
+    """Open the library for a block and lists its GPUs.
 
     NVML counts its users: blocks may be nested. A GPU that does not answer is left out.
-
-    Raises:
-        NvmlUnavailableError: If there is no driver, or it cannot be used.
     """
     try:
         pynvml.nvmlInit()
@@ -133,7 +130,7 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
 
 
 def read_driver() -> NvmlDriver:
-    """Reads the driver; within a block of `opened_nvml`."""
+    """Read the driver; within a block of `opened_nvml`."""
     cuda = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     silent = []
     for index in range(read_gpu_count()):
@@ -150,7 +147,7 @@ def read_driver() -> NvmlDriver:
 
 
 def read_gpu(gpu: NvmlGpu) -> GpuReading:
-    """Reads one GPU; what it does not support, or fails to tell now, is None.
+    """Read one GPU; what it does not support, or fails to tell now, is None.
 
     A GPU without a handle is one that the library does not list: it tells nothing.
     """
@@ -247,20 +244,12 @@ _IN_DESCRIPTION = re.compile(r"pci bus id: ([^,]+)")
 
 
 def normal_bus_id(text: str) -> str | None:
-    """Writes a PCI bus id in one form.
+    """Write a PCI bus id in one form.
 
     NVML gives the domain eight digits, TensorFlow four; either may use capitals.
 
-    Example:
-
     >>> normal_bus_id("0000:0A:00.0"), normal_bus_id("<undefined>")
     ('00000000:0a:00.0', None)
-
-    Args:
-        text: A bus id: domain, bus, device and function in hexadecimal digits.
-
-    Returns:
-        The bus id as NVML writes it, in small letters, None if the text is none.
     """
     match = _BUS_ID.fullmatch(text.strip())
     if match is None:
@@ -270,19 +259,10 @@ def normal_bus_id(text: str) -> str | None:
 
 
 def devices_by_bus_id(descriptions: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
-    """Finds the bus ids in TensorFlow's descriptions of its devices.
-
-    Example:
+    """Find the bus ids in TensorFlow's descriptions of its devices.
 
     >>> devices_by_bus_id([("/device:GPU:0", "device: 0, pci bus id: 0000:01:00.0")])
     {'00000000:01:00.0': ('GPU:0',)}
-
-    Args:
-        descriptions: The name of each device and its description.
-
-    Returns:
-        TensorFlow's names by bus id, in the order given: several names where one GPU is cut into
-        several logical devices. A device without a bus id, such as a CPU, is left out.
     """
     found: dict[str, tuple[str, ...]] = {}
     for name, description in descriptions:

@@ -91,7 +91,7 @@ class TensorFlowBuild:
 
 
 def read_nvidia() -> NvidiaReading:
-    """Reads what the driver and NVML show. Call it before TensorFlow takes the memory."""
+    """Read what the driver and NVML show. Call it before TensorFlow takes the memory."""
     gpus = driver = error = None
     mismatch = False
     try:
@@ -140,7 +140,7 @@ def _is_nvidia_gpu(device: Path) -> bool:
 
 
 def read_tensorflow_build() -> TensorFlowBuild:
-    """Reads what the installed TensorFlow was built for; it starts no device."""
+    """Read what the installed TensorFlow was built for; it starts no device."""
     import tensorflow as tf
 
     build = tf.sysconfig.get_build_info()
@@ -179,14 +179,7 @@ def nvidia_findings(
     build: TensorFlowBuild,
     variables: Mapping[str, str],
 ) -> tuple[Finding, ...]:
-    """Judges the GPUs.
-
-    Args:
-        reading: What the driver shows.
-        devices: TensorFlow's devices, such as `"GPU:0 NVIDIA H100"`; `"CPU"` without a GPU.
-        build: What TensorFlow was built for.
-        variables: Environment variables of this process.
-    """
+    """Judge the GPUs."""
     seen = [device for device in devices if device.startswith("GPU")]
     if seen:
         first = Finding("GPU", "ok", f"TensorFlow sees {', '.join(seen)}")
@@ -372,12 +365,7 @@ _VARIABLES = (
 
 
 def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Examines memory, processors and environment variables.
-
-    Args:
-        cpu_count: Processors that this process may use.
-        variables: Environment variables to judge.
-    """
+    """Examine memory, processors and environment variables."""
     memory = psutil.virtual_memory()
     group = read_control_group()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -389,13 +377,7 @@ def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple
 
 
 def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | None) -> Finding:
-    """Judges the host's memory.
-
-    Args:
-        total_bytes: Memory of the host.
-        available_bytes: Memory that can be taken without swapping.
-        group_bytes: What the control group of this process allows, None without a limit.
-    """
+    """Judge the host's memory."""
     text = f"{gibibytes(total_bytes)}, {gibibytes(available_bytes)} free"
     if group_bytes is not None and group_bytes < total_bytes:
         text = f"{text}; the control group allows {gibibytes(group_bytes)}"
@@ -407,13 +389,7 @@ def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | No
 
 
 def cpu_finding(cpu_count: int, quota: float | None, load: float | None) -> Finding:
-    """Judges the processors.
-
-    Args:
-        cpu_count: Processors that this process may use.
-        quota: Processors' worth of time that the control group allows, None without a limit.
-        load: Mean number of running processes over the last minute, None if unknown.
-    """
+    """Judge the processors."""
     usable = cpu_count if quota is None else min(cpu_count, quota)
     text = counted(cpu_count, "core")
     if usable < cpu_count:
@@ -427,7 +403,7 @@ def cpu_finding(cpu_count: int, quota: float | None, load: float | None) -> Find
 
 
 def variables_finding(variables: Mapping[str, str]) -> Finding:
-    """Names the environment variables that change what is measured."""
+    """Name the environment variables that change what is measured."""
     changed = [f"{name}={variables[name]}" for name in _VARIABLES if name in variables]
     if not changed:
         return Finding("variables", "ok", "none that change memory or speed")

@@ -10,7 +10,7 @@ import psutil
 
 
 def available_bytes() -> int:
-    """Tells how many bytes this process may still take of the host and of its control group."""
+    """Return how many bytes this process may still take of the host and of its control group."""
     available, left = psutil.virtual_memory().available, read_control_group().memory_left_bytes
     return available if left is None else min(available, left)
 
@@ -66,12 +66,7 @@ class ControlGroup:
 def read_control_group(
     root: Path = Path("/sys/fs/cgroup"), membership: str | None = None
 ) -> ControlGroup:
-    """Reads the limits of the groups that a process is in, in versions 1 and 2.
-
-    Args:
-        root: Where control groups are mounted.
-        membership: Text of a process's `cgroup` file; that of this process if None.
-    """
+    """Read the limits of the groups that a process is in, in versions 1 and 2."""
     if membership is None:
         file = Path("/proc/self/cgroup")
         membership = file.read_text(encoding="utf-8") if file.exists() else ""
@@ -87,7 +82,7 @@ def read_control_group(
 
 
 def _folders(root: Path, membership: str, controller: str) -> list[Path]:
-    """Lists the folders of the process's groups and of those above them."""
+    """List the folders of the process's groups and of those above them."""
     folders = []
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)

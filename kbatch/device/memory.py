@@ -32,13 +32,7 @@ _MOST_BYTES = 2**53
 
 
 def check_memory_limit(limit_bytes: int | None) -> int | None:
-    """Checks that a limit is None or a number of bytes that the device can have.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is less than a MiB, or more than the GPU has, or if
-            `CUDA_VISIBLE_DEVICES` names a GPU that does not exist.
-    """
+    """Check that a limit is None or a number of bytes that the device can have."""
     check_named_gpus()
     if limit_bytes is None:
         return None
@@ -70,20 +64,17 @@ def _largest_gpu_bytes() -> int | None:
 
 
 def limited_cpu(limit_bytes: int) -> dict[str, str]:
-    """Gives the environment in which the CPU's allocator has a limit.
+    """Return the environment in which the CPU's allocator has a limit.
 
     In a process that starts TensorFlow under it, a batch somewhat too large raises
     `ResourceExhaustedError`, and every byte is counted: the plain allocator counts large blocks
     only.
-
-    Args:
-        limit_bytes: The limit, taken down to whole MiB.
     """
     return {_BFC: "1", _BFC_LIMIT: str(limit_bytes // MEBIBYTE)}
 
 
 def limit_gpu(limit_bytes: int) -> None:
-    """Gives TensorFlow at most so many bytes of its first GPU; before its first use only."""
+    """Limit TensorFlow to so many bytes of its first GPU; before its first use only."""
     for gpu in tf.config.get_visible_devices("GPU")[:1]:
         logical = tf.config.LogicalDeviceConfiguration(memory_limit=limit_bytes / MEBIBYTE)
         tf.config.set_logical_device_configuration(gpu, [logical])
@@ -99,7 +90,7 @@ def set_limit_bytes() -> int | None:
 
 
 def gpu_visible() -> bool:
-    """Tells whether TensorFlow sees a GPU; it is not started."""
+    """Return whether TensorFlow sees a GPU; it is not started."""
     return bool(tf.config.get_visible_devices("GPU"))
 
 
@@ -148,7 +139,7 @@ class DeviceMemory:
         )
 
     def reset(self) -> None:
-        """Starts a new peak at what is held now."""
+        """Start a new peak at what is held now."""
         try:
             tf.config.experimental.reset_memory_stats(self.device)
         except ValueError:
@@ -178,14 +169,7 @@ class DeviceMemory:
 
 
 def usable_bytes(limit_bytes: int, *, total_bytes: int | None, workers: int) -> int:
-    """Tells how much of a GPU one process may take.
-
-    Args:
-        limit_bytes: The limit of TensorFlow's allocator: what was set, or what others had left.
-        total_bytes: What the GPU has, None if unknown. An allocator takes a limit at its word.
-        workers: How many workers share it in equal parts. What the others hold already is in the
-            limit, so the whole is divided, and not what is left of it.
-    """
+    """Return how much of a GPU one process may take."""
     if total_bytes is None:
         return limit_bytes // workers
     return min(limit_bytes, total_bytes // workers)
@@ -208,10 +192,6 @@ def other_processes(*, on_any_gpu: bool = False) -> tuple[GpuProcess, ...]:
     """List the processes beside this one that hold much memory of TensorFlow's first GPU.
 
     None are listed where workers of a search share it, which have parts of their own.
-
-    Args:
-        on_any_gpu: Whether to look at all GPUs of the host, where TensorFlow could not start its
-            own. Else TensorFlow starts it.
     """
     if not gpu_visible() or (workers_on_device() or 1) > 1:
         return ()
@@ -236,7 +216,7 @@ def _place() -> str | None:
 
 
 def gpu_in_use() -> bool:
-    """Tells whether this process holds a GPU already, which leaves little to another one."""
+    """Return whether this process holds a GPU already, which leaves little to another one."""
     # No public name tells: asking any of them would start it. If this one goes, it must be seen.
     running: Any = context.context()
     return bool(running._initialized and gpu_visible())
@@ -269,14 +249,7 @@ class FreeMemory(NamedTuple):
 
 
 def free_memory(log: str) -> FreeMemory | None:
-    """Reads the free memory at the last failure in a log.
-
-    Args:
-        log: What TensorFlow wrote to stderr with `TF_CPP_MIN_LOG_LEVEL=0`.
-
-    Returns:
-        The free memory, None if no failure was written whole.
-    """
+    """Read the free memory at the last failure in a log."""
     dump = log[max(log.rfind(_START), 0) :]
     requested, untaken = _REQUESTED.search(dump), _UNTAKEN.search(dump)
     if requested is None or untaken is None:
@@ -290,13 +263,13 @@ _DEVICE = "GPU:0"
 
 
 def reset_memory_use() -> None:
-    """Begins a new peak, where the device keeps one."""
+    """Begin a new peak, where the device keeps one."""
     if tf.config.list_logical_devices("GPU"):
         tf.config.experimental.reset_memory_stats(_DEVICE)
 
 
 def memory_use_bytes() -> int:
-    """Reads the peak of the first GPU's memory, or the memory of this process without one.
+    """Read the peak of the first GPU's memory, or the memory of this process without one.
 
     TensorFlow reserves almost all of a GPU; this is what it needed of that.
     """

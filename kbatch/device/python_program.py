@@ -11,12 +11,7 @@ from collections.abc import Sequence
 
 
 def program_words(module: str, *arguments: str) -> tuple[str, ...]:
-    """Make the command that runs `main` of a module.
-
-    Args:
-        module: Its full name.
-        *arguments: What `sys.argv[1:]` holds there.
-    """
+    """Make the command that runs `main` of a module."""
     path = inherited_path(sys.path, folder=os.getcwd(), script_folder=_script_folder())
     code = f"import sys; sys.path[:] = {path!a}; from {module} import main; main()"
     return (sys.executable, "-P", "-c", code, *arguments)
@@ -29,11 +24,6 @@ def inherited_path(
 
     It is on the path of `python -c`, `python -m` and notebooks, and must not hide a module of the
     standard library. The folder of a script stays where it is, since the script runs from there.
-
-    Args:
-        path: The import path here; what is relative is relative to the working directory.
-        folder: The working directory.
-        script_folder: Folder of the script that runs here, None without one.
     """
     entries = [entry for entry in path if isinstance(entry, str)]
     kept, moved = [], []

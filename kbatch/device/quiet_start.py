@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Holds back what native code writes to stderr while TensorFlow is imported.
+    """Hold back what native code writes to stderr while TensorFlow is imported.
 
     TensorFlow writes some lines before its own log level, `TF_CPP_MIN_LOG_LEVEL`, applies. That is
     set too, unless it is set already. After an error all lines are shown.

@@ -12,13 +12,10 @@ from kbatch.device.gpus import devices_by_bus_id
 
 
 def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
-    """Finds the GPUs that TensorFlow uses; it starts them where it has not yet.
+    """Find the GPUs that TensorFlow uses; it starts them where it has not yet.
 
     `tf.config.experimental.get_device_details` tells no bus id, the device list of the client
     library does.
-
-    Returns:
-        TensorFlow's names, such as `("GPU:0",)`, by PCI bus id in the form of `normal_bus_id`.
     """
     if not tf.config.list_logical_devices("GPU"):
         return {}
@@ -26,11 +23,7 @@ def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
 
 
 def tensorflow_memory(names: Sequence[str]) -> TensorFlowMemory:
-    """Finds what TensorFlow has of these devices, which it has started.
-
-    Args:
-        names: Its names of them, such as `("GPU:0",)`.
-    """
+    """Find what TensorFlow has of these devices, which it has started."""
     limits = {one.name.rpartition("/device:")[2]: one.memory_limit for one in local_devices()}
 
     def read_used_bytes() -> int | None:
@@ -44,7 +37,7 @@ def tensorflow_memory(names: Sequence[str]) -> TensorFlowMemory:
 
 
 def local_devices() -> Sequence[Any]:
-    """Lists TensorFlow's devices, started, with their descriptions and the limits of memory.
+    """List TensorFlow's devices, started, with their descriptions and the limits of memory.
 
     They are read with the settings of the running context: under other ones TensorFlow refuses to
     number the visible GPUs again, or gives a device that nothing runs on.

@@ -39,13 +39,7 @@ class MappedPickles:
         self._files: list[Path] = []
 
     def dumps(self, value: Any) -> bytes:
-        """Pickles a value.
-
-        Raises:
-            UnsendableError: If it cannot be pickled.
-            OSError: If a file cannot be written, such as on a full disk.
-            MemoryError: If there is no room for the pickle.
-        """
+        """Pickle a value."""
         while self._files:
             self._files.pop().unlink(missing_ok=True)  # One that was never begun.
         buffer = io.BytesIO()
@@ -86,18 +80,14 @@ _LENGTH = struct.Struct(">Q")
 
 
 def write_message(pipe: IO[bytes] | Any, message: bytes) -> None:
-    """Writes a message with its length before it."""
+    """Write a message with its length before it."""
     pipe.write(_LENGTH.pack(len(message)))
     pipe.write(message)
     pipe.flush()
 
 
 def read_message(pipe: IO[bytes] | Any) -> bytes:
-    """Reads a message.
-
-    Raises:
-        EOFError: If the other end closed before it was whole.
-    """
+    """Read a message."""
     (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size))
     return _read(pipe, length)
 
@@ -150,21 +140,13 @@ class ProcessGroup:
         return self._process.poll() is not None
 
     def kill(self) -> int:
-        """Ends the group where it still runs, and closes the pipes.
-
-        Returns:
-            The exit status of the process, minus the signal that ended it.
-        """
+        """End the group where it still runs, and closes the pipes."""
         if not self.ended:
             _kill_group(self._process.pid)
         return self.wait()
 
     def wait(self) -> int:
-        """Waits for the end of the process and of its group, and closes the pipes.
-
-        Returns:
-            The exit status of the process, minus the signal that ended it.
-        """
+        """Wait for the end of the process and of its group, and closes the pipes."""
         self._waiting.join()
         for pipe in (self.requests, self.answers):
             # What was not sent yet is lost with the process.
@@ -266,36 +248,19 @@ class Worker:
         *arguments: Any,
         on_event: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Runs `function(*arguments)` in the worker; the subject, if any, comes first.
-
-        Args:
-            function: Any function that cloudpickle can send.
-            *arguments: Its arguments.
-            on_event: Receives what the function tells; it gets an argument `tell` before the
-                others then.
-
-        Returns:
-            What the function returns.
-
-        Raises:
-            UnsendableError: If the function, its arguments or the subject cannot be pickled, or
-                not be read in the worker.
-            WorkerDied: If the process ended; the next call starts another one.
-            Exception: What the function raised; with the worker's traceback as a note, unless it
-                is kbatch's own message of what it was given.
-        """
+        """Run `function(*arguments)` in the worker; the subject, if any, comes first."""
         process = self._running()
         kind = "call" if on_event is None else "call with events"
         return self._ask(process, (kind, function, arguments), on_event)
 
     def restart(self) -> None:
-        """Ends the process: the next call gets a fresh one."""
+        """End the process: the next call gets a fresh one."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """Ends the process and removes its files."""
+        """End the process and remove its files."""
         self.restart()
         self._folder.cleanup()
 

@@ -14,16 +14,7 @@ NO_GPU = {_VISIBLE: "-1"}
 
 
 def device_environments(workers: int, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Shares GPUs out among workers, in turn.
-
-    Args:
-        workers: How many workers there are.
-        gpus: Names of the GPUs, as `CUDA_VISIBLE_DEVICES` takes them; none for a CPU, which all
-            workers share.
-
-    Returns:
-        Variables of each worker, with how many workers its device has, and the host.
-    """
+    """Share GPUs out among workers, in turn."""
     devices = [gpus[i % len(gpus)] if gpus else "-1" for i in range(workers)]
     return [_environment(device, devices.count(device), workers) for device in devices]
 
@@ -37,43 +28,21 @@ def _environment(device: str, sharing: int, workers: int) -> dict[str, str]:
 
 
 def only_gpu(number: int, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment in which a child process sees one GPU of this process alone.
-
-    Args:
-        number: CUDA's number of the GPU in this process.
-        variables: Environment variables, those of this process if None.
-    """
+    """Return the environment in which a child process sees one GPU of this process alone."""
     named = _named_gpus(variables)
     # Without names CUDA numbers the GPUs of the child as it does those of this process.
     return {_VISIBLE: str(number) if named is None else named[number]}
 
 
 def usable_gpus(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Lists the GPUs that this process may use, without starting TensorFlow.
-
-    Args:
-        variables: Environment variables, those of this process if None.
-
-    Returns:
-        Their names for `CUDA_VISIBLE_DEVICES`: what stands there, or the UUIDs of all that answer.
-
-    Raises:
-        ValueError: If a GPU is named there that does not exist.
-    """
+    """List the GPUs that this process may use, without starting TensorFlow."""
     check_named_gpus(variables)
     named = _named_gpus(variables)
     return _host_gpus()[0] if named is None else named
 
 
 def check_named_gpus(variables: Mapping[str, str] | None = None) -> None:
-    """Checks that `CUDA_VISIBLE_DEVICES` names GPUs that exist: CUDA ignores others silently.
-
-    Args:
-        variables: Environment variables, those of this process if None.
-
-    Raises:
-        ValueError: If one does not.
-    """
+    """Check that `CUDA_VISIBLE_DEVICES` names GPUs that exist: CUDA ignores others silently."""
     named = _named_gpus(variables)
     if not named:
         return

@@ -19,7 +19,7 @@ _PARENT_CHECK_S = 0.5
 
 
 def main() -> None:
-    """Answers calls until the parent closes the pipe or ends.
+    """Answer calls until the parent closes the pipe or ends.
 
     Its arguments are the parent's process id, and a folder to remove if the parent cannot.
     """
@@ -68,7 +68,7 @@ class _Desk:
 
 
 def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Keeps the pipes for the answers; what a function prints goes to stderr's file."""
+    """Keep the pipes for the answers; what a function prints goes to stderr's file."""
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

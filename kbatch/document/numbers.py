@@ -5,19 +5,10 @@ from collections.abc import Iterable
 
 
 def readable(value: float, digits: int = 3) -> str:
-    """Writes a measured number with a few significant digits.
-
-    Example:
+    """Write a measured number with a few significant digits.
 
     >>> readable(12345.6), readable(0.97222)
     ('12,300', '0.972')
-
-    Args:
-        value: A finite number.
-        digits: Significant digits.
-
-    Returns:
-        The text; trailing zeros are kept, because they were measured.
     """
     if value == 0:
         return "0"
@@ -30,9 +21,7 @@ def readable(value: float, digits: int = 3) -> str:
 
 
 def setting(value: float) -> str:
-    """Writes a chosen number, such as a learning rate, without trailing zeros.
-
-    Example:
+    """Write a chosen number, such as a learning rate, without trailing zeros.
 
     >>> setting(0.001), setting(0.00012345)
     ('0.001', '0.000123')
@@ -42,9 +31,7 @@ def setting(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Writes a share from 0 to 1 in percent.
-
-    Example:
+    """Write a share from 0 to 1 in percent.
 
     >>> percent(0.254), percent(0.0004)
     ('25 %', '<1 %')
@@ -53,18 +40,12 @@ def percent(share: float) -> str:
 
 
 def gibibytes(size_bytes: int) -> str:
-    """Writes a size in GiB.
-
-    Args:
-        size_bytes: Size in bytes.
-    """
+    """Write a size in GiB."""
     return f"{readable(size_bytes / 2**30)} GiB"
 
 
 def memory_text(size_bytes: float) -> str:
-    """Writes a size of memory in the binary unit that suits it.
-
-    Example:
+    """Write a size of memory in the binary unit that suits it.
 
     >>> memory_text(123), memory_text(5 * 2**20), memory_text(1.5 * 2**30)
     ('123 B', '5.00 MiB', '1.50 GiB')
@@ -76,9 +57,7 @@ def memory_text(size_bytes: float) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Joins words as in a sentence.
-
-    Example:
+    """Join words as in a sentence.
 
     >>> listed(["16", "32", "64"])
     '16, 32 and 64'
@@ -88,9 +67,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Writes a number with its noun.
-
-    Example:
+    """Write a number with its noun.
 
     >>> counted(1, "trial"), counted(1200, "trial")
     ('1 trial', '1,200 trials')
@@ -99,15 +76,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def shortened(text: str, characters: int) -> str:
-    """Cuts a text that is too long, and marks the cut.
-
-    Example:
+    """Cut a text that is too long, and marks the cut.
 
     >>> shortened("learning_rate", 9)
     'learning…'
-
-    Args:
-        text: The text.
-        characters: How long it may be.
     """
     return text if len(text) <= characters else f"{text[: characters - 1]}…"

@@ -99,7 +99,7 @@ _UNKNOWN = "n/a (the system does not tell)"
 
 
 def environment_facts(environment: EnvironmentRecord | None) -> tuple[Fact, ...]:
-    """Lists machine and software, nothing where they were not recorded."""
+    """List machine and software, nothing where they were not recorded."""
     if environment is None:
         return ()
     memory, load = environment.memory_bytes, environment.load_average
@@ -115,7 +115,7 @@ def environment_facts(environment: EnvironmentRecord | None) -> tuple[Fact, ...]
 
 
 def _readable_time(created_at: str) -> str:
-    """Writes the start to the minute, with its offset from UTC; what is no time stays as it is."""
+    """Write the start to the minute, with its offset from UTC; what is no time stays as it is."""
     try:
         started = datetime.fromisoformat(created_at)
     except ValueError:
@@ -143,11 +143,7 @@ def neighbours_text(processes: Sequence[GpuProcess]) -> str:
 
 
 def clocks_text(clocks: Iterable[tuple[str, float | None]]) -> str:
-    """Say between which clocks a GPU ran what is compared, where that is more than 5 %.
-
-    Args:
-        clocks: Names of what is compared, with its clock in MHz.
-    """
+    """Say between which clocks a GPU ran what is compared, where that is more than 5 %."""
     known = sorted((mhz, name) for name, mhz in clocks if mhz is not None)
     if not known or known[-1][0] <= _CLOCKS_ALIKE * known[0][0]:
         return ""
@@ -156,14 +152,14 @@ def clocks_text(clocks: Iterable[tuple[str, float | None]]) -> str:
 
 
 def where_measured(environment: EnvironmentRecord | None) -> list[str]:
-    """Lists the device and the versions of TensorFlow and Keras, such as `"Keras 3.15.1"`."""
+    """List the device and the versions of TensorFlow and Keras, such as `"Keras 3.15.1"`."""
     if environment is None:
         return [UNKNOWN_DEVICE]
     return [environment.device, *versions_text(environment)]
 
 
 def versions_text(environment: EnvironmentRecord | None) -> list[str]:
-    """Lists the versions alone, none where they were not recorded."""
+    """List the versions alone, none where they were not recorded."""
     versions = environment.versions if environment else {}
     return [
         f"{name} {versions[package]}" for package, name in _NAMES.items() if package in versions

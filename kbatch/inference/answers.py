@@ -57,16 +57,7 @@ class TargetTooLow(ValueError):
 
 
 def answer_of(found: BatchAnswer, reason: str, timings: Sequence[TimingRecord]) -> InferenceAnswer:
-    """Makes an answer of what a fit found.
-
-    Args:
-        found: The size.
-        reason: Where it comes from.
-        timings: What was measured of the call path and policy, which the fit saw.
-
-    Raises:
-        ValueError: If no size was found.
-    """
+    """Make an answer of what a fit found."""
     if found.batch_size is None:
         raise ValueError(
             "The measurements do not tell this batch size: their noise hides how the time "
@@ -89,11 +80,7 @@ def answer_of(found: BatchAnswer, reason: str, timings: Sequence[TimingRecord]) 
 
 
 def check_target(latency_ms: float, quantile: float) -> None:
-    """Checks a latency target and its quantile.
-
-    Raises:
-        ValueError: If the target is no positive number or the quantile not in (0, 1).
-    """
+    """Check a latency target and its quantile."""
     known = isinstance(latency_ms, numbers.Real) and not isinstance(latency_ms, bool)
     if not known or not 0 < latency_ms < math.inf:
         raise ValueError(
@@ -108,16 +95,10 @@ _MOST_GROUPS = 8
 
 
 def fit_timings(timings: Sequence[TimingRecord]) -> Latency:
-    """Fits the time of a batch to the blocks of one call path and policy.
+    """Fit the time of a batch to the blocks of one call path and policy.
 
     Blocks that a neighbour on the machine slowed are left out where they can be told apart, so
     that the fit, and the batch sizes that follow from it, are those of the model.
-
-    Args:
-        timings: What was measured of it, by batch size.
-
-    Raises:
-        ValueError: If too little was measured.
     """
     kept = calm_values([t.batch_times_s for t in timings])
     calm = [(t.batch_size, time_s) for t, one in zip(timings, kept, strict=True) for time_s in one]
@@ -131,18 +112,14 @@ def fit_timings(timings: Sequence[TimingRecord]) -> Latency:
 
 
 def disturbed_share(timings: Sequence[TimingRecord]) -> float:
-    """Gives the share of the blocks that `fit_timings` leaves out."""
+    """Return the share of the blocks that `fit_timings` leaves out."""
     blocks = sum(len(t.batch_times_s) for t in timings)
     calm = sum(map(len, calm_values([t.batch_times_s for t in timings])))
     return 1 - calm / blocks if blocks else 0.0
 
 
 def round_noise(timings: Sequence[TimingRecord]) -> float | None:
-    """Tells how far blocks of one size scatter, disturbed ones included.
-
-    Returns:
-        The relative standard deviation; None where too little was measured.
-    """
+    """Return how far blocks of one size scatter, disturbed ones included."""
     pairs = [(t.batch_size, value) for t in timings for value in t.batch_times_s]
     if len(pairs) < 3 or len(timings) < 2:
         return None
@@ -152,19 +129,10 @@ def round_noise(timings: Sequence[TimingRecord]) -> float | None:
 def fit_quantile(
     timings: Sequence[TimingRecord], quantile: float, *, checks: Sequence[TargetCheck] = ()
 ) -> Latency:
-    """Fits a quantile of the latency to the single calls of one call path and policy.
+    """Fit a quantile of the latency to the single calls of one call path and policy.
 
     Only sizes with enough calls take part. Their calls are cut into groups in order of time,
     each long enough to show the quantile, and each gives one value.
-
-    Args:
-        timings: What was measured of it, by batch size.
-        quantile: Which quantile, in (0, 1).
-        checks: Fresh calls of it for targets; they tell of sizes above those with enough calls.
-
-    Raises:
-        ValueError: If fewer than two sizes have the calls that it needs, with how many are
-            missing; or the path is bulk prediction, where no batch is timed by itself.
     """
     if timings and timings[0].bulk:
         raise ValueError(
@@ -194,7 +162,7 @@ def fit_quantile(
 def _of_checks(
     checks: Sequence[TargetCheck], quantile: float, *, above: int
 ) -> dict[int, tuple[float, ...]]:
-    """Gives the fresh calls of sizes above one that are enough for a quantile."""
+    """Return the fresh calls of sizes above one that are enough for a quantile."""
     needed = calls_for_quantile(quantile)
     return {
         check.batch_size: check.latencies_s
@@ -211,27 +179,16 @@ def _group_quantiles(latencies_s: Sequence[float], quantile: float) -> list[floa
 
 
 def least_by_checks(checks: Sequence[TargetCheck], latency_ms: float, quantile: float) -> int:
-    """Gives the largest size that kept to a target as strict or stricter, 0 where none did.
-
-    Args:
-        checks: Checks of one call path and policy.
-        latency_ms: The target that is asked for, in milliseconds.
-        quantile: Share of the calls that keep to it.
-    """
+    """Return the largest size that kept to a target as strict or stricter, 0 where none did."""
     stricter = [c for c in checks if c.latency_ms <= latency_ms and c.quantile >= quantile]
     return max((c.batch_size for c in stricter if c.verified), default=0)
 
 
 def most_by_checks(checks: Sequence[TargetCheck], latency_ms: float, quantile: float) -> int | None:
-    """Gives the largest size that checks leave for a target, None where they say nothing of it.
+    """Return the largest size that checks leave for a target, None where they say nothing of it.
 
     A stricter target has no larger size than the one that was found for a looser one, and none
     from the smallest size on that missed it. One that lacks calls for a verification says nothing.
-
-    Args:
-        checks: Checks of one call path and policy.
-        latency_ms: The target that is asked for, in milliseconds.
-        quantile: Share of the calls that keep to it.
     """
     looser = [c for c in checks if c.latency_ms >= latency_ms and c.quantile <= quantile]
     found = [c.batch_size for c in looser if c.best]
@@ -250,17 +207,7 @@ def answer_within(
     latency_ms: float,
     quantile: float,
 ) -> InferenceAnswer:
-    """Finds the largest batch size of which a share of the calls keeps to a latency.
-
-    Args:
-        timings: What was measured of one call path and policy.
-        checks: Checks of it by fresh calls.
-        latency_ms: The target, in milliseconds.
-        quantile: Share of the calls that keep to it, in (0, 1).
-
-    Raises:
-        ValueError: If no size can be told, as in `InferenceProfile.batch_for`.
-    """
+    """Find the largest batch size of which a share of the calls keeps to a latency."""
     for check in checks:
         if check.best and (check.latency_ms, check.quantile) == (latency_ms, quantile):
             return _checked(timings, checks, check)
@@ -291,7 +238,7 @@ def _fitted(
 
 
 def _at_the_end(timings: Sequence[TimingRecord], largest: int, quantile: float) -> str:
-    """Says why the answer goes no further than the fit."""
+    """Describe why the answer goes no further than the fit."""
     if max(t.batch_size for t in timings) <= largest:
         return "the largest measured size; larger ones may keep to the target too"
     return (
@@ -324,7 +271,7 @@ def _within_checks(
     latency_ms: float,
     quantile: float,
 ) -> tuple[BatchAnswer, str]:
-    """Keeps the size of a fit to what fresh calls showed, and the interval around it."""
+    """Keep the size of a fit to what fresh calls showed, and the interval around it."""
     least = least_by_checks(checks, latency_ms, quantile)
     most = most_by_checks(checks, latency_ms, quantile)
     if size < least:

@@ -40,23 +40,18 @@ class CallPath(NamedTuple):
     is_function: bool = False
 
     def examples_per_call(self, batch_size: int, bulk_examples: int) -> int:
-        """Tells how many examples one call has: a bulk call has as many whatever the batch."""
+        """Return how many examples one call has: a bulk call has as many whatever the batch."""
         return bulk_examples if self.name == BULK_PATH else batch_size
 
     def reason_not_to_run(self, batch_size: int, bulk_examples: int) -> str | None:
-        """Tells why a batch size is not for this path; None where it is."""
+        """Return why a batch size is not for this path; None where it is."""
         if self.name != BULK_PATH or batch_size <= bulk_examples:
             return None
         return f"more than the {bulk_examples} examples of a bulk call: see `bulk_examples`"
 
 
 def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[CallPath, ...]:
-    """Gives call paths for their names and for functions of a batch.
-
-    Raises:
-        InputError: If one is neither, none is given, two have one name, or a function has that of
-            kbatch's own paths.
-    """
+    """Return call paths for their names and for functions of a batch."""
     if isinstance(given, str) or callable(given) or not isinstance(given, Iterable):
         given = (given,)
     paths = tuple(_path_of(one) for one in given)
@@ -71,17 +66,7 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
 
 
 def check_functions(paths: Iterable[CallPath], dtype_policies: Iterable[str], *, own: str) -> None:
-    """Checks that functions are asked for under the model's own policy only.
-
-    Args:
-        paths: Call paths.
-        dtype_policies: Policies they are to run under.
-        own: The model's own.
-
-    Raises:
-        InputError: If there are functions and other policies: a function runs what it holds, not
-            a copy under another policy.
-    """
+    """Check that functions are asked for under the model's own policy only."""
     functions = [path.name for path in paths if path.is_function]
     policies = tuple(dtype_policies)
     if functions and set(policies) != {own}:
@@ -93,7 +78,7 @@ def check_functions(paths: Iterable[CallPath], dtype_policies: Iterable[str], *,
 
 
 def fetched(outputs: Any) -> Any:
-    """Waits for outputs and gives them as nested NumPy arrays."""
+    """Wait for outputs and return them as nested NumPy arrays."""
     return keras.tree.map_structure(np.asarray, outputs)
 
 
@@ -209,7 +194,7 @@ def _function(model: Any, inputs: InferenceInputs, *, jit_compile: bool) -> Call
 
 
 def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
-    """Gives rows the dtypes and ranks of the model's inputs: an exported model takes no others."""
+    """Cast rows to the dtypes and ranks of the model's inputs: an exported model takes no others."""
     tensors = declared_inputs(model)
     if not tensors:
         return inputs
@@ -226,14 +211,14 @@ def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
 
 
 def _as_keras_takes(batch: Any) -> Any:
-    """Makes tensors where there is text, of which Keras takes no arrays, nor arrays beside it."""
+    """Make tensors where there is text, of which Keras takes no arrays, nor arrays beside it."""
     if any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch)):
         return keras.tree.map_structure(tf.constant, batch)
     return batch
 
 
 def _on_tensors(function: Callable[[Any], Any], inputs: InferenceInputs) -> Callable[[int], Call]:
-    """Prepares calls whose inputs lie on the device already."""
+    """Prepare calls whose inputs lie on the device already."""
 
     def prepare(batch_size: int) -> Call:
         batch = keras.tree.map_structure(tf.constant, inputs.batch(batch_size))

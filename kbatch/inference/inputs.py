@@ -28,7 +28,7 @@ class InferenceInputs(NamedTuple):
     note: str | None
 
     def batch(self, batch_size: int) -> Any:
-        """Gives nested arrays of shape (batch_size, ...)."""
+        """Return nested arrays of shape (batch_size, ...)."""
         count = len(keras.tree.flatten(self.rows)[0])
         index = np.arange(batch_size) % count
         return keras.tree.map_structure(lambda leaf: leaf[index], self.rows)
@@ -40,18 +40,7 @@ class InferenceInputs(NamedTuple):
 
 
 def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
-    """Takes rows of the data, or makes some.
-
-    Args:
-        model: A built model, where `x` is None.
-        x: Arrays of shape (examples, ...), nested as the model takes them, or a
-            `tf.data.Dataset`; None for random rows: normal numbers, and for integers those that
-            the model's embeddings know.
-
-    Raises:
-        InputError: If the data cannot be used, or there are none and the model's input shapes do
-            not tell what to make.
-    """
+    """Take rows of the data, or make some."""
     if x is None:
         return InferenceInputs(_made_rows(model), _MADE_NOTE)
     _check_form(x)
@@ -64,11 +53,7 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
 
 
 def _check_form(x: Any) -> None:
-    """Checks that data are arrays or a dataset of dense tensors.
-
-    Raises:
-        InputError: If not.
-    """
+    """Check that data are arrays or a dataset of dense tensors."""
     if is_dataset(x):
         spec: Any = x.element_spec
         # The targets, which a prediction does not need, may be whatever they are.
@@ -148,7 +133,7 @@ def _made_leaf(tensor: Any, indices: dict[int, int], rng: np.random.Generator) -
 
 
 def _embedding_sizes(model: Any) -> dict[int, int]:
-    """Gives how many indices each embedding knows, by the identity of the tensor that it takes."""
+    """Return how many indices each embedding knows, by the identity of the tensor that it takes."""
     layers = model._flatten_layers(include_self=False)
     return {
         id(layer.input): layer.input_dim
@@ -158,15 +143,7 @@ def _embedding_sizes(model: Any) -> dict[int, int]:
 
 
 def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
-    """Checks that a model takes batches of any size, and rows as there are.
-
-    Args:
-        model: A model; one that does not declare its inputs is not looked at.
-        inputs: Its inputs.
-
-    Raises:
-        InputError: If not.
-    """
+    """Check that a model takes batches of any size, and rows as there are."""
     tensors = declared_inputs(model)
     fixed = sorted({t.shape[0] for t in tensors if t.shape and t.shape[0] is not None})
     if fixed:
@@ -188,11 +165,7 @@ def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
 
 
 def load_saved_model(path: Path) -> keras.Model:
-    """Loads a model that `model.save` wrote.
-
-    Raises:
-        InputError: If the file is none, or needs classes that are not known here.
-    """
+    """Load a model that `model.save` wrote."""
     try:
         model = keras.saving.load_model(path, compile=False)
     # Keras gives TypeError for a class it does not know, OSError and KeyError for a broken file.

@@ -81,7 +81,7 @@ def inference_request(
     bulk_examples: int,
     memory_limit_bytes: int | None,
 ) -> InferenceRequest:
-    """Checks the arguments of `kbatch.profile_inference`, and takes and raises what that does."""
+    """Check the arguments of `kbatch.profile_inference`, and take and raises what that does."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             "`model` must be a keras.Model: build or load it first "
@@ -166,7 +166,7 @@ def profile_inference(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> InferenceProfile:
-    """Measures latency, throughput and memory of predictions by batch size.
+    """Measure latency, throughput and memory of predictions by batch size.
 
     Batch sizes, call paths and policies take turns in shuffled rounds, so that a machine that
     drifts slows all alike, and the first call of each is kept apart. A setting has been timed
@@ -279,7 +279,7 @@ def _ready(model: keras.Model, x: Any) -> InferenceInputs:
 def _models(
     model: keras.Model, dtype_policies: Any, paths: Sequence[CallPath]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Gives the model under each policy under which it can be had, and notes on the others."""
+    """Return the model under each policy under which it can be had, and notes on the others."""
     own = policy_of(model)
     names = (own,) if dtype_policies is None else check_variants(dtype_policies)
     check_functions(paths, names, own=own)
@@ -303,7 +303,7 @@ def _models(
 def _output_changes(
     model: keras.Model, models: dict[str, Any], inputs: InferenceInputs
 ) -> tuple[tuple[OutputChange, ...], str | None]:
-    """Compares outputs with those in float32; a note where there is nothing to compare with."""
+    """Compare outputs with those in float32; a note where there is nothing to compare with."""
     if set(models) == {"float32"}:
         return (), None
     try:
@@ -351,7 +351,7 @@ def _time_all(
     say: Progress,
     clock_mhz: Callable[[], float | None],
 ) -> TwinRecord | None:
-    """Warms all settings up and times them in rounds; gives the A/A test."""
+    """Warm all settings up and times them in rounds; gives the A/A test."""
     budget_s = request.plan.timing.time_budget_s
 
     def on_setting(setting: Setting, warm_up: WarmUp | None) -> None:

@@ -33,7 +33,7 @@ _NOT_SENDABLE = (
 
 
 def probing_place() -> str:
-    """Says where memory will be probed."""
+    """Describe where memory will be probed."""
     return "this process, which holds the GPU" if gpu_in_use() else "a worker process"
 
 
@@ -47,24 +47,11 @@ def measure_memory(
     time_budget_s: float,
     on_probe: Callable[[MemoryRecord], None] | None = None,
 ) -> MemoryPass:
-    """Measures the memory of predictions in a worker process that may die of it.
+    """Measure the memory of predictions in a worker process that may die of it.
 
     Where this process holds the GPU, as it does once a model lies there, TensorFlow has reserved
     most of its memory, and nothing is left to a worker: the probes run here then, and a note says
     so. The same where the model cannot be sent to a worker.
-
-    Args:
-        model: A built model, which stays as it is.
-        inputs: Its inputs.
-        batch_sizes: Sizes in ascending order.
-        dtype_policy: What the model runs under, for the records.
-        memory_limit_bytes: Memory that may be taken; None for what the device has, on a CPU half
-            of what the host leaves.
-        time_budget_s: Seconds after which no size is begun.
-        on_probe: Receives each record.
-
-    Raises:
-        OutOfMemoryError: If not even the weights fit.
     """
     with _probes(model, inputs, memory_limit_bytes) as probes:
         facts = _facts(probes, model, memory_limit_bytes)
@@ -82,11 +69,7 @@ def measure_memory(
 
 
 def _facts(probes: Probes, model: keras.Model, memory_limit_bytes: int | None) -> LoadFacts:
-    """Reads the model where the probes run, and checks that its weights fit.
-
-    Raises:
-        OutOfMemoryError: If they do not.
-    """
+    """Read the model where the probes run, and check that its weights fit."""
     limit_bytes = memory_limit_bytes
     if isinstance(probes, WorkerProbes) and not gpu_visible():
         limit_bytes = probes.limit_bytes

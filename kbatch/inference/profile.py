@@ -79,7 +79,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         check_quantile(self.quantile)
 
     def __repr__(self) -> str:
-        """Sums the profile up in a line."""
+        """Sum the profile up in a line."""
         paths = ", ".join(dict.fromkeys(path for path, _ in self.series))
         sizes = sorted({timing.batch_size for timing in self.timings if timing.measured})
         between = f"batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing timed"
@@ -151,7 +151,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         return answer_of(found, "largest measured throughput", self.answering)
 
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
-        """Finds the largest batch size of which a share of the calls keeps to a latency.
+        """Find the largest batch size of which a share of the calls keeps to a latency.
 
         A target that `profile_inference` checked by fresh calls gets the size that was verified;
         any other one is read off the fit, not verified, and kept to what those calls showed.
@@ -173,7 +173,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         return answer_within(self.answering, checks, latency_ms=latency_ms, quantile=quantile)
 
     def latency_quantile(self, quantile: float) -> Latency:
-        """Fits a quantile of the latency, for the first call path and policy.
+        """Fit a quantile of the latency, for the first call path and policy.
 
         Only sizes with enough calls take part. Their calls are cut into groups in order of time,
         each long enough to show the quantile, and each gives one value.
@@ -190,7 +190,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
     def select(
         self, *, call_path: str | None = None, dtype_policy: str | None = None
     ) -> "InferenceProfile":
-        """Gives the part of the profile with one call path, one policy, or both.
+        """Return the part of the profile with one call path, one policy, or both.
 
         The A/A test goes with the path and policy that it was made with.
 
@@ -233,7 +233,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         )
 
     def predict_memory_bytes(self, batch_size: int) -> float:
-        """Estimates the memory of a batch from the fitted line, in bytes.
+        """Estimate the memory of a batch from the fitted line, in bytes.
 
         Raises:
             ValueError: If fewer than two sizes were measured.
@@ -247,12 +247,12 @@ class InferenceProfile(SavedRecord, ShownRecord):
         return fit.predict(check_size(batch_size, "batch_size"))
 
     def to_dataframe(self) -> "pandas.DataFrame":
-        """Makes a table, one row a call path, policy and batch size."""
+        """Make a table, one row a call path, policy and batch size."""
         return inference_table(self)
 
 
 def inference_table(profile: "InferenceProfile") -> "pandas.DataFrame":
-    """Makes a table, one row a call path, policy and batch size; what is unknown is missing."""
+    """Make a table, one row a call path, policy and batch size; what is unknown is missing."""
     import pandas
 
     return pandas.DataFrame([_row(profile, timing) for timing in profile.timings])

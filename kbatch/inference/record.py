@@ -104,7 +104,7 @@ class TimingRecord:
         return None if self.batch_time_s is None else self.batch_size / self.batch_time_s
 
     def latency_bound(self, quantile: float) -> QuantileBound:
-        """Bounds a quantile of the latency from above, in seconds, with 95 % confidence."""
+        """Bound a quantile of the latency from above, in seconds, with 95 % confidence."""
         return quantile_upper_bound(self.latencies_s, quantile=quantile)
 
 
@@ -212,10 +212,6 @@ class TargetCheck:
 
 
 def check_quantile(quantile: float) -> None:
-    """Checks that a quantile is one.
-
-    Raises:
-        ValueError: If it does not lie between 0 and 1.
-    """
+    """Check that a quantile is one."""
     if not 0 < quantile < 1:
         raise ValueError(f"`quantile` must lie between 0 and 1. Received: quantile={quantile}.")

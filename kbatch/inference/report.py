@@ -44,7 +44,7 @@ _QUESTIONS = (
 
 
 def answers(profile: InferenceProfile) -> tuple[Answer, ...]:
-    """Asks a profile for the batch sizes it can tell, those of latency targets first."""
+    """Ask a profile for the batch sizes it can tell, those of latency targets first."""
     first = profile.series[0]
     targets = dict.fromkeys(
         (check.latency_ms, check.quantile)
@@ -90,7 +90,7 @@ _TEXT_COLUMNS = ("path", "policy")
 
 
 def inference_section(profile: InferenceProfile) -> Section:
-    """Computes what a report says of an inference profile."""
+    """Compute what a report says of an inference profile."""
     environment, found = profile.environment, answers(profile)
     return Section(
         kind="inference",
@@ -137,7 +137,7 @@ def _certainty(found: tuple[Answer, ...]) -> str:
 
 
 def _memory(profile: InferenceProfile) -> str:
-    """Says where memory ended the sizes, an empty text where it did not."""
+    """Describe where memory ended the sizes, an empty text where it did not."""
     failed = [t.batch_size for t in profile.timings if t.outcome == "out_of_memory"]
     failed += [m.batch_size for m in profile.memory if m.outcome == "out_of_memory"]
     guarded = [m.batch_size for m in profile.memory if m.guarded]
@@ -211,7 +211,7 @@ def _timing_table(profile: InferenceProfile) -> Table:
 
 
 def _padded(keys: tuple[float | None, ...], length: int) -> tuple[float | None, ...]:
-    """Sets the keys of batch size, time and rate among those of all columns."""
+    """Set the keys of batch size, time and rate among those of all columns."""
     return (None, None, *keys, *(None,) * (length - 2 - len(keys)))
 
 
@@ -263,7 +263,7 @@ _OFFERS = (
 
 
 def inference_figures(profile: InferenceProfile) -> tuple[Figure, ...]:
-    """Offers the figures for which a profile has the data."""
+    """Offer the figures for which a profile has the data."""
     figures = []
     for offer in _OFFERS:
         module = importlib.import_module(f"kbatch.inference.figures.{offer.name}")

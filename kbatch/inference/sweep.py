@@ -129,15 +129,10 @@ class InferenceSweep:
         *,
         memory_limit_bytes: int = 0,
     ) -> None:
-        """Warms all settings up, small sizes first.
+        """Warm all settings up, small sizes first.
 
         The first series comes before the others: it answers questions, whatever the time leaves
         to those.
-
-        Args:
-            memory: The memory of each policy and size, as far as it was measured.
-            on_setting: Receives each setting with its warm-up, None where memory ran out.
-            memory_limit_bytes: Memory that there is, 0 if it is not known.
         """
         ended: dict[tuple[str, str], str] = {}
         for setting in self._in_order():
@@ -198,7 +193,7 @@ class InferenceSweep:
         return sizes[sizes.index(larger) - 1]
 
     def admit(self, setting: Setting) -> WarmUp | None:
-        """Warms one setting up and lets it take part; None where memory ran out."""
+        """Warm one setting up and let it take part; None where memory ran out."""
         return self.rounds.admit_prepared(setting, functools.partial(self._call, setting))
 
     @property
@@ -207,7 +202,7 @@ class InferenceSweep:
         return next(iter(self._prepare))
 
     def largest_allowed(self, call_path: str, dtype_policy: str) -> int:
-        """Gives the largest size that memory and time allow; it may miss the target."""
+        """Return the largest size that memory and time allow; it may miss the target."""
         return self._largest_allowed[call_path, dtype_policy]
 
     def stretches(self, call_path: str, dtype_policy: str) -> list[list[tuple[float, ...]]]:
@@ -225,15 +220,7 @@ class InferenceSweep:
         *,
         clock_mhz: Callable[[], float | None] = lambda: None,
     ) -> TwinRecord | None:
-        """Times all settings in rounds, one of them twice.
-
-        Args:
-            on_round: Receives the number of the round and how many settings go on.
-            clock_mhz: Reads the GPU's clock after each turn.
-
-        Returns:
-            What differed between the two, None where nothing was timed.
-        """
+        """Time all settings in rounds, one of them twice."""
         settings = list(self.rounds.warm_ups)
         if not settings:
             return None
@@ -247,7 +234,7 @@ class InferenceSweep:
         return TwinRecord(one.call_path, one.dtype_policy, one.batch_size, pairs)
 
     def records(self) -> tuple[TimingRecord, ...]:
-        """Gives what was timed of each series and size."""
+        """Return what was timed of each series and size."""
         return tuple(
             self._record(Setting(path, policy, size))
             for path, policy in self._prepare
@@ -299,7 +286,7 @@ class InferenceSweep:
         return None
 
     def _is_far_beyond(self, setting: Setting) -> bool:
-        """Tells whether the line through the two sizes before is far above the target there."""
+        """Return whether the line through the two sizes before is far above the target there."""
         before, end_s = self._timed(setting)[-2:], self._end_above_s(setting)
         if self._plan.chosen or end_s is None or len(before) < 2:
             return False
@@ -310,7 +297,7 @@ class InferenceSweep:
         return expected_s > _FAR_BEYOND * end_s
 
     def _end_above_s(self, setting: Setting) -> float | None:
-        """Gives the target; None for a bulk call, whose batches nobody waits for."""
+        """Return the target; None for a bulk call, whose batches nobody waits for."""
         return None if setting.call_path == BULK_PATH else self._plan.end_above_s
 
     def _batch_s(self, setting: Setting) -> float:
@@ -318,7 +305,7 @@ class InferenceSweep:
         return call_s * setting.batch_size / self._examples(setting)
 
     def _timed(self, setting: Setting) -> list[Setting]:
-        """Gives the settings of its call path and policy so far."""
+        """Return the settings of its call path and policy so far."""
         return [other for other in self.rounds.warm_ups if other[:2] == setting[:2]]
 
     def _examples(self, setting: Setting) -> int:
@@ -387,15 +374,9 @@ _WARM_UP_COPIES = 2
 
 
 def measure_copy_s(batch: Any) -> float | None:
-    """Times the copy of a batch to the first GPU.
+    """Time the copy of a batch to the first GPU.
 
     A copy is over when an element of it can be read on the GPU.
-
-    Args:
-        batch: Nested NumPy arrays.
-
-    Returns:
-        The median over some copies, in seconds; None without a GPU, where nothing is copied.
     """
     if not tf.config.list_physical_devices("GPU"):
         return None
@@ -415,23 +396,13 @@ def _copy_s(on_host: Any) -> float:
 
 
 def kept_calls(durations_s: Sequence[float], *, least: int, seed: int) -> list[float]:
-    """Picks one call at random of every k in a row, with the largest k that leaves enough.
+    """Pick one call at random of every k in a row, with the largest k that leaves enough.
 
     The first call of a block is slower than the others, and slow blocks have fewer calls: picks at
     fixed places, or as many of each block, would count such calls too often.
 
-    Example:
-
     >>> len(kept_calls([0.01] * 1000, least=100, seed=0))
     100
-
-    Args:
-        durations_s: Seconds of each call, in order of time.
-        least: How many to keep at least, if there are as many; fewer than twice as many are kept.
-        seed: Seed of the picks.
-
-    Returns:
-        The durations that were picked, in order.
     """
     step = max(1, len(durations_s) // least)
     picks = random.Random(seed)

@@ -72,24 +72,7 @@ def search_latency_target(
     earlier: Sequence[Stretches] = (),
     more_time: Callable[[], bool] = lambda: True,
 ) -> tuple[TargetTry, ...]:
-    """Look for the largest batch size whose calls keep to a target.
-
-    Args:
-        call: Calls a batch size so many times in a row and returns the seconds of each; infinite
-            ones where the calls cannot be made, as when memory runs out.
-        guess: Returns the largest batch size of at most a latency (in seconds) by a fit, None where
-            there is none.
-        target_s: The target, in seconds.
-        quantile: Share of the calls that has to keep to it, in (0, 1).
-        largest: Largest size to try, in examples.
-        drift: By which share later calls may be slower than those that are made now.
-        earlier: Seconds of calls that were made before, for each batch size a list of stretches of
-            calls in a row. They show how many calls a hiccup slows.
-        more_time: Returns whether another size may be tried; the first always is.
-
-    Returns:
-        All tries, in order. The answer is `best_try` of them.
-    """
+    """Look for the largest batch size whose calls keep to a target."""
     target = _Target(target_s, quantile, drift)
     looks = _Looks(call, target, list(earlier))
     tries: list[TargetTry] = []
@@ -127,20 +110,7 @@ def keeps_to(
     confidence: float = 0.95,
     calls_a_hiccup: float = 1.0,
 ) -> bool:
-    """Return whether a latency keeps to a target, with confidence and with room for drift.
-
-    Args:
-        latencies_s: Seconds of each call, in order.
-        target_s: The target, in seconds.
-        quantile: Share of the calls that has to keep to it, in (0, 1).
-        drift: By which share later calls may be slower.
-        confidence: How likely the quantile has to be at most the target, in (0, 1).
-        calls_a_hiccup: Calls in a row that a hiccup slows, on average.
-
-    Returns:
-        Whether the upper bound of the quantile is at most the target, and the quantile of these
-        calls at most the target over 1 + `drift`; False for too few calls.
-    """
+    """Return whether a latency keeps to a target, with confidence and with room for drift."""
     target = _Target(target_s, quantile, drift)
     return target.keeps(latencies_s, confidence=confidence, calls_a_hiccup=calls_a_hiccup)
 

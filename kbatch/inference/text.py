@@ -13,7 +13,7 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def inference_rows(profile: "InferenceProfile") -> Rows:
-    """Writes a row a call path, policy and batch size, under titles.
+    """Write a row a call path, policy and batch size, under titles.
 
     Where batches were copied to a GPU, a column tells how long a copy takes beside the call.
     """
@@ -64,12 +64,7 @@ _PRECISION = 0.05
 
 
 def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) -> list[str]:
-    """Says which batch sizes a profile answers, how sure they are and what a reader must know.
-
-    Args:
-        profile: What was measured.
-        latency_ms: A latency target, in milliseconds; None for those that were checked.
-    """
+    """Describe the batch sizes that a profile answers, how sure they are and their caveats."""
     path, policy = profile.series[0]
     targets = _checked_targets(profile)
     if latency_ms is not None:
@@ -98,7 +93,7 @@ def inference_clocks(profile: InferenceProfile) -> str:
 
 
 def unsettled_lines(profile: InferenceProfile) -> list[str]:
-    """Says how many times are not known to 5 %, a line where there are such."""
+    """Describe how many times are not known to 5 %, a line where there are such."""
     timed = [timing for timing in profile.timings if timing.measured]
     wide = [timing for timing in timed if not _settled(timing)]
     if not wide:
@@ -113,7 +108,7 @@ def unsettled_lines(profile: InferenceProfile) -> list[str]:
 
 
 def left_out_lines(profile: InferenceProfile) -> list[str]:
-    """Says what was not timed, and why: a line a call path, policy and reason."""
+    """Describe what was not timed, and why: a line a call path, policy and reason."""
     sizes: dict[tuple[str, str, str], list[int]] = {}
     for timing in profile.timings:
         if not timing.measured:

@@ -22,11 +22,7 @@ INT8 = "int8"
 
 
 def check_variants(dtype_policies: Any) -> tuple[str, ...]:
-    """Checks the names of dtype policies, or `"int8"`.
-
-    Raises:
-        InputError: If one is unknown or repeated.
-    """
+    """Check the names of dtype policies, or `"int8"`."""
     single = isinstance(dtype_policies, str) or not isinstance(dtype_policies, Iterable)
     names: tuple[Any, ...] = (dtype_policies,) if single else tuple(dtype_policies)
     if not names or len(set(names)) < len(names):
@@ -41,7 +37,7 @@ def check_variants(dtype_policies: Any) -> tuple[str, ...]:
 
 
 def policy_of(model: keras.Model) -> str:
-    """Names the policy that the layers with weights have; several are joined by `+`.
+    """Name the policy that the layers with weights have; several are joined by `+`.
 
     The policy of the model itself may be another: Keras does not save it, and a model that was
     loaded has the global one.
@@ -51,15 +47,7 @@ def policy_of(model: keras.Model) -> str:
 
 
 def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
-    """Gives the model under a policy; the model itself stays as it is.
-
-    Args:
-        model: A built model.
-        dtype_policy: Name of a dtype policy, or `"int8"` for Keras's quantisation.
-
-    Raises:
-        NoVariant: If it cannot be.
-    """
+    """Return the model under a policy; the model itself stays as it is."""
     if dtype_policy == policy_of(model):
         return model
     if dtype_policy == INT8:
@@ -70,14 +58,7 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
 def output_change(
     outputs: Any, reference: Any, dtype_policy: str, *, examples: int
 ) -> OutputChange:
-    """Compares outputs with those in float32.
-
-    Args:
-        outputs: Nested arrays.
-        reference: The same in float32.
-        dtype_policy: What the outputs were computed under.
-        examples: How many examples they are of.
-    """
+    """Compare outputs with those in float32."""
     found, expected = _flat(outputs), _flat(reference)
     # What is not finite, or relative to nothing but zeros, has no figure.
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -93,12 +74,12 @@ def output_change(
 
 
 def outputs_of(model: Any, batch: Any) -> Any:
-    """Runs a model eagerly on a batch."""
+    """Run a model eagerly on a batch."""
     return fetched(model(batch, training=False))
 
 
 def quantised_note(model: Any) -> str | None:
-    """Says which layers of a quantised model compute in float32, None where none does."""
+    """Describe which layers of a quantised model compute in float32, None where none does."""
     layers = layers_with_weights(model)
     others = [one.name for one in layers if INT8 not in one.dtype_policy.name]
     if not others:

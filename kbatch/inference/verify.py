@@ -24,17 +24,7 @@ _LEAST_CHECK_S = 0.3
 def check_reachable(
     sweep: InferenceSweep, setting: Setting, *, target_ms: float, quantile: float
 ) -> None:
-    """Checks that one example is not far above a target, before all is measured.
-
-    Args:
-        sweep: The sweep, in which the smallest size is admitted.
-        setting: That of the smallest size; one example is called if that misses the target.
-        target_ms: The target, in milliseconds.
-        quantile: Share of the calls that has to keep to it.
-
-    Raises:
-        TargetTooLow: If half of a few calls of one example take longer than the target.
-    """
+    """Check that one example is not far above a target, before all is measured."""
     median_ms = _median_ms(sweep, setting)
     if median_ms is None or median_ms <= target_ms:
         return
@@ -57,19 +47,7 @@ def verify_target(
     time_budget_s: float,
     say: Callable[[str], None],
 ) -> InferenceProfile:
-    """Looks for the largest batch within a target and adds the checks to the profile.
-
-    Args:
-        profile: What the sweep measured.
-        sweep: The same sweep, still open.
-        target_ms: The target, in milliseconds.
-        quantile: Share of the calls that has to keep to it.
-        time_budget_s: Seconds since the sweep's start after which no size is begun.
-        say: Receives a line for each size.
-
-    Returns:
-        The profile with the checks, and with a note where no size kept to the target.
-    """
+    """Look for the largest batch within a target and add the checks to the profile."""
     path, policy = profile.series[0]
     measured = list(profile.answering)
     if not measured:
@@ -119,29 +97,23 @@ def verify_target(
 
 
 def expected_drift(noise: float | None) -> float:
-    """Tells how much slower later calls may be than those that verify an answer.
+    """Return how much slower later calls may be than those that verify an answer.
 
     The calls of a check are over within about a second, and know nothing of the minute after.
     How far the rounds of the sweep scatter tells what a machine does between two moments; at least
     20 %, since a short sweep may have seen a calm one.
-
-    Args:
-        noise: Relative standard deviation of rounds of one size, None if it is not known.
-
-    Returns:
-        A share, at least 0.2.
     """
     return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 
 
 def _median_ms(sweep: InferenceSweep, setting: Setting) -> float | None:
-    """Times a few calls; None where memory ran out, which the rounds will tell."""
+    """Time a few calls; None where memory ran out, which the rounds will tell."""
     latencies_s = sweep.rounds.fresh_calls(setting, _FEW_CALLS)
     return None if latencies_s is None else 1000 * statistics.median(latencies_s)
 
 
 def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int | None]:
-    """Inverts the fit of the quantile, or of the medians, or takes the time as proportional."""
+    """Invert the fit of the quantile, or of the medians, or take the time as proportional."""
     latency = _fitted(lambda: profile.latency_quantile(quantile)) or _fitted(
         lambda: profile.latency
     )
@@ -164,7 +136,7 @@ def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int 
 
 
 def _fitted(fit: Callable[[], Latency]) -> Latency | None:
-    """Makes a fit; None where calls or blocks are too few for it, as fresh calls will tell."""
+    """Make a fit; None where calls or blocks are too few for it, as fresh calls will tell."""
     try:
         return fit()
     except ValueError:
@@ -172,7 +144,7 @@ def _fitted(fit: Callable[[], Latency]) -> Latency | None:
 
 
 def _in_proportion(timing: TimingRecord) -> Callable[[float], int | None]:
-    """Guesses from one measured size alone, as if the time grew with the size."""
+    """Guesse from one measured size alone, as if the time grew with the size."""
     rate = timing.samples_per_second or 1.0
     return lambda latency_s: max(1, int(rate * latency_s))
 

@@ -71,13 +71,7 @@ class Block(NamedTuple):
 
 
 def block_length(budget_s: float, *, contenders: float, starts_s: float) -> BlockLength:
-    """Computes how long blocks may last so that nine rounds of them fit in a budget.
-
-    Args:
-        budget_s: Seconds for all rounds.
-        contenders: Blocks in a round; one that lasts half as long counts half.
-        starts_s: Seconds that the pipelines of a round take to their first batches.
-    """
+    """Compute how long blocks may last so that nine rounds of them fit in a budget."""
     block_s = max(budget_s / 2, budget_s - MOST_ROUNDS * starts_s) / (MOST_ROUNDS * contenders)
     return BlockLength(
         settle_s=max(_SETTLE_SHARE * block_s, _SHORTEST_S / 2),
@@ -87,7 +81,7 @@ def block_length(budget_s: float, *, contenders: float, starts_s: float) -> Bloc
 
 
 def pipeline_block(source: BatchSource, length: BlockLength) -> Block:
-    """Measures the pipeline alone: batches are taken and dropped."""
+    """Measure the pipeline alone: batches are taken and dropped."""
     with _Tally(source) as tally:
         taken = tally.read(lambda _: None, length)
     return Block(
@@ -100,7 +94,7 @@ def pipeline_block(source: BatchSource, length: BlockLength) -> Block:
 
 
 def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) -> Block:
-    """Measures the train step alone, on batches that take turns: they may differ in shape.
+    """Measure the train step alone, on batches that take turns: they may differ in shape.
 
     Several steps are launched before the device is waited for, as in `fit`.
     """
@@ -123,7 +117,7 @@ def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) 
 
 
 def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength) -> Block:
-    """Measures training: batches are taken and trained on.
+    """Measure training: batches are taken and trained on.
 
     A step on a batch of new shapes may compile and is left out, unless no shape repeats.
     """
@@ -145,12 +139,12 @@ def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength)
 
 
 def span_from(span: StepSpan, zero_s: float) -> StepSpan:
-    """Counts the time of a span from another moment on."""
+    """Count the time of a span from another moment on."""
     return StepSpan(span.begin_s - zero_s, span.wait_s, span.compute_s)
 
 
 def rate_of(blocks: list[Block]) -> RateRecord:
-    """Joins the blocks of one contender, one a round."""
+    """Join the blocks of one contender, one a round."""
     waited = [sum(span.wait_s for span in block.spans) for block in blocks]
     return RateRecord(
         examples=tuple(block.examples for block in blocks),
@@ -219,7 +213,7 @@ class _Tally:
     def _whole_epochs(
         self, take: Callable[[], _Batch], batches: list[_Batch], length: BlockLength
     ) -> _Taken:
-        """Takes batches until an epoch has ended, and then until the time is over."""
+        """Take batches until an epoch has ended, and then until the time is over."""
         wanted_s = length.settle_s + length.measure_s
         while self._stream.epochs == 0 or _passed(self._opened) < wanted_s:
             take()
@@ -308,16 +302,7 @@ class InputPass(NamedTuple):
 
 
 def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPass:
-    """Reads a pipeline from its start, until pauses as long as the longest matter little.
-
-    Args:
-        source: Where the batches come from.
-        least_s: Seconds that it lasts at least; two batches are read in any case.
-        most_s: Seconds after which it ends, half as long again as the first batch took at least.
-
-    Raises:
-        InputError: If the data are empty or raise an error.
-    """
+    """Read a pipeline from its start, until pauses as long as the longest matter little."""
     rows: list[int] = []
     arrivals_s: list[float] = []
     epochs: list[int] = []
@@ -350,7 +335,7 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
 
 
 def _growth_note(elements: list[int]) -> tuple[str, ...]:
-    """Says where batches grow or shrink on the way: what follows may go on so."""
+    """Describe where batches grow or shrink on the way: what follows may go on so."""
     if len(elements) < _MANY:
         return ()
     half = len(elements) // 2
@@ -390,7 +375,7 @@ class HeldBatches:
         return [_elements(shapes) for shapes in self._shapes]
 
     def add(self, batch: Any) -> None:
-        """Counts a batch, and keeps it where its shapes are new and not much like kept ones."""
+        """Count a batch, and keep it where its shapes are new and not much like kept ones."""
         shapes = _shapes_of(batch)
         self._shapes.append(shapes)
         if len(self._first) < _HELD_OF_ONE_SHAPE:
@@ -400,12 +385,7 @@ class HeldBatches:
             del self._by_shapes[_most_like_neighbours(list(self._by_shapes))]
 
     def chosen(self, *, whole: bool) -> tuple[Any, ...]:
-        """Gives up to eight batches, the one in the middle of the sizes first.
-
-        Args:
-            whole: Whether all of an epoch was added: the ragged batch at the end of many is left
-                out then.
-        """
+        """Return up to eight batches, the one in the middle of the sizes first."""
         shapes = self._shapes
         if whole and len(shapes) > _HELD and shapes[-1] not in shapes[:-1]:
             shapes = shapes[:-1]
@@ -425,7 +405,7 @@ class HeldBatches:
 
 
 def numbers_in(batch: Any) -> int:
-    """Counts the numbers in a batch, its own and those that tell where its ragged rows end."""
+    """Count the numbers in a batch, its own and those that tell where its ragged rows end."""
     return _elements(_shapes_of(batch))
 
 
@@ -436,7 +416,7 @@ def _shapes_of(batch: Any) -> Shapes:
 
 
 def _most_like_neighbours(shapes: list[Shapes]) -> Shapes:
-    """Finds the shapes whose neighbours in size are nearest to each other; never an end."""
+    """Find the shapes whose neighbours in size are nearest to each other; never an end."""
     in_order = sorted(shapes, key=_size)
     gaps = [
         _elements(after) - _elements(before)

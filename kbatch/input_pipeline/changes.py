@@ -67,7 +67,7 @@ class Changes(NamedTuple):
 
 
 def pipeline_changes(dataset: tf.data.Dataset) -> Changes:
-    """Finds the changes that can be made to a pipeline from outside.
+    """Find the changes that can be made to a pipeline from outside.
 
     Caching is apart, in `cached_pipeline`: it takes a pass over the data.
     """
@@ -80,7 +80,7 @@ def pipeline_changes(dataset: tf.data.Dataset) -> Changes:
 
 
 def _made(rule: Any, dataset: tf.data.Dataset) -> Change | UntriedRecord | None:
-    """Follows a rule; an error in putting a pipeline together is a reason not to try it."""
+    """Follow a rule; an error in putting a pipeline together is a reason not to try it."""
     try:
         return rule(dataset, stages_of(dataset))
     except Exception as error:  # A function of the user's is traced anew, and may raise anything.
@@ -183,19 +183,11 @@ _INSIDE = (
 def cached_pipeline(
     dataset: tf.data.Dataset, *, budget_bytes: int, budget_s: float
 ) -> Change | UntriedRecord:
-    """Caches as much of a pipeline as gives the same elements in every pass.
+    """Cache as much of a pipeline as gives the same elements in every pass.
 
     That is what lies below the lowest shuffle or repeat; two passes over its first elements must
     agree, else a map draws random numbers. One pass over all of it fills the cache, unless it takes
     more memory or time on the way than there is.
-
-    Args:
-        dataset: The pipeline.
-        budget_bytes: Bytes of memory that the cache may take.
-        budget_s: Seconds that filling it may take.
-
-    Returns:
-        The pipeline with a cache, or why there is none.
     """
     stages = stages_of(dataset)
     kinds = [kind_of(stage) for stage in stages]
@@ -219,15 +211,7 @@ def cached_pipeline(
 
 
 def fill_cache(source: BatchSource, budget_s: float) -> tuple[str, ...]:
-    """Makes the pass that fills the pipeline's own cache in memory, and says what that means.
-
-    Args:
-        source: Where the batches come from.
-        budget_s: Seconds after which it stops, full or not.
-
-    Returns:
-        A note for the reader of the rates; none without a cache.
-    """
+    """Make the pass that fills the pipeline's own cache in memory, and describe what that means."""
     if source.kind != "tf.data.Dataset":
         return ()
     stages = all_stages(source.given)
@@ -267,13 +251,7 @@ class _Filling(NamedTuple):
 
 
 def _filled(cache: tf.data.Dataset, *, end_s: float, budget_bytes: int | None = None) -> _Filling:
-    """Reads a cache to its end, unless time or memory is spent before.
-
-    Args:
-        cache: The cache.
-        end_s: When it stops.
-        budget_bytes: After so many bytes it stops too, None not to count them.
-    """
+    """Read a cache to its end, unless time or memory is spent before."""
     size_bytes = 0
     with BatchStream(source_of_dataset(cache), read_before=True) as stream:
         while True:
@@ -384,12 +362,7 @@ _LONGER = 4
 
 
 def worker_changes(dataset: Any, *, timeout_s: float | None) -> Changes:
-    """Finds the settings of a PyDataset to try: threads, processes and a longer queue.
-
-    Args:
-        dataset: The PyDataset.
-        timeout_s: Seconds that processes may take to a batch, None not to start any.
-    """
+    """Find the settings of a PyDataset to try: threads, processes and a longer queue."""
     found = [_more_workers(dataset), _processes(dataset, timeout_s), _longer_queue(dataset)]
     return Changes(
         tuple(change for change in found if isinstance(change, Change)),
@@ -437,7 +410,7 @@ def _source(dataset: Any, **changed: Any):
 
 
 def _problem(source: Any) -> str | None:
-    """Tries processes once: forked beside TensorFlow's threads, they may never answer."""
+    """Try processes once: forked beside TensorFlow's threads, they may never answer."""
     try:
         first_batch(source)
     except InputError as error:

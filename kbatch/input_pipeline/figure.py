@@ -79,7 +79,7 @@ class InputPipelineInfo(NamedTuple):
 
 
 def input_pipeline_info(profile: InputPipelineProfile) -> InputPipelineInfo:
-    """Computes what the figure of an input pipeline shows.
+    """Compute what the figure of an input pipeline shows.
 
     Changes to the pipeline are shown where their gain is clear, the best three of them.
     """
@@ -106,7 +106,7 @@ def input_pipeline_info(profile: InputPipelineProfile) -> InputPipelineInfo:
 
 
 def alt_text(info: InputPipelineInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     bars = ", ".join(f"{bar.label} {readable(bar.rate)}" for bar in info.bars)
     steps = counted(len(info.computing), "step")
     share = "" if info.wait_share is None else f", {percent(info.wait_share)} of it waiting"
@@ -148,7 +148,7 @@ _CHANGED = series_style(2).color
 
 
 def plot_input_pipeline(profile: "InputPipelineProfile", ax: "Axes | None" = None) -> "Axes":
-    """Plots a second of training, waiting and computing, and the rates with their intervals.
+    """Plot a second of training, waiting and computing, and the rates with their intervals.
 
     Example:
 
@@ -180,7 +180,7 @@ def plot_input_pipeline(profile: "InputPipelineProfile", ax: "Axes | None" = Non
 
 
 def _panels(ax: "Axes") -> "tuple[Axes, Axes]":
-    """Splits Axes in a flat panel and a high one below it, each with an x axis of its own."""
+    """Split Axes in a flat panel and a high one below it, each with an x axis of its own."""
     place = ax.get_subplotspec()
     if place is None:
         return ax, make_axes_locatable(ax).append_axes("bottom", "200%", pad=0.6)

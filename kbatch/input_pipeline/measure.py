@@ -56,7 +56,7 @@ def profile_input_pipeline(
     remedies: bool = True,
     cache_bytes: int = 2**30,
 ) -> InputPipelineProfile:
-    """Measures whether the input pipeline or the train step limits training.
+    """Measure whether the input pipeline or the train step limits training.
 
     The pipeline is read once for long. Then the pipeline alone, the train step alone on batches
     held on the device, and both together take turns in shuffled rounds. Where training waits for
@@ -188,7 +188,7 @@ def _remedies(
     limits: _Limits,
     left_s: float,
 ) -> Remedies:
-    """Tries the changes where training waits for data, and says why not where it does not."""
+    """Try the changes where training waits for data, and describe why not where it does not."""
     waiting, end_s = profile.wait_share or 0.0, time.perf_counter() + left_s
     in_vain = waiting < _LITTLE_WAITING
     if source.kind == "PyDataset":

@@ -51,21 +51,7 @@ def input_verdict(
     long_run: Interval | None = None,
     together: Sequence[RoundEstimate] = (),
 ) -> str:
-    """Return which side limits training.
-
-    Args:
-        ratio: Rate of the pipeline over that of the train step, paired by round.
-        long_run: The least and the most that this ratio is over a long reading of the pipeline.
-        together: Rate of both together over that of each alone, paired by round, as far as they
-            can be compared.
-
-    Returns:
-        `"input-bound"` where the whole interval lies below 1, `"compute-bound"` where it lies
-        above, by more than 5 % each; else, and without an interval, `"undetermined"`. Where the
-        long reading differs from the rounds, its bounds decide, by more than 10 %. Where it agrees
-        with them and yet lies wholly on the other side of 1, nothing is decided; nor where one of
-        `together` is impossible.
-    """
+    """Return which side limits training."""
     if ratio is None or ratio.interval is None or any(map(is_impossible, together)):
         return "undetermined"
     if long_run is not None and not agrees(ratio, long_run):
@@ -80,16 +66,13 @@ def is_impossible(together: RoundEstimate) -> bool:
 
     What was timed alone was disturbed then. Rounds too noisy for an interval above 1 count too
     where their median is above it by more than 30 %.
-
-    Args:
-        together: Rate of both together over that of one alone, paired by round.
     """
     sure = together.interval is not None and together.interval.low > _IMPOSSIBLE_RATIO
     return sure or together.value > AGREEING_RATIO
 
 
 def agrees(ratio: RoundEstimate, long_run: Interval) -> bool:
-    """Tells whether short rounds and a long reading gave about the same ratio."""
+    """Return whether short rounds and a long reading gave about the same ratio."""
     return long_run.high <= AGREEING_RATIO * ratio.value <= AGREEING_RATIO**2 * long_run.low
 
 
@@ -125,22 +108,11 @@ class Crossing:
 def crossing_batch_size(
     batch_sizes: Sequence[int], step_times_s: Sequence[float], *, example_s: Sequence[float]
 ) -> Crossing | None:
-    """Computes the batch size from which on the pipeline is the slower one.
+    """Compute the batch size from which on the pipeline is the slower one.
 
     Assumes that the step's time is a line over the batch size, and that the pipeline's time an
     example is the same at every batch size. Errors of both are taken as independent, though a
     machine that drifts slows both: then the interval is too wide rather than too narrow.
-
-    Args:
-        batch_sizes: Examples in the batch of every measurement of the step, two sizes or more.
-        step_times_s: Seconds of every step.
-        example_s: Seconds of the pipeline an example, one value a round.
-
-    Returns:
-        The crossing, None for fewer than three rounds.
-
-    Raises:
-        ValueError: If there are fewer than three steps or two sizes, or a number is not positive.
     """
     pipeline = over_rounds(example_s)
     if pipeline is None or pipeline.interval is None:
@@ -164,17 +136,17 @@ def crossing_batch_size(
 
 
 def overlapped_rate(pipeline: float, step: float) -> float:
-    """Computes the rate of training that overlaps pipeline and step wholly."""
+    """Compute the rate of training that overlaps pipeline and step wholly."""
     return min(pipeline, step)
 
 
 def serial_rate(pipeline: float, step: float) -> float:
-    """Computes the rate of training that waits for each batch and then trains on it."""
+    """Compute the rate of training that waits for each batch and then trains on it."""
     return 1 / (1 / pipeline + 1 / step)
 
 
 def _variance(value: float, interval: Interval, *, rounds: int) -> float:
-    """Gives the variance that an interval of 95 % stands for, taken as symmetric in logarithms."""
+    """Return the variance that an interval of 95 % stands for, taken as symmetric in logarithms."""
     half_width = math.log(interval.high / interval.low) / 2
     return (value * half_width / t_quantile(rounds - 1)) ** 2
 
@@ -218,16 +190,7 @@ class LongRun:
 def long_run(
     examples: Sequence[int], arrivals_s: Sequence[float], *, epochs: Sequence[int]
 ) -> LongRun:
-    """Counts whole epochs or whole chunks, else the part that was read.
-
-    Args:
-        examples: Examples in each batch, two batches or more.
-        arrivals_s: Seconds from the start of the pipeline until each batch came.
-        epochs: Number of the epoch of each batch, from 0 on.
-
-    Returns:
-        What was counted.
-    """
+    """Count whole epochs or whole chunks, else the part that was read."""
     rows, times_s = np.asarray(examples), np.asarray(arrivals_s, float)
     starts = np.flatnonzero(np.diff([-1, *epochs]))
     if len(starts) > 1:

@@ -156,7 +156,7 @@ class RemedyRecord:
 
     @property
     def gain(self) -> RoundEstimate | None:
-        """Training speed with the change over the speed without it, None without rounds."""
+        """Trainin speed with the change over the speed without it, None without rounds."""
         return ratio_over_rounds(self.changed.rates, self.original.rates)
 
 
@@ -252,7 +252,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         check_ranges(1, batch_size=self.batch_size)
 
     def __repr__(self) -> str:
-        """Sums the profile up in a line."""
+        """Sum the profile up in a line."""
         return f"<InputPipelineProfile: {self.verdict}, batch size {self.batch_size}>"
 
     @property
@@ -342,7 +342,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         return tuple(sorted(self.remedies, key=_sure_gain, reverse=True))
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """Makes a table with a row for each contender and round.
+        """Make a table with a row for each contender and round.
 
         The columns are `contender` (`"pipeline"`, `"step"`, `"together"`, `"step on 16"` for a
         smaller batch, and for each remedy its name and the original beside it), `round`,

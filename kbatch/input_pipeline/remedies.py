@@ -54,19 +54,10 @@ def try_changes(
     even: bool,
     budget_s: float,
 ) -> Remedies:
-    """Trains on each changed pipeline and on the original, in turn.
+    """Train on each changed pipeline and on the original, in turn.
 
     Three rounds are made in any case: changes for which there is no time are not tried, and one
     that raises an error is left out from then on.
-
-    Args:
-        changes: What to try.
-        source: The pipeline as it is.
-        warm: The train step.
-        reading: The long reading of the pipeline as it is.
-        even: Whether short blocks show the pipeline's rate; else blocks as long as the reading
-            count all from the start.
-        budget_s: Seconds for all of it.
     """
     began_s = time.perf_counter()
     block_s = _least_block_s(reading, warm, even=even)
@@ -99,7 +90,7 @@ def try_changes(
 def _in_time(
     changes: Changes, block_s: float, *, budget_s: float
 ) -> tuple[tuple[Change, ...], tuple[UntriedRecord, ...]]:
-    """Picks the changes for which there is time, and says of the others what they need."""
+    """Pick the changes for which there is time, and describe of the others what they need."""
     most = max(0, int(_LONGER * budget_s / (FEWEST_ROUNDS * block_s)) - 1)
     needed_s = FEWEST_ROUNDS * block_s * (len(changes.tried) + 1)
     short = f"there was no time: all changes need about {needed_s:.0f} s, half of `budget_s`"
@@ -126,7 +117,7 @@ def _least_block_s(reading: InputPass, warm: WarmStep, *, even: bool) -> float:
 def _until_it_fails(
     change: Change, train: Callable[[BatchSource], Block], failures: dict[str, str]
 ) -> Callable[[], Block | None]:
-    """Makes a block of a changed pipeline that keeps an error as the reason and ends there."""
+    """Make a block of a changed pipeline that keeps an error as the reason and end there."""
 
     def block() -> Block | None:
         if change.name in failures:
@@ -141,12 +132,12 @@ def _until_it_fails(
 
 
 def not_tried(changes: Changes, reason: str) -> tuple[UntriedRecord, ...]:
-    """Lists all changes as not tried; those that could not be made keep their own reason."""
+    """List all changes as not tried; those that could not be made keep their own reason."""
     return (*(UntriedRecord(c.name, c.code, reason) for c in changes.tried), *changes.untried)
 
 
 def with_change(changes: Changes, change: Change | UntriedRecord) -> Changes:
-    """Adds a change, or why there is none."""
+    """Add a change, or why there is none."""
     if isinstance(change, Change):
         return Changes((*changes.tried, change), changes.untried)
     return Changes(changes.tried, (*changes.untried, change))
@@ -157,15 +148,7 @@ _BLOCK_S = 0.02
 
 
 def array_costs(arrays: tuple[Any, ...], batch_size: int) -> tuple[CostRecord, ...]:
-    """Measures slicing in order, gathering in shuffled order, and copying to the device.
-
-    Args:
-        arrays: Inputs, and perhaps targets and sample weights, of shape (examples, ...).
-        batch_size: Examples in a batch.
-
-    Returns:
-        The costs; none for arrays that NumPy cannot hold, such as sparse ones.
-    """
+    """Measure slicing in order, gathering in shuffled order, and copying to the device."""
     given = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
     leaves = [np.asarray(leaf) for leaf in given if hasattr(leaf, "__array__")]
     if len(leaves) < len(given) or any(leaf.ndim == 0 for leaf in leaves):

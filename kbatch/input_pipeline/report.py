@@ -17,7 +17,7 @@ from kbatch.input_pipeline.text import evidence_lines, headline, is_clear_gain
 
 
 def input_section(profile: InputPipelineProfile) -> Section:
-    """Computes what a report says of an input pipeline."""
+    """Compute what a report says of an input pipeline."""
     words, info = headline(profile), input_pipeline_info(profile)
     rates, *rest = evidence_lines(profile)
     return Section(

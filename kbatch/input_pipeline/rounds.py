@@ -58,13 +58,9 @@ def gpu_busy(
     *,
     monitor: Callable[[], GpuMonitor] = GpuMonitor,
 ) -> GpuBusy:
-    """Runs a block of each contender, longer than NVML's sampling window, and reads the GPU.
+    """Run a block of each contender, longer than NVML's sampling window, and read the GPU.
 
     Without a GPU that can be read no block is run.
-
-    Args:
-        blocks: What runs a block of the given length, by name of the contender.
-        monitor: Makes a monitor for one block.
     """
     shares: dict[str, float] = {}
     for name, block in blocks.items():
@@ -81,7 +77,7 @@ def gpu_busy(
 
 
 def _busy_share(samples: tuple[GpuSample, ...], *, from_s: float) -> float | None:
-    """Averages the readings whose window lies within the block, past the pipeline's start."""
+    """Average the readings whose window lies within the block, past the pipeline's start."""
     read = [s.utilization for s in samples if s.time_s >= from_s and s.utilization is not None]
     return fmean(read) if read else None
 
@@ -148,15 +144,7 @@ class WarmStep(NamedTuple):
 
 
 def warm_step(step: BorrowedStep, batches: Sequence[Any]) -> WarmStep:
-    """Trains on each shape twice; smaller batches that the model does not take are left out.
-
-    Args:
-        step: The train step.
-        batches: Batches of the data, on the device.
-
-    Raises:
-        InputError: If the model cannot be trained on the batches.
-    """
+    """Train on each shape twice; smaller batches that the model does not take are left out."""
     with fitting_data():
         for batch in batches:
             step(batch)
@@ -181,14 +169,7 @@ def warm_step(step: BorrowedStep, batches: Sequence[Any]) -> WarmStep:
 def measure_rounds(
     source: BatchSource, warm: WarmStep, *, reading: InputPass, budget_s: float
 ) -> InputRounds:
-    """Makes the rounds, then a block of training for the timeline, and reads a GPU.
-
-    Args:
-        source: Where the batches come from.
-        warm: The train step and its batches.
-        reading: The long reading of the pipeline.
-        budget_s: Seconds for the rounds; three are made in any case.
-    """
+    """Make the rounds, then a block of training for the timeline, and read a GPU."""
     blocks = _blocks(source, warm)
     lengths = _lengths(warm, reading, budget_s=budget_s)
     end_s = time.perf_counter() + budget_s
@@ -236,7 +217,7 @@ def _contenders(
     *,
     lengths: dict[str, BlockLength],
 ) -> dict[str, Callable[[], Block]]:
-    """Gives every block its length, and adds the steps on smaller batches, by their size."""
+    """Return every block its length, and add the steps on smaller batches, by their size."""
     return {name: functools.partial(block, lengths[name]) for name, block in blocks.items()} | {
         str(rows): functools.partial(step_block, warm.step, (part,), _shorter(lengths["step"]))
         for rows, part in warm.smaller.items()
@@ -246,16 +227,10 @@ def _contenders(
 def counted(
     length: BlockLength, epoch: Epoch | None, *, first_batch_s: float, step_s: float = 0.0
 ) -> BlockLength:
-    """Decides for all blocks of a pipeline whether whole epochs count.
+    """Decide for all blocks of a pipeline whether whole epochs count.
 
     They do where an epoch fits in a block at its longest, and either several of them do, or its
     start is a part of it that must not be left out, such as a shuffle buffer that is filled.
-
-    Args:
-        length: How long blocks last.
-        epoch: How long the data are, None if that is not known.
-        first_batch_s: Seconds to the first batch.
-        step_s: Seconds of a train step, 0 for the pipeline alone.
     """
     if epoch is None:
         return length
@@ -267,7 +242,7 @@ def counted(
 
 
 def _lengths(warm: WarmStep, reading: InputPass, *, budget_s: float) -> dict[str, BlockLength]:
-    """Gives every contender the length of its blocks."""
+    """Return every contender the length of its blocks."""
     first_batch_s = reading.record.first_batch_s
     length = block_length(
         budget_s,
@@ -282,7 +257,7 @@ def _lengths(warm: WarmStep, reading: InputPass, *, budget_s: float) -> dict[str
 
 
 def _checked(source: BatchSource, *, pipeline: RateRecord, reading: InputPass) -> LongRunRecord:
-    """Reads again what differs from the rounds: the first reading may have met cold files."""
+    """Read again what differs from the rounds: the first reading may have met cold files."""
     if _is_even(pipeline, reading.record):
         return reading.record
     most_s = _MOST_AGAIN * reading.duration_s
@@ -297,7 +272,7 @@ def _timeline(
     record: LongRunRecord | None,
     budget_s: float,
 ) -> tuple[tuple[StepSpan, ...], LongRunRecord | None]:
-    """Trains for a second, or as long as was read where the rounds saw another rate."""
+    """Train for a second, or as long as was read where the rounds saw another rate."""
     shown_s = min(_TIMELINE_S, budget_s)
     if record is None or _is_even(pipeline, record):
         return training_block(source, step, BlockLength(0.0, shown_s, shown_s)).spans, record
@@ -309,13 +284,13 @@ def _timeline(
 
 
 def _is_even(pipeline: RateRecord, record: LongRunRecord) -> bool:
-    """Tells whether the rounds of the pipeline gave about the rate of the long reading."""
+    """Return whether the rounds of the pipeline gave about the rate of the long reading."""
     rate = pipeline.samples_per_second
     return rate is None or agrees(rate, Interval(*record.counted.bounds))
 
 
 def _smaller(batch: Any) -> dict[int, Any]:
-    """Cuts smaller batches, by their size, the largest first."""
+    """Cut smaller batches, by their size, the largest first."""
     whole = rows_of(batch)
     sizes = sorted({max(1, whole // part) for part in _PARTS} - {whole}, reverse=True)
     return {rows: first_rows(batch, rows) for rows in sizes}

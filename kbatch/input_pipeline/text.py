@@ -20,11 +20,7 @@ _FAR = 4
 
 
 def input_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
-    """Tells the verdict, its evidence and what the remedies gave, a line each.
-
-    Args:
-        profile: What was measured.
-    """
+    """Return the verdict, its evidence and what the remedies gave, a line each."""
     return (
         f"{profile.verdict}: {headline(profile)}",
         *evidence_lines(profile),
@@ -35,7 +31,7 @@ def input_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
 
 
 def evidence_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
-    """Tells what was measured of the pipeline as it is, a line each."""
+    """Return what was measured of the pipeline as it is, a line each."""
     return (
         *_evidence(profile),
         *_crossing(profile),
@@ -45,7 +41,7 @@ def evidence_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
 
 
 def headline(profile: InputPipelineProfile) -> str:
-    """Says in a sentence what the verdict means for the choice of a batch size."""
+    """Describe in a sentence what the verdict means for the choice of a batch size."""
     if profile.verdict == "input-bound":
         return (
             "training waits for data; a larger batch helps only as far as the pipeline makes "
@@ -82,7 +78,7 @@ def headline(profile: InputPipelineProfile) -> str:
 
 
 def rate_text(rate: RateRecord) -> str:
-    """Writes samples/s with their interval."""
+    """Write samples/s with their interval."""
     estimate = rate.samples_per_second
     if estimate is None:
         return "n/a (not measured)"
@@ -90,12 +86,12 @@ def rate_text(rate: RateRecord) -> str:
 
 
 def remedy_text(remedy: RemedyRecord) -> str:
-    """Writes what a change gave."""
+    """Write what a change gave."""
     return f"{_times(remedy.gain)}  {remedy.code}"
 
 
 def is_clear_gain(remedy: RemedyRecord) -> bool:
-    """Tells whether the whole interval of a gain lies above 5 %, the closest that counts."""
+    """Return whether the whole interval of a gain lies above 5 %, the closest that counts."""
     gain = remedy.gain
     return gain is not None and gain.interval is not None and gain.interval.low > CLOSEST_RATIO
 
@@ -148,7 +144,7 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
 
 
 def _contention(profile: InputPipelineProfile) -> str:
-    """Says what both sides want, as far as the processor time of each alone tells it."""
+    """Describe what both sides want, as far as the processor time of each alone tells it."""
     wanted = (profile.pipeline.busy_cores or 0) + (profile.step.busy_cores or 0)
     if wanted >= _BUSY_SHARE * profile.environment.cpu_count:
         return "want the same cores"

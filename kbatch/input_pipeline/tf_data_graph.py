@@ -13,7 +13,7 @@ Rebuild = Callable[[Any, Any], Any]
 
 
 def stages_of(dataset: tf.data.Dataset) -> list[Any]:
-    """Lists the stages of a pipeline, the last one first, down to where it branches or starts.
+    """List the stages of a pipeline, the last one first, down to where it branches or starts.
 
     What `rebatch` and `unbatch` put before themselves, a map of TensorFlow's own, is left out.
     """
@@ -26,7 +26,7 @@ def stages_of(dataset: tf.data.Dataset) -> list[Any]:
 
 
 def all_stages(dataset: tf.data.Dataset) -> list[Any]:
-    """Lists the stages of a pipeline, those of all branches too, each above those below it."""
+    """List the stages of a pipeline, those of all branches too, each above those below it."""
     found: list[Any] = []
     waiting: list[Any] = [dataset]
     while waiting:
@@ -38,29 +38,29 @@ def all_stages(dataset: tf.data.Dataset) -> list[Any]:
 
 
 def has_cache_within(stage: Any) -> bool:
-    """Tells whether the function of a stage, such as an interleave, makes a cache."""
+    """Return whether the function of a stage, such as an interleave, make a cache."""
     function = getattr(getattr(stage, "_map_func", None), "function", None)
     return function is not None and any("CacheDataset" in k for k in _operations(function.graph))
 
 
 def kind_of(stage: Any) -> str:
-    """Names the kind of a stage, such as `"Map"`."""
+    """Name the kind of a stage, such as `"Map"`."""
     return type(stage).__name__.removeprefix("_").removesuffix("Dataset")
 
 
 def function_of(stage: Any) -> Any:
-    """Gives the function of a map as the person wrote it, None if it has none."""
+    """Return the function of a map as the person wrote it, None if it has none."""
     return getattr(getattr(stage, "_map_func", None), "_func", None)
 
 
 def is_stateless(stage: Any) -> bool:
-    """Tells whether the function of a map has no state: no random numbers, no Python code."""
+    """Return whether the function of a map has no state: no random numbers, no Python code."""
     graph = stage._map_func.function.graph
     return not any(operation.op_def.is_stateful for operation in graph.get_operations())
 
 
 def draws_random_numbers(stage: Any) -> bool:
-    """Tells whether a stage's function has an operation that draws random numbers.
+    """Return whether a stage's function has an operation that draws random numbers.
 
     What Python code in it draws cannot be seen.
     """
@@ -71,7 +71,7 @@ def draws_random_numbers(stage: Any) -> bool:
 
 
 def _operations(graph: Any) -> set[str]:
-    """Lists the kinds of operations of a graph, those of the functions in it too."""
+    """List the kinds of operations of a graph, those of the functions in it too."""
     nodes = list(graph.as_graph_def().node)
     nodes += [node for f in graph.as_graph_def().library.function for node in f.node_def]
     return {node.op for node in nodes}
@@ -84,18 +84,9 @@ def rebuilt(
     *,
     changed: Mapping[str, Rebuild] | None = None,
 ) -> tf.data.Dataset | None:
-    """Puts the stages above one of them on another dataset.
+    """Put the stages above one of them on another dataset.
 
     They do the same work; where a shuffle has a seed, its order may be another.
-
-    Args:
-        stages: The stages of a pipeline, the last one first.
-        at: Index of the stage that `dataset` takes the place of.
-        dataset: Elements of the same structure as those of that stage.
-        changed: How stages of a kind are made instead of as they were.
-
-    Returns:
-        The pipeline, None if a stage above is not known here.
     """
     ways = _AGAIN | dict(changed or {})
     for stage in reversed(stages[:at]):
@@ -107,7 +98,7 @@ def rebuilt(
 
 
 def in_parallel(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
-    """Makes a map with as many parallel calls as tf.data thinks best, in the same order."""
+    """Make a map with as many parallel calls as tf.data thinks best, in the same order."""
     return dataset.map(function_of(stage), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 

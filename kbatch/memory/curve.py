@@ -44,27 +44,13 @@ def ascend_memory(
     on_probe: Callable[[MemoryRecord], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[MemoryRecord, ...]:
-    """Probes sizes in ascending order as long as the next one is expected to fit.
+    """Probe sizes in ascending order as long as the next one is expected to fit.
 
     From two sizes on a line tells what to expect; before, the first size's memory beyond what is
     held anyway in proportion. That takes what the first size needs whatever the batch for a part
     of each example: before a size far from the first is refused for it, one between them is
     probed, which has no record.
     Once memory has run out, larger sizes are not run.
-
-    Args:
-        probes: Where they run.
-        batch_sizes: Sizes in ascending order.
-        dtype_policy: For the records.
-        limit_bytes: Memory that there is.
-        held_bytes: Part of it that is taken whatever the batch, as by the model's variables.
-        time_budget_s: Seconds after which no size is begun.
-        guard_share: Share of the limit above which a size is not run.
-        on_probe: Receives each record.
-        clock: Tells seconds.
-
-    Returns:
-        One record a size.
     """
     began_s = clock()
     measured: dict[int, float] = {}
@@ -102,7 +88,7 @@ def ascend_memory(
 def _size_between(
     measured: dict[int, float], size: int, held_bytes: int, most_bytes: float
 ) -> int | None:
-    """Gives a size to probe before one that is refused on the word of a single, far one."""
+    """Return a size to probe before one that is refused on the word of a single, far one."""
     if len(measured) != 1 or size <= 2 * max(measured):
         return None
     first = max(measured)
@@ -128,13 +114,7 @@ def _reason_not_to_run(
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
-    """Tells what the memory of smaller sizes lets expect of a larger one; None from none.
-
-    Args:
-        measured: Peak bytes of smaller sizes, by the batch size in examples.
-        batch_size: The larger size, in examples.
-        held_bytes: Part of them that is taken whatever the batch.
-    """
+    """Return what the memory of smaller sizes lets expect of a larger one; None from none."""
     if not measured:
         return None
     fit = fit_memory(measured)
@@ -159,22 +139,7 @@ def measure_training_memory(
     time_budget_s: float,
     on_probe: Callable[[MemoryRecord], None] | None = None,
 ) -> MemoryPass:
-    """Runs train steps of each size in a worker process, which may die of them.
-
-    Args:
-        load: What to run.
-        model: Returns the model of this process, for probes in it; the model stays as it is.
-        micro_batch_sizes: Returns the sizes, ascending, for the number of examples in the data.
-        chosen: Whether a person chose them: then one that is expected not to fit is run too,
-            unless it would be in this process.
-        memory_limit_bytes: Memory that may be taken; None for what the device has, on a CPU half
-            of what the host leaves.
-        time_budget_s: Seconds after which no size is begun.
-        on_probe: Receives each record.
-
-    Raises:
-        OutOfMemoryError: If not even the weights fit.
-    """
+    """Run train steps of each size in a worker process, which may die of them."""
     measure = functools.partial(
         _measured,
         sizes=micro_batch_sizes,

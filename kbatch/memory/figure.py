@@ -66,7 +66,7 @@ class MemoryInfo(NamedTuple):
 
 
 def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
-    """Computes what the figure of a search for the largest batch shows."""
+    """Compute what the figure of a search for the largest batch shows."""
     low, high = result.memory_window
     task = "training" if result.training else "inference"
     fit = result.fit
@@ -93,7 +93,7 @@ def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
 
 
 def fit_text(info: MemoryInfo) -> str:
-    """Says what the fitted line is, an empty text where there is none."""
+    """Describe what the fitted line is, an empty text where there is none."""
     if info.fit is None:
         return ""
     fixed, each = info.fit
@@ -104,7 +104,7 @@ def fit_text(info: MemoryInfo) -> str:
 
 
 def alt_text(info: MemoryInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     sizes = info.batch_sizes
     failed = sorted({p.batch_size for p in info.probes if p.peak_bytes is None})
     sentences = [
@@ -132,7 +132,7 @@ _KINDS = ("below the limit", "above the window", "run once more to confirm")
 
 
 def plot_memory(result: "MaxBatchSizeResult", ax: "Axes | None" = None) -> "Axes":
-    """Plots the peak memory of every batch size that was tried, with window, limit and fit.
+    """Plot the peak memory of every batch size that was tried, with window, limit and fit.
 
     Batch sizes that ran out of memory are marked on the limit.
 
@@ -168,7 +168,7 @@ def plot_memory(result: "MaxBatchSizeResult", ax: "Axes | None" = None) -> "Axes
 
 
 def _draw_kind(panel: "Axes", info: MemoryInfo, unit: float, index: int, label: str) -> str:
-    """Draws the runs of one kind, and gives its name where there are any."""
+    """Draw the runs of one kind, and return its name where there are any."""
     style = series_style(index)
     shown = [
         (probe.batch_size, probe.peak_bytes / unit)
@@ -235,7 +235,7 @@ def _draw_limit(panel: "Axes", info: MemoryInfo, unit: float) -> None:
 
 
 def _draw_failed(panel: "Axes", info: MemoryInfo, unit: float) -> str:
-    """Marks on the limit what ran out of memory, and names it where there is any."""
+    """Marks on the limit what ran out of memory, and name it where there is any."""
     failed = sorted({p.batch_size for p in info.probes if p.peak_bytes is None})
     if not failed:
         return ""
@@ -273,5 +273,5 @@ def _mark_answer(panel: "Axes", info: MemoryInfo, unit: float) -> None:
 
 
 def _unit(limit_bytes: int) -> tuple[float, str]:
-    """Gives the unit in which the limit is a readable number, and its name."""
+    """Return the unit in which the limit is a readable number, and its name."""
     return (2.0**30, "GiB") if limit_bytes >= 2**30 else (2.0**20, "MiB")

@@ -38,7 +38,7 @@ def find_max_batch_size(
     training: bool = True,
     longest_example: Any = None,
 ) -> MaxBatchSizeResult:
-    """Finds the largest batch whose memory lies in a window below the limit.
+    """Find the largest batch whose memory lies in a window below the limit.
 
     Real train steps are run in a worker process, five at each size, and TensorFlow's allocator
     tells their peak. The size that is returned was run, once more in a fresh process and after
@@ -90,11 +90,7 @@ def find_max_batch_size(
 
 
 def data_source(x: Any, y: Any, longest_example: Any = None) -> Any:
-    """Gives what probes take their rows of: data, a function of them, or one example.
-
-    Raises:
-        InputError: If the data cannot be batched.
-    """
+    """Return what probes take their rows of: data, a function of them, or one example."""
     if longest_example is not None:
         # As in Keras, a tuple is (x, y).
         parts = longest_example if isinstance(longest_example, tuple) else (longest_example,)
@@ -125,21 +121,7 @@ def probe_max_batch(
     confirm: bool = True,
     largest_first: bool = False,
 ) -> MaxBatchSizeResult:
-    """Searches with real probes.
-
-    Args:
-        probes: Where they run.
-        memory_window: Lower and upper share of the limit that is aimed at.
-        max_batch_size: Largest size to try, or None.
-        confirm: Whether to run the answer again, in a fresh process and after other sizes.
-        largest_first: Whether to begin with the largest size, which ends the search where it fits:
-            for a caller that expects so. Where a batch far too large may end this process, the
-            search comes first.
-
-    Raises:
-        InputError: If the limit is below the weights, or the data have one example.
-        OutOfMemoryError: If one example does not fit.
-    """
+    """Search with real probes."""
     facts = check_facts(probes.facts)
     log = _Log(probes, facts, memory_window, max_batch_size)
     answer = (log.largest() if largest_first else None) or log.search()
@@ -195,7 +177,7 @@ class _Log:
         self._memory: dict[int, int | None] = {}
 
     def search(self) -> MaxBatchAnswer:
-        """Searches with what is known, and probes what is not."""
+        """Search with what is known, and probes what is not."""
         while True:
             try:
                 return search_max_batch(
@@ -209,7 +191,7 @@ class _Log:
                 self._rows = ended.rows
 
     def largest(self) -> MaxBatchAnswer | None:
-        """Probes the largest size; None where that does not fit, or nothing bounds the sizes."""
+        """Probe the largest size; None where that does not fit, or nothing bounds the sizes."""
         size = self._cap
         if size is None or not self._probes.isolated:
             return None
@@ -230,11 +212,7 @@ class _Log:
         return MaxBatchAnswer(size, reason, self.in_window(size), dict(self._memory))
 
     def confirmed(self, size: int) -> bool:
-        """Runs the answer in a fresh process, and again after other sizes.
-
-        Returns:
-            Whether it still fits below the upper end of the window.
-        """
+        """Run the answer in a fresh process, and again after other sizes."""
         if self._probes.renew():
             self._probe(size, "fresh process")
         larger = [b for b, m in self._memory.items() if m is not None and b > size]
@@ -244,7 +222,7 @@ class _Log:
         return self._outcome(self._memory[size]) == "fits"
 
     def in_window(self, size: int) -> bool:
-        """Tells whether the most bytes that a size took lie in the window."""
+        """Return whether the most bytes that a size took lie in the window."""
         memory = self._memory[size]
         low = self._window[0] * self._facts.limit_bytes
         return memory is not None and memory >= low and self._outcome(memory) == "fits"

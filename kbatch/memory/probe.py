@@ -66,11 +66,7 @@ class Reading(NamedTuple):
     stopped_after: int | None = None
 
     def bytes_below(self, limit_bytes: float) -> int | None:
-        """Return the bytes that decide: those of later steps, if the first one fits too.
-
-        Args:
-            limit_bytes: Memory that there is.
-        """
+        """Return the bytes that decide: those of later steps, if the first one fits too."""
         peak, first = self.peak_bytes, self.first_step_bytes
         return max(peak, first) if peak and first and first > limit_bytes else peak
 
@@ -116,11 +112,11 @@ class Probes(Protocol):
         ...
 
     def read(self, batch_size: int) -> Reading:
-        """Runs one batch size."""
+        """Run one batch size."""
         ...
 
     def renew(self) -> bool:
-        """Starts afresh; False where that cannot be."""
+        """Start afresh; False where that cannot be."""
         ...
 
 
@@ -152,16 +148,12 @@ class WorkerProbes:
         self._worker = Worker(environment, functools.partial(_start, load, memory_limit_bytes))
 
     def close(self) -> None:
-        """Ends the worker."""
+        """End the worker."""
         self._worker.close()
 
     @property
     def facts(self) -> LoadFacts:
-        """What the worker knows of the load.
-
-        Raises:
-            MemoryError: If the weights do not fit.
-        """
+        """What the worker knows of the load."""
         try:
             return self._worker.call(_Subject.worker_facts, self.limit_bytes)
         except Exception as error:
@@ -170,7 +162,7 @@ class WorkerProbes:
             raise
 
     def read(self, batch_size: int) -> Reading:
-        """Runs one batch size."""
+        """Run one batch size."""
         started_s = time.perf_counter()
         before = self._worker.output
         try:
@@ -188,7 +180,7 @@ class WorkerProbes:
         return reading
 
     def renew(self) -> bool:
-        """Ends the process: the next probe runs in a fresh one."""
+        """End the process: the next probe runs in a fresh one."""
         self._worker.restart()
         return True
 
@@ -223,11 +215,7 @@ class ProcessProbes:
         return found._replace(notes=(self._note, *found.notes))
 
     def read(self, batch_size: int) -> Reading:
-        """Runs one batch size; the model is put back as it was.
-
-        Raises:
-            DeviceLostError: If the device runs nothing more in this process.
-        """
+        """Run one batch size; the model is put back as it was."""
         model: Any = self._subject.run.model
         step, function = vars(model).get("train_step"), model.train_function
         try:
@@ -248,7 +236,7 @@ class ProcessProbes:
 
 @contextlib.contextmanager
 def worker_probes(load: Load, memory_limit_bytes: int | None) -> Iterator[WorkerProbes]:
-    """Opens probes in a worker process, and ends it."""
+    """Open probes in a worker process, and end it."""
     probes = WorkerProbes(load, memory_limit_bytes)
     try:
         yield probes
@@ -329,7 +317,7 @@ def _start(load: Load, memory_limit_bytes: int | None) -> _Subject:
 
 
 def _host_bytes() -> int:
-    """Tells how many bytes of the host a load may take beside other workers of a search."""
+    """Return how many bytes of the host a load may take beside other workers of a search."""
     return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))
 
 
@@ -363,21 +351,7 @@ def search_in_place(
     model: Callable[[], keras.Model] | None = None,
     here_since: str | None = None,
 ) -> Result:
-    """Searches in a worker process, or here if this one holds the GPU or the load cannot be sent.
-
-    Args:
-        load: What to run.
-        search: Searches with the probes that it is given.
-        memory_limit_bytes: Memory that may be taken, None for what the device has.
-        memory_window: Lower and upper share of it that is aimed at.
-        model: Returns the model that this process has or will need itself, for probes here; the
-            model stays as it is. None to build one.
-        here_since: Why it must run here, None where it need not.
-
-    Raises:
-        InputError: If the limit is below the weights, or the data have one example.
-        OutOfMemoryError: If one example does not fit.
-    """
+    """Search in a worker process, or here if this one holds the GPU or the load cannot be sent."""
     here = load if model is None else dataclasses.replace(load, build=model)
     note = here_since or (_GPU_IN_USE if gpu_in_use() else None)
     if note is not None:
@@ -412,7 +386,7 @@ def _refusal_with_bytes(
     memory_window: tuple[float, float],
     died: WorkerDied | None,
 ) -> Exception:
-    """Runs one example with all the memory that there is, to tell what it needs."""
+    """Run one example with all the memory that there is, to tell what it needs."""
     with worker_probes(load, None if gpu_visible() else available_bytes()) as probes:
         try:
             found = probes.facts
@@ -432,11 +406,7 @@ def _death(error: MemoryError) -> WorkerDied | None:
 
 
 def check_facts(facts: LoadFacts) -> LoadFacts:
-    """Checks that the weights fit and that there is a second size to try.
-
-    Raises:
-        InputError: If not.
-    """
+    """Check that the weights fit and that there is a second size to try."""
     if facts.variables_bytes > facts.limit_bytes:
         raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
     if facts.examples == 1:
@@ -448,7 +418,7 @@ def check_facts(facts: LoadFacts) -> LoadFacts:
 
 
 def limit_below_weights(limit_bytes: int, variables_bytes: int) -> OutOfMemoryError:
-    """Says that not even the weights fit."""
+    """Describe that not even the weights fit."""
     return _refusal(
         "The memory limit is below the weights of the model, with what the optimizer keeps of "
         "them: give a larger `memory_limit_bytes` or a smaller model. "
@@ -460,12 +430,7 @@ def limit_below_weights(limit_bytes: int, variables_bytes: int) -> OutOfMemoryEr
 
 
 def weights_alone_do_not_fit(limit_bytes: int | None, weights_bytes: int) -> OutOfMemoryError:
-    """Says that a model that is to predict does not fit.
-
-    Args:
-        limit_bytes: The limit, None for all of the device.
-        weights_bytes: What its variables take.
-    """
+    """Describe that a model that is to predict does not fit."""
     limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
     return _refusal(
         "Not even the weights of the model fit in memory: give a larger `memory_limit_bytes`, or a "
@@ -476,12 +441,7 @@ def weights_alone_do_not_fit(limit_bytes: int | None, weights_bytes: int) -> Out
 
 
 def weights_do_not_fit(limit_bytes: int | None, died: WorkerDied | None = None) -> OutOfMemoryError:
-    """Says that the model could not even be built with all the memory that there is.
-
-    Args:
-        limit_bytes: The limit, None for all of the device.
-        died: How the worker process ended of it, if it did.
-    """
+    """Describe that the model could not even be built with all the memory that there is."""
     limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
     return _with_end_of_worker(
         died,
@@ -499,14 +459,7 @@ def no_example_fits(
     needed_bytes: float | None,
     died: WorkerDied | None = None,
 ) -> OutOfMemoryError:
-    """Says what one example needs.
-
-    Args:
-        facts: What is known of the load.
-        memory_window: Lower and upper share of the limit.
-        needed_bytes: What one example needs; None where only the failure is known.
-        died: How the worker process ended of it, if it did.
-    """
+    """Describe what one example needs."""
     limit = memory_text(facts.limit_bytes)
     needs = "more than that" if needed_bytes is None else memory_text(needed_bytes)
     return _with_end_of_worker(
@@ -523,7 +476,7 @@ def no_example_fits(
 def _with_end_of_worker(
     died: WorkerDied | None, message: str, needed_bytes: int | None, limit_bytes: int
 ) -> OutOfMemoryError:
-    """Adds how the worker process ended: a crash leaves what want of memory leaves."""
+    """Add how the worker process ended: a crash leaves what want of memory leaves."""
     if died is None:
         return _refusal(message, needed_bytes, limit_bytes)
     error = _refusal(

@@ -106,7 +106,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
             )
 
     def __repr__(self) -> str:
-        """Sums the result up in a line."""
+        """Sum the result up in a line."""
         share = self.peak_memory_bytes / self.limit_bytes
         return (
             f"<MaxBatchSizeResult: {self.max_batch_size} examples, {100 * share:.0f} % of "
@@ -151,7 +151,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         return sum(probe.duration_s for probe in self.probes)
 
     def predict(self, batch_size: int) -> float:
-        """Estimates the bytes of a batch size from the fitted line.
+        """Estimate the bytes of a batch size from the fitted line.
 
         Raises:
             ValueError: If fewer than two sizes were measured.
@@ -165,7 +165,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         return fit.predict(batch_size)
 
     def powers_of_two(self, low: int = 1) -> tuple[int, ...]:
-        """Lists the powers of two from `low` up to `max_batch_size`."""
+        """List the powers of two from `low` up to `max_batch_size`."""
         return powers_of_two(low, self.max_batch_size)
 
 

@@ -14,7 +14,7 @@ _MORE_AT_FIRST = 1.05
 
 
 def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
-    """Writes each probe: size, peak memory, its share of the limit, outcome, seconds, purpose."""
+    """Write each probe: size, peak memory, its share of the limit, outcome, seconds, purpose."""
     rows = []
     for probe in result.probes:
         peak = probe.peak_memory_bytes
@@ -32,7 +32,7 @@ def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
 
 
 def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
-    """Says which batch fits, why it is this one, and how sure that is."""
+    """Describe which batch fits, why it is this one, and how sure that is."""
     peak, limit = result.peak_memory_bytes, result.limit_bytes
     task = "training" if result.training else "inference"
     lines = [
@@ -105,7 +105,7 @@ _COLUMNS = (
 
 
 def max_batch_section(result: MaxBatchSizeResult) -> Section:
-    """Computes what a report says of a search for the largest batch that fits."""
+    """Compute what a report says of a search for the largest batch that fits."""
     lines, environment = max_batch_lines(result), result.environment
     headline, reason, *details = lines[: len(lines) - len(result.notes)]
     return Section(

@@ -57,28 +57,10 @@ def search_max_batch(
     max_batch_size: int | None = None,
     cap_name: str = "`max_batch_size`",
 ) -> MaxBatchAnswer:
-    """Finds a batch size whose measured memory lies in a window, with few probes.
-
-    Example:
+    """Find a batch size whose measured memory lies in a window, with few probes.
 
     >>> search_max_batch(lambda b: 1e9 + 2e6 * b, limit_bytes=8e9).batch_size
     2900
-
-    Args:
-        probe: Measures the peak bytes of a batch; None when memory ran out. It is called once a
-            size. What comes next depends on its answers alone: with remembered ones, one of them
-            corrected, the search goes on from there.
-        limit_bytes: Memory that there is.
-        memory_window: Lower and upper share of it that is aimed at.
-        max_batch_size: Largest size to try, None for no bound.
-        cap_name: What sets that bound, for the reason, such as "the data set".
-
-    Returns:
-        A size that was measured, never one that was only computed.
-
-    Raises:
-        ValueError: If the window is not 0 < low < high <= 1, or a bound or what the probe returned
-            is not positive.
     """
     low, high = check_window(memory_window)
     if limit_bytes <= 0 or (max_batch_size is not None and max_batch_size < 1):
@@ -105,11 +87,7 @@ def search_max_batch(
 
 
 def check_window(memory_window: tuple[float, float]) -> tuple[float, float]:
-    """Checks that a window is (low, high) with 0 < low < high <= 1.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Check that a window is (low, high) with 0 < low < high <= 1."""
     try:
         low, high = memory_window
         if not 0 < low < high <= 1:
@@ -157,7 +135,7 @@ def _reason_to_end(
     above: int | None,
     cap: _Cap,
 ) -> str | None:
-    """Says why the search ends below the window, None if it goes on."""
+    """Describe why the search ends below the window, None if it goes on."""
 
     def share(memory: float) -> str:
         return f"{100 * memory / limit_bytes:.0f} %"
@@ -244,7 +222,7 @@ class MemoryFit(NamedTuple):
     bytes_per_example_error: float | None
 
     def predict(self, batch_size: int) -> float:
-        """Gives the bytes that the line has at a batch size."""
+        """Return the bytes that the line has at a batch size."""
         return self.fixed_bytes + batch_size * self.bytes_per_example
 
     def largest_within(self, most_bytes: float) -> float:
@@ -255,16 +233,10 @@ class MemoryFit(NamedTuple):
 
 
 def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
-    """Fits a line by least squares, each size weighted by 1 / M(b)^2.
+    """Fit a line by least squares, each size weighted by 1 / M(b)^2.
 
     A measurement errs by a share of its value, so small sizes tell the fixed part and large ones
     the slope.
-
-    Args:
-        memory_bytes: Measured bytes of each batch size.
-
-    Returns:
-        The line, None from fewer than two sizes.
     """
     if len(memory_bytes) < 2:
         return None

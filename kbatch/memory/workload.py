@@ -54,17 +54,11 @@ class Run(Protocol):
         ...
 
     def run(self, batch_size: int, after_first: Callable[[], None]) -> int:
-        """Runs one batch size and returns how many examples the batch really had.
-
-        Args:
-            batch_size: Examples in the batch.
-            after_first: Called once, between the first step and the ones after it; not where all
-                steps are one execution.
-        """
+        """Run one batch size and return how many examples the batch really had."""
         ...
 
     def batch(self, rows: int) -> Any:
-        """Gives a batch of as many examples, on the device."""
+        """Return a batch of as many examples, on the device."""
         ...
 
 
@@ -93,11 +87,7 @@ class Load:
     replicas: int = 1
 
     def start(self) -> Run:
-        """Builds the model.
-
-        Raises:
-            ValueError: If it cannot be trained.
-        """
+        """Build the model."""
         with dtype_policy_scope(self.dtype_policy):
             model = self.build()
             if self.training:
@@ -109,7 +99,7 @@ class Load:
 
 
 def _check_targets(model: keras.Model, source: Source) -> None:
-    """Checks that a loss has targets, unless the model computes it in a way of its own."""
+    """Check that a loss has targets, unless the model computes it in a way of its own."""
     target: Any = model
     if not isinstance(source, SampleRows) or target.loss is None:
         return
@@ -209,7 +199,7 @@ class _Run:
             target.train_step = step
 
     def _too_few_rows(self, batch_size: int) -> int:
-        """Counts what a data function has that drops its remainder, and so gave no batch."""
+        """Count what a data function has that drops its remainder, and so gave no batch."""
         replicas = self._load.replicas
         count = sum(1 for _ in self._batches(1).take(batch_size * replicas)) // replicas
         if 0 < count < batch_size:

@@ -14,13 +14,7 @@ _MOST_TICKS = 12
 
 
 def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
-    """Makes the x axis a batch axis.
-
-    Args:
-        ax: The lowest Axes of those that share it.
-        batch_sizes: Batch sizes that are shown, in examples.
-        label: Label of the axis.
-    """
+    """Make the x axis a batch axis."""
     sizes = sorted(set(batch_sizes))
     most = round(_MOST_TICKS * width_share(ax))
     margin = 2 ** max(0.35, 0.05 * math.log2(sizes[-1] / sizes[0]))
@@ -33,15 +27,7 @@ def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
 
 
 def batch_ticks(batch_sizes: Iterable[int], most: int = _MOST_TICKS) -> list[int]:
-    """Picks the batch sizes that get a tick: all, or as many as can be read.
-
-    Args:
-        batch_sizes: Batch sizes in examples.
-        most: Equal distances that the axis is long.
-
-    Returns:
-        Ascending sizes, the smallest among them.
-    """
+    """Pick the batch sizes that get a tick: all, or as many as can be read."""
     sizes = sorted(set(batch_sizes))
     distance = math.log2(sizes[-1] / sizes[0]) / most
     ticks: list[int] = []
@@ -71,12 +57,7 @@ _GAP = 1.5
 
 
 def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
-    """Labels an axis that is logarithmic already.
-
-    Args:
-        axis: The x or y axis of Axes, whose limits are set.
-        short: Whether thousands are written as k, where there is little room.
-    """
+    """Label an axis that is logarithmic already."""
     low, high = sorted(axis.get_view_interval())
     write = _short if short else _plain
     most = next(subs for span, subs in _LABELS if high < span * low)
@@ -107,7 +88,7 @@ def _within(places: Sequence[float], low: float, high: float) -> list[float]:
 
 
 def _fit(axis: Axis, places: Sequence[float], write: Callable[[float], str]) -> bool:
-    """Tells whether labels stand beside each other; above each other they have room enough."""
+    """Return whether labels stand beside each other; above each other they have room enough."""
     if not isinstance(axis, XAxis):
         return True
     low, high = sorted(axis.get_view_interval())
@@ -123,7 +104,7 @@ def _plain(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    """Writes 20,000 as 20k."""
+    """Write 20,000 as 20k."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
             return f"{value / unit:g}{name}"

@@ -35,13 +35,10 @@ _LONGEST_LINE = 600
 
 
 def new_axes(height_in: float) -> Axes:
-    """Makes Axes in a figure of their own.
+    """Make Axes in a figure of their own.
 
     In a notebook pyplot owns the figure, which is how it gets shown; elsewhere nobody but
     the caller holds it, so none stays open.
-
-    Args:
-        height_in: Height of the figure, in inches.
     """
     if "ipykernel" not in sys.modules:
         return detached_axes(height_in)
@@ -51,29 +48,13 @@ def new_axes(height_in: float) -> Axes:
 
 
 def detached_axes(height_in: float, *, width_in: float = WIDTH_IN) -> Axes:
-    """Makes Axes in a figure that no notebook shows, for a file.
-
-    Args:
-        height_in: Height of the figure, in inches.
-        width_in: Its width, in inches.
-    """
+    """Make Axes in a figure that no notebook shows, for a file."""
     figure = Figure(figsize=(width_in, height_in), dpi=150, layout="constrained")
     return figure.add_subplot()
 
 
 def draw_so_wide(draw: Callable[[Axes | None], Axes], width_in: float) -> Axes:
-    """Draws a figure at another width than the usual one, its panels as high as there.
-
-    Args:
-        draw: Draws it on given Axes, or on new ones for None.
-        width_in: Width of the figure, in inches.
-
-    Returns:
-        The Axes of a figure that belongs to the caller alone.
-
-    Raises:
-        ValueError: If the width is too small or too large for a page.
-    """
+    """Draw a figure at another width than the usual one, its panels as high as there."""
     if not LEAST_WIDTH_IN <= width_in <= MOST_WIDTH_IN:
         raise ValueError(
             f"A figure's width must lie between {LEAST_WIDTH_IN:g} and {MOST_WIDTH_IN:g} inches. "
@@ -97,14 +78,14 @@ def _caption_lines(figure: Figure | SubFigure | None) -> int:
 
 
 def width_share(ax: Axes) -> float:
-    """Compares the width for texts with that of a figure of the usual width, 1 at most."""
+    """Compare the width for texts with that of a figure of the usual width, 1 at most."""
     figure = ax.get_figure(root=True)
     width_in = WIDTH_IN if figure is None else figure.get_figwidth()
     return min(1.0, (width_in - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
 
 
 def label_room(ax: Axes) -> float:
-    """Tells how many characters of tick labels fit beside each other, about: before the layout."""
+    """Return how many characters of tick labels fit beside each other, about: before the layout."""
     figure = ax.get_figure(root=True)
     # It asks for a renderer, which sizes that are shares of each other do without.
     locate: Any = ax.get_axes_locator()
@@ -116,25 +97,20 @@ def label_room(ax: Axes) -> float:
 
 
 def plain_axes(ax: Axes | None, height_in: float) -> Axes:
-    """Gives tidy Axes: those of a caller, or new ones.
-
-    Args:
-        ax: The caller's, None for new ones.
-        height_in: Height of a new figure, in inches.
-    """
+    """Return tidy Axes: those of a caller, or new ones."""
     panel = new_axes(height_in) if ax is None else ax
     tidy(panel)
     return panel
 
 
 def stacked(ax: Axes) -> tuple[Axes, Axes]:
-    """Splits Axes in two of equal height, one above the other, that share the x axis."""
+    """Split Axes in two of equal height, one above the other, that share the x axis."""
     upper, lower = piled(ax, 2)
     return upper, lower
 
 
 def piled(ax: Axes, count: int) -> list[Axes]:
-    """Splits Axes in several of equal height, the first on top, that share the x axis."""
+    """Split Axes in several of equal height, the first on top, that share the x axis."""
     place = ax.get_subplotspec()
     if place is None:
         divider = make_axes_locatable(ax)
@@ -152,15 +128,7 @@ def piled(ax: Axes, count: int) -> list[Axes]:
 
 
 def beside(ax: Axes, count: int) -> tuple[list[Axes], Axes]:
-    """Splits Axes in several of equal width, side by side, that share the y axis.
-
-    Args:
-        ax: Axes whose place they take; they are the first of them.
-        count: How many.
-
-    Returns:
-        The Axes, and those whose caption stands below all of them.
-    """
+    """Split Axes in several of equal width, side by side, that share the y axis."""
     place = ax.get_subplotspec()
     if place is None:
         divider = make_axes_locatable(ax)
@@ -179,15 +147,7 @@ def beside(ax: Axes, count: int) -> tuple[list[Axes], Axes]:
 
 
 def beside_table(ax: Axes, share: float) -> tuple[Axes, Axes]:
-    """Gives a part of the place of Axes, on their left, to a table.
-
-    Args:
-        ax: The Axes, which keep the rest.
-        share: The share of the table, from 0 to 1.
-
-    Returns:
-        Axes of the table, and those whose caption stands below both.
-    """
+    """Return a part of the place of Axes, on their left, to a table."""
     place = ax.get_subplotspec()
     if place is None:
         size = f"{100 * share / (1 - share):.0f}%"
@@ -205,7 +165,7 @@ def beside_table(ax: Axes, share: float) -> tuple[Axes, Axes]:
 
 
 def tidy(ax: Axes) -> None:
-    """Gives Axes a light horizontal grid and takes away what carries no data."""
+    """Return Axes a light horizontal grid and take away what carries no data."""
     ax.set_axisbelow(True)
     ax.grid(visible=True, axis="y", color=GRID, linewidth=0.6, linestyle="-")
     ax.grid(visible=False, axis="x", which="both")
@@ -218,12 +178,12 @@ def tidy(ax: Axes) -> None:
 
 
 def halo() -> list[AbstractPathEffect]:
-    """Keeps text readable that crosses a line."""
+    """Keep text readable that crosses a line."""
     return [withStroke(linewidth=2.5, foreground=PAPER)]
 
 
 def say(ax: Axes, text: str) -> None:
-    """Writes in the middle of Axes that hold no data why they hold none."""
+    """Write in the middle of Axes that hold no data why they hold none."""
     ax.set_yticks([])
     ax.text(
         0.5,
@@ -239,14 +199,7 @@ def say(ax: Axes, text: str) -> None:
 
 
 def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) -> None:
-    """Writes small lines below the x axis label of Axes.
-
-    Args:
-        ax: The Axes, the lowest where several share the x axis.
-        *lines: The lines.
-        alarm: What did not go well, which stands above them in the colour of alarm.
-        below_pt: Where the first line stands, in points below the Axes.
-    """
+    """Write small lines below the x axis label of Axes."""
     root = ax.get_figure(root=True)
     width_in = root.get_figwidth() if root else WIDTH_IN
     # Before the layout a place is about right, and too wide in a narrow figure.
@@ -274,7 +227,7 @@ def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) 
 
 
 def _wrapped(line: str, characters: int) -> list[str]:
-    """Breaks a line between its parts where it has parts, else between words."""
+    """Break a line between its parts where it has parts, else between words."""
     space = "\N{NO-BREAK SPACE}"
     parts = (
         part.replace(" ", space) if len(part) < characters - 1 else part

@@ -43,17 +43,7 @@ def place_labels(
     *,
     inside: bool = False,
 ) -> list[str]:
-    """Writes labels where they cover neither each other nor a mark, the first ones first.
-
-    Args:
-        panel: The Axes, whose limits are set.
-        labels: The labels, the most important first.
-        marks: Points that must stay free, in the units of the data.
-        inside: Whether a label that would leave the Axes finds no place.
-
-    Returns:
-        The texts that found no place.
-    """
+    """Write labels where they cover neither each other nor a mark, the first ones first."""
     width_pt, height_pt = _size_pt(panel)
     taken = _Boxes(len(marks) + len(labels))
     for x, y in _points(panel, marks):
@@ -108,7 +98,7 @@ def _box(place: np.ndarray, side: tuple[int, int], width: float, height: float) 
 
 
 def _size_pt(panel: Axes) -> tuple[float, float]:
-    """Gives width and height of Axes, in points."""
+    """Return width and height of Axes, in points."""
     figure = panel.get_figure(root=True)
     size = (1.0, 1.0) if figure is None else (figure.get_figwidth(), figure.get_figheight())
     box = panel.get_position()

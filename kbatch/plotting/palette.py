@@ -43,18 +43,15 @@ _SERIES = (
 
 
 def series_style(index: int) -> SeriesStyle:
-    """Gives the style of the n-th series; past the sixth they repeat."""
+    """Return the style of the n-th series; past the sixth they repeat."""
     return _SERIES[index % len(_SERIES)]
 
 
 def ordered_color(share: float) -> tuple[float, float, float]:
-    """Gives the colour of a quantity with an order, such as the batch size.
+    """Return the colour of a quantity with an order, such as the batch size.
 
     It is a piece of viridis (van der Walt and Smith 2015), whose lightness falls evenly for
     every kind of colour vision; its yellow end would be lost on paper.
-
-    Args:
-        share: From 0 for the smallest, in light green, to 1 for the largest, in dark violet.
     """
     from matplotlib import colormaps
 
@@ -68,12 +65,7 @@ class _OfSize(Protocol):
 
 
 def size_color(batch_size: int, shown: Sequence[_OfSize]) -> tuple[float, float, float]:
-    """Gives the colour of a batch size by its place among those shown, on a log axis.
-
-    Args:
-        batch_size: In examples.
-        shown: What is shown, in ascending order of batch size.
-    """
+    """Return the colour of a batch size by its place among those shown, on a log axis."""
     smallest, largest = shown[0].batch_size, shown[-1].batch_size
     if smallest == largest:
         return ordered_color(1.0)

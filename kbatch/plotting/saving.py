@@ -22,41 +22,19 @@ _DESCRIPTION = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
 
 
 def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
-    """Writes a figure as `.png`, `.svg` or `.pdf`.
+    """Write a figure as `.png`, `.svg` or `.pdf`.
 
     The same figure gives the same bytes, and a PDF holds its fonts as TrueType. The file carries
     the description of the figure that the label of its Axes holds.
 
-    Example:
-
     >>> save_figure(kbatch.plot_trials(study), "trials.pdf")
-
-    Args:
-        ax_or_figure: A figure, or any Axes in it.
-        path: File to write; its folder is made if it is missing.
-
-    Raises:
-        ValueError: If the suffix is another one.
-        OSError: If it cannot be written, with what to do.
     """
     path = Path(path)
     write_whole_file(path, figure_bytes(ax_or_figure, path.suffix.lower()))
 
 
 def figure_bytes(ax_or_figure: Axes | Figure, suffix: str, *, transparent: bool = False) -> bytes:
-    """Renders a figure.
-
-    Args:
-        ax_or_figure: A figure, or any Axes in it.
-        suffix: `".png"`, `".svg"` or `".pdf"`.
-        transparent: Whether to leave the background out.
-
-    Returns:
-        Content of the file.
-
-    Raises:
-        ValueError: If the suffix is another one.
-    """
+    """Render a figure."""
     if suffix not in _METADATA:
         raise ValueError(
             f"A figure's `path` must end in `.png`, `.svg` or `.pdf`. Received: suffix={suffix!r}."
@@ -87,7 +65,7 @@ def _figure_of(ax_or_figure: Axes | Figure) -> Figure:
 
 
 def _description(figure: Figure) -> str | None:
-    """Joins the labels of all Axes, None where there is none."""
+    """Join the labels of all Axes, None where there is none."""
     labels = (str(axes.get_label()) for axes in figure.axes)
     return " ".join(label for label in labels if label and not label.startswith("<")) or None
 
@@ -132,11 +110,7 @@ class SvgPage:
         self._ids = 0
 
     def element(self, svg: str) -> str:
-        """Makes an SVG file an element of the page.
-
-        Args:
-            svg: The file, as matplotlib wrote it.
-        """
+        """Make an SVG file an element of the page."""
         svg = svg[svg.index("<svg") :]
         names = {
             name: self._glyphs.setdefault(_shorter(outline), f"g{len(self._glyphs)}")
@@ -153,7 +127,7 @@ class SvgPage:
         return svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
     def glyphs(self) -> str:
-        """Makes an element without a size that holds the outlines."""
+        """Make an element without a size that holds the outlines."""
         paths = "".join(
             f'<path id="{name}" d="{outline}" transform="scale(0.015625)"/>'
             for outline, name in self._glyphs.items()
@@ -163,7 +137,7 @@ class SvgPage:
         )
 
     def rules(self) -> str:
-        """Writes the style sheet of the figures; dark colours are lighter on a dark page."""
+        """Write the style sheet of the figures; dark colours are lighter on a dark page."""
         rules = "\n".join(f".{name}{{{style}}}" for style, name in self._styles.items())
         dark = sorted({color for color in _COLOR.findall(rules) if _luminance(color) < _DARK})
         for color in dark:
@@ -174,7 +148,7 @@ class SvgPage:
         return f":root{{{own}}}\n{scheme}{{:root{{{lighter}}}}}\n{rules}"
 
     def _with_ids(self, svg: str, names: dict[str, str]) -> str:
-        """Drops ids that nothing refers to, and gives the others names of the page."""
+        """Drop ids that nothing refers to, and return the others names of the page."""
         for _, name in _REFERENCE.findall(svg):
             if name not in names:
                 names[name] = f"i{self._ids}"
@@ -192,7 +166,7 @@ def _channels(color: str) -> list[int]:
 
 
 def _luminance(color: str) -> float:
-    """Gives the relative luminance of a colour, from 0 to 1 (WCAG 2.2)."""
+    """Return the relative luminance of a colour, from 0 to 1 (WCAG 2.2)."""
     shares = [channel / 255 for channel in _channels(color)]
     linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

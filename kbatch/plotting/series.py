@@ -25,17 +25,7 @@ def draw_series(
     bounds: Sequence[tuple[float, float] | None] = (),
     joined: bool = True,
 ) -> None:
-    """Draws one series with its bars.
-
-    Args:
-        panel: The Axes.
-        index: Number of the series, for its style.
-        label: Its name in the legend.
-        places: Where its points lie on the x axis.
-        values: Their values.
-        bounds: Lower and upper end of each bar, None where there is none; empty for no bars.
-        joined: Whether a line joins the points.
-    """
+    """Draw one series with its bars."""
     style = series_style(index)
     spans = [(x, *b) for x, b in zip(places, bounds, strict=False) if b is not None]
     if spans:
@@ -55,13 +45,7 @@ def draw_series(
 
 
 def ring(panel: Axes, place: float, value: float) -> None:
-    """Draws a ring around the point that is named.
-
-    Args:
-        panel: The Axes.
-        place: Its place on the x axis, in the units of the data.
-        value: Its place on the y axis, likewise.
-    """
+    """Draw a ring around the point that is named."""
     panel.plot(
         [place],
         [value],
@@ -75,7 +59,7 @@ def ring(panel: Axes, place: float, value: float) -> None:
 
 
 def mark_missing(panel: Axes, place: float) -> None:
-    """Marks a run without a result at the bottom edge."""
+    """Mark a run without a result at the bottom edge."""
     panel.plot(
         [place],
         [0],
@@ -91,7 +75,7 @@ def mark_missing(panel: Axes, place: float) -> None:
 
 
 def name_missing(panel: Axes, place: float, words: str) -> None:
-    """Writes above such marks why there is no result."""
+    """Write above such marks why there is no result."""
     panel.annotate(
         words.replace("out of memory", "out of\nmemory"),
         (place, 0),
@@ -114,15 +98,7 @@ def name_panel(
     lines_below: int = 0,
     series_of: Axes | None = None,
 ) -> None:
-    """Titles the upper panel; the names of its series stand below the title.
-
-    Args:
-        panel: The Axes.
-        title: The title; a long one is cut.
-        columns: Names of series in a row; 0 where they need no names.
-        lines_below: Other lines that stand between the title and the panel.
-        series_of: Axes that hold the series; the panel itself if None.
-    """
+    """Title the upper panel; the names of its series stand below the title."""
     rows = _name_series(panel, panel if series_of is None else series_of, columns) if columns else 0
     share = width_share(panel)
     title = shortened(title, _TITLE_CHARACTERS)
@@ -138,15 +114,7 @@ def name_panel(
 
 
 def legend_columns(labels: Iterable[str], *, most: int = 4) -> int:
-    """Tells how many names of series stand in a row of the legend.
-
-    Args:
-        labels: The names.
-        most: Largest number.
-
-    Returns:
-        The number; 0 for a single series, which needs no name.
-    """
+    """Return how many names of series stand in a row of the legend."""
     widths = [len(label) + _HANDLE_CHARACTERS for label in labels]
     if len(widths) < 2:
         return 0
@@ -154,7 +122,7 @@ def legend_columns(labels: Iterable[str], *, most: int = 4) -> int:
 
 
 def _name_series(panel: Axes, series_of: Axes, columns: int) -> int:
-    """Names the series above the panel, where they cover no point, in so many rows."""
+    """Name the series above the panel, where they cover no point, in so many rows."""
     handles, labels = series_of.get_legend_handles_labels()
     if not labels:
         return 0

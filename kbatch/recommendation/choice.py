@@ -71,16 +71,7 @@ class TimeInFit:
         beside: "TimeInFit | None" = None,
         example_s: float = 0.0,
     ) -> Self:
-        """Makes it from measured times.
-
-        Args:
-            times_s: Seconds of an update by its batch size in examples, of one or two sizes.
-            beside: What `fit` adds to the step of a batch in parts, None where not known.
-            example_s: Seconds that the data take an example, at the least.
-
-        Raises:
-            ValueError: If there are none or more than two, or one is not positive.
-        """
+        """Make it from measured times."""
         known = sorted(times_s.items())
         if not 1 <= len(known) <= 2 or not all(b >= 1 and 0 < s < math.inf for b, s in known):
             raise ValueError(
@@ -90,17 +81,11 @@ class TimeInFit:
         return cls(*known[0], *known[-1], beside, example_s)
 
     def time_s(self, batch_size: int) -> float:
-        """Gives the seconds of an update; outside of the sizes no part is below 0."""
+        """Return the seconds of an update; outside of the sizes no part is below 0."""
         return max(self._line_s(batch_size), self.example_s * batch_size)
 
     def update_s(self, step_s: float, batch_size: int, *, in_parts: bool) -> float:
-        """Gives the seconds of an update in `fit` whose train step takes so long.
-
-        Args:
-            step_s: Seconds of the train step alone.
-            batch_size: In examples.
-            in_parts: Whether the batch goes through the device in parts.
-        """
+        """Return the seconds of an update in `fit` whose train step takes so long."""
         if in_parts and self.beside is not None:
             return max(step_s + self.beside.time_s(batch_size), self.example_s * batch_size)
         return max(step_s, self.time_s(batch_size))
@@ -160,25 +145,14 @@ class TimedUpdate:
 
 
 def noise_bounds(noise: NoiseScale) -> tuple[float, float]:
-    """Gives the least and the largest noise scale that the measurement allows, in examples.
-
-    Args:
-        noise: The noise scale.
-
-    Returns:
-        The ends of its interval; for an unresolved one its lower bound, or 0, and infinity.
-    """
+    """Return the least and the largest noise scale that the measurement allows, in examples."""
     if noise.value is None or noise.interval is None:
         return noise.at_least or 0.0, math.inf
     return noise.interval.low, noise.interval.high
 
 
 def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
-    """Gives the fastest update of each batch size, ascending; the larger micro-batch of equals.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Return the fastest update of each batch size, ascending; the larger micro-batch of equals."""
     by_size: dict[int, list[TimedUpdate]] = {}
     for update in updates:
         by_size.setdefault(update.batch_size, []).append(update)
@@ -190,20 +164,7 @@ def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
 def relative_time(
     update: TimedUpdate, *, noise_scale: float, in_fit: TimeInFit | None = None
 ) -> float:
-    """Computes the time to a target, in units that are the same for all batch sizes.
-
-    Args:
-        update: The update.
-        noise_scale: B_noise, in examples; infinity where all examples count fully.
-        in_fit: What an update takes in `fit` at the least, or None.
-
-    Returns:
-        T over S_min (1 + B_noise): the time for as much progress as an example at batch size 1
-        makes.
-
-    Raises:
-        ValueError: If the noise scale is negative.
-    """
+    """Compute the time to a target, in units that are the same for all batch sizes."""
     if not noise_scale >= 0:
         raise ValueError(
             f"`noise_scale` must not be negative. Received: noise_scale={noise_scale}."
@@ -215,13 +176,9 @@ def relative_time(
 
 
 def update_time_s(update: TimedUpdate, in_fit: TimeInFit | None = None) -> float:
-    """Gives max(t, p(B)): the train step, or what `fit` takes.
+    """Return max(t, p(B)): the train step, or what `fit` takes.
 
     Where the batch goes through the device in parts, it is t and what `fit` adds.
-
-    Args:
-        update: The update.
-        in_fit: What an update takes in `fit` at the least, or None.
     """
     if in_fit is None:
         return update.time_s
@@ -365,15 +322,7 @@ def decide(
     budget_s: float = 0.0,
     short_s: Mapping[int, float] | None = None,
 ) -> BatchDecision:
-    """Choose the batch size with the least expected time, the smaller one of two equals.
-
-    Args:
-        found: The evidence.
-        rate_ratio: Returns the factor of the learning rate at a batch size.
-        missing: Why no size can be named, where the pilot showed it.
-        budget_s: Seconds that were given.
-        short_s: Seconds that were missing to train further sizes, by the size.
-    """
+    """Choose the batch size with the least expected time, the smaller one of two equals."""
     ways = found.ways
     missing = missing or (None if ways else NO_TIMES)
     if missing is None and not any(run.cost is not None for run in found.tried):
@@ -404,13 +353,10 @@ def decide(
 
 
 def promising_sizes(found: TrainedRuns) -> list[int]:
-    """Lists the sizes that are worth training next, the largest expected gain first.
+    """List the sizes that are worth training next, the largest expected gain first.
 
     They were not trained, may be more than 5 % faster than the best, and are smaller than any that
     failed or diverged.
-
-    Args:
-        found: The evidence so far.
     """
     if not any(run.cost is not None for run in found.tried):
         return []
@@ -422,21 +368,12 @@ def promising_sizes(found: TrainedRuns) -> list[int]:
 
 
 def throughputs(found: TrainedRuns) -> tuple[SizeOutlook, ...]:
-    """Return what is known of the sizes where their trainings are not compared.
-
-    Args:
-        found: The evidence.
-    """
+    """Return what is known of the sizes where their trainings are not compared."""
     return tuple(_row(found, size) for size in found.ways)
 
 
 def critical_of(tried: Sequence[Tried], forecast: UpdatesForecast) -> NoiseScale | None:
-    """Return B_crit by the sizes that were trained; None where the pilot was the only one.
-
-    Args:
-        tried: The runs.
-        forecast: What sizes need, by these runs.
-    """
+    """Return B_crit by the sizes that were trained; None where the pilot was the only one."""
     told = [run for run in tried if run.updates]
     if len(told) < 2:
         return None
@@ -445,7 +382,7 @@ def critical_of(tried: Sequence[Tried], forecast: UpdatesForecast) -> NoiseScale
 
 
 def _promising(tried: Sequence[Tried], outlooks: Mapping[int, SizeForecast]) -> list[int]:
-    """Lists the sizes that did not come to the target, and may be faster than the best."""
+    """List the sizes that did not come to the target, and may be faster than the best."""
     reached = {run.batch_size for run in tried if run.cost is not None}
     broken = min((run.batch_size for run in tried if not run.updates), default=math.inf)
     return [b for b, o in outlooks.items() if b not in reached and b < broken and o.may_gain]
@@ -513,7 +450,7 @@ def _row(
 
 
 def _relative(found: TrainedRuns, size: int, best: int, forecast: UpdatesForecast) -> Estimate:
-    """Compares with the answer, in the rounds that both were timed in."""
+    """Compare with the answer, in the rounds that both were timed in."""
     costs, updates = found.costs.update_costs, forecast.updates
     value = updates[size] * costs[size] / (updates[best] * costs[best])
     if size == best:
@@ -548,6 +485,6 @@ def _product(first: Interval, second: Interval | None, value: float) -> Estimate
 
 
 def _between(costs: Mapping[int, float], batch_size: int) -> float:
-    """Reads the seconds of an update off the two nearest sizes that were timed."""
+    """Read the seconds of an update off the two nearest sizes that were timed."""
     near = sorted(costs, key=lambda size: abs(math.log(size / batch_size)))[:2]
     return TimeInFit.through({size: costs[size] for size in near}).time_s(batch_size)

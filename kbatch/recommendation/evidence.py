@@ -25,7 +25,7 @@ _EPOCHS = (
 
 
 def binding_line(recommendation: Recommendation) -> list[str]:
-    """Says which limit binds and what that means; nothing where nothing was timed."""
+    """Describe which limit binds and what that means; nothing where nothing was timed."""
     binding = recommendation.binding
     if not binding:
         return []
@@ -48,7 +48,7 @@ def _meaning(recommendation: Recommendation, name: str) -> str:
 
 
 def _doubled(recommendation: Recommendation) -> str:
-    """Says what twice the batch would gain and lose, where it was timed."""
+    """Describe what twice the batch would gain and lose, where it was timed."""
     size, noise = recommendation.batch_size, recommendation.critical.value
     ways = {way.batch_size: way for way in fastest_of_each(recommendation.updates)}
     if size is None or noise is None or not {size, 2 * size} <= ways.keys():
@@ -64,7 +64,7 @@ def _doubled(recommendation: Recommendation) -> str:
 
 
 def limit_lines(recommendation: Recommendation) -> list[str]:
-    """Says what each limit allows, or why that cannot be told."""
+    """Describe what each limit allows, or why that cannot be told."""
     return [
         memory_line(recommendation),
         saturation_line(recommendation),
@@ -74,7 +74,7 @@ def limit_lines(recommendation: Recommendation) -> list[str]:
 
 
 def memory_line(recommendation: Recommendation) -> str:
-    """Says how many examples fit at once."""
+    """Describe how many examples fit at once."""
     found = recommendation.memory
     if found is None:
         return _cannot_tell(recommendation, MEMORY)
@@ -89,7 +89,7 @@ def memory_line(recommendation: Recommendation) -> str:
 
 
 def saturation_line(recommendation: Recommendation) -> str:
-    """Says where the device saturates."""
+    """Describe where the device saturates."""
     found = recommendation.saturation
     if found is None or recommendation.step_time is None:
         if recommendation.updates:
@@ -119,7 +119,7 @@ def saturation_line(recommendation: Recommendation) -> str:
 
 
 def noise_line(recommendation: Recommendation) -> str:
-    """Says from which batch size on examples are wasted."""
+    """Describe from which batch size on examples are wasted."""
     noise, pilot = recommendation.noise_scale, recommendation.pilot
     if pilot is None:
         return _cannot_tell(recommendation, NOISE)
@@ -151,7 +151,7 @@ def noise_line(recommendation: Recommendation) -> str:
 
 
 def diverged_text(pilot: PilotRecord) -> str:
-    """Says what to look at where the loss of a pilot became NaN."""
+    """Describe what to look at where the loss of a pilot became NaN."""
     return (
         f"the pilot's loss became NaN within {counted(pilot.updates, 'update')}: look for values "
         "in the data that are not finite, or give the model a smaller learning rate"
@@ -159,7 +159,7 @@ def diverged_text(pilot: PilotRecord) -> str:
 
 
 def _critical_line(recommendation: Recommendation) -> str:
-    """Says it by the sizes that were trained, with the noise scale beside it."""
+    """Describe it by the sizes that were trained, with the noise scale beside it."""
     critical, noise = recommendation.critical, recommendation.noise_scale
     line = (
         f"Beyond {readable(critical.value or 0.0, 2)} examples{_within(critical.interval)} more "
@@ -175,7 +175,7 @@ def _critical_line(recommendation: Recommendation) -> str:
 
 
 def input_line(recommendation: Recommendation) -> str:
-    """Says what the input pipeline delivers, and what `fit` takes beside the train step."""
+    """Describe what the input pipeline delivers, and what `fit` takes beside the train step."""
     found = recommendation.pipeline
     rate = None if found is None else found.pipeline.samples_per_second
     if found is None or rate is None:
@@ -229,7 +229,7 @@ _ENDS = {
 
 
 def certainty_lines(recommendation: Recommendation) -> list[str]:
-    """Says how sure the answer is, a line an aspect."""
+    """Describe how sure the answer is, a line an aspect."""
     return [
         *_trained_lines(recommendation),
         *_untested_line(recommendation),

@@ -89,7 +89,7 @@ class LimitsInfo(NamedTuple):
 
 
 def limits_info(recommendation: Recommendation) -> LimitsInfo:
-    """Computes what the figure of the limits shows."""
+    """Compute what the figure of the limits shows."""
     return LimitsInfo(
         title=_title(recommendation),
         batch_size=recommendation.batch_size,
@@ -105,7 +105,7 @@ def limits_info(recommendation: Recommendation) -> LimitsInfo:
 
 
 def alt_text(info: LimitsInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     rows = "; ".join(f"{row.name}: {row.words}" for row in info.rows)
     return f"{info.title}. Limits on a common batch axis: {rows}."
 
@@ -242,7 +242,7 @@ _WIDEST = 4
 
 
 def plot_limits(recommendation: "Recommendation", ax: "Axes | None" = None) -> "Axes":
-    """Plots throughput, worth of an example and progress by batch size, above the four limits.
+    """Plot throughput, worth of an example and progress by batch size, above the four limits.
 
     Example:
 
@@ -271,7 +271,7 @@ def plot_limits(recommendation: "Recommendation", ax: "Axes | None" = None) -> "
 
 
 def _panels(ax: "Axes") -> "tuple[Axes, Axes]":
-    """Splits Axes in two, one above the other, that share the batch axis."""
+    """Split Axes in two, one above the other, that share the batch axis."""
     place = ax.get_subplotspec()
     if place is None:
         lower = make_axes_locatable(ax).append_axes("bottom", "75%", pad=0.15, sharex=ax)
@@ -286,7 +286,7 @@ def _panels(ax: "Axes") -> "tuple[Axes, Axes]":
 
 
 def _axis_sizes(info: LimitsInfo) -> list[int]:
-    """Gives the sizes that the axis holds: those timed, and powers of two around the limits."""
+    """Return the sizes that the axis holds: those timed, and powers of two around the limits."""
     sizes = {point.batch_size for point in info.points} or {1}
     most = _WIDEST * max(sizes)
     for row in info.rows:
@@ -300,7 +300,7 @@ def _axis_sizes(info: LimitsInfo) -> list[int]:
 
 
 def round_up_octave(size: float) -> int:
-    """Gives the exponent of the least power of two that is no smaller than a size."""
+    """Return the exponent of the least power of two that is no smaller than a size."""
     return max(0, (int(-(-size // 1)) - 1).bit_length())
 
 
@@ -392,7 +392,7 @@ def _draw_rows(panel: "Axes", info: LimitsInfo) -> None:
 
 
 def _draw_row(panel: "Axes", place: int, row: LimitRow, low: float, high: float) -> None:
-    """Draws the sizes within a limit as a bar, its interval as a line, and what it says."""
+    """Draw the sizes within a limit as a bar, its interval as a line, and what it says."""
     color = ALARM if row.binds else MUTED
     if row.known:
         end = high if row.size is None else min(max(row.size, low), high)

@@ -24,21 +24,7 @@ _FEWEST_BATCHES = 8
 def time_fit(
     model: keras.Model, data: FitData, *, source: Source, sizes: tuple[int, ...], budget_s: float
 ) -> tuple[FitTime, ...]:
-    """Times epochs of `fit` at some batch sizes.
-
-    Args:
-        model: A compiled, built model; it is given back as it was.
-        data: Its data, as `fit` takes them.
-        source: The same for single batches.
-        sizes: Batch sizes, in examples.
-        budget_s: Seconds to spend; three rounds are made in any case.
-
-    Returns:
-        The times, in the order of the sizes.
-
-    Raises:
-        InputError: If the model is spread over several replicas.
-    """
+    """Time epochs of `fit` at some batch sizes."""
     held = {size: batch_of(source, model, size) for size in sizes}
     longest_s = budget_s / (3 * _MOST_ROUNDS * len(sizes))
     with borrowed_step(model, held[sizes[0]]) as step:
@@ -106,12 +92,12 @@ class EpochWatch(keras.callbacks.Callback):
         self._longest_s = longest_s
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Starts the clock."""
+        """Start the clock."""
         self.times_s = [time.perf_counter()]
         self.whole = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Reads the clock."""
+        """Read the clock."""
         self.times_s.append(time.perf_counter())
         made = len(self.times_s) - 1
         if made >= _FEWEST_BATCHES and self.times_s[-1] - self.times_s[0] > self._longest_s:
@@ -120,7 +106,7 @@ class EpochWatch(keras.callbacks.Callback):
             model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Reads the clock a last time."""
+        """Read the clock a last time."""
         self.times_s.append(time.perf_counter())
 
     @property

@@ -41,25 +41,7 @@ def binding_limits(
     own_time: TimeInFit | None = None,
     without_memory_limit: Iterable[TimedUpdate] = (),
 ) -> tuple[str, ...]:
-    """Tells which limit binds, for all that the measurements allow.
-
-    Args:
-        updates: What can be done on this device, at least one update.
-        noise: The gradient noise scale.
-        saturation: Batch size of 90 % of the peak throughput, in examples: an interval that holds
-            it; None where unknown.
-        spans_in_fit: What an update takes in `fit` at the ends of its interval; none for the train
-            step alone.
-        own_time: What it would take with the data at hand, in an epoch without end; None for the
-            train step alone.
-        without_memory_limit: What could be done beside that if more examples fitted at once.
-
-    Returns:
-        One of `LIMITS`; several, in that order, where the measurements do not tell them apart.
-
-    Raises:
-        ValueError: If there is no update.
-    """
+    """Return which limit binds, for all that the measurements allow."""
     ways = fastest_of_each(updates)
     free = fastest_of_each((*ways, *without_memory_limit))
     found: set[str] = set()
@@ -71,18 +53,10 @@ def binding_limits(
 def with_more_memory(
     updates: Iterable[TimedUpdate], *, largest_batch_size: int
 ) -> tuple[TimedUpdate, ...]:
-    """Extrapolates what a step on a whole batch would take if more examples fitted at once.
+    """Extrapolate what a step on a whole batch would take if more examples fitted at once.
 
     Assumes that each further example takes as long as those between the two largest batches that
     went through the device whole.
-
-    Args:
-        updates: What was measured.
-        largest_batch_size: The largest size of interest, in examples.
-
-    Returns:
-        Updates of twice, four times, ... the largest whole batch; none where fewer than two were
-        measured or the larger one took no longer.
     """
     whole = [update for update in fastest_of_each(updates) if not update.accumulated]
     if len(whole) < 2:

@@ -61,7 +61,7 @@ class Ledger:
         self._tell = on_progress or (lambda line: None)
 
     def run(self, limit: str, measure: Callable[[], Result]) -> Result:
-        """Makes a measurement whose errors are the user's to mend."""
+        """Make a measurement whose errors are the user's to mend."""
         self._tell(_LINES[limit])
         began_s = time.perf_counter()
         try:
@@ -70,7 +70,7 @@ class Ledger:
             self.durations_s[limit] = time.perf_counter() - began_s
 
     def try_run(self, limit: str, measure: Callable[[], Result]) -> Result | None:
-        """Makes a measurement; that data or memory do not allow it is a result."""
+        """Make a measurement; that data or memory do not allow it is a result."""
         try:
             return self.run(limit, measure)
         except Exception as error:
@@ -82,14 +82,7 @@ class Ledger:
 
 
 def reason_of(error: Exception) -> str | None:
-    """Says why a measurement told nothing, in a clause.
-
-    Args:
-        error: What it raised.
-
-    Returns:
-        The reason; None for an error that is neither of the data nor of memory.
-    """
+    """Describe why a measurement told nothing, in a clause."""
     if isinstance(error, InputError):
         return _as_reason(str(error))
     if isinstance(error, DataEnded):
@@ -98,7 +91,7 @@ def reason_of(error: Exception) -> str | None:
 
 
 def _as_reason(message: str) -> str:
-    """Makes a clause of an error's message."""
+    """Make a clause of an error's message."""
     text = message.strip().rstrip(".")
     return text[:1].lower() + text[1:]
 
@@ -137,11 +130,7 @@ class BudgetClock:
         return self.left_s + _GRACE * self.budget_s
 
     def part_s(self, measurement: str) -> float:
-        """Return the seconds of a measurement: its share of what is left.
-
-        Args:
-            measurement: One of the limits, or `OTHER_SIZES`; those after it share the rest.
-        """
+        """Return the seconds of a measurement: its share of what is left."""
         names = list(_WEIGHTS)
         later = names[names.index(measurement) :]
         return self.left_s * _WEIGHTS[measurement] / sum(_WEIGHTS[name] for name in later)
@@ -199,7 +188,7 @@ class InputFound(NamedTuple):
 def measure_updates(
     task: Task, model: keras.Model, *, batch_sizes: Sequence[int], fits: int | None
 ) -> UpdateTimes:
-    """Times updates of the batch sizes, whole up to the examples that fit."""
+    """Time updates of the batch sizes, whole up to the examples that fit."""
     return time_updates(
         model,
         task.source,
@@ -212,11 +201,7 @@ def measure_updates(
 
 
 def measure_noise(task: Task) -> PilotRecord:
-    """Run the pilot.
-
-    Raises:
-        InputError: If the data are too few.
-    """
+    """Run the pilot."""
     size = task.base_batch_size
     if size < 2:
         raise InputError(
@@ -238,11 +223,6 @@ def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str
     """Say what the pilot trains differently than a whole batch would.
 
     Layers and losses of Keras are known, the user's own are compared on the data.
-
-    Args:
-        task: What is to be trained.
-        model: The model.
-        pilot: Its pilot.
     """
     layers: Any = model._flatten_layers()
     own = any(not type(layer).__module__.startswith("keras.") for layer in layers)
@@ -254,16 +234,7 @@ def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str
 
 
 def measure_input(task: Task, model: keras.Model, *, timings: Sequence[TimedRounds]) -> InputFound:
-    """Measure what `fit` takes at some batch sizes, and what the input pipeline delivers.
-
-    Args:
-        task: What is to be trained.
-        model: A compiled, built model, which stays as it is.
-        timings: The updates that were timed; those of whole batches tell the sizes.
-
-    Raises:
-        InputError: If the data cannot be read again and again, or updates take too long.
-    """
+    """Measure what `fit` takes at some batch sizes, and what the input pipeline delivers."""
     sizes = sizes_to_time(timings, task.base_batch_size)
     part_s = task.clock.part_s(INPUT)
     least_s = _FEWEST_STEPS * max(t.median_s for t in timings if t.batch_size in sizes)
@@ -283,12 +254,7 @@ def measure_input(task: Task, model: keras.Model, *, timings: Sequence[TimedRoun
 
 
 def sizes_to_time(timings: Sequence[TimedRounds], base_batch_size: int) -> tuple[int, ...]:
-    """Choose two batch sizes to time `fit` at.
-
-    Args:
-        timings: The updates that were timed: `fit` runs no larger batch whole than they did.
-        base_batch_size: In examples.
-    """
+    """Choose two batch sizes to time `fit` at."""
     whole = sorted(t.batch_size for t in timings if t.micro_batch_size == t.batch_size)
     near = [size for size in whole if size <= _APART * base_batch_size]
     largest = max(near, default=base_batch_size)
@@ -317,15 +283,6 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
     """Search for the largest batch that fits, as far as its part of the budget goes.
 
     Where it ends before, the base batch size is taken to fit: the user trains at it.
-
-    Args:
-        task: What is to be trained.
-        largest: Largest batch size to try, in examples.
-
-    Raises:
-        InputError: If the data have one example, or no train step can run on them.
-        OutOfMemoryError: If the weights or one example do not fit.
-        ValueError: If the model is not compiled, or refuses the data for a reason of its own.
     """
 
     def search(probes: Probes) -> MaxBatchSizeResult:
@@ -355,11 +312,7 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
 
 @contextlib.contextmanager
 def refusals_told(task: Task) -> Iterator[None]:
-    """Turn what a model says of data that do not suit it into an error that says what to give.
-
-    Raises:
-        InputError: If no train step can run on the data.
-    """
+    """Turn what a model says of data that do not suit it into an error that says what to give."""
     try:
         yield
     except (ValueError, TypeError, *REFUSALS) as error:
@@ -466,14 +419,6 @@ def train_sizes(
     """Train sizes to the loss that the pilot reached, while one may be better and time is left.
 
     Of the sizes that can finish in the time left, the one with the largest expected gain is next.
-
-    Args:
-        task: What is to be trained.
-        pilot: The first run, None without one.
-        timings: The updates that were timed.
-        in_fit: What an update takes in `fit`; None for the train step alone.
-        rule: How the learning rate follows the batch size.
-        run: Trains a size, as `run_size_check`.
     """
     checks: tuple[SizeCheck, ...] = ()
     failures: list[str] = []

@@ -50,18 +50,9 @@ class PilotPlan(NamedTuple):
 
 
 def run_pilot(build: Callable[[], keras.Model], data: FitData, *, plan: PilotPlan) -> PilotRecord:
-    """Trains until the later half of its updates brought little, or what the plan allows is spent.
+    """Train until the later half of its updates brought little, or what the plan allows is spent.
 
     Little is 2 % of the way that the held-out loss went, or the training loss without one.
-
-    Args:
-        build: Builds the model, which is trained; keep the state of one that shall stay as it is.
-        data: Arguments of `fit`; a part of arrays without validation data is held out.
-        plan: How to train.
-
-    Raises:
-        InputError: If there are too few examples for two updates.
-        ValueError: If the model cannot be trained in micro-batches.
     """
     began_s = time.perf_counter()
     stretches: list[PilotStretch] = []
@@ -111,11 +102,7 @@ def run_pilot(build: Callable[[], keras.Model], data: FitData, *, plan: PilotPla
 
 
 def _updates_in_epoch(dataset: tf.data.Dataset, plan: PilotPlan) -> int | None:
-    """Counts the updates in a pass over the data, None where they do not tell and need not.
-
-    Raises:
-        InputError: If there are too few.
-    """
+    """Count the updates in a pass over the data, None where they do not tell and need not."""
     updates = int(dataset.cardinality())
     if updates == tf.data.UNKNOWN_CARDINALITY:
         # A pass is made where epochs are counted; else two batches are enough to know.
@@ -161,13 +148,7 @@ class CheckPlan(NamedTuple):
 def run_size_check(
     build: Callable[[], keras.Model], data: FitData, *, plan: CheckPlan
 ) -> SizeCheck:
-    """Trains from the start until the loss is at the target, or what the plan allows is spent.
-
-    Args:
-        build: Builds the model, which is trained; keep the state of one that shall stay as it is.
-        data: Arguments of `fit`, those of the pilot.
-        plan: How to train.
-    """
+    """Train from the start until the loss is at the target, or what the plan allows is spent."""
     ends_s, losses = time.perf_counter() + plan.budget_s, [math.nan]
 
     def end(found: Stretch) -> str | None:
@@ -250,15 +231,9 @@ class Course(NamedTuple):
 def held_out_batches(
     data: FitData, model: keras.Model, *, batch_size: int, seed: int | None
 ) -> Batches:
-    """Puts data into batches, a part of arrays without validation data held out of them.
+    """Put data into batches, a part of arrays without validation data held out of them.
 
     Of validation data that are given, 1,024 examples are looked at, in a list of batches.
-
-    Args:
-        data: Arguments of `fit`.
-        model: The model to train.
-        batch_size: Examples in a batch.
-        seed: Seed of the order and of what is held out.
     """
     batches = in_batches(
         with_held_out(data, seed=seed),
@@ -305,16 +280,6 @@ def fit_in_stretches(
     """Train until time or updates are spent, or a stretch was enough.
 
     All of it is one epoch to Keras: starting one takes as long as tens of updates of a small model.
-
-    Args:
-        model: The model.
-        batches: Its data by `held_out_batches`, which begin again where they end.
-        stretch: Updates from one look at the held-out examples to the next.
-        ends_s: When it ends at the latest, by `time.perf_counter`.
-        on_stretch: Receives each stretch, and returns why training ends with it, or None.
-        least_s: Seconds that follow the first update in any case.
-        longest_s: Seconds after which a look is taken sooner.
-        most_updates: Updates that it may make.
     """
     scale_late_layers(model, batches.dataset)
     watch = _Watch(batches.validation_data, on_stretch)
@@ -400,5 +365,5 @@ def _finite(value: Any) -> float | None:
 
 
 def steps_at_once(model: Any) -> int:
-    """Gives the updates that one call of a model's train function makes."""
+    """Return the updates that one call of a model's train function makes."""
     return max(1, int(getattr(model, "steps_per_execution", 1)))

@@ -81,7 +81,7 @@ class PilotRecord:
 
     @property
     def updates(self) -> int:
-        """Updates that it made."""
+        """Update that it made."""
         return sum(stretch.updates for stretch in self.stretches)
 
     @property
@@ -95,7 +95,7 @@ class PilotRecord:
 
     @property
     def useful_updates(self) -> int:
-        """Updates of these stretches."""
+        """Update of these stretches."""
         return sum(stretch.updates for stretch in self.useful)
 
     @property
@@ -110,7 +110,7 @@ class PilotRecord:
 
     @property
     def updates_to_target(self) -> int:
-        """Updates until the loss was there, all where it did not fall."""
+        """Update until the loss was there, all where it did not fall."""
         return sum(stretch.updates for stretch in self.stretches[: useful_count(self.stretches)])
 
     @property
@@ -141,14 +141,7 @@ class PilotRecord:
 
 
 def useful_count(stretches: Sequence[PilotStretch]) -> int:
-    """Counts the stretches until the loss has gone 98 % of the way that it went.
-
-    Args:
-        stretches: The stretches of a pilot, in order.
-
-    Returns:
-        The number; that of all stretches where no loss fell.
-    """
+    """Count the stretches until the loss has gone 98 % of the way that it went."""
     losses = _losses(stretches)
     near = _near_least(losses)
     if near is None:
@@ -307,13 +300,7 @@ class FitLines(NamedTuple):
 
 
 def fit_lines(times: Sequence[FitTime], pipeline: InputPipelineProfile | None = None) -> FitLines:
-    """Draws the lines through what `fit` took at one or two batch sizes.
-
-    Args:
-        times: What it took; where there is none, the pipeline alone gives the lines.
-        pipeline: What the data take, which short epochs of `fit` may not see: a pipeline that
-            makes several batches at once delivers them in bursts.
-    """
+    """Draw the lines through what `fit` took at one or two batch sizes."""
     seconds = None if pipeline is None else _example_times_s(pipeline)
     if not times:
         return _pipeline_lines(pipeline, seconds)
@@ -342,7 +329,7 @@ def fit_lines(times: Sequence[FitTime], pipeline: InputPipelineProfile | None = 
 
 
 def _example_times_s(pipeline: InputPipelineProfile) -> tuple[float, float, float] | None:
-    """Gives the most, the likely and the least seconds of an example; None where unknown."""
+    """Return the most, the likely and the least seconds of an example; None where unknown."""
     rate, bounds = pipeline.pipeline.samples_per_second, pipeline.rate_bounds
     if rate is None or bounds is None or bounds.low <= 0:
         return None

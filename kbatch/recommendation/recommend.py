@@ -243,7 +243,7 @@ def _examples(source: Source, model: keras.Model) -> int | None:
 
 
 def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ...]:
-    """Gives the batch sizes to choose from."""
+    """Return the batch sizes to choose from."""
     if asked is None:
         largest = min(_LARGEST, examples or _LARGEST)
         return powers_of_two(1 if largest < _SMALLEST else _SMALLEST, largest)

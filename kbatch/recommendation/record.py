@@ -110,7 +110,7 @@ class Recommendation(SavedRecord, ShownRecord):
         object.__setattr__(self, "decision", answer)
 
     def __repr__(self) -> str:
-        """Sums the recommendation up in a line."""
+        """Sum the recommendation up in a line."""
         if self.batch_size is None:
             return f"<Recommendation: batch size not told, {len(self.unknown)} limits unknown>"
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.3g}"
@@ -120,7 +120,7 @@ class Recommendation(SavedRecord, ShownRecord):
         )
 
     def __str__(self) -> str:
-        """Writes the recommendation as a page: the answer, why, and how sure it is."""
+        """Write the recommendation as a page: the answer, why, and how sure it is."""
         return importlib.import_module(_PAGE).recommendation_text(self)
 
     @property
@@ -220,7 +220,7 @@ class Recommendation(SavedRecord, ShownRecord):
 
     @property
     def memory_ends(self) -> bool:
-        """Whether memory, and not the data or the sizes asked for, ends the sizes that fit."""
+        """Whether memory, and not the data or the sizes asked for, end the sizes that fit."""
         largest = max((t.batch_size for t in self.timings), default=0)
         return self.memory is not None and self.memory.max_batch_size < largest
 
@@ -249,14 +249,7 @@ def trained_runs(
     pilot: PilotRecord | None,
     checks: Sequence[SizeCheck],
 ) -> TrainedRuns:
-    """Collect the evidence for a batch size: the pilot, and the trainings to its loss.
-
-    Args:
-        timings: The updates that were timed.
-        in_fit: What an update takes in `fit`; None for the train step alone.
-        pilot: The training that set the loss, None without one.
-        checks: The trainings at other sizes.
-    """
+    """Collect the evidence for a batch size: the pilot, and the trainings to its loss."""
     if pilot is None or not timings:
         return TrainedRuns(timings, in_fit, ())
     noise, needed = pilot.noise_scale, pilot.updates_to_target
@@ -277,14 +270,7 @@ _MISSED_FACTOR, _MISSED = 2.0, 0.5
 def older_answer(
     found: TrainedRuns, pilot: PilotRecord | None, *, base_batch_size: int, rule: str | None
 ) -> BatchDecision:
-    """Repeat the choice of version 0.1.0.
-
-    Args:
-        found: What it measured.
-        pilot: Its pilot, None without one.
-        base_batch_size: Batch size that the learning rate suits, in examples.
-        rule: How the learning rate follows the batch size.
-    """
+    """Repeat the choice of version 0.1.0."""
     ways = list(found.ways.values())
     if not ways:
         return BatchDecision(None, None, None, NO_TIMES, older=True)
@@ -309,7 +295,7 @@ def older_answer(
 
 
 def _by_runs(found: TrainedRuns, forecast: UpdatesForecast) -> TimedUpdate | None:
-    """Chooses by what the sizes needed that were trained."""
+    """Choose by what the sizes needed that were trained."""
     largest = max(run.batch_size for run in found.tried if run.cost is not None)
     ways = [way for way in found.ways.values() if way.batch_size <= largest]
     times_s = [forecast.updates[w.batch_size] * update_time_s(w, found.in_fit) for w in ways]

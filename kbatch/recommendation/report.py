@@ -34,14 +34,9 @@ LEARNING_RATE_COST = (
 
 
 def recommendation_text(recommendation: Recommendation) -> str:
-    """Writes a recommendation as a page of plain text.
-
-    Example:
+    """Write a recommendation as a page of plain text.
 
     >>> print(recommendation_text(kbatch.recommend(build, x, y)))
-
-    Args:
-        recommendation: What `kbatch.recommend` returned.
     """
     blocks = [
         [
@@ -162,7 +157,7 @@ def cost_title(recommendation: Recommendation) -> str:
 
 
 def _costs(recommendation: Recommendation) -> list[str]:
-    """Writes the table; nothing without a batch size."""
+    """Write the table; nothing without a batch size."""
     found = cost_rows(recommendation)
     if not found:
         return []
@@ -195,7 +190,7 @@ def _row(row: SizeOutlook) -> tuple[str, ...]:
 
 
 def _target(recommendation: Recommendation) -> str:
-    """Names the loss that the pilot came to."""
+    """Name the loss that the pilot came to."""
     pilot = recommendation.pilot
     if pilot is None or pilot.target is None:
         return "the end of the pilot"
@@ -246,7 +241,7 @@ _COLUMNS = (
 
 
 def recommendation_section(recommendation: Recommendation) -> Section:
-    """Computes what a report says of a recommendation."""
+    """Compute what a report says of a recommendation."""
     environment = recommendation.environment
     return Section(
         kind="recommendation",

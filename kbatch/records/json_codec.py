@@ -31,20 +31,12 @@ class NewerRecordError(RecordError):
 
 
 def write_record(record: object, path: Path) -> None:
-    """Writes a record so that a reader sees the old file or the new one, never half of it.
-
-    Args:
-        record: A dataclass instance.
-        path: File to write; its folder is made if it is missing.
-
-    Raises:
-        OSError: If the folder cannot be written, with what to do.
-    """
+    """Write a record so that a reader sees the old file or the new one, never half of it."""
     write_whole_file(path, (record_text(record) + "\n").encode())
 
 
 def record_text(record: object) -> str:
-    """Writes a record as the JSON text that `write_record` puts into a file."""
+    """Write a record as the JSON text that `write_record` puts into a file."""
     document = {
         "kbatch_schema": SCHEMA_VERSION,
         "kind": type(record).__name__,
@@ -54,18 +46,7 @@ def record_text(record: object) -> str:
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
-    """Reads a record that `write_record` wrote.
-
-    Args:
-        kind: Dataclass of the record.
-        path: File to read.
-
-    Returns:
-        The record.
-
-    Raises:
-        RecordError: If the file is broken, of a newer schema or holds another kind.
-    """
+    """Read a record that `write_record` wrote."""
     document = read_json(path)
     name = printable(str(path))
     try:
@@ -88,17 +69,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
 
 
 def read_json(path: Path) -> typing.Any:
-    """Reads a JSON file that anybody may have written.
-
-    Args:
-        path: File to read.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        RecordError: If it is no regular file, is no JSON, or is nested too deeply for a record.
-    """
+    """Read a JSON file that anybody may have written."""
     name = printable(str(path))
     # A pipe or a device in its place would never end.
     if path.exists() and not path.is_file():
@@ -113,27 +84,18 @@ def read_json(path: Path) -> typing.Any:
 
 
 def printable(text: str) -> str:
-    """Replaces what cannot be shown, such as the bytes of a file name that is not UTF-8.
-
-    Args:
-        text: Any text.
-    """
+    """Replace what cannot be shown, such as the bytes of a file name that is not UTF-8."""
     return text if text.isprintable() else _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
-    """Writes a value of a file for a message, which a hostile one could fill with pages.
-
-    Args:
-        value: Any value.
-        write: Makes a text of it.
-    """
+    """Write a value of a file for a message, which a hostile one could fill with pages."""
     text = printable(write(value))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def load_if_readable(kind: type[Record], path: Path | None) -> Record | None:
-    """Reads a record that can be made again; None where there is none, or it cannot be read."""
+    """Read a record that can be made again; None where there is none, or it cannot be read."""
     if path is None or not path.exists():
         return None
     try:
@@ -228,15 +190,7 @@ def _is_plain(kind: typing.Any, value: typing.Any) -> bool:
 
 
 def write_whole_file(path: Path, data: bytes) -> None:
-    """Writes a file in one step: an error leaves what was there before.
-
-    Args:
-        path: File to write; its folder is made if it is missing.
-        data: Its whole content.
-
-    Raises:
-        OSError: If the folder cannot be written, with what to do.
-    """
+    """Write a file in one step: an error leaves what was there before."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, data)

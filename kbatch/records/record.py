@@ -12,23 +12,12 @@ class SavedRecord:
     """What a frozen record needs to be saved and loaded as versioned JSON."""
 
     def save(self, path: Path | str) -> None:
-        """Writes the record as JSON.
-
-        Args:
-            path: File to write; its folder is made if it is missing.
-
-        Raises:
-            OSError: If it cannot be written, with what to do.
-        """
+        """Write the record as JSON."""
         write_record(self, Path(path))
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Reads a record that `save` wrote.
-
-        Raises:
-            RecordError: If the file is broken, of a newer kbatch or holds something else.
-        """
+        """Read a record that `save` wrote."""
         return read_record(cls, Path(path))
 
 
@@ -52,15 +41,7 @@ SHORTEST_S = 1e-9
 
 
 def check_ranges(least: float, /, **numbers: float | Sequence[float] | None) -> None:
-    """Checks that numbers of a record are large enough; unknown ones (None, NaN) are.
-
-    Args:
-        least: The least that each may be.
-        **numbers: The numbers by their names, or sequences of them.
-
-    Raises:
-        ValueError: If one is smaller.
-    """
+    """Check that numbers of a record are large enough; unknown ones (None, NaN) are."""
     for name, found in numbers.items():
         for number in found if isinstance(found, Sequence) else (found,):
             if number is not None and number < least:

@@ -47,7 +47,7 @@ class Target:
         check_direction(self.direction)
 
     def is_met(self, value: float | None) -> bool:
-        """Tells whether a value of the metric meets it; None does not."""
+        """Return whether a value of the metric meets it; None does not."""
         if value is None:
             return False
         # Keras's metrics are float32: 0.95 there is 0.94999999.
@@ -57,11 +57,7 @@ class Target:
 
 
 def check_direction(direction: str) -> None:
-    """Checks in which direction a metric gets better.
-
-    Raises:
-        ValueError: If it is neither `"max"` nor `"min"`.
-    """
+    """Check in which direction a metric gets better."""
     if direction not in ("max", "min"):
         raise ValueError(f'`direction` must be "max" or "min". Received: direction={direction!r}.')
 
@@ -100,15 +96,7 @@ class _CostedEpoch(Protocol):
 
 
 def cost_to_target(target: Target, epochs: Sequence[_CostedEpoch]) -> Cost | None:
-    """Sums what the epochs took up to the first that meets a target, that one included.
-
-    Args:
-        target: The target, which is looked at when an epoch ends.
-        epochs: The epochs, in order.
-
-    Returns:
-        The cost, None if no epoch meets it.
-    """
+    """Sum what the epochs took up to the first that meets a target, that one included."""
     met = (i for i, e in enumerate(epochs) if target.is_met(e.metrics.get(target.metric)))
     last = next(met, None)
     if last is None:
@@ -148,7 +136,7 @@ class _MeasuredEpoch(Protocol):
 
 
 def noise_scale(runs: Sequence[Sequence[_MeasuredEpoch]]) -> NoiseScale | None:
-    """Estimates the gradient noise scale of the late half of each run, all together.
+    """Estimate the gradient noise scale of the late half of each run, all together.
 
     Args:
         runs: The epochs of each run, in order.
@@ -163,7 +151,7 @@ def noise_scale(runs: Sequence[Sequence[_MeasuredEpoch]]) -> NoiseScale | None:
 
 
 def noise_scale_curve(epochs: Sequence[_MeasuredEpoch]) -> tuple[EpochNoiseScale, ...]:
-    """Gives the noise scale of each epoch that has the moments."""
+    """Return the noise scale of each epoch that has the moments."""
     return tuple(EpochNoiseScale(e.epoch, _ratio(*_pair(e))) for e in _measured(epochs))
 
 
@@ -225,7 +213,7 @@ class EpochRecord:
         )
 
     def finite(self, metric: str) -> float | None:
-        """Gives the value of a metric, None if it is missing or not finite."""
+        """Return the value of a metric, None if it is missing or not finite."""
         value = self.metrics.get(metric)
         return value if value is not None and math.isfinite(value) else None
 
@@ -350,7 +338,7 @@ class ExecutionRecord:
             )
 
     def __repr__(self) -> str:
-        """Sums the execution up in a line."""
+        """Sum the execution up in a line."""
         parts = [f"batch size {self.batch_size}", self.dtype_policy, f"{len(self.epochs)} epochs"]
         if self.updates is not None:
             parts.append(f"{self.updates} updates")
@@ -381,7 +369,7 @@ class ExecutionRecord:
         return None if self.target is None else cost_to_target(self.target, self.epochs)
 
     def cost(self, name: str) -> float | None:
-        """Gives one of `COST_NAMES`, such as `"seconds_to_target"`, likewise."""
+        """Return one of `COST_NAMES`, such as `"seconds_to_target"`, likewise."""
         cost = self.to_target
         return None if cost is None else getattr(cost, COST_NAMES[name])
 
@@ -458,7 +446,7 @@ class ExecutionRecord:
         return noise_scale_curve(self.epochs)
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
-        """Gives the finite metrics that stand for the run: the reported ones.
+        """Return the finite metrics that stand for the run: the reported ones.
 
         Args:
             metric: Name of the objective.
@@ -472,7 +460,7 @@ class ExecutionRecord:
         return {n: v for n, v in metrics.items() if v is not None and math.isfinite(v)}
 
     def best_epoch(self, metric: str, direction: str) -> EpochRecord | None:
-        """Finds the epoch with the best value of a metric.
+        """Find the epoch with the best value of a metric.
 
         Args:
             metric: Name of the metric, as Keras gives it.

@@ -202,7 +202,7 @@ class UsageRecord:
         return self.host.mean.resident_bytes
 
     def joules_per_sample(self, examples: int | None) -> float | None:
-        """Divides the energy of the GPUs by the examples trained on.
+        """Divide the energy of the GPUs by the examples trained on.
 
         Args:
             examples: How many examples, None if they were not counted.
@@ -211,7 +211,7 @@ class UsageRecord:
         return energy_j / examples if energy_j is not None and examples else None
 
     def metrics(self, examples: int | None) -> dict[str, float]:
-        """Gives the figures that stand among the metrics of a trial, those that are known.
+        """Return the figures that stand among the metrics of a trial, those that are known.
 
         Args:
             examples: How many examples were trained on, None if they were not counted.
@@ -221,7 +221,7 @@ class UsageRecord:
         return {name: value for name, value in named if value is not None}
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """Makes a table of the samples, one row a sample and GPU; without GPUs one a sample.
+        """Make a table of the samples, one row a sample and GPU; without GPUs one a sample.
 
         Returns:
             The columns are `gpu` (TensorFlow's name) and those of `GpuSample`, where there are
@@ -246,7 +246,7 @@ def median_known(values: Iterable[float | None]) -> float | None:
 
 
 def _all_known(values: Iterable[float | None]) -> list[float]:
-    """Gives the values, none of them where one is missing: a part is not the whole."""
+    """Return the values, none of them where one is missing: a part is not the whole."""
     listed = list(values)
     known = [value for value in listed if value is not None]
     return known if len(known) == len(listed) else []

@@ -43,17 +43,7 @@ class ReportContent(NamedTuple):
 
 
 def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportContent:
-    """Computes what a report says of one record or of several.
-
-    Args:
-        study_or_profiles: A study, a profile, a result, or a sequence of them.
-
-    Returns:
-        The content; what the records' environments have in common stands in it once.
-
-    Raises:
-        ValueError: If a study is empty, with what to run, or there is nothing to report.
-    """
+    """Compute what a report says of one record or of several."""
     records = _listed(study_or_profiles)
     sections = [section_of(record) for record in records]
     shared = tuple(
@@ -66,11 +56,7 @@ def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportCo
 
 
 def section_of(record: Reported) -> Section:
-    """Computes what a report says of one record.
-
-    Raises:
-        ValueError: If it is a study without trials, or nothing that can be reported.
-    """
+    """Compute what a report says of one record."""
     match record:
         case Study():
             return study_section(record)

@@ -36,18 +36,7 @@ _HOME_OF = {
 
 
 def load_record(path: str | Path) -> "AnyRecord":
-    """Reads a study from the folder of its search, or whatever record a JSON file holds.
-
-    Args:
-        path: A project directory, or a file that `save` wrote.
-
-    Returns:
-        The study, profile or result.
-
-    Raises:
-        FileNotFoundError: If there is no such file, or the folder holds no study.
-        RecordError: If the file is no record of these, is damaged or of a newer kbatch.
-    """
+    """Read a study from the folder of its search, or whatever record a JSON file holds."""
     path = Path(path)
     if not path.is_file():
         return load_study(path)

@@ -37,14 +37,7 @@ class Drawing(NamedTuple):
 
 
 def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
-    """Renders a report as one HTML page.
-
-    Args:
-        study_or_profiles: A study, a profile, a result, or a sequence of them.
-
-    Raises:
-        ValueError: If a study is empty, with what to run, or there is nothing to report.
-    """
+    """Render a report as one HTML page."""
     content = report_content(study_or_profiles)
     page = SvgPage()
     drawings = {
@@ -62,7 +55,7 @@ def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
 
 
 def _drawing(figure: Figure, page: SvgPage) -> Drawing:
-    """Draws a figure in the widths that its shape needs."""
+    """Draw a figure in the widths that its shape needs."""
     alt_text = figure.alt_text
 
     def drawn(width_in: float, taller: float = 1.0) -> Markup:
@@ -91,18 +84,7 @@ class Picture(NamedTuple):
 def markdown_files(
     study_or_profiles: Reported | Sequence[Reported], path: Path
 ) -> dict[Path, bytes]:
-    """Renders a report as Markdown.
-
-    Args:
-        study_or_profiles: A study, a profile, a result, or a sequence of them.
-        path: Where it is going to be.
-
-    Returns:
-        Content of each file: the figures, then the text that shows them.
-
-    Raises:
-        ValueError: If a study is empty, with what to run, or there is nothing to report.
-    """
+    """Render a report as Markdown."""
     content = report_content(study_or_profiles)
     names = _picture_names(content, path.stem)
     files, pictures = {}, {}
@@ -134,7 +116,7 @@ _NUMBER_WITH_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|ms\b|s\b|samples/s)")
 
 
 def templates() -> jinja2.Environment:
-    """Gives the templates, in which an unknown name is an error."""
+    """Return the templates, in which an unknown name is an error."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kbatch.report"),
         autoescape=jinja2.select_autoescape(("html",)),
@@ -152,23 +134,23 @@ def templates() -> jinja2.Environment:
 
 
 def glued(text: str) -> str:
-    """Keeps a number on the line of its unit."""
+    """Keep a number on the line of its unit."""
     return _NUMBER_WITH_UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def in_cell(text: str) -> Markup:
-    """Lets a long name break at underscores, and keeps a range or a number with its ± together."""
+    """Let a long name break at underscores, and keep a range or a number with its ± together."""
     broken = str(escape(text)).replace("_", "_<wbr>")
     return Markup(_RANGE.sub(r'<span class="range">\g<0></span>', broken))
 
 
 def prose(text: str) -> Markup:
-    """Writes a sentence as HTML: what stands between back-ticks as code."""
+    """Write a sentence as HTML: what stands between back-ticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(glued(text)))))
 
 
 def plain_prose(text: str) -> str:
-    """Writes a sentence as Markdown, in which back-ticks mark code too."""
+    """Write a sentence as Markdown, in which back-ticks mark code too."""
     text, parts, end = " ".join(text.split()), [], 0
     for code in _CODE.finditer(text):
         parts += [_escaped(text[end : code.start()]), code[0]]
@@ -177,7 +159,7 @@ def plain_prose(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Keeps Markdown from reading markup into a text."""
+    """Keep Markdown from reading markup into a text."""
     return _escaped(" ".join(text.split()))
 
 
@@ -188,7 +170,7 @@ def _escaped(text: str) -> str:
 def write_report(
     study_or_profiles: Reported | Sequence[Reported], path: str | Path
 ) -> tuple[Path, ...]:
-    """Writes what was found: the decision first, then table, figures, caveats, environment.
+    """Write what was found: the decision first, then table, figures, caveats, environment.
 
     HTML is one file that needs no network. Markdown has its figures in files beside it,
     `<name>-<figure>.png`.
@@ -233,16 +215,10 @@ _MOST_ROWS = 40
 
 
 def notebook_html(record: Any) -> str | None:
-    """Writes a record as a piece of HTML for the output of a cell.
+    """Write a record as a piece of HTML for the output of a cell.
 
     It has no style sheet and no script, which notebooks take away, and no colours, so that it
     suits light and dark pages.
-
-    Args:
-        record: A study, a profile or a result.
-
-    Returns:
-        The HTML; None for a record that has no report, whose text stands then.
     """
     try:
         section = section_of(record)

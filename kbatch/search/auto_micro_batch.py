@@ -71,11 +71,7 @@ class TrainingLeft(NamedTuple):
     train_s: float | None = None
 
     def seconds(self, example_s: float) -> float | None:
-        """Forecasts the seconds of training, None where nothing is known.
-
-        Args:
-            example_s: Seconds of training on an example.
-        """
+        """Forecast the seconds of training, None where nothing is known."""
         by_examples = None if self.examples is None else self.examples * example_s
         return min((s for s in (by_examples, self.train_s) if s is not None), default=None)
 
@@ -124,20 +120,7 @@ class AutoMicroBatch:
         rows: int,
         left: TrainingLeft | None = None,
     ) -> FoundMicroBatch:
-        """Finds the size for a model and a batch.
-
-        Args:
-            model: The model of the trial, built; it stays as it is.
-            build: Builds it anew, for a worker process.
-            source: Its data.
-            directory: Where results are kept for later runs of the search, or None.
-            rows: Examples that a device has of a batch.
-            left: What the search is still to train, None where nothing is known.
-
-        Raises:
-            InputError: If the limit is below the weights.
-            OutOfMemoryError: If one example does not fit.
-        """
+        """Find the size for a model and a batch."""
         key = self._key(model, source)
         result, search_s = self._result(
             key, model=model, build=build, source=source, directory=directory
@@ -165,33 +148,13 @@ class AutoMicroBatch:
         source: Source,
         directory: Path | None,
     ) -> int:
-        """Finds the most examples that fit at once, and remembers it.
-
-        Args:
-            model: A built model; it stays as it is.
-            build: Builds it anew, for a worker process.
-            source: Its data.
-            directory: Where results are kept for later runs of the search, or None.
-
-        Raises:
-            InputError: If the limit is below the weights.
-            OutOfMemoryError: If one example does not fit.
-        """
+        """Find the most examples that fit at once, and remembers it."""
         key = self._key(model, source)
         result, _ = self._result(key, model=model, build=build, source=source, directory=directory)
         return min(result.max_batch_size, self._limit(key, directory))
 
     def halve(self, key: str, size: int, directory: Path | None) -> int | None:
-        """Takes half of a size that ran out of memory after all, and remembers it.
-
-        Args:
-            key: What tells the model, its data and the limits from others.
-            size: Examples that went through the device at once.
-            directory: Where that is kept for later runs of the search, or None.
-
-        Returns:
-            The half, or less where less ran out elsewhere; None below one example.
-        """
+        """Take half of a size that ran out of memory after all, and remembers it."""
         if size < 2:
             return None
         half = min(size // 2, self._limit(key, directory))
@@ -200,7 +163,7 @@ class AutoMicroBatch:
         return half
 
     def _limit(self, key: str, directory: Path | None) -> int:
-        """Gives the largest size that may be tried; another worker may have learnt of it."""
+        """Return the largest size that may be tried; another worker may have learnt of it."""
         known = [
             self._limits.get(key),
             load_if_readable(MicroBatchLimit, _limit_file(directory, key)),
@@ -223,7 +186,7 @@ class AutoMicroBatch:
         source: Source,
         directory: Path | None,
     ) -> tuple[MaxBatchSizeResult, float]:
-        """Gives what fits, and the seconds that finding it took now."""
+        """Return what fits, and the seconds that finding it took now."""
         known = self._found.get(key) or load_if_readable(
             MaxBatchSizeResult, _largest_file(directory, key)
         )
@@ -271,12 +234,12 @@ class AutoMicroBatch:
         return min(p.step_s or p.duration_s / STEPS for p in probes) / size
 
     def _rows(self, model: keras.Model) -> int:
-        """Gives the most examples that a replica has of a batch."""
+        """Return the most examples that a replica has of a batch."""
         return -(-self._largest // replica_count(model))
 
 
 def _memory() -> tuple[int, int | None, int | None]:
-    """Tells what decides the limit of a search that is given none: it differs between hosts."""
+    """Return what decides the limit of a search that is given none: it differs between hosts."""
     group_bytes = read_control_group().memory_limit_bytes
     return psutil.virtual_memory().total, group_bytes, workers_on_device()
 
@@ -375,19 +338,7 @@ class FastestMicroBatch:
         left_s: float | None = None,
         example_s: float = 0.0,
     ) -> TimedMicroBatch:
-        """Chooses the size for a batch.
-
-        Args:
-            model: The model of the trial, built; it stays as it is.
-            source: Its data.
-            batch_size: Examples of an update.
-            most: Most examples that fit at once.
-            key: What tells the model and its data from others.
-            directory: Where times are kept for later runs of the search, or None.
-            left_s: Seconds of training that the search has left at its large sizes, None where
-                that is not known: sizes are timed only where they could save as much.
-            example_s: Seconds of training on an example, as far as they are known.
-        """
+        """Choose the size for a batch."""
         largest_fit = equal_parts(batch_size, most)
         reason = self._reason_not_to_time(model, source, batch_size, most, directory)
         if reason is not None:
@@ -497,7 +448,7 @@ def _reason_of_cost(left_s: float | None, *, update_s: float) -> str | None:
 
 
 def _choice(profile: TrainingProfile, most: int) -> MicroBatchChoice | None:
-    """Chooses among what was timed and fits; None where nothing was."""
+    """Choose among what was timed and fits; None where nothing was."""
     points = tuple(point for point in profile.points if point.micro_batch_size <= most)
     fits = dataclasses.replace(profile, points=points)
     return fits.choice if fits.measured else None
@@ -521,7 +472,7 @@ def _speed_note(choice: MicroBatchChoice, timed_size: int, batch_size: int) -> s
 
 
 def _name(key: str, batch_size: int) -> str:
-    """Tells one timing from others: on another machine or with another version it is made anew."""
+    """Return one timing from others: on another machine or with another version it is made anew."""
     here = read_environment()
     versions = sorted(here.versions.items())
     described = repr((key, batch_size, here.cpu, here.cpu_count, here.devices, versions))

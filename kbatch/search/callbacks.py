@@ -22,16 +22,11 @@ class FreshCallbacks:
         self._given: dict[int, Any] | None = None
 
     def start_again(self) -> None:
-        """Begins another attempt."""
+        """Begin another attempt."""
         self._given = {}
 
     def of(self, callbacks: list[Any], model: keras.Model) -> list[Any]:
-        """Gives the callbacks of a `fit`: themselves at first, else copies from before training.
-
-        Args:
-            callbacks: What `fit` was given.
-            model: The model, which is not copied.
-        """
+        """Return the callbacks of a `fit`: themselves first, then copies from before training."""
         new = [c for c in callbacks if id(c) not in self._kept and not _of_search(c)]
         # They may refer to one another.
         stay = {id(model): model} | {id(c): c for c in callbacks if _of_search(c)}
@@ -69,17 +64,6 @@ def give_own_paths(callbacks: Any, *, trial_id: str, execution: int) -> tuple[st
 
     Else every trial writes over the file of the one before, and the last one's model is taken for
     the best one's.
-
-    Args:
-        callbacks: The callbacks of an execution, which are its own copies; they are changed.
-        trial_id: keras-tuner's identifier of the trial.
-        execution: Number of the execution, from 0.
-
-    Returns:
-        What a reader must know, the same in every trial.
-
-    Raises:
-        InputError: If one would begin training in the state of another trial.
     """
     notes = []
     for callback in keras.tree.flatten(callbacks or []):

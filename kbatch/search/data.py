@@ -23,19 +23,11 @@ class SearchData:
         )
 
     def __reduce__(self):
-        """Leaves what was read behind where a copy travels to another process."""
+        """Leave what was read behind where a copy travels to another process."""
         return SearchData, ()
 
     def source(self, data: FitData, model: keras.Model) -> Source:
-        """Gives the rows of arrays or of a dataset, or the function that returns datasets.
-
-        Args:
-            data: Arguments of `fit`.
-            model: The model to train.
-
-        Raises:
-            InputError: If kbatch cannot batch the data, or there is none.
-        """
+        """Return the rows of arrays or of a dataset, or the function that returns datasets."""
         x: Any = data.x
         if is_dataset(x) and data.y is None:
             return self._rows_of(x, model)

@@ -61,11 +61,11 @@ class LabelledProcess:
         return self._process.poll()
 
     def interrupt(self) -> None:
-        """Sends what Ctrl-C sends to the process and all that it started."""
+        """Send what Ctrl-C sends to the process and all that it started."""
         self._signal(signal.SIGINT)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for its end, and tells whether it came."""
+        """Wait for its end, and return whether it came."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -73,7 +73,7 @@ class LabelledProcess:
         return True
 
     def close(self) -> None:
-        """Ends the process and all that it started, and writes what is left of its lines."""
+        """End the process and all that it started, and write what is left of its lines."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._copying.join(_DRAIN_S)
@@ -143,19 +143,10 @@ class DistributionPlan(NamedTuple):
 
 
 def run_distributed(plan: DistributionPlan, write: Callable[[str], None]) -> None:
-    """Runs a script as the chief and the workers of a search until the search ends.
+    """Run a script as the chief and the workers of a search until the search ends.
 
     A worker that dies is started again under its own name, for which the oracle keeps the trial it
     was running.
-
-    Args:
-        plan: What is to run.
-        write: Receives each line of output.
-
-    Raises:
-        ChildProcessError: If the chief or a worker ended with an error, with what to do.
-        OSError: If the output cannot be written.
-        KeyboardInterrupt: If it is interrupted or terminated; nothing is left running.
     """
     with _terminated_as_interrupted(), _Processes(plan, write) as processes:
         processes.watch()
@@ -193,7 +184,7 @@ class _Processes:
         self._end_all()
 
     def watch(self) -> None:
-        """Returns when the search has ended."""
+        """Return when the search has ended."""
         while not self._ended():
             time.sleep(_CHECK_S)
 
@@ -251,13 +242,13 @@ class _Processes:
         )
 
     def _wait_for_workers(self) -> None:
-        """Gives the workers time to end by themselves after the chief has ended."""
+        """Return the workers time to end by themselves after the chief has ended."""
         end_s = time.monotonic() + _WORKERS_END_S
         for process in self._running.values():
             process.wait(max(0.0, end_s - time.monotonic()))
 
     def _end_all(self) -> None:
-        """Lets each write how far it came, then ends what is left."""
+        """Let each write how far it came, then end what is left."""
         # A worker that asks a chief which has ended would record its trial as failed.
         workers = [process for name, process in self._running.items() if name != "chief"]
         chiefs = [process for process in self._running.values() if process not in workers]
@@ -269,7 +260,7 @@ class _Processes:
 
 
 def _interrupt(processes: Sequence[LabelledProcess], most_s: float) -> None:
-    """Interrupts those that run, and gives them time to end."""
+    """Interrupt those that run, and return them time to end."""
     alive = [process for process in processes if process.status is None]
     for process in alive:
         process.interrupt()

@@ -29,7 +29,7 @@ _IDLE_S = 0.5
 
 
 def main() -> None:
-    """Runs `sys.argv[2]` with the words after it, for the process whose id is `sys.argv[1]`."""
+    """Run `sys.argv[2]` with the words after it, for the process whose id is `sys.argv[1]`."""
     parent, script, *words = sys.argv[1:]
     threading.Thread(target=_end_with_parent, args=(int(parent),), daemon=True).start()
     # The script may set variables before it imports TensorFlow: nothing is imported for it.
@@ -154,12 +154,7 @@ Change = Callable[[ModuleType], None]
 
 
 def after_import(name: str, change: Change) -> None:
-    """Calls `change(module)` right after a module was imported for the first time.
-
-    Args:
-        name: Full name of the module, which must not be imported yet.
-        change: What to do with it.
-    """
+    """Call `change(module)` right after a module was imported for the first time."""
     sys.meta_path.insert(0, _Finder(name, change))
 
 
@@ -219,11 +214,7 @@ class ChiefAddress(NamedTuple):
 
 
 def parse_address(text: str) -> ChiefAddress:
-    """Reads an address such as `"10.0.0.1:8000"`.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Read an address such as `"10.0.0.1:8000"`."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(
@@ -234,7 +225,7 @@ def parse_address(text: str) -> ChiefAddress:
 
 
 def free_local_address() -> ChiefAddress:
-    """Finds a port of this host that nobody listens on."""
+    """Find a port of this host that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return ChiefAddress(*listener.getsockname())

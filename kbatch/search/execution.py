@@ -66,12 +66,7 @@ class ExecutionPlan(NamedTuple):
 
 
 def begun_record(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
-    """Gives the record of an execution whose training has not begun.
-
-    Args:
-        model: The model to train.
-        plan: What is asked.
-    """
+    """Return the record of an execution whose training has not begun."""
     optimizer: Any = model.optimizer
     rows, size = -(-plan.batch_size // replica_count(model)), plan.micro_batch_size
     in_parts = size is not None and size < rows
@@ -126,17 +121,7 @@ class Execution:
         self._started = begun_record(model, plan)
 
     def run(self, fit: Callable[[], Any]) -> Any:
-        """Runs the training with the timed `model.fit` in place and writes its record.
-
-        Args:
-            fit: Trains the model.
-
-        Returns:
-            What `fit` returns, with samples/s and what was measured of the GPUs among its metrics.
-
-        Raises:
-            InputError: If throughput is the objective and there were too few steps to measure it.
-        """
+        """Run the training with the timed `model.fit` in place and write its record."""
         self._write(self._started)
         try:
             results = self._with_usage(self._trained(fit))
@@ -153,7 +138,7 @@ class Execution:
         return results
 
     def so_far(self) -> ExecutionRecord:
-        """Gives the record of what there is while it runs."""
+        """Return the record of what there is while it runs."""
         return self._ended("running", None)
 
     def _trained(self, fit: Callable[[], Any]) -> Any:
@@ -173,7 +158,7 @@ class Execution:
             self._fit, self._monitor = self._timed_fit(), None
 
     def _prepare(self, data: FitData, call: Mapping[str, Any]) -> int | None:
-        """Finds the micro-batch size, then watches what training takes: the search is not in it."""
+        """Find the micro-batch size, then watches what training takes: the search is not in it."""
         found, most = self._micro_batch, None
         if found is not None:
             most = found.prepare(data, call)
@@ -184,7 +169,7 @@ class Execution:
         return None if self._plan.validation_is_chosen else most
 
     def _goes_on(self, error: Exception) -> bool:
-        """Makes the micro-batches smaller where a step ran out, and tells whether it could."""
+        """Make the micro-batches smaller where a step ran out, and return whether it could."""
         # The size was found by probes, so that it or a smaller one ran before.
         if self._micro_batch is None or not ran_out_of_memory(error, smaller_worked=True):
             return False
@@ -208,7 +193,7 @@ class Execution:
         )
 
     def _with_figures(self, results: Any) -> Any:
-        """Adds samples/s and the cost of the target, where keras-tuner is to have them."""
+        """Add samples/s and the cost of the target, where keras-tuner is to have them."""
         wanted = () if self._files is None else self._files.measured_names
         figures = self._figures()
         if "samples_per_second" in wanted and "samples_per_second" not in figures:

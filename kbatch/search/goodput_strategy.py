@@ -48,21 +48,7 @@ class GoodputStrategy:
         batch_sizes: tuple[int, ...],
         sweep: Callable[[], GoodputRecord],
     ) -> str:
-        """Reads what an earlier run of the search measured, or measures it.
-
-        Args:
-            project: The project directory.
-            objective: keras-tuner's objective.
-            callbacks: The callbacks of the search.
-            batch_sizes: Its sizes: all are timed again where there were fewer before.
-            sweep: Times an update of each size.
-
-        Returns:
-            What was measured, in words.
-
-        Raises:
-            ValueError: If sizes cannot be compared by this objective and budget.
-        """
+        """Read what an earlier run of the search measured, or measures it."""
         check_comparable(objective, callbacks)
         self._project = project
         self._objective = Objective(objective.name, objective.direction)
@@ -79,12 +65,7 @@ class GoodputStrategy:
     def __call__(
         self, space: keras_tuner.HyperParameters, tried: Iterable[Values]
     ) -> Iterator[Values]:
-        """Gives the values of the next trial; none when the search is at its end.
-
-        Args:
-            space: The hyperparameters.
-            tried: Values of the trials there are, which are known from their records.
-        """
+        """Return the values of the next trial; none when the search is at its end."""
         known = list(tried)
         for decision, values in self._decisions(space):
             # One whose record cannot be read is not run for ever.
@@ -94,18 +75,14 @@ class GoodputStrategy:
                 return
 
     def ends(self, space: keras_tuner.HyperParameters) -> list[str]:
-        """Keeps why the search stopped, and gives it in sentences."""
+        """Keep why the search stopped, and return it in sentences."""
         decisions = [decision for decision, values in self._decisions(space) if values is None]
         for decision in decisions:
             self._keep(decision)
         return [decision_text(decision) for decision in decisions]
 
     def time_cap_s(self, values: Mapping[str, Any]) -> float | None:
-        """Gives the seconds of training after which a trial has lost, None where none is known.
-
-        Args:
-            values: Hyperparameters of the trial.
-        """
+        """Return the seconds of training after which a trial has lost, None where none is known."""
         if self._objective.name != "seconds_to_target":
             return None
         trials = ended_trials(self._project, _others(values))
@@ -115,7 +92,7 @@ class GoodputStrategy:
     def _decisions(
         self, space: keras_tuner.HyperParameters
     ) -> Iterator[tuple[SizeDecision, Values | None]]:
-        """Gives what is to be done for each combination of the other hyperparameters."""
+        """Return what is to be done for each combination of the other hyperparameters."""
         if self._sweep is None:
             return
         done: list[Values] = []
@@ -141,21 +118,13 @@ class GoodputStrategy:
 
 
 def goodput_strategy(hypermodel: Any) -> GoodputStrategy:
-    """Makes the strategy of a search.
-
-    Args:
-        hypermodel: The `BatchSizeHyperModel`: with the rule "noise" its base size comes first.
-    """
+    """Make the strategy of a search."""
     ruled = hypermodel.learning_rate_scaling == "noise"
     return GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)
 
 
 def check_comparable(objective: Any, callbacks: Any) -> None:
-    """Checks that batch sizes can be compared by what they need.
-
-    Raises:
-        ValueError: If they cannot.
-    """
+    """Check that batch sizes can be compared by what they need."""
     given = keras.tree.flatten(callbacks or [])
     timed = any(isinstance(callback, TimeBudget) for callback in given)
     target = any(isinstance(callback, StopAtTarget) for callback in given)
@@ -183,12 +152,7 @@ _LAST_PART = 4
 
 
 def ended_trials(project: Path, others: Mapping[str, Any]) -> list[TrialRecord]:
-    """Reads the trials of a project that ended, in order.
-
-    Args:
-        project: The project directory.
-        others: Their hyperparameters beside the batch size.
-    """
+    """Read the trials of a project that ended, in order."""
     found = []
     for file in sorted(project.glob(f"trial_*/{RECORD_NAME}")):
         try:
@@ -202,15 +166,11 @@ def ended_trials(project: Path, others: Mapping[str, Any]) -> list[TrialRecord]:
 
 
 def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[Tried]:
-    """Gives what each trial took.
+    """Return what each trial took.
 
     Where the objective is the cost of a target, it is that. Where it is a metric, for runs of equal
     time, it is the seconds to what the first trial held in the end, the median of the last quarter
     of its epochs: the size that is there first has the most time left.
-
-    Args:
-        trials: The trials that ended, in order.
-        objective: What the search optimises.
     """
     pilot = next((t for t in trials if t.status == "completed"), None)
     target = None if pilot is None else _target(pilot, objective)
@@ -221,7 +181,7 @@ def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[Tried]:
 def costs_of(
     sweep: GoodputRecord, trials: Sequence[TrialRecord], *, objective: Objective
 ) -> SizeCosts:
-    """Gives what updates cost, with what the first trial tells beside the sweep.
+    """Return what updates cost, with what the first trial tells beside the sweep.
 
     A search trains with callbacks and an input pipeline, whose seconds an update are those that
     the first trial took above the sweep.

@@ -168,7 +168,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         }
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
-        """Builds the model of a trial; keras-tuner calls it."""
+        """Build the model of a trial; keras-tuner calls it."""
         batch_size, policy = self._declare(hp)
         try:
             with dtype_policy_scope(policy), seeded(self._seed(hp)):
@@ -192,7 +192,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
-        """Declares the batch size and what the wrapped HyperModel declares; for keras-tuner."""
+        """Declare the batch size and what the wrapped HyperModel declares; for keras-tuner."""
         self._declare(hp)
         self._inner.declare_hyperparameters(hp)
 
@@ -238,7 +238,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self.validation_batch_size = default
 
     def begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
-        """Sets which execution of its trial `hp` comes to next; `BatchSizeTuner` calls it.
+        """Set which execution of its trial `hp` comes to next; `BatchSizeTuner` calls it.
 
         Args:
             hp: Hyperparameters of the trial.
@@ -247,7 +247,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._number.begin(hp, number)
 
     def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
-        """Trains the model of a trial and records it; keras-tuner calls it.
+        """Train the model of a trial and records it; keras-tuner calls it.
 
         Takes what `keras.Model.fit` takes, besides data in the forms that `tuner.search` of
         kbatch allows: arrays, a dataset, batched or not, or a function
@@ -291,7 +291,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         directory: Path | None,
         trainings_left: float = 1,
     ) -> TrialMicroBatch | None:
-        """Gives what finds the micro-batch size of a model; None where that was given.
+        """Return what finds the micro-batch size of a model; None where that was given.
 
         Args:
             hp: Hyperparameters of the model.
@@ -370,7 +370,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
 
     def _micro(self, rows: int) -> int | None:
-        """Gives the micro-batch size of so many rows a device, None where it is to be found."""
+        """Return the micro-batch size of so many rows a device, None where it is to be found."""
         if self.micro_batch_size == "auto":
             return None
         return min(rows, self._given_micro_batch_size or rows)
@@ -385,7 +385,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
 @contextlib.contextmanager
 def ending_the_search(*kinds: type[Exception]) -> Iterator[None]:
-    """Ends the search at a mistake in what was given: no other trial would fare better."""
+    """End the search at a mistake in what was given: no other trial would fare better."""
     try:
         yield
     except kinds as error:
@@ -416,11 +416,11 @@ class ExecutionNumber:
         self._ended = 0
 
     def of(self, hp: keras_tuner.HyperParameters) -> int:
-        """Gives the number of the execution that `hp` comes to next, from 0."""
+        """Return the number of the execution that `hp` comes to next, from 0."""
         return self._ended if hp is self._hp else 0
 
     def begin(self, hp: keras_tuner.HyperParameters, number: int) -> None:
-        """Sets the number of the execution that `hp` comes to next."""
+        """Set the number of the execution that `hp` comes to next."""
         self._hp, self._ended = hp, number
 
     def failed(self) -> None:
@@ -436,11 +436,7 @@ _LARGEST_DEFAULT_VALIDATION_BATCH = 256
 
 
 def check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -> None:
-    """Checks that a search space has no other batch sizes already.
-
-    Raises:
-        InputError: If it has.
-    """
+    """Check that a search space has no other batch sizes already."""
     for parameter in hp.space:
         values = getattr(parameter, "values", batch_sizes)
         if parameter.name == "batch_size" and tuple(values) != batch_sizes:
@@ -454,11 +450,7 @@ def check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -
 def check_base_batch_size(
     base_batch_size: int, batch_sizes: tuple[int, ...], *, rule: str | None
 ) -> None:
-    """Checks that the noise scale of the base batch size is measured, where a rule needs it.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Check that the noise scale of the base batch size is measured, where a rule needs it."""
     if rule == "noise" and base_batch_size not in batch_sizes:
         raise ValueError(
             '`learning_rate_scaling="noise"` measures the noise scale in the trial of '
@@ -468,11 +460,7 @@ def check_base_batch_size(
 
 
 def replica_rows(batch_size: int, replicas: int) -> int:
-    """Gives the rows that a replica has of a batch, the most where they differ by one.
-
-    Raises:
-        InputError: If a replica had none.
-    """
+    """Return the rows that a replica has of a batch, the most where they differ by one."""
     if batch_size < replicas:
         raise InputError(
             "A batch is shared by all replicas, each of which needs an example: leave the sizes "
@@ -482,22 +470,12 @@ def replica_rows(batch_size: int, replicas: int) -> int:
 
 
 def size_or_none(size: int | None, name: str) -> int | None:
-    """Checks a size that may be left out.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is not positive.
-    """
+    """Check a size that may be left out."""
     return None if size is None else check_size(size, name)
 
 
 def check_micro_batch_size(size: int | str | None) -> int | Literal["auto"] | None:
-    """Checks a micro-batch size.
-
-    Raises:
-        TypeError: If it is neither "auto", None nor an integer.
-        ValueError: If it is not positive, or another word.
-    """
+    """Check a micro-batch size."""
     if size is None or size == "auto":
         return size
     if isinstance(size, str):
@@ -511,6 +489,6 @@ def check_micro_batch_size(size: int | str | None) -> int | Literal["auto"] | No
 def default_validation_batch_size(
     batch_sizes: tuple[int, ...], micro_batch_size: int | None
 ) -> int:
-    """Gives the size of a validation batch where none was chosen."""
+    """Return the size of a validation batch where none was chosen."""
     moderate = [size for size in batch_sizes if size <= _LARGEST_DEFAULT_VALIDATION_BATCH]
     return micro_batch_size or max(moderate, default=_LARGEST_DEFAULT_VALIDATION_BATCH)

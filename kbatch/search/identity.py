@@ -78,13 +78,7 @@ def space_facts(space: Any) -> dict[str, str]:
 def fit_facts(
     arguments: Sequence[Any], keywords: Mapping[str, Any], *, scheduled: bool = False
 ) -> dict[str, str]:
-    """Describe what `fit` is given: data, their lengths, callbacks and other arguments.
-
-    Args:
-        arguments: Positional arguments of the search.
-        keywords: Its keyword arguments.
-        scheduled: Whether the tuner sets the epochs of each trial itself.
-    """
+    """Describe what `fit` is given: data, their lengths, callbacks and other arguments."""
     try:
         bound = _SIGNATURE.bind(None, *arguments, **keywords)
         bound.apply_defaults()
@@ -115,20 +109,7 @@ def check_identity(
     *,
     unchecked: bool | None,
 ) -> str | None:
-    """Write the identity of a search that begins, or compare it with that of the directory.
-
-    Args:
-        project: The project directory.
-        identity_of: Returns the identity of the present search, comparable to one that was read.
-        unchecked: Whether to go on where there is none to compare, or another one; None where the
-            tuner has no such choice.
-
-    Returns:
-        What was not compared, in a sentence; None where nothing is to be said.
-
-    Raises:
-        InputError: If the directory holds another search, or one that cannot be compared.
-    """
+    """Write the identity of a search that begins, or compare it with that of the directory."""
     damage = None
     try:
         known = read_identity(project)

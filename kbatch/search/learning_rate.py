@@ -34,12 +34,7 @@ class TrialLearningRate:
         self._follow_batch_size = follow_batch_size
 
     def at_build(self, model: keras.Model, batch_size: int) -> None:
-        """Applies a rule that needs nothing but the sizes.
-
-        Args:
-            model: A compiled model, which is changed.
-            batch_size: Batch size of the trial, in examples.
-        """
+        """Apply a rule that needs nothing but the sizes."""
         if self._rule != "noise" or batch_size == self._base_batch_size:
             self._scale(model, batch_size)
         else:
@@ -48,16 +43,7 @@ class TrialLearningRate:
     def at_fit(
         self, model: keras.Model, values: Mapping[str, Any], *, project: Path | None
     ) -> str | None:
-        """Applies the rule that waits for the trial of the base size; says what it used.
-
-        Args:
-            model: The model, which is changed unless its learning rate was scaled before.
-            values: Hyperparameters of the trial.
-            project: The project directory, None outside of a search.
-
-        Raises:
-            FailedTrialError: If that trial does not tell the noise scale.
-        """
+        """Apply the rule that waits for the trial of the base size; says what it used."""
         if scaling_of(model) is not None:
             return None
         found = base_noise_scale(project, self._base_batch_size, values=values)
@@ -90,16 +76,7 @@ class BaseNoiseScale(NamedTuple):
 def base_noise_scale(
     project: Path | None, base_batch_size: int, *, values: Mapping[str, Any]
 ) -> BaseNoiseScale:
-    """Finds the noise scale of the trial of the base batch size that ended before.
-
-    Args:
-        project: The project directory, None outside of a search.
-        base_batch_size: Batch size of that trial, in examples.
-        values: Hyperparameters of the present trial; all but the batch size are the same there.
-
-    Raises:
-        FailedTrialError: If there is no such trial, or it tells nothing about the noise.
-    """
+    """Find the noise scale of the trial of the base batch size that ended before."""
     base = dict(values) | {"batch_size": base_batch_size}
     trials = [] if project is None else _completed(project)
     same = [trial for trial in trials if _own(trial.hyperparameters) == _own(base)]
@@ -148,5 +125,5 @@ def _completed(project: Path) -> list[TrialRecord]:
 
 
 def _own(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out what Hyperband keeps among the hyperparameters."""
+    """Leave out what Hyperband keeps among the hyperparameters."""
     return {name: value for name, value in values.items() if not name.startswith("tuner/")}

@@ -82,7 +82,7 @@ class LivePlot(keras.callbacks.Callback):
     def follow(
         self, files: TrialFiles, *, number: int, so_far: Callable[[], ExecutionRecord]
     ) -> None:
-        """Begins an execution; `BatchSizeHyperModel.fit` calls it.
+        """Begin an execution; `BatchSizeHyperModel.fit` calls it.
 
         Args:
             files: Files of the trial.
@@ -95,28 +95,28 @@ class LivePlot(keras.callbacks.Callback):
         self._picture.at_end_of_cell(lambda: self.show_ended(project))
 
     def stay(self) -> None:
-        """Tells that nobody clears the output of the cell; `BatchSizeTuner` calls it."""
+        """Return that nobody clears the output of the cell; `BatchSizeTuner` calls it."""
         self._picture.wiped = False
 
     def show_ended(self, project: Path) -> None:
-        """Shows the trials that a project directory holds; `BatchSizeTuner` calls it."""
+        """Show the trials that a project directory holds; `BatchSizeTuner` calls it."""
         if self._picture.seen:
             self._show(load_study(project), None)
 
     def on_train_begin(self, logs: Any = None):
-        """Shows the trials before this one."""
+        """Show the trials before this one."""
         self._epoch = 0
         self._picture.renew()
         self._draw()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Shows what the epoch before this one added, unless it has just been drawn."""
+        """Show what the epoch before this one added, unless it has just been drawn."""
         self._epoch = epoch
         if self._now() >= self._next_s and epoch:
             self._draw()
 
     def on_train_end(self, logs: Any = None):
-        """Shows what the execution came to."""
+        """Show what the execution came to."""
         self._epoch += 1
         self._draw()
 
@@ -145,14 +145,14 @@ class LivePlot(keras.callbacks.Callback):
 
 
 def live_plots(callbacks: Any) -> list[LivePlot]:
-    """Lists the `LivePlot`s among callbacks."""
+    """List the `LivePlot`s among callbacks."""
     return [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, LivePlot)]
 
 
 def _with_execution(
     study: Study, trial_id: str | None, number: int, execution: ExecutionRecord
 ) -> Study:
-    """Puts the record of an execution that runs in the place of what its file holds."""
+    """Put the record of an execution that runs in the place of what its file holds."""
     trials = tuple(
         dataclasses.replace(trial, executions=(*trial.executions[:number], execution))
         if trial.trial_id == trial_id
@@ -193,7 +193,7 @@ class LivePicture:
         return self._path is not None or self._display() is not None
 
     def show(self, axes: Axes) -> None:
-        """Shows a figure in place of the one before."""
+        """Show a figure in place of the one before."""
         suffix = ".png" if self._path is None else self._path.suffix.lower()
         content = figure_bytes(axes, suffix)
         if self._path is not None:
@@ -213,17 +213,13 @@ class LivePicture:
             self._handle.update(data, raw=True, metadata=metadata)
 
     def renew(self) -> None:
-        """Gives up the place where it may have been wiped: the next figure gets a new one."""
+        """Return up the place where it may have been wiped: the next figure gets a new one."""
         if self._handle is not None and self.wiped:
             self._handle.update({"text/plain": ""}, raw=True)
             self._handle = None
 
     def at_end_of_cell(self, show: Callable[[], None]) -> None:
-        """Lets something be shown when the cell ends, which is after the last clearing.
-
-        Args:
-            show: Shows it; it takes the place of what was to be shown before.
-        """
+        """Let something be shown when the cell ends, which is after the last clearing."""
         if self.wiped and self._is_own and self._at_end is None and self.seen:
             _events().register("post_run_cell", self._end)
         self._at_end = show
@@ -242,11 +238,11 @@ class LivePicture:
         return self._shown_by
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LivePicture":
-        """Gives itself: keras-tuner copies callbacks for each execution, the place is one."""
+        """Return itself: keras-tuner copies callbacks for each execution, the place is one."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the place behind: another process has none."""
+        """Leave the place behind: another process has none."""
         return self.__dict__ | {"_handle": None, "_shown_by": None, "_at_end": None}
 
 
@@ -259,18 +255,10 @@ _NAME_CHARACTERS = 16
 
 
 def draw_live(study: Study, *, running: str | None, status: str) -> "Axes":
-    """Draws the trials of a search so far.
+    """Draw the trials of a search so far.
 
     A trial that runs is drawn with what its epochs have shown, as a hollow mark; one without an
     epoch is not drawn yet.
-
-    Args:
-        study: The study so far.
-        running: Identifier of the trial that runs, None for none.
-        status: What runs, in words.
-
-    Returns:
-        The upper Axes of a figure that belongs to the caller alone.
     """
     shown = Study(
         f"{shortened(study.name, _NAME_CHARACTERS)}: {status}",
@@ -294,7 +282,7 @@ def _is_shown(trial: TrialRecord) -> bool:
 
 
 def _so_far(trial: TrialRecord) -> TrialRecord:
-    """Takes what the epochs have shown for the result."""
+    """Take what the epochs have shown for the result."""
     measured = (e for e in trial.executions if e.epochs)
     completed = (dataclasses.replace(e, status="completed") for e in measured)
     return dataclasses.replace(trial, executions=tuple(completed))

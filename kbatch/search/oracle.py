@@ -25,34 +25,20 @@ Values = dict[str, Any]
 def untried_in_grid(
     space: keras_tuner.HyperParameters, tried: Iterable[Values]
 ) -> Iterator[Values]:
-    """Gives the combinations of a space that no trial has, in the order of the grid.
+    """Return the combinations of a space that no trial has, in the order of the grid.
 
     It knows nothing but the space and the trials, so a search that goes on after an interruption
     goes the way of one that was never interrupted.
-
-    Args:
-        space: The hyperparameters, conditional ones after their parents.
-        tried: Values of the trials there are. A hyperparameter that a trial lacks, because it was
-            found later, counts as its default.
-
-    Yields:
-        Values of the active hyperparameters, by name.
     """
     taken = {_key(_completed(space, values)) for values in tried}
     return (values for values in grid(space) if _key(values) not in taken)
 
 
 def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
-    """Gives every combination of a space: the last hyperparameter changes fastest.
+    """Return every combination of a space: the last hyperparameter changes fastest.
 
     Each hyperparameter begins with its default. A range without a step gives the ten values that
     keras-tuner samples from it.
-
-    Args:
-        space: The hyperparameters, conditional ones after their parents.
-
-    Yields:
-        Values of the active hyperparameters, by name.
     """
     return _extensions({}, tuple(space.space))
 
@@ -70,7 +56,7 @@ def _extensions(values: Values, parameters: Sequence[Any]) -> Iterator[Values]:
 
 
 def _completed(space: keras_tuner.HyperParameters, values: Values) -> Values:
-    """Gives what a trial has of the active hyperparameters, defaults for what it lacks."""
+    """Return what a trial has of the active hyperparameters, defaults for what it lacks."""
     found: Values = {}
     for parameter in space.space:
         if parameter.name not in found and _active(parameter, found):
@@ -90,7 +76,7 @@ def _ordered(parameter: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Gives one of NumPy's numbers as Python's, as it is read back from a file."""
+    """Return one of NumPy's numbers as Python's, as it is read back from a file."""
     return value.item() if hasattr(value, "item") else value
 
 
@@ -147,14 +133,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def create_trial(self, tuner_id: str) -> Any:
-        """Hands out the trial that the tuner runs, one that was interrupted, or a new one.
-
-        Args:
-            tuner_id: Who asks.
-
-        Returns:
-            A running trial, or one of status "STOPPED" when the search is at its end.
-        """
+        """Hand out the trial that the tuner runs, one that was interrupted, or a new one."""
         if tuner_id in self.ongoing_trials:
             return self.ongoing_trials[tuner_id]
         trial = self._interrupted() or self._proposed()
@@ -170,7 +149,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def end_trial(self, trial: Any) -> None:
-        """Keeps how a trial ended, and the checkpoints of the best trials only."""
+        """Keep how a trial ended, and the checkpoints of the best trials only."""
         super().end_trial(trial)
         self._drop_checkpoints()
 
@@ -187,15 +166,15 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return sorted(scored, key=self._rank)[:num_trials]
 
     def remaining_trials(self) -> int:
-        """Counts the trials that have not ended, as far as the space is known."""
+        """Count the trials that have not ended, as far as the space is known."""
         untried = self._strategy(self.get_space(), self._tried())
         return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
 
     def save(self) -> None:
-        """Does nothing: each trial's own file is the state."""
+        """Do nothing: each trial's own file is the state."""
 
     def reload(self) -> None:
-        """Reads the trials of the project directory, which may hold none."""
+        """Read the trials of the project directory, which may hold none."""
         self.trials = {trial.trial_id: trial for trial in read_trial_states(self._project)}
         for trial in self.trials.values():
             self.update_space(trial.hyperparameters)
@@ -218,7 +197,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return objective.rank(trial.score, batch_size=size, trial_id=trial.trial_id)
 
     def _interrupted(self) -> Any:
-        """Gives a trial that nobody runs and that has not ended, as new under its own id."""
+        """Return a trial that nobody runs and that has not ended, as new under its own id."""
         running = {trial.trial_id for trial in self.ongoing_trials.values()}
         for trial_id in sorted(self.trials.keys() - running):
             trial = self.trials[trial_id]
@@ -238,7 +217,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return [trial.hyperparameters.values for trial in self.trials.values()]
 
     def _free_id(self) -> str:
-        """Gives the smallest number that is free: that of a trial whose file is damaged is."""
+        """Return the smallest number that is free: that of a trial whose file is damaged is."""
         return next(i for n in range(len(self.trials) + 1) if (i := f"{n:04d}") not in self.trials)
 
     def _save_trial(self, trial: Any) -> None:

@@ -28,20 +28,20 @@ class LiveLine(Protocol):
     changes: bool
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Shows a name, a share from 0 to 1, and figures."""
+        """Show a name, a share from 0 to 1, and figures."""
         ...
 
     def print(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Print a line that stays."""
         ...
 
     def close(self) -> None:
-        """Takes the changing line away."""
+        """Take the changing line away."""
         ...
 
 
 def live_line() -> LiveLine:
-    """Gives the line for where stdout goes: a terminal, a notebook or a file."""
+    """Return the line for where stdout goes: a terminal, a notebook or a file."""
     console = Console()
     if console.is_jupyter:
         return NotebookLine(importlib.import_module("IPython.display").display)
@@ -67,17 +67,17 @@ class TerminalLine:
         self._bar.start()
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Moves the bar; without a share it stands."""
+        """Move the bar; without a share it stands."""
         self._bar.update(
             self._task, description=name, completed=share or 0.0, figures=figures, refresh=True
         )
 
     def print(self, text: str) -> None:
-        """Prints above the bar."""
+        """Print above the bar."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Take the bar away."""
         self._bar.stop()
 
 
@@ -95,16 +95,16 @@ class NotebookLine:
         self._handle: Any = None
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Replaces the text of its own output."""
+        """Replace the text of its own output."""
         self._show(f"{name}: {figures}")
 
     def print(self, text: str) -> None:
-        """Prints a line, below which the changing one begins anew."""
+        """Print a line, below which the changing one begins anew."""
         self.close()
         print(text)
 
     def close(self) -> None:
-        """Leaves its output empty."""
+        """Leave its output empty."""
         if self._handle is not None:
             self._show("")
             self._handle = None
@@ -123,14 +123,14 @@ class FileLine:
     changes = False
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
     def print(self, text: str) -> None:
-        """Prints a line that is there at once."""
+        """Print a line that is there at once."""
         print(text, file=sys.stdout, flush=True)
 
     def close(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 _SHORTEST_PAUSE_S = 0.2
@@ -190,22 +190,22 @@ class FitReporter(keras.callbacks.Callback):
         self._told_s = 0.0
 
     def on_train_begin(self, logs: Any = None):
-        """Begins a new peak of memory."""
+        """Begin a new peak of memory."""
         reset_memory_use()
         self._told_s = self._now()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Follows the number of the epoch."""
+        """Follow the number of the epoch."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Tells how far the epoch is, unless it has just been told."""
+        """Return how far the epoch is, unless it has just been told."""
         if self._now() - self._told_s >= _SHORTEST_PAUSE_S:
             steps = self._of("steps")
             self._report((batch + 1) / steps if steps else 0.0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Tells the metrics of the epoch."""
+        """Return the metrics of the epoch."""
         self._metrics = _numbers(logs or {})
         self._report(1.0, epoch_ended=True)
 
@@ -274,13 +274,7 @@ class SearchProgress:
     def trial_begins(
         self, values: Mapping[str, Any], *, ended: int | None, left: int | None
     ) -> None:
-        """Shows that a trial begins.
-
-        Args:
-            values: Its hyperparameters.
-            ended: How many trials of the search have ended, None where it is not known.
-            left: How many have not, this one included, likewise.
-        """
+        """Show that a trial begins."""
         if ended is None or left is None:
             self._name = trial_name(values, None, None)
         else:
@@ -291,7 +285,7 @@ class SearchProgress:
             self._line.update(self._name, None, "starting")
 
     def show(self, progress: FitProgress) -> None:
-        """Shows how far the trial is."""
+        """Show how far the trial is."""
         self._memory_bytes = max(self._memory_bytes or 0, progress.memory_bytes)
         if self._line is None:
             return
@@ -304,7 +298,7 @@ class SearchProgress:
         self._line.update(self._name, progress.share, figures)
 
     def trial_ends(self, record: TrialRecord | None) -> None:
-        """Prints the line of a trial that stays."""
+        """Print the line of a trial that stays."""
         duration_s = self._now() - self._begun_s
         self._durations_s.append(duration_s - _search_s(record))
         if self._line is None:
@@ -316,12 +310,12 @@ class SearchProgress:
         self._line.print(text + (f"; about {duration(left)} left" if left else ""))
 
     def say(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Print a line that stays."""
         if self._line is not None:
             self._line.print(text)
 
     def _trial_left_s(self, share: float) -> float | None:
-        """Extrapolates from the first that was told: building and tracing came before it."""
+        """Extrapolate from the first that was told: building and tracing came before it."""
         if self._first is None:
             self._first = self._now(), share
         first_s, first_share = self._first
@@ -330,7 +324,7 @@ class SearchProgress:
         return (self._now() - first_s) * (1 - share) / (share - first_share)
 
     def _search_left_s(self, trial_left_s: float | None) -> float | None:
-        """Extrapolates from the trials that this search has finished."""
+        """Extrapolate from the trials that this search has finished."""
         if not self._durations_s or self._trials_left is None:
             return None
         mean_s = sum(self._durations_s) / len(self._durations_s)
@@ -340,19 +334,13 @@ class SearchProgress:
 
 
 def _search_s(record: TrialRecord | None) -> float:
-    """Sums what the search for the micro-batch size took: later trials know it."""
+    """Sum what the search for the micro-batch size took: later trials know it."""
     executions = record.executions if record else ()
     return sum(execution.micro_batch_search_s or 0.0 for execution in executions)
 
 
 def trial_name(values: Mapping[str, Any], number: int | None, total: int | None) -> str:
-    """Names a trial.
-
-    Args:
-        values: Its hyperparameters.
-        number: Its place in the search, from 1, if it is known.
-        total: Trials of the search.
-    """
+    """Name a trial."""
     place = "trial" if number is None else f"trial {number}/{total}"
     others = [
         f"{name} {value_text(value)}" for name, value in values.items() if name != "batch_size"
@@ -363,7 +351,7 @@ def trial_name(values: Mapping[str, Any], number: int | None, total: int | None)
 def live_figures(
     progress: FitProgress, *, trial_left_s: float | None, search_left_s: float | None
 ) -> str:
-    """Words how far a trial is: time left, throughput, memory and the last metrics."""
+    """Word how far a trial is: time left, throughput, memory and the last metrics."""
     figures = [percent(progress.share)]
     if trial_left_s is not None:
         figures.append(f"{duration(trial_left_s)} left")
@@ -379,7 +367,7 @@ def live_figures(
 
 
 def epoch_line(name: str, progress: FitProgress) -> str:
-    """Words an epoch that ended."""
+    """Word an epoch that ended."""
     epoch = f"epoch {progress.epoch + 1}/{progress.epochs}"
     figures = _speed(progress.samples_per_second, progress.memory_bytes)
     return ", ".join([name, epoch, *figures, *_metrics(progress.metrics)])
@@ -388,7 +376,7 @@ def epoch_line(name: str, progress: FitProgress) -> str:
 def trial_line(
     name: str, record: TrialRecord | None, *, duration_s: float, memory_bytes: int | None
 ) -> str:
-    """Words how a trial ended: its figures, or the cause of its failure."""
+    """Word how a trial ended: its figures, or the cause of its failure."""
     begun = f"{name}, {duration_s:5.1f} s"
     if record is None:
         return f"{begun}, failed: nothing was recorded"
@@ -405,11 +393,7 @@ def trial_line(
 
 
 def duration(seconds: float) -> str:
-    """Words a duration as minutes and seconds, or hours with them.
-
-    Args:
-        seconds: The duration; a negative one, of what takes longer than thought, is shown as 0.
-    """
+    """Word a duration as minutes and seconds, or hours with them."""
     whole = max(0, round(seconds))
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
@@ -432,7 +416,7 @@ def _metrics(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Gives the metrics of the validation, or without one those of training."""
+    """Return the metrics of the validation, or without one those of training."""
     validation = {n: v for n, v in metrics.items() if n.startswith("val_")}
     own = ("samples_per_second", "gradient_variance", "gradient_squared_norm", "learning_rate")
     return validation or {n: v for n, v in metrics.items() if n not in own}

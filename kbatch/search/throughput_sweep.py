@@ -36,28 +36,13 @@ def sweep_throughput(
     keywords: Mapping[str, Any],
     directory: Path | None,
 ) -> GoodputRecord:
-    """Times an update of each batch size of a hypermodel, in interleaved rounds.
+    """Time an update of each batch size of a hypermodel, in interleaved rounds.
 
     One model takes all sizes in turn, and is thrown away. Under "auto" no more examples go through
     at once than were found to fit. Sizes larger than the one that is fastest as a whole are timed
     in micro-batches too, and the faster way counts; of a model that trains differently on parts of
     a batch, only what does not fit is cut. Sizes that run out of memory or data, and those above
     them, get the seconds of the line through the others.
-
-    Args:
-        hypermodel: The `BatchSizeHyperModel`.
-        space: Its hyperparameters, whose defaults are taken.
-        arguments: Positional arguments of the search.
-        keywords: Its keyword arguments.
-        directory: The project directory, where what fits is kept for the trials; None for nowhere.
-
-    Returns:
-        The sizes with their seconds.
-
-    Raises:
-        InputError: If the data are not found among the arguments or do not suit the model, or fewer
-            than two sizes could be timed where some do not fit.
-        OutOfMemoryError: If one example does not fit, under "auto".
     """
     began_s = time.perf_counter()
     sizes = hypermodel.batch_sizes
@@ -128,11 +113,7 @@ class _Ways(NamedTuple):
         return [StepSetting(size, size) for size in self.sizes if size <= (self.most or size)]
 
     def in_parts(self, whole: Mapping[int, float]) -> list[StepSetting]:
-        """Gives sizes in parts: of the size that is fastest as a whole, and of the most that fit.
-
-        Args:
-            whole: Seconds of an update of the sizes that went through whole.
-        """
+        """Return sizes in parts: of the fastest whole size, and of the most that fit."""
         if self.most is None:
             return []
         parts = {self.most}
@@ -148,7 +129,7 @@ class _Ways(NamedTuple):
 
 
 def _timed(model: Any, source: Source, ways: _Ways) -> dict[int, list[float]]:
-    """Gives the seconds of an update of each size, in the faster way of those that were timed."""
+    """Return the seconds of an update of each size, in the faster way of those that were timed."""
     # Parts of a batch have a graph of their own, whose tracing would take the time of the rounds.
     timing = TimingPlan(
         time_budget_s=_SECONDS_A_SIZE * len(ways.sizes),

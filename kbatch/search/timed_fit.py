@@ -83,15 +83,7 @@ class TimedFit:
         self.target: Target | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Trains the model; takes what `keras.Model.fit` takes.
-
-        Returns:
-            Keras's history, with `samples_per_second` of the whole run in each epoch.
-
-        Raises:
-            InputError: If the data cannot be put into batches, or another batch size is asked
-                for.
-        """
+        """Train the model; takes what `keras.Model.fit` takes."""
         call = _SIGNATURE.bind(self._model, *args, **kwargs).arguments
         del call["self"]
         self._check_size("batch_size", self._batch_size, call.pop("batch_size", None))
@@ -178,7 +170,7 @@ class TimedFit:
         return [self.clock.last, *stamps]
 
     def _find_end(self, callbacks: list[Any]) -> None:
-        """Notes what ends training beside the number of epochs, and lets it count by the clock."""
+        """Note what ends training beside the number of epochs, and let it count by the clock."""
         budgets = [callback for callback in callbacks if isinstance(callback, BudgetCallback)]
         self.budget = joint_budget(budgets)
         for callback in budgets:
@@ -219,7 +211,7 @@ def _without_end_of_data_warning(batches: Batches) -> Iterator[None]:
 
 
 def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:
-    """Checks that training makes an update at least: Keras ends at once, as if it had completed."""
+    """Check that training makes an update at least: Keras ends at once, as if it had completed."""
     given = [epochs, initial_epoch, *([] if steps is None else [steps])]
     whole = all(hasattr(one, "__index__") and not isinstance(one, bool) for one in given)
     if not whole or not 0 <= initial_epoch < epochs or (steps is not None and steps < 1):
@@ -239,11 +231,7 @@ def _check_end(dataset: tf.data.Dataset, call: dict[str, Any]) -> None:
 
 
 def batch_metrics(model: Any) -> set[str]:
-    """Names the metrics that are means over the micro-batches, since their function needs all rows.
-
-    Args:
-        model: A model that has been trained; the set is empty unless its batches were cut.
-    """
+    """Name the metrics that become means over micro-batches: their function needs all rows."""
     step = getattr(vars(model).get("train_step"), "__self__", None)
     return getattr(step, "batch_metrics", set())
 
@@ -264,7 +252,7 @@ class EpochCheck(keras.callbacks.Callback):
         self._meter = meter
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Compares the batches that arrived and the metrics with those expected."""
+        """Compare the batches that arrived and the metrics with those expected."""
         seen = self._meter.read().largest_batch
         if seen != self._batch_size:
             raise InputError(
@@ -312,20 +300,20 @@ class TensorBoardScalars(keras.callbacks.Callback):
         self._writer: Any = None
 
     def on_train_begin(self, logs: Any = None):
-        """Opens the file, in the folder that keras-tuner gave the trial."""
+        """Open the file, in the folder that keras-tuner gave the trial."""
         self._memory.reset()
         folder = Path(self._board.log_dir) / RUN_NAME
         self._writer = tf.summary.create_file_writer(str(folder))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        """Writes the scalars of the epoch."""
+        """Write the scalars of the epoch."""
         with self._writer.as_default(step=epoch):
             for name, value in self._scalars(logs or {}).items():
                 tf.summary.scalar(name, value)
         self._writer.flush()
 
     def on_train_end(self, logs: Any = None):
-        """Closes the file."""
+        """Close the file."""
         self._writer.close()
 
     def _scalars(self, logs: dict[str, Any]) -> dict[str, float]:

@@ -17,15 +17,9 @@ from kbatch.study.study import Study
 def record_failure(
     files: TrialFiles, hypermodel: BatchSizeHyperModel, hp: Any, error: BaseException
 ) -> None:
-    """Records why a trial ended, unless its last execution has done so.
+    """Record why a trial ended, unless its last execution has done so.
 
     It has not where the model could not be built, or where its process died.
-
-    Args:
-        files: Files of the trial.
-        hypermodel: The hypermodel of the search.
-        hp: Hyperparameters of the trial.
-        error: What the trial raised.
     """
     record = files.record()
     executions = record.executions if record else ()
@@ -43,7 +37,7 @@ def record_failure(
 
 
 def _unbuilt(hypermodel: BatchSizeHyperModel, hp: Any, number: int) -> ExecutionRecord:
-    """Gives what is known of an execution without its model."""
+    """Return what is known of an execution without its model."""
     batch_size = hp.get("batch_size")
     # Under "auto" it is found when the training begins.
     micro_batch_size = (
@@ -69,11 +63,7 @@ _MOST_CAUSES = 5
 
 
 def no_best_trial(project: Path) -> str:
-    """Words why a project has no best trial, and what to do.
-
-    Args:
-        project: The project directory.
-    """
+    """Word why a project has no best trial, and what to do."""
     try:
         study = load_study(project)
     except FileNotFoundError:

@@ -69,9 +69,6 @@ class TrialFiles:
 
         The best part of a batch is a half of the largest one, or less where most gain: smaller
         batches go through whole.
-
-        Args:
-            batch_sizes: Sizes of the search: one trial each, for a tuner that does not tell.
         """
         left = getattr(self._tuner.oracle, "remaining_trials", lambda: None)()
         trials = max(1, len(batch_sizes) if left is None else left)
@@ -89,23 +86,14 @@ class TrialFiles:
         return tuple(name for name in self._objective_names if name in _MEASURED)
 
     def reported(self, results: Any) -> dict[str, float]:
-        """Gives the metrics that keras-tuner takes from what `fit` returned.
-
-        Args:
-            results: A history, a dict of metrics or a number.
-        """
+        """Return the metrics that keras-tuner takes from what `fit` returned."""
         tuner_utils.validate_trial_results(results, self._tuner.oracle.objective, "fit()")
         metrics = tuner_utils.convert_to_metrics_dict(results, self._tuner.oracle.objective) or {}
         numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
     def check_settings(self, settings: Mapping[str, object]) -> None:
-        """Writes the settings of the search, or compares them with those found.
-
-        Raises:
-            InputError: If the project directory holds a search with other settings.
-            RecordError: If it cannot be read or written.
-        """
+        """Write the settings of the search, or compares them with those found."""
         known = compare_settings(self._project, settings)
         if known is None or known.settings != settings:
             environment = read_environment() if known is None else known.environment
@@ -122,9 +110,6 @@ class TrialFiles:
 
         A tuner of keras-tuner knows nothing of it, and asks for no trial where a search is at its
         end; the space is the one that it keeps.
-
-        Raises:
-            InputError: If the directory holds another search.
         """
         if getattr(self._tuner, "compares_searches", False):
             return
@@ -139,11 +124,7 @@ class TrialFiles:
         check_identity(self._project, present, unchecked=None)
 
     def record(self) -> TrialRecord | None:
-        """Reads what there is of the trial, None where it is missing, damaged or another's.
-
-        Raises:
-            NewerRecordError: If a newer kbatch wrote it.
-        """
+        """Read what there is of the trial, None where it is missing, damaged or another's."""
         try:
             record = read_record(TrialRecord, self._file)
         except NewerRecordError:
@@ -157,11 +138,7 @@ class TrialFiles:
         return record if all(mine[n] == found[n] for n in mine.keys() & found.keys()) else None
 
     def begin_attempt(self) -> tuple[ExecutionRecord, ...]:
-        """Drops what an interrupted attempt left unfinished.
-
-        Returns:
-            The executions that completed, which need not run again.
-        """
+        """Drop what an interrupted attempt left unfinished."""
         record = self.record()
         found = record.executions if record else ()
         kept = tuple(itertools.takewhile(lambda e: e.status == "completed", found))
@@ -173,7 +150,7 @@ class TrialFiles:
         return kept
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
-        """Writes execution number `index` of the trial after the ones before it."""
+        """Write execution number `index` of the trial after the ones before it."""
         self._write_all((*self._before(index), execution))
 
     def _write_all(self, executions: tuple[ExecutionRecord, ...]) -> None:
@@ -190,11 +167,7 @@ class TrialFiles:
 
 
 def check_local(project: str) -> None:
-    """Check that a project directory lies in the file system.
-
-    Raises:
-        InputError: If it does not.
-    """
+    """Check that a project directory lies in the file system."""
     if "://" in str(project):
         raise InputError(
             "kbatch writes its records to local directories only: give a local `directory`. "
@@ -203,19 +176,7 @@ def check_local(project: str) -> None:
 
 
 def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRecord | None:
-    """Compares the settings of a search with those that its directory holds.
-
-    Args:
-        project: The project directory.
-        settings: Settings of the hypermodel.
-
-    Returns:
-        The record that the directory holds, None if there is none.
-
-    Raises:
-        InputError: If it holds others.
-        RecordError: If they cannot be read.
-    """
+    """Compare the settings of a search with those that its directory holds."""
     found = recorded_search(project)
     difference = None if found is None else found.difference(settings)
     if difference:
@@ -227,25 +188,15 @@ def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRec
 
 
 def recorded_search(project: Path) -> SearchRecord | None:
-    """Read what holds for all trials of the search in a directory, None where there is none.
-
-    Raises:
-        RecordError: If it cannot be read.
-    """
+    """Read what holds for all trials of the search in a directory, None where there is none."""
     file = project / RECORD_NAME
     return read_record(SearchRecord, file) if file.exists() else None
 
 
 def trial_files(callbacks: Any) -> TrialFiles | None:
-    """Finds the trial behind the callbacks that a tuner hands to `HyperModel.fit`.
+    """Find the trial behind the callbacks that a tuner hands to `HyperModel.fit`.
 
     keras-tuner gives `fit` no trial; its own callback knows it.
-
-    Args:
-        callbacks: The `callbacks` argument.
-
-    Returns:
-        The files of the trial, None when `fit` was not called by a tuner.
     """
     for callback in keras.tree.flatten(callbacks or []):
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):

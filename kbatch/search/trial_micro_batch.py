@@ -180,19 +180,7 @@ class TrialMicroBatch:
         self._state: KeptState | None = None
 
     def prepare(self, data: FitData, call: Mapping[str, Any]) -> int:
-        """Finds the size, the first time, and makes the model accumulate.
-
-        Args:
-            data: Arguments of `fit`.
-            call: The other arguments: how long to train, and whether to print a search for the
-                size.
-
-        Returns:
-            Most examples that go through the device at once.
-
-        Raises:
-            OutOfMemoryError: If one example does not fit.
-        """
+        """Find the size, the first time, and make the model accumulate."""
         if self.size is None:
             source = self._auto.data.source(data, self._model)
             model: Any = self._model
@@ -218,34 +206,15 @@ class TrialMicroBatch:
         return self._most
 
     def most_at_once(self, source: Source) -> int:
-        """Finds the most examples that fit at once.
-
-        Args:
-            source: The data of the model, which is built on them.
-
-        Returns:
-            The most examples on one device.
-
-        Raises:
-            InputError: If the memory limit is below what the weights take.
-            OutOfMemoryError: If one example does not fit.
-        """
+        """Find the most examples that fit at once."""
         return self._auto.most(self._model, self._build, source=source, directory=self._directory)
 
     def trains_whole_only(self, source: Source) -> bool:
-        """Return whether speed must not cut a batch: in parts it may train another model.
-
-        Args:
-            source: The data of the model, which is built on them.
-        """
+        """Return whether speed must not cut a batch: in parts it may train another model."""
         return bool(self._auto.checks.difference(self._model, source, directory=self._directory))
 
     def shrink(self) -> bool:
-        """Halves the size and puts the model back as it was before training.
-
-        Returns:
-            Whether there is a smaller size to go on with.
-        """
+        """Halve the size and put the model back as it was before training."""
         before = self.size
         if before is None or self._state is None:
             return False  # Memory ran out before training: a smaller one is no cure.
@@ -262,7 +231,7 @@ class TrialMicroBatch:
         return True
 
     def _left(self, source: Source, call: Mapping[str, Any]) -> TrainingLeft:
-        """Forecasts the trainings that are left, as if they went on to their last epoch."""
+        """Forecast the trainings that are left, as if they went on to their last epoch."""
         known = source.rows(self._model) if isinstance(source, SampleElements) else source
         examples = known.examples if isinstance(known, SampleRows) else None
         if call.get("steps_per_epoch"):

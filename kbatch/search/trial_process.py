@@ -62,31 +62,14 @@ class IsolatedTrials:
         self._worker.close()
 
     def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
-        """Runs the executions of a trial.
-
-        Args:
-            tuner: The tuner, whose copy trains.
-            trial: The trial.
-            on_event: Receives how far training is.
-
-        Returns:
-            The hyperparameters of the trial, with those that its training declared.
-
-        Raises:
-            WorkerDied: If the process ended before the trial did.
-            Exception: What the trial raised.
-        """
+        """Run the executions of a trial."""
         try:
             return self._worker.call(_run, tuner, trial, self._data, on_event=on_event)
         finally:
             self._worker.restart()
 
     def sweep(self, tuner: Any) -> GoodputRecord:
-        """Times an update of each batch size, in a process that ends with it.
-
-        Args:
-            tuner: The tuner, whose copy builds the model.
-        """
+        """Time an update of each batch size, in a process that ends with it."""
         try:
             return self._worker.call(_sweep, tuner, self._data)
         finally:
@@ -94,14 +77,7 @@ class IsolatedTrials:
 
 
 def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
-    """Finds the search space in another process, so that this one never takes the device.
-
-    Args:
-        tuner: The tuner, whose copy's `explore` builds the models.
-
-    Returns:
-        The space, and what `explore` returned.
-    """
+    """Find the search space in another process, so that this one never takes the device."""
     with Worker(worker_device()) as worker:
         return worker.call(_explore, tuner)
 
@@ -146,16 +122,9 @@ def run_executions(
     arguments: Sequence[Any],
     keywords: Mapping[str, Any],
 ) -> None:
-    """Trains the model of a trial once an execution, from the first that has not completed.
+    """Train the model of a trial once an execution, from the first that has not completed.
 
     It ends at an execution that fails: the trial has failed then.
-
-    Args:
-        tell: Receives how far training is.
-        tuner: The tuner.
-        trial: The trial.
-        arguments: Positional arguments of the search.
-        keywords: Its keyword arguments.
     """
     files = TrialFiles(tuner, trial)
     completed = files.begin_attempt()
@@ -181,12 +150,7 @@ def _best_weights(tuner: Any, files: TrialFiles) -> BestWeights:
 
 
 def capped(callbacks: Sequence[Any], cap_s: float | None) -> list[Any]:
-    """Lets training end after so many seconds, where no callback ends it sooner.
-
-    Args:
-        callbacks: The callbacks of a trial.
-        cap_s: Seconds of training, None for no cap.
-    """
+    """Let training end after so many seconds, where no callback ends it sooner."""
     if cap_s is None:
         return list(callbacks)
     budgets = [c for c in callbacks if isinstance(c, TimeBudget)]
@@ -208,14 +172,7 @@ class TrialResult(NamedTuple):
 
 
 def trial_result(record: TrialRecord | None) -> TrialResult | str:
-    """Gives the result of a trial.
-
-    Args:
-        record: The record of the trial, None if there is none.
-
-    Returns:
-        Its result, or why it has none.
-    """
+    """Return the result of a trial."""
     if record is None:
         return "Nothing was recorded."
     if record.status != "completed":

@@ -24,7 +24,7 @@ _VERSION_KEY = "kbatch_state"
 
 
 def write_trial_state(trial: Any, project: Path) -> None:
-    """Writes keras-tuner's state of a trial so that a reader sees the old one or the new one.
+    """Write keras-tuner's state of a trial so that a reader sees the old one or the new one.
 
     keras-tuner's readers pass over the version that is added.
     """
@@ -34,18 +34,9 @@ def write_trial_state(trial: Any, project: Path) -> None:
 
 
 def read_trial_states(project: Path) -> list[Any]:
-    """Reads the trials of a project, also those that another tuner of keras-tuner wrote.
+    """Read the trials of a project, also those that another tuner of keras-tuner wrote.
 
     A damaged file is passed over with a warning: what it held is run again.
-
-    Args:
-        project: The project directory.
-
-    Returns:
-        The trials by their ids.
-
-    Raises:
-        RecordError: If a newer kbatch wrote one.
     """
     found = [_read(file) for file in sorted(project.glob(f"trial_*/{STATE_NAME}"))]
     return sorted((trial for trial in found if trial), key=lambda trial: trial.trial_id)
@@ -78,7 +69,7 @@ def _checked(trial: Any, file: Path) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Gives NumPy's numbers, which scores may be, as Python's."""
+    """Return NumPy's numbers, which scores may be, as Python's."""
     return value.item()
 
 
@@ -107,11 +98,11 @@ class BestWeights(keras.callbacks.Callback):
         self._without_value = True
 
     def on_train_begin(self, logs: Any = None):
-        """Forgets the training before, which may have ended without `on_train_end`."""
+        """Forget the training before, which may have ended without `on_train_end`."""
         self._best, self._weights, self._without_value = self._best_before, None, True
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Takes the weights of an epoch better than all before."""
+        """Take the weights of an epoch better than all before."""
         if not self._objective.has_value(logs or {}):
             return
         self._without_value = False
@@ -122,7 +113,7 @@ class BestWeights(keras.callbacks.Callback):
             self._weights = self._trained.get_weights()
 
     def on_train_end(self, logs: Any = None):
-        """Writes the weights; the model goes on with its last ones."""
+        """Write the weights; the model goes on with its last ones."""
         self._best_before = self._best
         if self._without_value:
             self._write()
@@ -145,28 +136,14 @@ class BestWeights(keras.callbacks.Callback):
 
 
 def delete_checkpoints(project: Path, trial_ids: Iterable[str]) -> None:
-    """Deletes the checkpoints of trials, where there are any.
-
-    Args:
-        project: The project directory.
-        trial_ids: Identifiers of the trials.
-    """
+    """Delete the checkpoints of trials, where there are any."""
     for trial_id in trial_ids:
         for name in (CHECKPOINT_NAME, _DRAFT_NAME):
             (project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
 
 
 def check_kept(project: Path, trial_id: str, *, kept: int) -> None:
-    """Checks that there are weights of a trial.
-
-    Args:
-        project: The project directory.
-        trial_id: Identifier of the trial.
-        kept: How many of the best trials keep theirs.
-
-    Raises:
-        RuntimeError: If there are none.
-    """
+    """Check that there are weights of a trial."""
     if not (project / f"trial_{trial_id}" / CHECKPOINT_NAME).exists():
         raise RuntimeError(
             f"Trial {trial_id} has no checkpoint: those of the best `keep_checkpoints` trials are "
@@ -187,9 +164,6 @@ def search_lock(project: Path) -> Iterator[None]:
 
     The operating system drops it with the process, however that ends. Where the file system has no
     locks, nothing is held.
-
-    Raises:
-        InputError: If another search holds it, with its process.
     """
     descriptor = _opened(project)
     if descriptor is None:
@@ -211,11 +185,7 @@ def search_lock(project: Path) -> Iterator[None]:
 
 
 def check_unlocked(project: Path) -> None:
-    """Check that no search runs in a project directory that is to be deleted.
-
-    Raises:
-        InputError: If one does, with its process.
-    """
+    """Check that no search runs in a project directory that is to be deleted."""
     if (project / LOCK_NAME).exists():
         with search_lock(project):
             pass

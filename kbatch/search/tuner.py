@@ -151,7 +151,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         )
 
     def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
-        """Runs the trials that have not ended yet.
+        """Run the trials that have not ended yet.
 
         Args:
             *args: What `keras.Model.fit` takes; data are arrays, a dataset, or a function
@@ -183,7 +183,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             ) from None
 
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
-        """Gives the hyperparameters of the best trials that completed, the best first.
+        """Return the hyperparameters of the best trials that completed, the best first.
 
         Raises:
             RuntimeError: If no trial completed, with the causes.
@@ -191,7 +191,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return [trial.hyperparameters for trial in self._best_trials(num_trials)]
 
     def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
-        """Gives the models of the best trials with the weights of their best epoch.
+        """Return the models of the best trials with the weights of their best epoch.
 
         Raises:
             RuntimeError: If no trial completed, or one of these has no checkpoint, and why.
@@ -199,7 +199,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return [self.load_model(trial) for trial in self._best_trials(num_models)]
 
     def load_model(self, trial: Any) -> Any:
-        """Builds the model of a trial with the weights of its best epoch; for keras-tuner."""
+        """Build the model of a trial with the weights of its best epoch; for keras-tuner."""
         check_kept(Path(self.project_dir), trial.trial_id, kept=self.keep_checkpoints)
         with warnings.catch_warnings():
             # The weights are what is wanted; the optimizer begins anew.
@@ -207,7 +207,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             return super().load_model(trial)
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
-        """Runs the executions of a trial that have not completed; keras-tuner calls it."""
+        """Run the executions of a trial that have not completed; keras-tuner calls it."""
         if self._goodput is not None:
             self.time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
         if self._isolated is None:
@@ -216,7 +216,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial.hyperparameters = self._isolated.run(self, trial, self._progress.show)
 
     def explore(self) -> tuple[dict[str, str], dict[str, Any], float | None]:
-        """Builds the model to find the search space, in this process.
+        """Build the model to find the search space, in this process.
 
         Returns:
             The facts of the space and the model, the hyperparameters that it was built with, and
@@ -230,7 +230,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return space_facts(self.oracle.get_space()) | facts, values, slowdown
 
     def on_trial_begin(self, trial: Any) -> None:
-        """Shows that a trial begins; keras-tuner calls it."""
+        """Show that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
         unknown = self._is_worker() or self._goodput is not None
         # The running one is left.
@@ -241,14 +241,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
         )
 
     def on_trial_end(self, trial: Any) -> None:
-        """Keeps the result of a trial and shows it; keras-tuner calls it."""
+        """Keep the result of a trial and shows it; keras-tuner calls it."""
         super().on_trial_end(trial)
         self._progress.trial_ends(TrialFiles(self, trial).record())
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
 
     def on_search_end(self) -> None:
-        """Says so where nothing completed; keras-tuner calls it."""
+        """Describe so where nothing completed; keras-tuner calls it."""
         super().on_search_end()
         if self._goodput is not None:
             for text in self._goodput.ends(self.oracle.get_space()):
@@ -258,17 +258,17 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self._progress.say(no_best_trial(Path(self.project_dir)))
 
     def save(self) -> None:
-        """Does nothing: the trials' own files are the state."""
+        """Do nothing: the trials' own files are the state."""
 
     def reload(self) -> None:
-        """Reads the trials of the project directory."""
+        """Read the trials of the project directory."""
         compare_settings(Path(self.project_dir), self.hypermodel.settings)
         self.oracle.reload()
         for trial in self.oracle.ended_trials:
             self._compare(trial)
 
     def _compare(self, trial: Any) -> None:
-        """Checks that a trial had the same objective, and reopens it for further executions."""
+        """Check that a trial had the same objective, and reopens it for further executions."""
         files = TrialFiles(self, trial)
         record = files.record()
         if record is None:
@@ -286,7 +286,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial.status = TrialStatus.RUNNING
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the display and the processes behind where a copy travels."""
+        """Leave the display and the processes behind where a copy travels."""
         # A worker's oracle is a connection to the chief; its own one knows the objective as well.
         oracle = getattr(self.oracle, "_oracle", self.oracle)
         return self.__dict__ | {"_progress": None, "_isolated": None, "_live": [], "oracle": oracle}
@@ -300,7 +300,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.reload()
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
-        """Runs a trial; what it raises is its result, unless no trial would fare better."""
+        """Run a trial; what it raises is its result, unless no trial would fare better."""
         files = TrialFiles(self, trial)
         try:
             self.run_trial(trial, *args, **kwargs)
@@ -315,7 +315,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._take(trial_result(files.record()), trial)
 
     def _take(self, result: TrialResult | str, trial: Any) -> None:
-        """Gives keras-tuner the result of a trial, or why there is none."""
+        """Return keras-tuner the result of a trial, or why there is none."""
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
             return
@@ -329,7 +329,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return found
 
     def _begin_goodput(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Times an update of each size, unless an earlier run has."""
+        """Time an update of each size, unless an earlier run has."""
         if self._goodput is None:
             return
         isolated, space, project = self._isolated, self.oracle.get_space(), Path(self.project_dir)
@@ -352,7 +352,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._progress.say(said)
 
     def _before(self, project: Path, overwrite: bool) -> None:
-        """Looks at what the project directory holds, before keras-tuner deletes or reads it."""
+        """Look at what the project directory holds, before keras-tuner deletes or read it."""
         if overwrite:
             if not self._is_worker():
                 check_unlocked(project)
@@ -369,7 +369,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         )
 
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Compares the search with the one in the directory, and says what was found there."""
+        """Compare the search with the one in the directory, and describe what was found there."""
         project, (facts, values, _) = Path(self.project_dir), self._explored
         given = objective_facts(self.oracle.objective) | facts | fit_facts(args, kwargs)
         present = SearchIdentity(given, values)
@@ -421,11 +421,7 @@ STRATEGIES = ("grid", "goodput")
 
 
 def check_hypermodel(hypermodel: Any) -> None:
-    """Checks that batch size is what a hypermodel tunes.
-
-    Raises:
-        TypeError: If it is not.
-    """
+    """Check that batch size is what a hypermodel tunes."""
     if not isinstance(hypermodel, BatchSizeHyperModel):
         raise TypeError(
             "`hypermodel` must be a `kbatch.BatchSizeHyperModel`: wrap what builds the model, "
@@ -435,11 +431,7 @@ def check_hypermodel(hypermodel: Any) -> None:
 
 
 def check_strategy(strategy: Any, distribution_strategy: Any) -> None:
-    """Checks that a strategy exists, and can be used here.
-
-    Raises:
-        ValueError: If not.
-    """
+    """Check that a strategy exists, and can be used here."""
     if strategy not in STRATEGIES:
         raise ValueError(
             f"`strategy` must be one of {list(STRATEGIES)}. Received: strategy={strategy!r}."
@@ -457,11 +449,7 @@ def check_strategy(strategy: Any, distribution_strategy: Any) -> None:
 
 
 def check_isolation(isolate: bool, distribution_strategy: Any) -> None:
-    """Checks that trials can run in processes of their own, where they are to.
-
-    Raises:
-        ValueError: If they cannot.
-    """
+    """Check that trials can run in processes of their own, where they are to."""
     if isolate and distribution_strategy is not None:
         raise ValueError(
             "A `distribution_strategy` holds the devices of this process: leave it out, or "
@@ -470,21 +458,13 @@ def check_isolation(isolate: bool, distribution_strategy: Any) -> None:
 
 
 def check_resume(resume: Any) -> None:
-    """Checks that a way to go on exists.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Check that a way to go on exists."""
     if resume not in ("checked", "unchecked"):
         raise ValueError(f'`resume` must be "checked" or "unchecked". Received: resume={resume!r}.')
 
 
 def check_count(count: Any, name: str, *, least: int) -> int:
-    """Checks a number of things.
-
-    Raises:
-        ValueError: If it is no integer, or too small.
-    """
+    """Check a number of things."""
     if isinstance(count, bool) or not isinstance(count, int) or count < least:
         raise ValueError(
             f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
@@ -493,11 +473,7 @@ def check_count(count: Any, name: str, *, least: int) -> int:
 
 
 def check_directory(directory: str | Path | None, project_name: str | None) -> None:
-    """Checks that the folder of a search can be made and written.
-
-    Raises:
-        ValueError: If not.
-    """
+    """Check that the folder of a search can be made and written."""
     if "://" in str(directory):
         return  # `check_local` refuses it.
     folder = Path(directory or ".", project_name or "untitled_project")
@@ -514,22 +490,14 @@ def check_directory(directory: str | Path | None, project_name: str | None) -> N
 
 
 def check_verbose(verbose: Any) -> int:
-    """Checks how much a search shows; "auto" is 1.
-
-    Raises:
-        ValueError: If it is something else.
-    """
+    """Check how much a search shows; "auto" is 1."""
     if verbose not in ("auto", 0, 1, 2):
         raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
     return 1 if verbose == "auto" else int(verbose)
 
 
 def check_objective(objective: Objective, recorded: Objective, *, project: str) -> None:
-    """Checks that a search goes on with the objective of its records.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Check that a search goes on with the objective of its records."""
     if objective != recorded:
         raise ValueError(
             f"The project directory {project} holds a search with another objective: give another "

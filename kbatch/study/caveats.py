@@ -34,14 +34,7 @@ _NOTES = (
 
 
 def caveats(study: Study) -> tuple[Caveat, ...]:
-    """Lists what limits the conclusions from a study.
-
-    Args:
-        study: A study with at least one trial.
-
-    Returns:
-        The caveats, those about missing results first.
-    """
+    """List what limits the conclusions from a study."""
     rules = (
         *(_problems, goodput_caveats, _incomplete, _other_batch, timing_caveats),
         *(budget_caveats, _few_executions, lagging_caveats, noise_caveats, _notes),
@@ -55,7 +48,7 @@ def _problems(study: Study) -> Iterator[Caveat]:
 
 
 def _incomplete(study: Study) -> Iterator[Caveat]:
-    """Words why trials have no result, once for those with the same reason."""
+    """Word why trials have no result, once for those with the same reason."""
     names = trial_names(study.trials)._replace(several_policies=True)
     alike: dict[tuple[str, str], list[TrialRecord]] = {}
     for trial in study.trials:
@@ -135,7 +128,7 @@ def _notes(study: Study) -> Iterator[Caveat]:
 
 
 def _place(note: str) -> tuple[str, str]:
-    """Tells what a trial's note is about, and the column it concerns."""
+    """Return what a trial's note is about, and the column it concerns."""
     if note.startswith(_CUT) and "(BatchNormalization)" in note:
         return "BatchNormalization in micro-batches", "quality"
     places = ((label, column) for begin, label, column in _NOTES if note.startswith(begin))
@@ -153,7 +146,7 @@ _FAVOURS = {
 
 
 def budget_caveats(study: Study) -> Iterator[Caveat]:
-    """Tells the budget of a study that compares batch sizes, and whom it favours."""
+    """Return the budget of a study that compares batch sizes, and whom it favours."""
     completed = [trial for trial in study.trials if trial.status == "completed"]
     conditions = conditions_of(study)
     counted = all(trial.mean(lambda e: e.updates) is not None for trial in completed)
@@ -185,7 +178,7 @@ def _equal_epochs(completed: list[TrialRecord], epochs: str) -> Caveat:
 
 
 def _other_budget(completed: list[TrialRecord], words: str) -> Caveat:
-    """Says what was equal where it was not the number of epochs, and whom it favours."""
+    """Describe what was equal where it was not the number of epochs, and whom it favours."""
     first, small, large = completed[0].executions[0], completed[0], completed[-1]
     if first.target is not None:
         missed = concerned(completed, lambda trial: trial.cost("updates_to_target") is None)
@@ -227,7 +220,7 @@ _SPEED = ("samples_per_second",)
 
 
 def timing_caveats(study: Study) -> Iterator[Caveat]:
-    """Lists what limits the samples/s of a study with at least one trial."""
+    """List what limits the samples/s of a study with at least one trial."""
     rules = (
         _data_wait,
         _one_window,

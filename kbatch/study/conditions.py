@@ -40,7 +40,7 @@ class Conditions(NamedTuple):
 
 
 def conditions_of(study: Study) -> Conditions:
-    """Gathers the conditions of a study with at least one trial."""
+    """Gather the conditions of a study with at least one trial."""
     environment = study.search.environment if study.search else None
     completed = [e for t in study.trials for e in t.executions if e.status == "completed"]
     timed = [e for e in completed if e.epochs]
@@ -66,7 +66,7 @@ def conditions_of(study: Study) -> Conditions:
 
 
 def caption(conditions: Conditions) -> str:
-    """Writes the conditions as one line, parts separated by a middle dot."""
+    """Write the conditions as one line, parts separated by a middle dot."""
     parts = [
         conditions.device or UNKNOWN_DEVICE,
         *conditions.versions,
@@ -79,12 +79,12 @@ def caption(conditions: Conditions) -> str:
 
 
 def executions_text(conditions: Conditions) -> str:
-    """Says how often each trial was executed."""
+    """Describe how often each trial was executed."""
     return f"{_range_text(conditions.executions, 'execution')} each"
 
 
 def budget_text(conditions: Conditions) -> str:
-    """Says how long the executions trained; they need to have completed."""
+    """Describe how long the executions trained; they need to have completed."""
     epochs = epochs_text(conditions.epochs) if conditions.epochs else "no epoch"
     if conditions.ends:
         return f"{' or '.join(conditions.ends)} ({epochs})"
@@ -94,7 +94,7 @@ def budget_text(conditions: Conditions) -> str:
 
 
 def end_text(execution: ExecutionRecord) -> str:
-    """Says what ends an execution, an empty text where it is the number of epochs."""
+    """Describe what ends an execution, an empty text where it is the number of epochs."""
     budget, target = execution.budget, execution.target
     limits = [] if budget is None else _limits(budget)
     if target is None:
@@ -116,12 +116,12 @@ def _limits(budget: Budget) -> list[str]:
 
 
 def examples_text(examples: tuple[int, int]) -> str:
-    """Says how many examples an epoch trains on."""
+    """Describe how many examples an epoch trains on."""
     return _range_text(examples, "example")
 
 
 def epochs_text(epochs: tuple[int, int]) -> str:
-    """Says how many epochs the executions had."""
+    """Describe how many epochs the executions had."""
     return _range_text(epochs, "epoch")
 
 
@@ -152,7 +152,7 @@ class Spreads(NamedTuple):
 
 
 def spreads(trials: Iterable[TrialRecord]) -> Spreads:
-    """Finds which spreads the trials have that completed."""
+    """Find which spreads the trials have that completed."""
     completed = [trial for trial in trials if trial.status == "completed"]
     counts = {len(trial.executions) for trial in completed}
     single = [trial for trial in completed if len(trial.executions) == 1]
@@ -184,31 +184,31 @@ class Estimate(NamedTuple):
 
 
 def throughput_estimate(trial: TrialRecord) -> Estimate | None:
-    """Gives the throughput of a trial in examples per second, None if it was not measured."""
+    """Return the throughput of a trial in examples per second, None if it was not measured."""
     return estimate(trial.samples_per_second, trial.samples_per_second_interval)
 
 
 def metric_estimate(trial: TrialRecord, name: str) -> Estimate | None:
-    """Gives a metric of a trial at its best epoch, None if it was not measured."""
+    """Return a metric of a trial at its best epoch, None if it was not measured."""
     value, interval = trial.metrics.get(name), trial.metric_interval(name)
     return estimate(value, _within_range(name, value, interval))
 
 
 def objective_estimate(trial: TrialRecord) -> Estimate | None:
-    """Gives the objective of a trial, None if it was not measured."""
+    """Return the objective of a trial, None if it was not measured."""
     value = trial.objective_value
     return estimate(value, _within_range(trial.objective.name, value, trial.objective_interval))
 
 
 def estimate(value: float | None, interval: Interval | None) -> Estimate | None:
-    """Joins a value and its interval, None without a value."""
+    """Join a value and its interval, None without a value."""
     if value is None:
         return None
     return Estimate(value, interval and interval.low, interval and interval.high)
 
 
 def bars_text(study: Study) -> str:
-    """Says what the bars of throughput and of metrics are, an empty text where there are none."""
+    """Describe what the bars of throughput and of metrics are; empty where there are none."""
     found = spreads(study.trials)
     if found.intervals:
         return "Bars: 95 % interval of the mean over executions."
@@ -218,7 +218,7 @@ def bars_text(study: Study) -> str:
 
 
 def _within_range(name: str, value: float | None, interval: Interval | None) -> Interval | None:
-    """Cuts the interval of an accuracy where accuracies end."""
+    """Cut the interval of an accuracy where accuracies end."""
     if value is None or interval is None or not is_fraction(name) or not 0 <= value <= 1:
         return interval
     return Interval(max(0.0, interval.low), min(1.0, interval.high))

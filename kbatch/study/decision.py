@@ -37,7 +37,7 @@ class Decision(NamedTuple):
 
 
 def decision(study: Study) -> Decision:
-    """Words the decision of a study with at least one trial."""
+    """Word the decision of a study with at least one trial."""
     best, names = study.best_trial(), trial_names(study.trials)
     if best is None:
         return Decision(
@@ -155,7 +155,7 @@ def _certainty(study: Study, best: TrialRecord, names: TrialNames) -> str:
 
 
 def _interval(trial: TrialRecord) -> Interval | None:
-    """Gives the interval of the objective over executions, None for too few of them."""
+    """Return the interval of the objective over executions, None for too few of them."""
     if len(trial.executions) < FEWEST_VALUES:
         return None
     return trial.objective_interval
@@ -173,7 +173,7 @@ def _named(trials: Iterable[TrialRecord], names: TrialNames) -> str:
 
 
 def missing_reason(study: Study) -> str:
-    """Words why no trial is the best, as the end of a sentence."""
+    """Word why no trial is the best, as the end of a sentence."""
     words = [outcome(trial) for trial in study.trials]
     if "completed" in words:
         return f"no completed trial has the objective {study.trials[0].objective.name}"
@@ -235,16 +235,10 @@ class BindingLimit(NamedTuple):
 
 
 def binding_limits(study: Study) -> tuple[BindingLimit, ...]:
-    """Finds which limits bind at the best trial.
+    """Find which limits bind at the best trial.
 
     A trial is compared with those of larger batch sizes whose other settings are its own. Where
     it waits for data its samples/s say nothing about the device, so nothing else is asked.
-
-    Args:
-        study: A study.
-
-    Returns:
-        The limits with their evidence; none where the trials do not tell.
     """
     best = study.best_trial()
     if best is None:
@@ -344,7 +338,7 @@ def _saturation(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimi
 
 
 def _updates(study: Study, best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
-    """Updates bind where every larger batch was faster and, in the same epochs, learnt less."""
+    """Update bind where every larger batch was faster and, in the same epochs, learnt less."""
     conditions = conditions_of(study)
     epochs = conditions.epochs
     if conditions.ends or epochs is None or epochs[0] != epochs[1]:
@@ -377,17 +371,13 @@ def _clearly_worse(trial: TrialRecord, best: TrialRecord) -> bool:
 
 
 def _spread(trial: TrialRecord) -> tuple[float, float] | None:
-    """Gives the ends of the interval of a trial's samples/s, None where they are not known."""
+    """Return the ends of the interval of a trial's samples/s, None where they are not known."""
     interval = trial.samples_per_second_interval
     return None if interval is None else (interval.low, interval.high)
 
 
 def refuse_empty(study: Study) -> None:
-    """Raises when there is nothing to show.
-
-    Raises:
-        ValueError: If the study has no trial, with what to run.
-    """
+    """Raise when there is nothing to show."""
     if study.trials:
         return
     problems = " ".join(study.problems)

@@ -21,7 +21,7 @@ class _HasProjectDir(Protocol):
 
 
 def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
-    """Reads the study of a search.
+    """Read the study of a search.
 
     A trial whose file is broken, impossible (no number may exceed 1e100), of another trial or of a
     newer kbatch is left out and named in `Study.problems`; the others load.
@@ -100,7 +100,7 @@ def _read_project(path: Path) -> Study:
 
 
 def _unrecorded(path: Path) -> list[str]:
-    """Words keras-tuner's trials that ended before kbatch saw them, in building the model."""
+    """Word keras-tuner's trials that ended before kbatch saw them, in building the model."""
     lines = []
     for file in sorted(path.glob("trial_*/trial.json")):
         if (file.parent / RECORD_NAME).exists():
@@ -117,7 +117,7 @@ def _unrecorded(path: Path) -> list[str]:
 
 
 def _suggestion(path: Path) -> str:
-    """Names a study that lies one folder below, where people often point to."""
+    """Name a study that lies one folder below, where people often point to."""
     for file in sorted(path.glob(f"*/{RECORD_NAME}")):
         if _holds_search(file):
             return f"One lies in {file.parent}. "
@@ -164,11 +164,7 @@ class SearchIdentity:
 
 
 def read_identity(project: Path) -> SearchIdentity | None:
-    """Read the identity of the search in a project directory, None where there is none.
-
-    Raises:
-        RecordError: If it is damaged, or a newer kbatch wrote it.
-    """
+    """Read the identity of the search in a project directory, None where there is none."""
     file = project / IDENTITY_NAME
     return read_record(SearchIdentity, file) if file.exists() else None
 

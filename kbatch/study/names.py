@@ -23,24 +23,24 @@ class TrialNames(NamedTuple):
     several_policies: bool
 
     def settings(self, trial: TrialRecord) -> tuple[str, ...]:
-        """Lists what a trial has beside its batch size, such as `("units=8", "float32")`."""
+        """List what a trial has beside its batch size, such as `("units=8", "float32")`."""
         values = ((name, trial.hyperparameters.get(name)) for name in self.hyperparameters)
         own = (f"{name}={value_text(value)}" for name, value in values)
         return (*own, *((trial.dtype_policy,) if self.several_policies else ()))
 
     def name(self, trial: TrialRecord) -> str:
-        """Names a trial, such as `"64 (units=8)"`."""
+        """Name a trial, such as `"64 (units=8)"`."""
         settings = ", ".join(self.settings(trial))
         return f"{trial.batch_size:,} ({settings})" if settings else f"{trial.batch_size:,}"
 
     def order(self, trial: TrialRecord) -> tuple[tuple[int, float, str], ...]:
-        """Gives a key that sorts trials by their settings: numbers by value, then texts."""
+        """Return a key that sorts trials by their settings: numbers by value, then texts."""
         values = [trial.hyperparameters.get(name) for name in self.hyperparameters]
         return (*(_rank(value) for value in values), _rank(trial.dtype_policy))
 
 
 def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
-    """Finds what tells the trials of a study apart beside the batch size."""
+    """Find what tells the trials of a study apart beside the batch size."""
     trials = tuple(trials)
     names = dict.fromkeys(name for trial in trials for name in trial.hyperparameters)
     return TrialNames(
@@ -56,7 +56,7 @@ def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
 
 
 def value_text(value: bool | int | float | str | None) -> str:
-    """Writes a hyperparameter's value."""
+    """Write a hyperparameter's value."""
     return setting(value) if isinstance(value, float) else str(value)
 
 
@@ -76,7 +76,7 @@ STATUS_WORDS = {
 
 
 def outcome(trial: TrialRecord) -> str:
-    """Words how a trial ended: its status, or that the training diverged."""
+    """Word how a trial ended: its status, or that the training diverged."""
     return "diverged" if diverged(trial) else STATUS_WORDS[trial.status]
 
 
@@ -87,8 +87,6 @@ def diverged(trial: TrialRecord) -> bool:
 
 def metric_words(name: str) -> str:
     """Spells out a metric's name.
-
-    Example:
 
     >>> metric_words("val_accuracy")
     'validation accuracy'
@@ -108,7 +106,7 @@ def is_fraction(name: str) -> bool:
 
 
 def metric_axis_label(metric: Objective) -> str:
-    """Labels an axis with a metric, its range or unit, and the direction that is better."""
+    """Label an axis with a metric, its range or unit, and the direction that is better."""
     words = metric_words(metric.name)
     better = "higher is better" if metric.direction == "max" else "lower is better"
     fraction = "0 to 1, " if is_fraction(metric.name) else ""

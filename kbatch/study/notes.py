@@ -43,7 +43,7 @@ class Concerned(NamedTuple):
 def concerned(
     trials: Iterable[TrialRecord], holds: Callable[[TrialRecord], bool]
 ) -> Concerned | None:
-    """Finds the trials of which something holds, None where there are none."""
+    """Find the trials of which something holds, None where there are none."""
     found = [trial for trial in trials if holds(trial)]
     if not found:
         return None
@@ -59,7 +59,7 @@ NOISE_FOOTNOTE = (
 
 
 def noise_scale_text(scale: NoiseScale) -> str:
-    """Writes a noise scale with its interval, or what is known of an unresolved one."""
+    """Write a noise scale with its interval, or what is known of an unresolved one."""
     if scale.value is not None and scale.interval is not None:
         interval = scale.interval
         bounds = f"{readable(interval.low, 2)} to {readable(interval.high, 2)}"
@@ -70,7 +70,7 @@ def noise_scale_text(scale: NoiseScale) -> str:
 
 
 def noise_caveats(study: Study) -> tuple[Caveat, ...]:
-    """Says how far the noise scale may be trusted, nothing where none was measured."""
+    """Describe how far the noise scale may be trusted, nothing where none was measured."""
     measured = [trial for trial in study.trials if trial.noise_scale is not None]
     if not measured:
         return ()
@@ -100,7 +100,7 @@ def noise_caveats(study: Study) -> tuple[Caveat, ...]:
 
 
 def decision_text(decision: SizeDecision) -> str:
-    """Words a decision in a sentence."""
+    """Word a decision in a sentence."""
     size, best, rival = decision.batch_size, decision.best, decision.rival
     match decision.kind:
         case "pilot":
@@ -139,7 +139,7 @@ def decision_text(decision: SizeDecision) -> str:
 
 
 def goodput_caveats(study: Study) -> tuple[Caveat, ...]:
-    """Says which sizes a search by goodput left out, and why; nothing of other searches."""
+    """Describe which sizes a search by goodput left out, and why; nothing of other searches."""
     record = study.goodput
     if record is None:
         return ()
@@ -228,11 +228,7 @@ SETTING_NAMES = {
 
 
 def followed_text(scalings: Iterable[LearningRateScaling | None]) -> str:
-    """Say what followed the batch size besides the learning rate, nothing where nothing did.
-
-    Args:
-        scalings: How the settings of each training followed its batch size, None if not known.
-    """
+    """Say what followed the batch size besides the learning rate, nothing where nothing did."""
     known = [scaling for scaling in scalings if scaling and scaling.follow_batch_size]
     if not known:
         return ""

@@ -36,14 +36,7 @@ if TYPE_CHECKING:
 
 
 def study_section(study: Study) -> Section:
-    """Computes what a report says of a study.
-
-    Args:
-        study: A study with at least one trial.
-
-    Raises:
-        ValueError: If the study is empty, with what to run.
-    """
+    """Compute what a report says of a study."""
     refuse_empty(study)
     environment = study.search.environment if study.search else None
     words, found, table = decision(study), caveats(study), trial_table(study)
@@ -199,13 +192,7 @@ _OFFERS = (
 
 
 def study_figures(study: Study, caveats: Sequence[Caveat], table: Table) -> tuple[Figure, ...]:
-    """Offers the figures for which a study has the data.
-
-    Args:
-        study: A study with at least one trial.
-        caveats: What limits the conclusions from it.
-        table: Its trials, whose notes have the marks.
-    """
+    """Offer the figures for which a study has the data."""
     return tuple(
         Figure(
             name=offer.name,
@@ -221,7 +208,7 @@ def study_figures(study: Study, caveats: Sequence[Caveat], table: Table) -> tupl
 
 
 def left_out(study: Study) -> tuple[Note, ...]:
-    """Says which figures are left out although the study has the data."""
+    """Describe which figures are left out although the study has the data."""
     curves = _curves(study)
     if curves <= MOST_CURVES:
         return ()
@@ -244,5 +231,5 @@ def _shown(offer: _Offer, study: Study) -> bool:
 
 
 def _curves(study: Study) -> int:
-    """Counts the batch sizes that were trained for several epochs."""
+    """Count the batch sizes that were trained for several epochs."""
     return sum(len(curve.points) > 1 for curve in learning_curves_info(study).curves)

@@ -32,13 +32,13 @@ _USAGE: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
 
 
 def trial_rows(trials: Sequence[TrialRecord]) -> list[dict[str, object]]:
-    """Makes one row a trial, averaged over its executions."""
+    """Make one row a trial, averaged over its executions."""
     taken = _metric_names(trials)
     return [_extended(_trial_row(trial), trial, trial.metrics, taken) for trial in trials]
 
 
 def execution_rows(trials: Sequence[TrialRecord]) -> list[dict[str, object]]:
-    """Makes one row an execution."""
+    """Make one row an execution."""
     taken = _metric_names(trials)
     return [
         _extended(_execution_row(trial, index, execution), trial, _metrics(trial, execution), taken)
@@ -119,7 +119,7 @@ def _interval_columns(interval: Interval | None) -> dict[str, float | None]:
 
 
 def _noise_columns(scale: NoiseScale | None) -> dict[str, float | None]:
-    """Gives the noise scale; an unresolved one has a lower bound alone."""
+    """Return the noise scale; an unresolved one has a lower bound alone."""
     return {
         "noise_scale": scale and scale.value,
         "noise_scale_low": scale and scale.at_least,
@@ -130,7 +130,7 @@ def _noise_columns(scale: NoiseScale | None) -> dict[str, float | None]:
 def _extended(
     row: dict[str, object], trial: TrialRecord, metrics: Mapping[str, object], taken: set[str]
 ) -> dict[str, object]:
-    """Adds metrics and hyperparameters without covering a column of any trial."""
+    """Add metrics and hyperparameters without covering a column of any trial."""
     row |= {name: value for name, value in metrics.items() if name not in row}
     for name, value in trial.hyperparameters.items():
         if name not in _OWN:
@@ -195,14 +195,14 @@ class GoodputRecord:
             )
 
     def with_decision(self, decision: SizeDecision) -> "GoodputRecord":
-        """Adds a decision, unless it is the last one already: a search that goes on repeats it."""
+        """Add a decision, unless it is the last one already: a search that goes on repeats it."""
         if decision in self.decisions[-1:]:
             return self
         return dataclasses.replace(self, decisions=(*self.decisions, decision))
 
 
 def read_goodput(project: Path) -> GoodputRecord | None:
-    """Reads the record of a project directory; None where there is none or it is damaged."""
+    """Read the record of a project directory; None where there is none or it is damaged."""
     file = project / GOODPUT_NAME
     if not file.exists():
         return None
@@ -213,7 +213,7 @@ def read_goodput(project: Path) -> GoodputRecord | None:
 
 
 def write_goodput(record: GoodputRecord, project: Path) -> None:
-    """Writes the record into a project directory."""
+    """Write the record into a project directory."""
     write_record(record, project / GOODPUT_NAME)
 
 
@@ -276,7 +276,7 @@ class Study(ShownRecord):
             )
 
     def __repr__(self) -> str:
-        """Sums the study up in a line: its records would fill pages."""
+        """Sum the study up in a line: its records would fill pages."""
         completed = sum(trial.status == "completed" for trial in self.trials)
         parts = [f"{len(self.trials)} trials, {completed} completed"]
         if self.trials:
@@ -326,7 +326,7 @@ class Study(ShownRecord):
         return min(scored, key=lambda pair: pair[0])[1] if scored else None
 
     def to_dataframe(self, *, executions: bool = False) -> "pd.DataFrame":
-        """Makes a table of the trials.
+        """Make a table of the trials.
 
         The columns are `trial_id`, `status`, `batch_size`, `micro_batch_size`,
         `accumulation_steps`, `batch_size_seen`, `dtype_policy`, `optimizer`,
@@ -354,7 +354,7 @@ class Study(ShownRecord):
         return pd.DataFrame(rows)
 
     def save(self, path: str | Path) -> None:
-        """Writes the whole study to one JSON file that `load_study` reads.
+        """Write the whole study to one JSON file that `load_study` reads.
 
         Args:
             path: File to write, with suffix `.json`.

@@ -36,19 +36,10 @@ _GPU_FIGURES = (
 
 
 def trial_table(study: Study) -> Table:
-    """Writes the trials of a study as a table of texts.
+    """Write the trials of a study as a table of texts.
 
     A hyperparameter of the user's gets a column where it differs between trials, and so do the
     noise scale and what was measured of the GPUs where they are known of any trial.
-
-    Args:
-        study: A study with at least one trial.
-
-    Returns:
-        The table.
-
-    Raises:
-        ValueError: If the study is empty, with what to run.
     """
     refuse_empty(study)
     best = study.best_trial()
@@ -156,7 +147,7 @@ def _quality(trial: TrialRecord, quality: Objective | None) -> Cell:
 
 
 def _target_titles(trials: Iterable[TrialRecord]) -> tuple[str, ...]:
-    """Titles the columns of a target, none where no trial has one."""
+    """Title the columns of a target, none where no trial has one."""
     targets = dict.fromkeys(trial.target for trial in trials if trial.target is not None)
     if not targets:
         return ()
@@ -236,21 +227,21 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def marked_notes(caveats: Sequence[Caveat], table: Table) -> tuple[Note, ...]:
-    """Gives each caveat whose column the table has a letter; the others follow without one."""
+    """Return each caveat whose column the table has a letter; the others follow without one."""
     return tuple(note for _, note in _paired(caveats, table))
 
 
 def notes_about(
     caveats: Sequence[Caveat], table: Table, columns: Iterable[str]
 ) -> tuple[Note, ...]:
-    """Gives the marked notes about any of these columns, for what else shows their numbers."""
+    """Return the marked notes about any of these columns, for what else shows their numbers."""
     wanted = set(columns)
     pairs = _paired(caveats, table)
     return tuple(note for caveat, note in pairs if note.mark and wanted & set(caveat.columns))
 
 
 def marked_table(table: Table, caveats: Sequence[Caveat]) -> Table:
-    """Sets the marks of the notes: in the header for a whole column, else in the cells."""
+    """Set the marks of the notes: in the header for a whole column, else in the cells."""
     pairs = [(caveat, note.mark) for caveat, note in _paired(caveats, table) if note.mark]
     everywhere = {
         (mark, column.name)
@@ -297,7 +288,7 @@ def _marked_row(
 
 
 def _paired(caveats: Sequence[Caveat], table: Table) -> list[tuple[Caveat, Note]]:
-    """Pairs the caveats with their notes, those with a mark first."""
+    """Pair the caveats with their notes, those with a mark first."""
     names = {column.name for column in table.columns}
     ordered = sorted(caveats, key=lambda caveat: not names & set(caveat.columns))
     return [
@@ -307,6 +298,6 @@ def _paired(caveats: Sequence[Caveat], table: Table) -> list[tuple[Caveat, Note]
 
 
 def _letter(index: int) -> str:
-    """Gives a, b, ... z, aa, ab, ..."""
+    """Return a, b, ... z, aa, ab, ..."""
     before = _letter(index // len(_LETTERS) - 1) if index >= len(_LETTERS) else ""
     return before + _LETTERS[index % len(_LETTERS)]

@@ -35,13 +35,7 @@ class Objective:
         check_direction(self.direction)
 
     def rank(self, value: float, *, batch_size: int, trial_id: str) -> tuple[float, int, str]:
-        """Return a sort key, the best first: of equals the smaller size, then the lower id.
-
-        Args:
-            value: Value of the objective, the mean over executions.
-            batch_size: Examples of one optimizer update.
-            trial_id: keras-tuner's identifier.
-        """
+        """Return a sort key, the best first: of equals the smaller size, then the lower id."""
         return (-value if self.direction == "max" else value, batch_size, trial_id)
 
 
@@ -74,7 +68,7 @@ class TrialRecord:
             )
 
     def __repr__(self) -> str:
-        """Sums the trial up in a line."""
+        """Sum the trial up in a line."""
         parts = [f"batch size {self.batch_size}", self.dtype_policy, self.status]
         if self.objective_value is not None:
             parts.append(f"{self.objective.name} {self.objective_value:.4g}")
@@ -179,7 +173,7 @@ class TrialRecord:
         return self.executions[-1].target
 
     def cost(self, name: str) -> float | None:
-        """Gives the mean of one of `COST_NAMES`; None unless every execution met the target."""
+        """Return the mean of one of `COST_NAMES`; None unless every execution met the target."""
         costs = [e.cost(name) for e in self.executions]
         met = [cost for cost in costs if cost is not None]
         return fmean(met) if len(met) == len(costs) else None
@@ -197,15 +191,15 @@ class TrialRecord:
         return best(values) if values else None
 
     def metric_values(self, name: str) -> tuple[float, ...]:
-        """Gives a metric at the best epoch of each execution that has it."""
+        """Return a metric at the best epoch of each execution that has it."""
         return tuple(metrics[name] for metrics in self._best_metrics if name in metrics)
 
     def metric_interval(self, name: str) -> Interval | None:
-        """Gives the 95 % interval of a metric over executions, None for fewer than three."""
+        """Return the 95 % interval of a metric over executions, None for fewer than three."""
         return mean_interval(self.metric_values(name))
 
     def mean(self, quantity: Callable[[ExecutionRecord], float | None]) -> float | None:
-        """Averages a quantity over the executions that have it."""
+        """Average a quantity over the executions that have it."""
         values = (quantity(e) for e in self.executions)
         return _mean(tuple(value for value in values if value is not None))
 

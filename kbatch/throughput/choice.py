@@ -39,23 +39,11 @@ class MicroBatchChoice:
 
 
 def choose_micro_batch(times_s: Mapping[int, Mapping[int, float]]) -> MicroBatchChoice:
-    """Chooses the fastest micro-batch size, of several that tie the largest.
-
-    Example:
+    """Choose the fastest micro-batch size, of several that tie the largest.
 
     >>> slow, fast = dict(enumerate([2.0, 2.1, 2.0])), dict(enumerate([1.0, 1.1, 1.0]))
     >>> choose_micro_batch({32: fast, 64: slow}).micro_batch_size
     32
-
-    Args:
-        times_s: Seconds an example, or of the same number of examples, by micro-batch size and
-            number of the round. Only rounds that all sizes have count.
-
-    Returns:
-        The choice.
-
-    Raises:
-        ValueError: If there is no size, or no round that all have.
     """
     numbers = sorted(set.intersection(*map(set, times_s.values()))) if times_s else []
     if not numbers:
@@ -74,22 +62,12 @@ def choose_micro_batch(times_s: Mapping[int, Mapping[int, float]]) -> MicroBatch
 
 
 def sizes_to_leave(times_s: Mapping[int, Mapping[int, float]]) -> frozenset[int]:
-    """Tells which sizes need no further round, so that the others get its time.
+    """Return which sizes need no further round, so that the others get its time.
 
     After two rounds of all sizes the largest one and the fastest of the others go on by
     themselves, until it is certain that the smaller one is faster, or that it does not gain 2 %.
     What two rounds cannot tell apart is nearly as fast; whether the largest is beaten, which needs
     no accumulation, is worth the rounds.
-
-    Args:
-        times_s: As in `choose_micro_batch`, of the sizes that are still timed, which have had the
-            same rounds.
-
-    Returns:
-        The sizes; all of them when the choice is settled.
-
-    Raises:
-        ValueError: If there is no size.
     """
     if not times_s:
         raise ValueError("`times_s` must hold at least one size. Received: none.")
@@ -116,7 +94,7 @@ def _settled(rival_s: Sequence[float], largest_s: Sequence[float]) -> bool:
 
 
 def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:
-    """Tells whether it is slower for certain; with too few rounds nothing is."""
+    """Return whether it is slower for certain; with too few rounds nothing is."""
     ratio = ratio_over_rounds(times_s, reference_s)
     if ratio is None or ratio.interval is None:
         return False
@@ -124,19 +102,10 @@ def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:
 
 
 def micro_batch_candidates(batch_size: int, largest: int) -> tuple[int, ...]:
-    """Lists micro-batch sizes worth timing: equal parts of a batch, each about half the last.
-
-    Example:
+    """List micro-batch sizes worth timing: equal parts of a batch, each about half the last.
 
     >>> micro_batch_candidates(512, 300)
     (256, 128, 64, 32, 16, 8)
-
-    Args:
-        batch_size: Examples of an update.
-        largest: Most examples that fit at once.
-
-    Returns:
-        Sizes in descending order, down to 8 examples or the largest if that is less.
     """
     sizes = [equal_parts(batch_size, largest)]
     while sizes[-1] // 2 >= _SMALLEST:
@@ -145,17 +114,9 @@ def micro_batch_candidates(batch_size: int, largest: int) -> tuple[int, ...]:
 
 
 def choice_for_smaller(batch_size: int, *, larger_batch_size: int, chosen: int) -> int | None:
-    """Tells the choice for a batch size by that for a larger one, where it follows.
+    """Return the choice for a batch size by that for a larger one, where it follows.
 
     What a smaller micro-batch gains, by caches and cheaper allocations, grows with the batch. So a
     batch that is no larger than the micro-batch chosen for a larger one goes through whole.
-
-    Args:
-        batch_size: Examples of an update.
-        larger_batch_size: Examples of the larger one.
-        chosen: Micro-batch size that was chosen for it.
-
-    Returns:
-        The size, None where it must be measured.
     """
     return batch_size if batch_size <= chosen <= larger_batch_size else None

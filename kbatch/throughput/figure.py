@@ -57,11 +57,7 @@ class TrainingProfileInfo(NamedTuple):
 
 
 def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
-    """Computes what the figure of a profile shows.
-
-    Raises:
-        ValueError: If nothing was timed.
-    """
+    """Compute what the figure of a profile shows."""
     if not profile.measured:
         raise ValueError(
             "The profile holds no time, so there is nothing to plot: measure smaller micro-batches "
@@ -81,7 +77,7 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
 
 
 def training_profile_alt_text(info: TrainingProfileInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     sizes = info.sizes
     best = max(info.points, key=lambda point: point.samples_per_second or 0.0)
     sentences = [
@@ -133,7 +129,7 @@ def _conditions(profile: TrainingProfile) -> str:
 
 
 def _listed(sizes: set[int]) -> str:
-    """Writes sizes in ascending order."""
+    """Write sizes in ascending order."""
     return ", ".join(f"{size:,}" for size in sorted(sizes))
 
 
@@ -158,7 +154,7 @@ _LIMIT_CHARACTERS = 80
 
 
 def plot_training_profile(profile: "TrainingProfile", ax: "Axes | None" = None) -> "Axes":
-    """Plots samples/s, the time of a step and the peak memory of training by micro-batch size.
+    """Plot samples/s, the time of a step and the peak memory of training by micro-batch size.
 
     The line is the fit t = a + b B where it holds; elsewhere lines join the points. The size from
     which 90 % of the peak throughput are reached and the fastest one are marked, sizes that ran out

@@ -53,7 +53,7 @@ def profile_training(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> TrainingProfile:
-    """Measures step time, throughput and memory of training by micro-batch size, in seconds.
+    """Measure step time, throughput and memory of training by micro-batch size, in seconds.
 
     Real train steps of all sizes take turns in shuffled rounds, on batches that lie on the device,
     so that a machine that drifts slows all alike; the first step of each, which compiles, is kept
@@ -142,7 +142,7 @@ class _Request(NamedTuple):
     time_budget_s: float
 
     def sizes_up_to(self, examples: int | None) -> tuple[int, ...]:
-        """Leaves out, of the default sizes, those beyond the data: they would only repeat rows."""
+        """Leave out, of the default sizes, those beyond the data: they would only repeat rows."""
         if self.chosen or examples is None or self.batch_size is not None:
             return self.sizes
         return tuple(size for size in self.sizes if size <= examples)
@@ -217,7 +217,7 @@ def _warm_up(
     limit_bytes: int,
     say: Progress,
 ) -> dict[int, str]:
-    """Warms sizes up in ascending order; returns why some were not."""
+    """Warm sizes up in ascending order; returns why some were not."""
     not_run: dict[int, str] = {}
     end: str | None = None
     for size in sizes:

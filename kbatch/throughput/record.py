@@ -177,7 +177,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
             )
 
     def __repr__(self) -> str:
-        """Sums the profile up in a line."""
+        """Sum the profile up in a line."""
         sizes = [point.micro_batch_size for point in self.measured]
         between = f"micro-batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing measured"
         return f"<TrainingProfile {self.model_name!r}: {between}, {self.dtype_policy}>"
@@ -271,7 +271,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
         return fit_memory(self.memory_bytes)
 
     def predict_memory_bytes(self, micro_batch_size: int) -> float:
-        """Estimates the memory of a micro-batch from the fitted line, in bytes.
+        """Estimate the memory of a micro-batch from the fitted line, in bytes.
 
         Raises:
             ValueError: If the memory of fewer than two sizes is known.
@@ -285,7 +285,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
         return fit.predict(check_size(micro_batch_size, "micro_batch_size"))
 
     def to_dataframe(self) -> "pandas.DataFrame":
-        """Makes a table, one row a micro-batch size; what is unknown is missing."""
+        """Make a table, one row a micro-batch size; what is unknown is missing."""
         return training_table(self)
 
     @property
@@ -301,7 +301,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
 
 
 def training_table(profile: "TrainingProfile") -> "pandas.DataFrame":
-    """Makes a table, one row a micro-batch size; what is unknown is missing."""
+    """Make a table, one row a micro-batch size; what is unknown is missing."""
     import pandas
 
     return pandas.DataFrame([_row(point) for point in profile.points])

@@ -22,7 +22,7 @@ _COLUMNS = (
 
 
 def training_section(profile: TrainingProfile) -> Section:
-    """Computes what a report says of a training profile."""
+    """Compute what a report says of a training profile."""
     lines, environment = training_lines(profile), profile.environment
     headline, *details = lines[: len(lines) - len(profile.notes)]
     limit, took_s = profile.memory_limit_bytes, profile.duration_s

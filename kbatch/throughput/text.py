@@ -8,11 +8,7 @@ from kbatch.throughput.record import TrainingPoint, TrainingProfile
 
 
 def training_lines(profile: TrainingProfile) -> list[str]:
-    """Tells where throughput saturates, how a step takes its time, and what memory allows.
-
-    Args:
-        profile: What was measured.
-    """
+    """Return where throughput saturates, how a step takes its time, and what memory allows."""
     measured = profile.measured
     if not measured:
         return ["No step could be timed.", *_left_out(profile), *_notes(profile)]
@@ -34,7 +30,7 @@ def training_clocks(profile: TrainingProfile) -> str:
 
 
 def training_rows(profile: TrainingProfile) -> list[tuple[str, ...]]:
-    """Writes each size: samples/s, milliseconds a step, peak memory, outcome."""
+    """Write each size: samples/s, milliseconds a step, peak memory, outcome."""
     return [
         (
             f"{point.micro_batch_size:,}",

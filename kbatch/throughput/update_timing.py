@@ -80,17 +80,12 @@ class TrainingSweep:
         self._time_budget_s = timing.time_budget_s
 
     def warm_up(self, setting: StepSetting, *, traced: bool = False) -> WarmUp | None:
-        """Runs the first steps and lets the setting take part; None where memory ran out.
-
-        Args:
-            setting: What is timed.
-            traced: Whether another one's first step has traced and compiled for it.
-        """
+        """Run the first steps and let the setting take part; None where memory ran out."""
         call = self._steps.step(self._batch_of(setting.batch_size), setting.micro_batch_size)
         return self.rounds.admit(setting, call, traced=traced)
 
     def late(self, share: float) -> bool:
-        """Tells whether a share of the time budget is spent."""
+        """Return whether a share of the time budget is spent."""
         return self.rounds.spent_s >= share * self._time_budget_s
 
     @property
@@ -106,16 +101,7 @@ class TrainingSweep:
     def go_on(
         self, sizes: Sequence[int], larger: Sequence[int], say: Callable[[str], None]
     ) -> tuple[int, ...]:
-        """Warm larger sizes up while throughput grows and time is left.
-
-        Args:
-            sizes: Batch sizes whose whole batches are warmed up, ascending.
-            larger: Sizes that fit in memory, ascending.
-            say: Receives a line for each of them.
-
-        Returns:
-            All sizes that were tried.
-        """
+        """Warm larger sizes up while throughput grows and time is left."""
         tried = tuple(sizes)
         for size in larger:
             times_s = [self.rounds.warm_ups[StepSetting(s, s)].call_s for s in tried[-2:]]
@@ -132,12 +118,7 @@ class TrainingSweep:
         return tried
 
     def point(self, setting: StepSetting, *, not_run: str | None = None) -> TrainingPoint:
-        """Gives what was found of a setting.
-
-        Args:
-            setting: What was timed, or was to be.
-            not_run: Why it was not, if so.
-        """
+        """Return what was found of a setting."""
         failure = self.rounds.failures.get(setting)
         blocks = self.rounds.blocks.get(setting, [])
         empty = TrainingPoint(*setting, "not_run", not_run or "the time budget was spent")
@@ -210,22 +191,7 @@ def time_updates(
     first: int | None = None,
     seed: int = 0,
 ) -> UpdateTimes:
-    """Times updates of whole batches, and of those that do not fit in the largest part that does.
-
-    Args:
-        model: A compiled, built model; it is given back as it was.
-        source: Its data.
-        batch_sizes: Batch sizes, ascending, in examples.
-        largest_whole: Most examples that fit at once, None where that is not known.
-        budget_s: Seconds to spend, half of them at most on building train steps.
-        checks: Compare parts of a batch with the whole, where one has to be cut.
-        first: Size that is timed in any case, whatever it takes; the larger ones come next, then
-            the smaller ones. None for the smallest.
-        seed: Seed of the order in the rounds.
-
-    Returns:
-        The timings; none where not even the smallest size could be run.
-    """
+    """Time updates of whole batches, and of those that do not fit in the largest part that does."""
     began_s = time.perf_counter()
     fitting = [size for size in batch_sizes if largest_whole is None or size <= largest_whole]
     first = fitting[0] if first not in fitting and fitting else first
@@ -286,7 +252,7 @@ def _is_whole(way: Way) -> bool:
 def _beyond(
     call_s: dict[Way, float], batch_sizes: Sequence[int], *, largest_whole: int | None
 ) -> list[Way]:
-    """Gives the batches that do not fit at once, in parts of the largest that went through."""
+    """Return the batches that do not fit at once, in parts of the largest that went through."""
     whole = max((way.batch_size for way in call_s if _is_whole(way)), default=None)
     if whole is None or largest_whole is None:
         return []
@@ -315,7 +281,7 @@ class _ReadyWays:
         self._last_s = 0.0
 
     def add_while_fast(self, ways: Iterable[Way]) -> None:
-        """Builds ways until one takes too long or does not fit."""
+        """Build ways until one takes too long or does not fit."""
         for way in ways:
             reason = self._add(way)
             if reason is not None:
@@ -324,7 +290,7 @@ class _ReadyWays:
                 return
 
     def _add(self, way: Way) -> str | None:
-        """Builds a way, or says why the next ones are left out too."""
+        """Build a way, or describe why the next ones are left out too."""
         smaller = [s for other, s in self.call_s.items() if other.batch_size < way.batch_size]
         if smaller and max(smaller) > self.longest_s:
             return (
@@ -389,25 +355,11 @@ def time_micro_batches(
     moments_every: int,
     timing: TimingPlan = TIMING,
 ) -> tuple[TrainingPoint, ...]:
-    """Times steps on a batch, whole and as micro-batches of half as many examples each time.
+    """Time steps on a batch, whole and as micro-batches of half as many examples each time.
 
     It goes down from the largest size and ends when two in a row are far slower than the fastest
     so far: under XLA, where each size is compiled, the first that is slower. The sizes take turns;
     after the first rounds the largest and the fastest of the others go on by themselves.
-
-    Args:
-        model: A built, compiled model, which stays as it is.
-        batch: Inputs, targets and perhaps sample weights of an update, on the device.
-        largest: Most examples that fit at once.
-        moments_every: As in `accumulate_gradients`.
-        timing: How long to time.
-
-    Returns:
-        One point a size that was run, ascending. One that left the rounds to others has a reason
-        beside its times.
-
-    Raises:
-        InputError: If the model is spread over several replicas.
     """
     batch_size = rows_of(batch)
     with micro_batch_steps(model, moments_every=moments_every) as steps:
@@ -425,7 +377,7 @@ def time_micro_batches(
 
 
 def _duel(sweep: TrainingSweep) -> set[int]:
-    """Times the sizes in rounds; returns those that left them to others."""
+    """Time the sizes in rounds; returns those that left them to others."""
     left: set[int] = set()
 
     def leaving(live: Collection[StepSetting]) -> list[StepSetting]:
@@ -449,7 +401,7 @@ def _duel(sweep: TrainingSweep) -> set[int]:
 def _warmed_up(
     sweep: TrainingSweep, settings: list[StepSetting], *, compiled: bool
 ) -> list[StepSetting]:
-    """Warms sizes up in descending order, and takes those out that are far slower."""
+    """Warm sizes up in descending order, and take those out that are far slower."""
     times_s: dict[StepSetting, float] = {}
     tried: list[StepSetting] = []
     slower_in_a_row = 0

@@ -56,7 +56,7 @@ def block_clocks(blocks: Sequence[Block]) -> tuple[float | None, ...]:
 
 
 def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
-    """Tells whether a contender may leave.
+    """Return whether a contender may leave.
 
     It may with the needed calls and the precision, or many rounds after the needed calls.
     """
@@ -73,7 +73,7 @@ def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
 
 
 def rounds_with_calls(blocks: list[Block], calls: int) -> int | None:
-    """Counts the rounds until as many calls were made, None where they were not."""
+    """Count the rounds until as many calls were made, None where they were not."""
     made = 0
     for count, block in enumerate(blocks, start=1):
         made += len(block.durations_s)
@@ -161,19 +161,7 @@ class TimingRounds(Generic[Key]):
         return self._clock() - self._started_s - free_s
 
     def admit(self, key: Key, call: Call, *, traced: bool = False) -> WarmUp | None:
-        """Warms a contender up and lets it take part.
-
-        Args:
-            key: Its name.
-            call: What is timed.
-            traced: Whether its first call neither traces nor compiles, since another has.
-
-        Returns:
-            Its warm-up; None where its error is a result, and it takes no part.
-
-        Raises:
-            Exception: Any other error of the call.
-        """
+        """Warm a contender up and let it take part."""
         try:
             warm_up = warm_up_calls(call, clock=self._clock, least=2 if traced else 3)
         except Exception as error:
@@ -184,14 +172,7 @@ class TimingRounds(Generic[Key]):
         return warm_up
 
     def admit_prepared(self, key: Key, prepare: Callable[[], Call]) -> WarmUp | None:
-        """Makes a contender ready, as by copying its inputs to the device, and admits it.
-
-        Returns:
-            Its warm-up; None where an error, of the preparation or of a call, is a result.
-
-        Raises:
-            Exception: Any other error.
-        """
+        """Make a contender ready, as by copying its inputs to the device, and admits it."""
         try:
             call = prepare()
         except Exception as error:
@@ -200,7 +181,7 @@ class TimingRounds(Generic[Key]):
         return self.admit(key, call)
 
     def withdraw(self, key: Key) -> WarmUp:
-        """Takes a contender out that was warmed up and is not to be timed."""
+        """Take a contender out that was warmed up and is not to be timed."""
         del self._calls[key], self.blocks[key]
         return self.warm_ups.pop(key)
 
@@ -211,15 +192,7 @@ class TimingRounds(Generic[Key]):
         leaving: Callable[[Collection[Key]], Collection[Key]] | None = None,
         clock_mhz: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """Times all contenders until each has been timed enough.
-
-        Args:
-            on_round: Receives the number of the round that has ended, and how many contenders go
-                on.
-            leaving: Receives those that went on after a round, and tells which of them need no
-                further one.
-            clock_mhz: Reads the GPU's clock after each turn.
-        """
+        """Time all contenders until each has been timed enough."""
         live = list(self._calls)
         number = 0
         while live:
@@ -242,19 +215,7 @@ class TimingRounds(Generic[Key]):
     def fresh_calls(
         self, key: Key, calls: int, *, least_s: float = 0.0
     ) -> tuple[float, ...] | None:
-        """Times calls of one contender in a row.
-
-        Args:
-            key: Its name.
-            calls: Fewest calls.
-            least_s: Seconds that they last at least.
-
-        Returns:
-            The seconds of each; None where the error of a call is a result.
-
-        Raises:
-            Exception: Any other error of a call.
-        """
+        """Time calls of one contender in a row."""
         try:
             with collection_off():
                 return self._timed(self._calls[key], least_calls=calls, least_s=least_s)
@@ -295,13 +256,7 @@ class TimingRounds(Generic[Key]):
 
 
 def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 3) -> WarmUp:
-    """Calls a contender until two calls in a row agree, which the first is not if it traces.
-
-    Args:
-        call: What is timed.
-        clock: Tells seconds.
-        least: Fewest calls.
-    """
+    """Call a contender until two calls in a row agree, which the first is not if it traces."""
     durations_s: list[float] = []
     while len(durations_s) < least or not _agree(*durations_s[-2:]):
         began_s = clock()
@@ -316,7 +271,7 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 
 
 @contextlib.contextmanager
 def collection_off() -> Iterator[None]:
-    """Keeps Python's garbage collection out of what is timed."""
+    """Keep Python's garbage collection out of what is timed."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -342,19 +297,9 @@ def interleaved(
     most_rounds: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[Result]]:
-    """Measures every contender once a round, in another order each round.
+    """Measure every contender once a round, in another order each round.
 
     A machine that drifts slows all contenders of a round alike.
-
-    Args:
-        contenders: What measures a contender, by its name.
-        until_s: Time on the clock `now` by which the last round should end; three rounds are
-            made in any case.
-        most_rounds: Rounds after which it ends.
-        now: Gives the time, in seconds.
-
-    Returns:
-        One result a round, by name.
     """
     found: dict[str, list[Result]] = {name: [] for name in contenders}
     order, longest_s = random.Random(0), 0.0

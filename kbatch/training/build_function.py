@@ -17,11 +17,7 @@ BuildFunction = Callable[..., keras.Model]
 
 
 def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tuner.HyperModel:
-    """Gives a HyperModel for a HyperModel, or for a build function with or without `hp`.
-
-    Raises:
-        TypeError: If it is neither.
-    """
+    """Return a HyperModel for a HyperModel, or for a build function with or without `hp`."""
     if isinstance(given, keras_tuner.HyperModel):
         return given
     if isinstance(given, type) and issubclass(given, keras_tuner.HyperModel):
@@ -45,15 +41,7 @@ def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tune
 def model_builder(
     build: "keras_tuner.HyperModel | BuildFunction | keras.Model",
 ) -> Callable[[], keras.Model]:
-    """Gives a function without argument that returns the model.
-
-    Args:
-        build: A build function, a HyperModel, whose hyperparameters take their defaults, or a
-            compiled model.
-
-    Raises:
-        TypeError: If it is none of them.
-    """
+    """Return a function without argument that returns the model."""
     if isinstance(build, keras.Model):
         return _GivenModel(build)
     if not callable(build) and not isinstance(build, keras_tuner.HyperModel):
@@ -105,7 +93,7 @@ class _FunctionHyperModel(keras_tuner.HyperModel):
 
 
 def _takes_argument(function: BuildFunction) -> bool:
-    """Tells whether a build function wants `hp`: by name, or as an argument it requires."""
+    """Return whether a build function wants `hp`: by name, or as an argument it requires."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # A builtin without a signature.

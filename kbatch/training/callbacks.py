@@ -52,19 +52,19 @@ class TimeBudget(keras.callbacks.Callback):
         self._begun_s = 0.0
 
     def count_by(self, count: _Count) -> None:
-        """Reads what a search counts, instead of its own clock."""
+        """Read what a search counts, instead of its own clock."""
         self._count = count
 
     def on_train_begin(self, logs: Any = None):
-        """Starts the budget, where no search counts."""
+        """Start the budget, where no search counts."""
         self._spent_s = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None):
-        """Starts a step."""
+        """Start a step."""
         self._begun_s = self._now()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Ends training once the budget is spent."""
+        """End training once the budget is spent."""
         self._spent_s += self._now() - self._begun_s
         spent_s = self._spent_s if self._count is None else self._count.train_s
         _end_if(self.model, spent_s >= self._seconds)
@@ -89,15 +89,15 @@ class UpdateBudget(keras.callbacks.Callback):
         self._before = 0
 
     def count_by(self, count: _Count) -> None:
-        """Reads what a search counts, over all `fit` calls of a trial."""
+        """Read what a search counts, over all `fit` calls of a trial."""
         self._count = count
 
     def on_train_begin(self, logs: Any = None):
-        """Starts the budget, where no search counts."""
+        """Start the budget, where no search counts."""
         self._before = updates_made(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Ends training once the budget is spent."""
+        """End training once the budget is spent."""
         if self._count is None:
             made = updates_made(self.model) - self._before
         else:
@@ -123,11 +123,11 @@ class ExampleBudget(keras.callbacks.Callback):
         self._examples = examples
 
     def count_by(self, count: _Count) -> None:
-        """Reads what a search counts."""
+        """Read what a search counts."""
         self._count = count
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Ends training once the budget is spent.
+        """End training once the budget is spent.
 
         Raises:
             InputError: If nothing counts the examples.
@@ -145,11 +145,7 @@ BudgetCallback = TimeBudget | UpdateBudget | ExampleBudget
 
 
 def joint_budget(callbacks: list[BudgetCallback]) -> Budget | None:
-    """Gives what a run with these callbacks may spend, None without any.
-
-    Raises:
-        InputError: If two limit the same.
-    """
+    """Return what a run with these callbacks may spend, None without any."""
     kinds = [type(callback) for callback in callbacks]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice:
@@ -216,11 +212,11 @@ class StopAtTarget(keras.callbacks.Callback):
         self._seen: set[str] = set()
 
     def on_train_begin(self, logs: Any = None):
-        """Forgets the metrics of a training before."""
+        """Forget the metrics of a training before."""
         self._seen = set()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        """Ends training if the epoch meets the target; an epoch without validation does not."""
+        """End training if the epoch meets the target; an epoch without validation does not."""
         logs = logs or {}
         self._seen.update(logs)
         if self.target.metric in logs and self.target.is_met(float(logs[self.target.metric])):
@@ -228,7 +224,7 @@ class StopAtTarget(keras.callbacks.Callback):
             model.stop_training = True
 
     def on_train_end(self, logs: Any = None):
-        """Checks that there was something to compare.
+        """Check that there was something to compare.
 
         Raises:
             InputError: If no epoch had the metric.

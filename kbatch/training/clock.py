@@ -46,7 +46,7 @@ class InputMeter:
             self._totals = tf.Variable(tf.zeros([5], tf.float64), trainable=False)
 
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Makes a dataset of the same batches that counts them as they are taken.
+        """Make a dataset of the same batches that counts them as they are taken.
 
         The outermost step runs when a batch is asked for: it stamps the time, asks for the
         batch, and stamps the time again. The largest batch is counted from zero.
@@ -65,7 +65,7 @@ class InputMeter:
         return counted.apply(tf.data.experimental.assert_cardinality(cardinality))
 
     def read(self) -> InputReading:
-        """Reads the totals since the meter was made."""
+        """Read the totals since the meter was made."""
         batches, examples, largest, wait_s, shape = self._totals.numpy()
         return InputReading(int(batches), int(examples), int(largest), float(wait_s), float(shape))
 
@@ -100,7 +100,7 @@ def _shape(leaf: Any) -> tf.Tensor:
 
 
 def _shape_number(shapes: list[tf.Tensor]) -> tf.Tensor:
-    """Sums the lengths of all axes, each times a root of its own: equal for equal shapes."""
+    """Sum the lengths of all axes, each times a root of its own: equal for equal shapes."""
     lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
     return tf.reduce_sum(
         lengths * tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
@@ -190,26 +190,26 @@ class TrainingClock(keras.callbacks.Callback):
         return sum(epoch.updates for epoch in self.epochs) + now
 
     def on_train_begin(self, logs: Any = None):
-        """Begins with a step that is not steady: a new `fit` may build a new train function."""
+        """Begin with a step that is not steady: a new `fit` may build a new train function."""
         self._first_of_fit = True
         self.in_step = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Notes where the epoch starts."""
+        """Note where the epoch starts."""
         self._epoch_reading = self._reading = self._meter.read()
         self._epoch_train_s = self.train_s
         self._epoch_iterations = updates_made(self.model)
         self._epoch_begun = True
 
     def begin_step(self) -> None:
-        """Starts a step."""
+        """Start a step."""
         self.in_step = True
         if self.first_learning_rate is None:
             self.first_learning_rate = current_learning_rate(getattr(self.model, "optimizer", None))
         self._begun_s = self._now()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Ends the step."""
+        """End the step."""
         self.in_step = False
         duration_s = self._now() - self._begun_s
         reading = self._meter.read()
@@ -226,13 +226,13 @@ class TrainingClock(keras.callbacks.Callback):
         self.train_s += duration_s
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        """Adds `samples_per_second` to the logs, for the callbacks that follow."""
+        """Add `samples_per_second` to the logs, for the callbacks that follow."""
         throughput = self.throughput
         if logs is not None and throughput is not None:
             logs["samples_per_second"] = throughput.mean
 
     def keep_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Keeps the epoch with the metrics that all callbacks have left."""
+        """Keep the epoch with the metrics that all callbacks have left."""
         before = self._epoch_reading
         self._epoch_begun = False
         self.epochs.append(
@@ -274,7 +274,7 @@ def _scalars(logs: dict[str, Any]) -> dict[str, float | None]:
 
 
 def replica_count(model: Any) -> int:
-    """Tells on how many devices a model trains at once."""
+    """Return on how many devices a model trains at once."""
     return model.distribute_strategy.num_replicas_in_sync
 
 
@@ -318,7 +318,7 @@ class ReplicaMeter:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Counts the train steps of the model. The largest batch is counted from zero."""
+        """Count the train steps of the model. The largest batch is counted from zero."""
         before = vars(self._model).get("train_step")
         self._step = self._model.train_step
         for local in self._strategy.experimental_local_results(self._totals):
@@ -335,7 +335,7 @@ class ReplicaMeter:
                 self._model.train_step = before
 
     def run(self, data: Any) -> Any:
-        """Counts a batch, then makes the train step that was there; in each replica."""
+        """Count a batch, then make the train step that was there; in each replica."""
         if not tf.executing_eagerly():
             self._traces += 1
         leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
@@ -357,7 +357,7 @@ class ReplicaMeter:
         self._begun_s = time.time() if self._model.steps_per_execution == 1 else None
 
     def read(self) -> InputReading:
-        """Reads the totals since the meter was made.
+        """Read the totals since the meter was made.
 
         A step that was traced counts as one that waited for nothing: tracing hides the waiting.
         Nothing is known of it where an execution has several steps.

@@ -20,11 +20,7 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16",
 
 
 def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
-    """Checks that Keras knows a dtype policy, or each of several.
-
-    Raises:
-        ValueError: If it does not, or none is given.
-    """
+    """Check that Keras knows a dtype policy, or each of several."""
     policies = (dtype_policy,) if isinstance(dtype_policy, str) else tuple(dtype_policy)
     if not policies or not set(policies) <= set(POLICIES):
         raise ValueError(
@@ -36,13 +32,10 @@ def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def dtype_policy_scope(policy: str) -> Iterator[None]:
-    """Sets Keras's global dtype policy and puts it back afterwards.
+    """Set Keras's global dtype policy and put it back afterwards.
 
     keras-tuner clears Keras's session before each build, which resets the policy: set before the
     search, it would be lost in every trial.
-
-    Args:
-        policy: Name of a dtype policy.
     """
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
@@ -53,12 +46,7 @@ def dtype_policy_scope(policy: str) -> Iterator[None]:
 
 
 def check_active_policy(model: keras.Model, policy: str) -> None:
-    """Checks that a built model really runs under a policy.
-
-    Raises:
-        ValueError: If it does not, or float16 gradients would underflow for want of a loss
-            scale.
-    """
+    """Check that a built model really runs under a policy."""
     layers = [layer for layer in model._flatten_layers(include_self=False) if layer.weights]
     used = {layer.dtype_policy.name for layer in layers}
     active = model.dtype_policy.name
@@ -79,7 +67,7 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
 
 
 def loss_scaled(model: keras.Model) -> bool:
-    """Tells whether the optimizer scales the loss."""
+    """Return whether the optimizer scales the loss."""
     return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
@@ -88,19 +76,9 @@ class NoVariant(ValueError):
 
 
 def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
-    """Copies a model; all layers get the policy, those with one of their own as well.
+    """Copy a model; all layers get the policy, those with one of their own as well.
 
     Layers that compute whole numbers or text, such as a hash or a vocabulary, keep their dtype.
-
-    Args:
-        model: A built model, which stays as it is.
-        dtype_policy: Name of a dtype policy.
-
-    Returns:
-        The copy, not compiled.
-
-    Raises:
-        NoVariant: If it cannot be.
     """
 
     def under_policy(layer: Any) -> Any:
@@ -131,14 +109,14 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
 
 
 def layers_with_weights(model: Any) -> list[Any]:
-    """Gives the layers that hold weights themselves, not only in layers within them."""
+    """Return the layers that hold weights themselves, not only in layers within them."""
     layers = model._flatten_layers()
     return [one for one in layers if one._trainable_variables or one._non_trainable_variables]
 
 
 @contextlib.contextmanager
 def _not_compiled(model: Any) -> Iterator[None]:
-    """Keeps Keras from compiling the copy of a `Sequential`, for which it may not know the loss."""
+    """Keep Keras from compiling the copy of a `Sequential`, for which it may not know the loss."""
     compiled = [one for one in model._flatten_layers() if getattr(one, "compiled", False)]
     for one in compiled:
         one.compiled = False
@@ -160,7 +138,7 @@ def _layer_under(layer: Any, policy: str) -> Any:
 
 
 def _lambda_under(layer: Any, policy: str) -> Any:
-    """Copies a layer of a function: read from a config, the function would have lost its module."""
+    """Copy a layer of a function: read from a config, the function would have lost its module."""
     return type(layer)(
         layer.function,
         output_shape=layer._output_shape,
@@ -172,7 +150,7 @@ def _lambda_under(layer: Any, policy: str) -> Any:
 
 
 def _with_policy(config: Any, policy: str) -> Any:
-    """Puts a policy wherever a config, or one within it, has a policy; inputs have plain dtypes."""
+    """Put a policy wherever a config, or one within it, has a policy; inputs have plain dtypes."""
     if isinstance(config, (list, tuple)):
         return type(config)(_with_policy(part, policy) for part in config)
     if not isinstance(config, dict):
@@ -184,7 +162,7 @@ def _with_policy(config: Any, policy: str) -> Any:
 
 
 def _is_policy(part: Any) -> bool:
-    """Tells whether a part of a config is a policy, and not that of whole numbers."""
+    """Return whether a part of a config is a policy, and not that of whole numbers."""
     if not isinstance(part, dict):
         return False
     name = part.get("config", {}).get("name")
@@ -192,7 +170,7 @@ def _is_policy(part: Any) -> bool:
 
 
 def _give_state(model: Any, copy: Any) -> None:
-    """Gives layers what they hold beside weights, as vocabularies, by Keras's ways to save it."""
+    """Return layers what they hold beside weights, as vocabularies, by Keras's ways to save it."""
     pairs = zip(model._flatten_layers(), copy._flatten_layers(), strict=True)
     with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:
         for number, (one, other) in enumerate(pairs):
@@ -225,16 +203,10 @@ def measure_policy_speeds(
     make_step: Callable[[str, int], Callable[[], object]] | None = None,
     policies: Sequence[str] = TIMED_POLICIES,
 ) -> tuple[PolicySpeed, ...]:
-    """Times a train step of a dense net under each policy, in turns.
+    """Time a train step of a dense net under each policy, in turns.
 
     Nearly all of the step is products of square matrices, where policies differ most. A net of
     other layers, or one too small for the device, gains or loses less.
-
-    Args:
-        rounds: How many rounds; in each every policy has one turn.
-        width: Units of a layer and examples in a batch; 4096 on a GPU and 512 on a CPU if None.
-        make_step: Returns the step of a policy and a width, None for that of the dense net.
-        policies: Names of the policies.
     """
     make_step = make_step or _train_step
     if width is None:
@@ -272,26 +244,14 @@ def float16_slowdown() -> float | None:
 
 
 def slow_float16_text(slowdown: float | None) -> str | None:
-    """Return what to know of a processor that computes float16 far slower, None of another one.
-
-    Args:
-        slowdown: What `float16_slowdown` returned.
-    """
+    """Return what to know of a processor that computes float16 far slower, None of another one."""
     if slowdown is None or slowdown <= _FAR_SLOWER:
         return None
     return f"float16 takes {readable(slowdown, 2)} times as long as float32 on this processor"
 
 
 def policy_finding(speeds: Sequence[PolicySpeed], device: str) -> Finding:
-    """Says which policy is fast.
-
-    Args:
-        speeds: Float32's first.
-        device: What they were measured on, such as `"CPU"`.
-
-    Returns:
-        A warning where mixed_float16, the default of a search, is slower than float32.
-    """
+    """Describe which policy is fast."""
     reference, *others = speeds
     ratios = {speed.dtype_policy: speed.times_as_fast_as(reference) for speed in others}
     measured = " and ".join(f"{name} {ratio:.2f} times" for name, ratio in ratios.items())

@@ -16,15 +16,12 @@ _DRAWN = ("name", "seed")
 
 
 def model_fingerprint(model: keras.Model) -> str:
-    """Gives a text that is equal for models that need the same memory, in any process.
+    """Return a text that is equal for models that need the same memory, in any process.
 
     Layers, shapes, dtypes, loss, metrics, optimizer and compilation by XLA are in it, and the code
     and the plain attributes of layers that are not Keras's own. Weights, the
     learning rate and the names of layers, which Keras counts up, are not; of the optimizer's other
     numbers only whether they are zero, which decides the slots.
-
-    Args:
-        model: A compiled model.
     """
     described = _description(model, _NOT_OF_MEMORY, of_layers=_NOT_OF_LAYERS_MEMORY)
     described["optimizer"] = _zero_or_not(described["optimizer"])
@@ -35,12 +32,6 @@ def model_description(model: keras.Model) -> dict[str, Any]:
     """Describe what a compiled model is and how it trains, equal in any process.
 
     Names and seeds of layers are left out: Keras counts or draws those that are not given.
-
-    Args:
-        model: A compiled model, built or not.
-
-    Returns:
-        Plain data: layers, their own code, the shapes of weights, optimizer and compilation.
     """
     return _description(model, _DRAWN, of_layers=_DRAWN)
 
@@ -72,7 +63,7 @@ def _description(
 
 
 def _described(value: Any, names: dict[str, str], dropped: tuple[str, ...]) -> Any:
-    """Gives plain data: never a `repr`, which may hold an address in memory."""
+    """Return plain data: never a `repr`, which may hold an address in memory."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
@@ -118,16 +109,10 @@ _TRACKING = ("_self_", "_kbatch_")
 
 
 def own_code(layer: keras.Layer) -> Any:
-    """Describes the code and the plain attributes of a layer or model that is not Keras's own.
+    """Describe the code and the plain attributes of a layer or model that is not Keras's own.
 
     Its `call` decides how often a part is applied, by constants, by attributes or by variables
     around it, of which no configuration need tell.
-
-    Args:
-        layer: A layer or a model.
-
-    Returns:
-        Plain data that are equal in any process, None for a layer of Keras.
     """
     kinds = [kind for kind in type(layer).__mro__ if _is_own(kind)]
     if not kinds:
@@ -151,12 +136,12 @@ def own_code(layer: keras.Layer) -> Any:
 
 
 def function_code(function: Any) -> Any:
-    """Describes what a function does: its code, constants and the plain values that it reads."""
+    """Describe what a function does: its code, constants and the plain values that it reads."""
     return _function(inspect.unwrap(function), set())
 
 
 def _described_value(value: Any, seen: set[int]) -> Any:
-    """Gives plain data: never a `repr` of an object, which may hold an address in memory."""
+    """Return plain data: never a `repr` of an object, which may hold an address in memory."""
     if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):

@@ -24,15 +24,10 @@ _STEPS = ("decay_steps", "first_decay_steps", "warmup_steps", "boundaries")
 
 
 def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
-    """Scales the learning rate of an optimizer in place.
+    """Scale the learning rate of an optimizer in place.
 
     A schedule's rates are scaled and its steps divided by kappa: it spans as many examples as
     before.
-
-    Args:
-        optimizer: A Keras optimizer, wrapped for loss scaling or not.
-        ratio: Factor of the learning rate.
-        kappa: Batch size over base batch size.
     """
     if ratio == kappa == 1:
         return
@@ -49,7 +44,7 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
 
 
 def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedule:
-    """Makes a schedule of `ratio` times the rates over the same number of examples.
+    """Make a schedule of `ratio` times the rates over the same number of examples.
 
     One of Keras's own stays one of Keras's own, so that a saved model loads without kbatch.
     """
@@ -64,7 +59,7 @@ def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedu
 
 
 def current_learning_rate(optimizer: Any) -> float | None:
-    """Reads the learning rate at the current step, None if it is no scalar."""
+    """Read the learning rate at the current step, None if it is no scalar."""
     if optimizer is None:
         return None
     value: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
@@ -120,21 +115,10 @@ def scale_model(
     follow_batch_size: tuple[str, ...],
     noise_scale: float | None = None,
 ) -> LearningRateScaling:
-    """Scales the settings of a compiled model from one batch size to another.
+    """Scale the settings of a compiled model from one batch size to another.
 
     The momentum of a BatchNormalization layer that stood in a model scaled before is scaled from
     what it was then: a search may build many models around one trained part.
-
-    Args:
-        model: A compiled model. It is changed, and remembers what was done.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that its settings suit, in examples.
-        rule: How the learning rate follows the batch size, or None.
-        follow_batch_size: Which of the other settings do, of `FOLLOWERS`.
-        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
-
-    Returns:
-        What was done.
     """
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     second_moment = _second_moment_decay(optimizer)
@@ -173,10 +157,6 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
 
     A layer that another one creates in its `build` is not there before: `fit` builds a model while
     it traces the first step. A model that cannot be built from shapes is left to it.
-
-    Args:
-        model: A compiled model.
-        dataset: Its batches.
     """
     scaling = scaling_of(model)
     if scaling is None:
@@ -198,12 +178,7 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
 
 @contextlib.contextmanager
 def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateScaling]:
-    """Scales the settings of a compiled model as `scale_model` does, and puts them back.
-
-    Args:
-        model: A compiled model.
-        **arguments: Those of `scale_model`.
-    """
+    """Scale the settings of a compiled model as `scale_model` does, and put them back."""
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     rate, rate_value = optimizer._learning_rate, current_learning_rate(optimizer)
     names = [*_weight_decays(optimizer), *filter(None, [_second_moment_decay(optimizer)])]
@@ -229,12 +204,12 @@ def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateS
 
 
 def scaling_of(model: keras.Model) -> LearningRateScaling | None:
-    """Returns what `scale_model` did to a model, None if it did nothing."""
+    """Return what `scale_model` did to a model, None if it did nothing."""
     return vars(model).get(_SCALING)
 
 
 def forget_scaling(model: keras.Model) -> None:
-    """Forgets what was done to a model that a search builds around again."""
+    """Forget what was done to a model that a search builds around again."""
     setattr(model, _SCALING, None)
 
 
@@ -266,6 +241,6 @@ def _batch_norms(model: Any) -> list[Any]:
 
 
 def _own_momentum(layer: Any) -> float:
-    """Returns the momentum that a person gave a layer, whatever a model before made of it."""
+    """Return the momentum that a person gave a layer, whatever a model before made of it."""
     own, scaled = vars(layer).get(_REMEMBERED, (layer.momentum, layer.momentum))
     return own if layer.momentum == scaled else layer.momentum

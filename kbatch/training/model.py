@@ -18,12 +18,7 @@ from kbatch.errors import InputTypeError
 
 
 def check_compiled(model: Any) -> None:
-    """Checks that a model is compiled.
-
-    Raises:
-        TypeError: If it is no Keras model.
-        ValueError: If it is not compiled.
-    """
+    """Check that a model is compiled."""
     if not isinstance(model, keras.Model):
         raise InputTypeError(
             "`model` must be a compiled `keras.Model`: does the build function end with "
@@ -37,12 +32,7 @@ def check_compiled(model: Any) -> None:
 
 
 def check_model(model: keras.Model) -> None:
-    """Checks that kbatch can train a model.
-
-    Raises:
-        TypeError: If it is no Keras model.
-        ValueError: If it is not compiled or trains in a way of its own.
-    """
+    """Check that kbatch can train a model."""
     check_compiled(model)
     bound = vars(model).get("train_step")
     ours = type(getattr(bound, "__self__", None)).__module__.startswith("kbatch.")
@@ -73,13 +63,7 @@ def check_model(model: keras.Model) -> None:
 
 
 def build_symbolically(model: Any, batch: Any) -> None:
-    """Builds weights, metrics and losses, without running the model.
-
-    Args:
-        model: A compiled model.
-        batch: Inputs, targets and sample weights: nested tensors or specs of shape (rows, ...),
-            None where a part is absent.
-    """
+    """Build weights, metrics and losses, without running the model."""
     symbols = keras.tree.map_structure(
         lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype.name), batch
     )
@@ -88,19 +72,14 @@ def build_symbolically(model: Any, batch: Any) -> None:
 
 
 def with_data(data: Any) -> contextlib.AbstractContextManager[Any]:
-    """Makes all that is built in the context wait for tensors, None among them left out."""
+    """Make all that is built in the context wait for tensors, None among them left out."""
     leaves = tf.nest.flatten(data, expand_composites=True)
     return tf.control_dependencies([leaf for leaf in leaves if leaf is not None])
 
 
 @contextlib.contextmanager
 def waiting_for_data(model: Any, dataset: tf.data.Dataset) -> Iterator[None]:
-    """Makes Keras's own train step wait for its data, where their length is not known.
-
-    Args:
-        model: A compiled model.
-        dataset: Its training data.
-    """
+    """Make Keras's own train step wait for its data, where their length is not known."""
     known = dataset.cardinality() != tf.data.UNKNOWN_CARDINALITY
     if known or "train_step" in vars(model):  # Those of kbatch wait.
         yield
@@ -119,6 +98,6 @@ class _WaitingTrainStep:
         self._model = model
 
     def run(self, data: Any) -> dict[str, Any]:
-        """Makes one optimizer update from one batch, as `keras.Model.train_step` does."""
+        """Make one optimizer update from one batch, as `keras.Model.train_step` does."""
         with with_data(data):
             return keras.Model.train_step(self._model, data)

@@ -48,7 +48,7 @@ class KeptState:
         self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
 
     def restore(self) -> None:
-        """Puts it back."""
+        """Put it back."""
         self._model.reset_metrics()  # Those that came since then were not kept.
         for variable, value in zip(self._variables, self._values, strict=True):
             variable.assign(value)
@@ -63,7 +63,7 @@ class KeptState:
         self._model.train_function = None
 
     def _first(self, optimizer: Any, kept: int) -> list[np.ndarray]:
-        """Gives the initial values of the variables that an optimizer has got since then."""
+        """Return the initial values of the variables that an optimizer has got since then."""
         if len(optimizer.variables) == kept:
             return []
         if id(optimizer) not in self._firsts:
@@ -77,7 +77,7 @@ class KeptState:
 
 
 def _optimizers(model: Any) -> list[Any]:
-    """Lists the optimizers that a model or a part of it has as attributes."""
+    """List the optimizers that a model or a part of it has as attributes."""
     parts = [model, *model._flatten_layers(include_self=False)]
     leaves = [leaf for part in parts for leaf in _held(list(vars(part).values()))]
     leaves.append(getattr(model, "optimizer", None))
@@ -86,7 +86,7 @@ def _optimizers(model: Any) -> list[Any]:
 
 
 def _held(values: list[Any]) -> list[Any]:
-    """Adds what lists, tuples and dicts hold."""
+    """Add what lists, tuples and dicts hold."""
     held = [one for v in values if isinstance(v, (list, tuple)) for one in v]
     held += [one for v in values if isinstance(v, dict) for one in v.values()]
     return [*values, *held]
@@ -94,7 +94,7 @@ def _held(values: list[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def kept_state(model: keras.Model) -> Iterator[None]:
-    """Puts a built model back as it was."""
+    """Put a built model back as it was."""
     state = KeptState(model)
     try:
         yield
@@ -104,7 +104,7 @@ def kept_state(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_variables(model: keras.Model) -> Iterator[None]:
-    """Puts the variables of a model back as they were, for calls that do not train."""
+    """Put the variables of a model back as they were, for calls that do not train."""
     kept = [(one, np.array(tf.convert_to_tensor(one.value))) for one in model.variables]
     try:
         yield
@@ -114,11 +114,7 @@ def kept_variables(model: keras.Model) -> Iterator[None]:
 
 
 def check_seed(seed: int | None) -> int | None:
-    """Checks that a seed is None or an integer of at least 0.
-
-    Raises:
-        ValueError: If it is not.
-    """
+    """Check that a seed is None or an integer of at least 0."""
     if seed is None:
         return None
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:
@@ -130,12 +126,9 @@ def check_seed(seed: int | None) -> int | None:
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Seeds Python, NumPy and Keras, and puts the first two back afterwards.
+    """Seeds Python, NumPy and Keras, and put the first two back afterwards.
 
     TensorFlow's own global seed cannot be read; keras-tuner resets it before the next build.
-
-    Args:
-        seed: The seed; None leaves everything alone, so that each run draws on.
     """
     if seed is None:
         yield
@@ -151,7 +144,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_seeds() -> Iterator[None]:
-    """Puts the random numbers of Python, NumPy, Keras and TensorFlow back where they were."""
+    """Put the random numbers of Python, NumPy, Keras and TensorFlow back where they were."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     # TensorFlow numbers its operations by draws from a generator of its own.
     tensorflow: Any = context.context()
@@ -180,15 +173,7 @@ def _state_of(tensorflow: Any) -> Any:
 
 
 def seed_of(seed: int | None, *parts: int) -> int | None:
-    """Derives a seed for one use of several.
-
-    Args:
-        seed: Seed of the whole, or None.
-        parts: What tells this use from the others.
-
-    Returns:
-        A 32-bit seed, None for None.
-    """
+    """Derive a seed for one use of several."""
     if seed is None:
         return None
     return int(np.random.SeedSequence([seed, *parts]).generate_state(1)[0])

@@ -33,58 +33,47 @@ class BorrowedStep:
         self._model.make_train_function()
 
     def __call__(self, batch: Any) -> None:
-        """Trains on a batch, and waits for the device."""
+        """Train on a batch, and wait for the device."""
         self.launch(batch)
         self.wait()
 
     def launch(self, batch: Any) -> None:
-        """Begins to train on a batch: a GPU may still be at work when this returns."""
+        """Begin to train on a batch: a GPU may still be at work when this returns."""
         self._shapes.add(shapes_of(batch))
         # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
         self._outputs = self._model.train_function(iter((batch,)))
 
     def wait(self) -> None:
-        """Waits until the last step is done."""
+        """Wait until the last step is done."""
         wait_for(self._outputs)
 
     def has_seen(self, batch: Any) -> bool:
-        """Tells whether a batch of these shapes has been trained on: a new one may compile."""
+        """Return whether a batch of these shapes has been trained on: a new one may compile."""
         return shapes_of(batch) in self._shapes
 
     def restore(self) -> None:
-        """Puts weights, optimizer state, random seeds and metrics back."""
+        """Put weights, optimizer state, random seeds and metrics back."""
         function = self._model.train_function
         self._state.restore()
         self._model.train_function = function  # Made once for all blocks.
 
     def give_back(self) -> None:
-        """Restores the model, its train function too."""
+        """Restore the model, its train function too."""
         self.restore()
         self._model.train_function = self._function
 
 
 def wait_for(outputs: Any) -> None:
-    """Wait until all outputs of a step are there: one of them may lie on the host from the start.
-
-    Args:
-        outputs: Nested tensors.
-    """
+    """Wait for all outputs of a step: one of them may lie on the host from the start."""
     for output in keras.tree.flatten(outputs):
         np.asarray(output)
 
 
 @contextlib.contextmanager
 def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
-    """Lends the train step of a model, and gives the model back as it was, also after an error.
+    """Lend the train step of a model, and return the model back as it was, also after an error.
 
     A model without weights gets them from the batch, as in `fit`, and keeps them.
-
-    Args:
-        model: A compiled model.
-        batch: Inputs, (inputs, targets) or (inputs, targets, sample weights).
-
-    Raises:
-        InputError: If the model is spread over several replicas.
     """
     check_one_device(model)
     if not model.built:
@@ -99,11 +88,7 @@ def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
 
 @contextlib.contextmanager
 def fitting_data() -> Iterator[None]:
-    """Turns what a model says of data that do not fit it into an error that names both.
-
-    Raises:
-        InputError: If a `ValueError`, `TypeError` or TensorFlow's `InvalidArgumentError` is raised.
-    """
+    """Turn what a model says of data that do not fit it into an error that names both."""
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
@@ -116,11 +101,7 @@ def fitting_data() -> Iterator[None]:
 
 
 def check_one_device(model: keras.Model) -> None:
-    """Checks that a model lies on one device.
-
-    Raises:
-        InputError: If it is spread over several replicas.
-    """
+    """Check that a model lies on one device."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise InputError(
@@ -130,13 +111,9 @@ def check_one_device(model: keras.Model) -> None:
 
 
 def held_on_device(batch: Any, *, widen: bool = False) -> Any:
-    """Copies a batch to the first GPU, where there is one; texts stay where they are.
+    """Copy a batch to the first GPU, where there is one; texts stay where they are.
 
     TensorFlow keeps int32 on the host whatever device is named, and each step copies it.
-
-    Args:
-        batch: Nested tensors.
-        widen: Whether int32 becomes int64, which lies on the device.
     """
     gpus = tf.config.list_logical_devices("GPU")
     if not gpus:
@@ -179,12 +156,12 @@ def _is_of_keras(given: Any) -> bool:
 
 
 def rows_of(batch: Any) -> int:
-    """Counts the examples in a batch."""
+    """Count the examples in a batch."""
     return int(_leaves(batch)[0].shape[0])
 
 
 def first_rows(batch: Any, rows: int) -> Any:
-    """Takes the first examples of a batch."""
+    """Take the first examples of a batch."""
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, tf.SparseTensor):
@@ -195,7 +172,7 @@ def first_rows(batch: Any, rows: int) -> Any:
 
 
 def shapes_of(batch: Any) -> tuple[Any, ...]:
-    """Lists the shapes of the parts of a batch."""
+    """List the shapes of the parts of a batch."""
     return tuple(tuple(leaf.shape) for leaf in _leaves(batch))
 
 
@@ -225,12 +202,7 @@ class MicroBatchSteps:
         self._accumulating: _Graph | None = None
 
     def step(self, batch: Any, micro_batch_size: int) -> Callable[[], None]:
-        """Makes the step of a batch; its first call traces and compiles.
-
-        Args:
-            batch: Inputs, targets and perhaps sample weights, on the device.
-            micro_batch_size: Examples that go through the device at once.
-        """
+        """Make the step of a batch; its first call traces and compiles."""
         accumulated = micro_batch_size < rows_of(batch)
         graph = self._accumulate(micro_batch_size) if accumulated else self._whole
 
@@ -258,7 +230,7 @@ class MicroBatchSteps:
         return self._accumulating
 
     def _use(self, graph: "_Graph") -> None:
-        """Makes the model train by a graph; a batch of new shapes is traced anew."""
+        """Make the model train by a graph; a batch of new shapes is traced anew."""
         model = self._model
         if graph.function is not None and model.train_function is graph.function:
             return
@@ -281,15 +253,7 @@ class _Graph:
 
 @contextlib.contextmanager
 def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator[MicroBatchSteps]:
-    """Lends train steps of a model, and gives the model back as it was, also after an error.
-
-    Args:
-        model: A built, compiled model.
-        moments_every: As in `accumulate_gradients`.
-
-    Raises:
-        InputError: If the model is spread over several replicas.
-    """
+    """Lend train steps of a model, and return the model back as it was, also after an error."""
     check_one_device(model)
     state, function = KeptState(model), model.train_function
     try:
@@ -300,7 +264,7 @@ def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator
 
 
 def updates_made(model: Any) -> int:
-    """Counts the updates of a model's optimizer; it skips those that overflowed."""
+    """Count the updates of a model's optimizer; it skips those that overflowed."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return 0

@@ -110,11 +110,7 @@ class InferenceInfo(NamedTuple):
 
 
 def inference_info(profile: InferenceProfile) -> InferenceInfo:
-    """Computes what the figures of a profile show.
-
-    Raises:
-        ValueError: If nothing was timed.
-    """
+    """Compute what the figures of a profile show."""
     series = tuple(_series(profile, path, policy) for path, policy in profile.series)
     timed = tuple(one for one in series if one.points)
     if not timed:
@@ -132,12 +128,7 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
 
 
 def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
-    """Writes where and how often it was measured, parts separated by a middle dot.
-
-    Args:
-        profile: What was measured.
-        bars: Whether the figure has bars to explain.
-    """
+    """Write where and how often it was measured, parts separated by a middle dot."""
     parts = where_measured(profile.environment)
     rounds = [len(t.block_medians_s) for t in profile.timings if t.measured]
     if rounds:
@@ -151,7 +142,7 @@ def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
 
 
 def inference_alt_text(info: InferenceInfo) -> str:
-    """Describes throughput and time by batch size in sentences, for those who do not see them."""
+    """Describe throughput and time by batch size in sentences, for those who do not see them."""
     sizes = info.batch_sizes
     sentences = [
         f"Charts over batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, for "
@@ -183,7 +174,7 @@ def _series(profile: InferenceProfile, path: str, policy: str) -> TimedSeries:
 
 
 def _line(profile: InferenceProfile) -> tuple[tuple[float, float], ...]:
-    """Gives the fitted line from the smallest to the largest size that was timed."""
+    """Return the fitted line from the smallest to the largest size that was timed."""
     try:
         latency = profile.latency
     except ValueError:  # Too little was timed.

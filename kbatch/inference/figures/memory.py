@@ -51,11 +51,7 @@ class MemorySeries(NamedTuple):
 
 
 def memory_series(profile: "InferenceProfile") -> tuple[MemorySeries, ...]:
-    """Computes the memory under each policy.
-
-    Raises:
-        ValueError: If no memory was measured.
-    """
+    """Compute the memory under each policy."""
     policies = dict.fromkeys(m.dtype_policy for m in profile.memory)
     series = tuple(_series(profile, policy) for policy in policies)
     if not any(one.sizes for one in series):
@@ -67,7 +63,7 @@ def memory_series(profile: "InferenceProfile") -> tuple[MemorySeries, ...]:
 
 
 def plot_inference_memory(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
-    """Plots the peak memory by batch size, the fitted line and the limit.
+    """Plot the peak memory by batch size, the fitted line and the limit.
 
     Args:
         profile: A profile whose memory was measured.

@@ -47,11 +47,7 @@ class NoisePoint(NamedTuple):
 
 
 def noise_points(profile: "InferenceProfile") -> tuple[NoisePoint, ...]:
-    """Computes the deviations of the rounds, for the first call path and policy.
-
-    Raises:
-        ValueError: If nothing was timed there.
-    """
+    """Compute the deviations of the rounds, for the first call path and policy."""
     points = []
     for timing in profile.answering:
         median = statistics.median(timing.block_medians_s)
@@ -73,15 +69,7 @@ def noise_points(profile: "InferenceProfile") -> tuple[NoisePoint, ...]:
 
 
 def noise_reach(points: Sequence[NoisePoint], floor: float | None) -> float:
-    """Tells how far the axis reaches to each side.
-
-    Args:
-        points: The rounds.
-        floor: The noise floor, which lies within; None if it is not known.
-
-    Returns:
-        The farthest distance from the median, or less where few rounds lie far beyond the others.
-    """
+    """Return how far the axis reaches to each side."""
     distances = [abs(point.deviation) for point in points]
     farthest = max(distances)
     usual = _FAR * float(np.quantile(distances, _MOST_ROUNDS))
@@ -89,7 +77,7 @@ def noise_reach(points: Sequence[NoisePoint], floor: float | None) -> float:
 
 
 def plot_inference_noise(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
-    """Plots each round's distance from the median of its batch size, in order of time.
+    """Plot each round's distance from the median of its batch size, in order of time.
 
     The band is the noise floor of the A/A test: smaller differences of two settings mean nothing.
     A few rounds that lie far beyond the others are triangles at the edge, and the caption tells

@@ -20,7 +20,7 @@ _ROW = 0.055
 
 
 def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
-    """Plots samples/s against the time of a batch; each point is a batch size.
+    """Plot samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
     bought. Targets that were checked are vertical lines.
@@ -59,7 +59,7 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None
 
 
 def _mark_target(panel: "Axes", target: TargetMark, row: int) -> None:
-    """Draws a target; its words stand on the side that has room, below those before."""
+    """Draw a target; its words stand on the side that has room, below those before."""
     low, high = panel.get_xlim()
     left = target.latency_ms**2 > low * high
     panel.axvline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)

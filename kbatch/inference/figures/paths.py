@@ -49,11 +49,7 @@ class PathRatio(NamedTuple):
 
 
 def path_ratios(profile: "InferenceProfile") -> tuple[PathRatio, ...]:
-    """Compares every series with the first, round by round.
-
-    Raises:
-        ValueError: If no other series was timed at a size of the first one.
-    """
+    """Compare every series with the first, round by round."""
     first, *others = inference_info(profile).series
     measured = {
         (t.call_path, t.dtype_policy, t.batch_size): t for t in profile.timings if t.measured
@@ -76,7 +72,7 @@ def path_ratios(profile: "InferenceProfile") -> tuple[PathRatio, ...]:
 
 
 def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
-    """Plots how many times as fast as the first call path each other one is, by batch size.
+    """Plot how many times as fast as the first call path each other one is, by batch size.
 
     Args:
         profile: A profile with several call paths or policies.
@@ -118,15 +114,7 @@ def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) 
 
 
 def label_places(ratios: Sequence[PathRatio], apart: float) -> tuple[tuple[PathRatio, float], ...]:
-    """Finds where the figures of the last points stand, one above the other.
-
-    Args:
-        ratios: Those of all series, by batch size.
-        apart: Distance of two figures, in octaves.
-
-    Returns:
-        Each series' last point, and the ratio at whose height its figure stands.
-    """
+    """Find where the figures of the last points stand, one above the other."""
     last = {ratio.label: ratio for ratio in ratios}.values()
     places: list[tuple[PathRatio, float]] = []
     for ratio in sorted(last, key=lambda one: (one.batch_size, one.times_as_fast)):
@@ -138,7 +126,7 @@ def label_places(ratios: Sequence[PathRatio], apart: float) -> tuple[tuple[PathR
 
 
 def _name(panel: "Axes", index: int, point: PathRatio, place: float) -> None:
-    """Writes the figure beside a point: a ratio between two ticks cannot be read off."""
+    """Write the figure beside a point: a ratio between two ticks cannot be read off."""
     panel.annotate(
         readable(point.times_as_fast),
         (point.batch_size, place),

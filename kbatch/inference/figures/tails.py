@@ -36,11 +36,7 @@ class TailPoint(NamedTuple):
 
 
 def tail_points(profile: "InferenceProfile") -> tuple[TailPoint, ...]:
-    """Computes the bounds for the first call path and policy.
-
-    Raises:
-        ValueError: If nothing was timed there, or it is bulk prediction.
-    """
+    """Compute the bounds for the first call path and policy."""
     timings = [timing for timing in profile.answering if not timing.bulk]
     if not timings:
         raise ValueError(
@@ -58,7 +54,7 @@ def tail_points(profile: "InferenceProfile") -> tuple[TailPoint, ...]:
 
 
 def plot_inference_tails(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
-    """Plots upper bounds of the latency's quantiles by batch size, for the first call path.
+    """Plot upper bounds of the latency's quantiles by batch size, for the first call path.
 
     A quantile is shown only where enough calls were made; elsewhere the figure says how many more
     it needs.
@@ -99,7 +95,7 @@ def plot_inference_tails(profile: "InferenceProfile", ax: "Axes | None" = None) 
 
 
 def missing_notes(points: tuple[TailPoint, ...]) -> tuple[str, ...]:
-    """Says which quantiles need more calls, and how many at most."""
+    """Describe which quantiles need more calls, and how many at most."""
     notes = []
     for quantile in sorted({point.quantile for point in points}):
         missing = [p for p in points if p.quantile == quantile and p.missing_calls]

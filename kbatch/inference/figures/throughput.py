@@ -26,7 +26,7 @@ _ROW = 0.085
 
 
 def plot_inference_throughput(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
-    """Plots samples/s above and the time of a batch below, by batch size.
+    """Plot samples/s above and the time of a batch below, by batch size.
 
     Lines are the fit t(b) = (b + n_half) / r_inf where it holds; elsewhere they join the points.
     Latency targets that were checked are drawn in the lower panel. Batch sizes that the first call

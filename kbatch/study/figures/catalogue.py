@@ -28,23 +28,7 @@ _HOMES = {"memory": "kbatch.memory.figure"}
 def draw_figure(
     name: str, path: str | Path, *, target: float | None = None, width_in: float | None = None
 ) -> "Axes":
-    """Draws a figure of what lies in a file or a folder.
-
-    Args:
-        name: One of `FIGURES`.
-        path: A project directory or a file of `Study.save`; for `"memory"` a file of
-            `MaxBatchSizeResult.save`.
-        target: For `"time-to-target"`, the value to come to; that of `StopAtTarget` if None.
-        width_in: Width of the figure in inches, the usual one if None.
-
-    Returns:
-        The Axes.
-
-    Raises:
-        ValueError: If there is no such figure, it lacks its data, with what to do, or is to be
-            narrower than its labels need.
-        FileNotFoundError: If there is nothing to draw from.
-    """
+    """Draw a figure of what lies in a file or a folder."""
     if name not in FIGURES:
         raise ValueError(
             f"There is no such figure: the name must be one of {', '.join(FIGURES)}. "

@@ -38,15 +38,7 @@ class Series(NamedTuple):
 
 
 def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Series, ...]:
-    """Groups trials by their hyperparameters, or by policy where that gives too many series.
-
-    Args:
-        trials: The trials of a study.
-        names: What tells them apart.
-
-    Returns:
-        The series, ordered by their settings.
-    """
+    """Group trials by their hyperparameters, or by policy where that gives too many series."""
     ordered = sorted(trials, key=names.order)
     by_settings = _groups(ordered, lambda trial: ", ".join(names.settings(trial)))
     if len(by_settings) <= MOST_SERIES:
@@ -58,15 +50,7 @@ def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Seri
 
 
 def places(trials: Sequence[TrialRecord], series: Sequence[Series]) -> dict[str, float]:
-    """Places trials on the batch axis, those of different series side by side.
-
-    Args:
-        trials: The trials of a study.
-        series: Their series.
-
-    Returns:
-        The place of each trial by its identifier, in examples.
-    """
+    """Place trials on the batch axis, those of different series side by side."""
     sizes = sorted({trial.batch_size for trial in trials})
     gaps = [math.log2(high / low) for low, high in itertools.pairwise(sizes)]
     distance = min(_DODGE, _WIDTH * min(gaps, default=1) / len(series))
@@ -97,7 +81,7 @@ _MOST_NAMED = 4
 
 
 def incomplete_text(study: Study) -> str:
-    """Says which trials have no result, and why; an empty text where all have one."""
+    """Describe which trials have no result, and why; an empty text where all have one."""
     trials = [trial for trial in study.trials if trial.status != "completed"]
     if not trials:
         return ""
@@ -115,7 +99,7 @@ def incomplete_text(study: Study) -> str:
 
 
 def none_completed(study: Study) -> str:
-    """Says that no trial has a result, and why."""
+    """Describe that no trial has a result, and why."""
     return f"No trial completed: {_counts(study.trials)}"
 
 
@@ -133,7 +117,7 @@ def _counts(trials: Sequence[TrialRecord]) -> str:
 
 
 def best_of_size(study: Study) -> dict[int, TrialRecord]:
-    """Picks the trial of each batch size with the best objective, completed ones first."""
+    """Pick the trial of each batch size with the best objective, completed ones first."""
     found: dict[int, TrialRecord] = {}
     for trial in sorted(study.trials, key=_rank):
         found.setdefault(trial.batch_size, trial)
@@ -141,7 +125,7 @@ def best_of_size(study: Study) -> dict[int, TrialRecord]:
 
 
 def best_of_size_note(study: Study) -> tuple[str, ...]:
-    """Says that the best trials are shown, nothing where each size has one trial."""
+    """Describe that the best trials are shown, nothing where each size has one trial."""
     sizes = {trial.batch_size for trial in study.trials}
     if len(sizes) == len(study.trials):
         return ()
@@ -167,13 +151,7 @@ _GAP = 1.5
 
 
 def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
-    """Labels the y axis with a metric; an accuracy has no tick outside 0 to 1.
-
-    Args:
-        panel: The Axes, with all that belongs on it.
-        metric: The metric.
-        values: What is shown of it.
-    """
+    """Label the y axis with a metric; an accuracy has no tick outside 0 to 1."""
     panel.set_ylabel(metric_axis_label(metric), parse_math=False)
     if is_fraction(metric.name) and values and max(values) <= 1:
         low, high = panel.get_ylim()
@@ -183,12 +161,7 @@ def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> Non
 
 
 def throughput_x_axis(panel: Axes, rates: Sequence[float]) -> None:
-    """Makes the x axis one of throughput: from zero, or logarithmic over more than a decade.
-
-    Args:
-        panel: The Axes.
-        rates: What is shown, in examples per second.
-    """
+    """Make the x axis one of throughput: from zero, or logarithmic over more than a decade."""
     panel.set_xlabel("Throughput (samples/s)", fontsize=TEXT_PT)
     if max(rates) > _LOG_FROM * min(rates):
         panel.set_xscale("log")

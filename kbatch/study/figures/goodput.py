@@ -66,16 +66,7 @@ class GoodputInfo(NamedTuple):
 
 
 def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputInfo:
-    """Computes the goodput of each batch size from its throughput and the noise scale.
-
-    Args:
-        study: A study with at least one trial.
-        noise_scale: B_noise in examples; that of the best trial that has one if None.
-
-    Raises:
-        ValueError: If the study is empty, or the noise scale or the throughput is not known,
-            with what to do.
-    """
+    """Compute the goodput of each batch size from its throughput and the noise scale."""
     refuse_empty(study)
     scale, interval, source = _noise_scale(study, noise_scale)
     trials = best_of_size(study)
@@ -114,7 +105,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
 
 
 def noise_text(info: GoodputInfo) -> str:
-    """Says which noise scale was used, and what its interval means for the choice."""
+    """Describe which noise scale was used, and what its interval means for the choice."""
     begun = f"Noise scale {readable(info.noise_scale)} examples"
     if info.interval is None:
         return f"{begun}, {info.source}."
@@ -128,7 +119,7 @@ def noise_text(info: GoodputInfo) -> str:
 
 
 def alt_text(info: GoodputInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     values = listed(
         f"{readable(p.goodput.value)} (throughput {readable(p.throughput.value)}) at batch size "
         f"{p.batch_size:,}"
@@ -142,7 +133,7 @@ def alt_text(info: GoodputInfo) -> str:
 
 
 def _other_best(study: Study, size: int) -> tuple[str, ...]:
-    """Says why the best trial has another batch size than the one of the largest goodput."""
+    """Describe why the best trial has another batch size than the one of the largest goodput."""
     best = study.best_trial()
     if best is None or best.batch_size == size:
         return ()
@@ -201,7 +192,7 @@ _GOODPUT, _THROUGHPUT = 0, 1
 def plot_goodput(
     study: "Study", ax: "Axes | None" = None, *, noise_scale: float | None = None
 ) -> "Axes":
-    """Plots throughput and goodput by batch size, the batch size of the largest goodput marked.
+    """Plot throughput and goodput by batch size, the batch size of the largest goodput marked.
 
     Goodput is throughput times statistical efficiency, (B_noise + M0) / (B_noise + B) with the
     smallest batch size M0 (Qiao et al. 2021, Pollux, OSDI): examples of that size per second.

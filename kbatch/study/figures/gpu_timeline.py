@@ -82,14 +82,7 @@ class GpuTimelineInfo(NamedTuple):
 
 
 def gpu_timeline_info(watched: "Study | UsageRecord | HasUsage") -> GpuTimelineInfo:
-    """Computes the timeline of the GPUs of a block of code, or of a study's best trial.
-
-    Args:
-        watched: A study, a `GpuMonitor` whose block has ended, or its `usage`.
-
-    Raises:
-        ValueError: If no GPU was read, with the reason and what to do.
-    """
+    """Compute the timeline of the GPUs of a block of code, or of a study's best trial."""
     title, usage, reason = _watched(watched)
     if usage is None or usage.gpus is None:
         raise ValueError(
@@ -119,7 +112,7 @@ def gpu_timeline_info(watched: "Study | UsageRecord | HasUsage") -> GpuTimelineI
 
 
 def alt_text(info: GpuTimelineInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     shown = [panel.label.split("\n")[0].lower() for panel in info.panels if panel.known]
     return (
         f"Charts of {listed(shown)} of {listed(info.gpus)} over {readable(info.duration_s)} s: "
@@ -220,7 +213,7 @@ _MARKS = 25
 def plot_gpu_timeline(
     watched: "Study | UsageRecord | HasUsage", ax: "Axes | None" = None
 ) -> "Axes":
-    """Plots utilization, memory and power of each GPU over time.
+    """Plot utilization, memory and power of each GPU over time.
 
     Example:
 

@@ -57,7 +57,7 @@ class CurvePoint(NamedTuple):
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def spent(self, budget: str) -> float:
-        """Gives what was spent of one of `BUDGETS`."""
+        """Return what was spent of one of `BUDGETS`."""
         return {"updates": self.updates, "examples": self.examples, "seconds": self.seconds}[budget]
 
 
@@ -100,14 +100,7 @@ class LearningCurvesInfo(NamedTuple):
 
 
 def learning_curves_info(study: Study) -> LearningCurvesInfo:
-    """Computes a learning curve for each batch size, that of its best trial.
-
-    Args:
-        study: A study with at least one trial.
-
-    Raises:
-        ValueError: If the study is empty, with what to run.
-    """
+    """Compute a learning curve for each batch size, that of its best trial."""
     refuse_empty(study)
     quality = study.quality_metric
     curves = [_curve(t, quality) for t in best_of_size(study).values()] if quality else []
@@ -124,7 +117,7 @@ def learning_curves_info(study: Study) -> LearningCurvesInfo:
 
 
 def alt_text(info: LearningCurvesInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     if not info.curves or info.quality is None:
         return f"An empty chart of learning curves. {info.nothing}."
     words = metric_words(info.quality.name)
@@ -151,7 +144,7 @@ def _curve(trial: TrialRecord, quality: Objective) -> LearningCurve:
 
 
 def _run(execution: ExecutionRecord, metric: str) -> list[CurvePoint]:
-    """Lists the ends of epochs that have the metric, with what was spent up to there."""
+    """List the ends of epochs that have the metric, with what was spent up to there."""
 
     def spent(of) -> list[float]:
         return list(itertools.accumulate(map(of, execution.epochs)))
@@ -223,7 +216,7 @@ def plot_learning_curves(
     *,
     against: Literal["updates", "examples", "seconds"] | None = None,
 ) -> "Axes":
-    """Plots the quality of the model over training, one curve a batch size.
+    """Plot the quality of the model over training, one curve a batch size.
 
     Three panels show the same curves against updates, examples and seconds of training: where
     large batches lose in the second and win in the third, they pay. The curve is that of the

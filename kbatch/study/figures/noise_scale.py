@@ -57,14 +57,7 @@ class NoiseScaleInfo(NamedTuple):
 
 
 def noise_scale_info(study: Study) -> NoiseScaleInfo:
-    """Computes the noise scale over training of the best measured trial of each batch size.
-
-    Args:
-        study: A study with at least one trial.
-
-    Raises:
-        ValueError: If the study is empty or no noise scale was measured, with what to run.
-    """
+    """Compute the noise scale over training of the best measured trial of each batch size."""
     refuse_empty(study)
     measured = Study(study.name, tuple(t for t in study.trials if t.noise_scale is not None))
     curves = tuple(
@@ -96,7 +89,7 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
 
 
 def alt_text(info: NoiseScaleInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     scales = listed(
         f"{noise_scale_text(curve.late)} at batch size {curve.batch_size:,}"
         for curve in info.curves
@@ -131,7 +124,7 @@ _LATE_CHARACTERS = 8
 
 
 def plot_noise_scale(study: "Study", ax: "Axes | None" = None) -> "Axes":
-    """Plots the gradient noise scale by epoch, and that of the late half with its interval.
+    """Plot the gradient noise scale by epoch, and that of the late half with its interval.
 
     Below the noise scale, twice the batch size nearly halves the updates that training needs;
     above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162).

@@ -84,14 +84,7 @@ class ParetoInfo(NamedTuple):
 
 
 def pareto_info(study: Study) -> ParetoInfo:
-    """Computes which trials are faster or better than every other one.
-
-    Args:
-        study: A study with at least one trial.
-
-    Raises:
-        ValueError: If the study is empty, with what to run.
-    """
+    """Compute which trials are faster or better than every other one."""
     refuse_empty(study)
     names, quality = trial_names(study.trials), study.quality_metric
     completed = [trial for trial in study.trials if trial.status == "completed"]
@@ -131,7 +124,7 @@ def pareto_info(study: Study) -> ParetoInfo:
 
 
 def alt_text(info: ParetoInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     if not info.points or info.quality is None:
         return f"An empty chart of quality against throughput. {info.nothing}."
     words = metric_words(info.quality.name)
@@ -149,7 +142,7 @@ def alt_text(info: ParetoInfo) -> str:
 
 
 def _name(trial: TrialRecord, names: TrialNames, *, named: bool) -> str:
-    """Names a trial by its size alone where the legend tells the rest."""
+    """Name a trial by its size alone where the legend tells the rest."""
     return names.name(trial) if named else f"{trial.batch_size:,}"
 
 
@@ -165,7 +158,7 @@ _NAME_CHARACTERS = 30
 
 
 def plot_pareto(study: "Study", ax: "Axes | None" = None) -> "Axes":
-    """Plots the quality of each trial against its throughput, with the Pareto front as steps.
+    """Plot the quality of each trial against its throughput, with the Pareto front as steps.
 
     A filled mark stands for a trial that no other one beats in both, a hollow one for the others.
     Marks are labelled with the batch size.
@@ -213,7 +206,7 @@ def plot_pareto(study: "Study", ax: "Axes | None" = None) -> "Axes":
 
 
 def _draw_points(panel: "Axes", points: "Sequence[ParetoPoint]") -> None:
-    """Draws points that are alike: hundreds of trials make few marks for a file to hold."""
+    """Draw points that are alike: hundreds of trials make few marks for a file to hold."""
     style, on_front = series_style(points[0].series), points[0].on_front
     bars = {"color": style.color, "linewidth": 1.2, "alpha": 0.45, "zorder": 1.5}
     across = [(p.throughput.value, *p.quality.bar) for p in points if p.quality.bar]
@@ -236,7 +229,7 @@ def _draw_points(panel: "Axes", points: "Sequence[ParetoPoint]") -> None:
 
 
 def _draw_front(panel: "Axes", info: ParetoInfo) -> None:
-    """Draws the border of what some trial beats, from edge to edge."""
+    """Draw the border of what some trial beats, from edge to edge."""
     front = info.front
     left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
     edge = bottom if info.quality and info.quality.direction == "max" else top
@@ -275,25 +268,13 @@ def _legend_text(info: ParetoInfo) -> str:
 
 
 def pareto_front(first: Sequence[float], second: Sequence[float]) -> tuple[int, ...]:
-    """Finds the choices that no other one beats.
+    """Find the choices that no other one beats.
 
     One choice beats another if it is better in one quality and not worse in the other. Equal
     choices do not beat each other.
 
-    Example:
-
     >>> pareto_front([1.0, 2.0, 3.0], [0.9, 0.8, 0.85])
     (0, 2)
-
-    Args:
-        first: A quality of every choice, more of it is better.
-        second: Another one, more of it is better.
-
-    Returns:
-        Places of the choices on the front, in ascending order of the first quality.
-
-    Raises:
-        ValueError: If the lengths differ.
     """
     if len(first) != len(second):
         raise ValueError(

@@ -84,16 +84,7 @@ class RankingInfo(NamedTuple):
 
 
 def ranking_info(study: Study, *, most: int, characters: int = TABLE_CHARACTERS) -> RankingInfo:
-    """Ranks the trials of a study by their objective.
-
-    Args:
-        study: A study with at least one trial.
-        most: Most rows to show.
-        characters: Room for the columns.
-
-    Raises:
-        ValueError: If the study is empty, with what to run, or `most` is not positive.
-    """
+    """Rank the trials of a study by their objective."""
     refuse_empty(study)
     if most < 1:
         raise ValueError(f"`most` must be a positive number of rows. Received: most={most}.")
@@ -125,7 +116,7 @@ def ranking_info(study: Study, *, most: int, characters: int = TABLE_CHARACTERS)
 
 
 def alt_text(info: RankingInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     scored = [row for row in info.rows if row.objective is not None]
     words = metric_words(info.objective.name)
     first = [
@@ -165,7 +156,7 @@ _Column = tuple[str, bool, list[str]]
 
 
 def _columns(trials: list[TrialRecord], names: TrialNames) -> list[_Column]:
-    """Gives title, whether it holds numbers, and the cells, the most telling columns first."""
+    """Return title, whether it holds numbers, and the cells, the most telling columns first."""
     columns: list[_Column] = [("Batch", True, [f"{trial.batch_size:,}" for trial in trials])]
     for name in names.hyperparameters:
         values = [trial.hyperparameters.get(name) for trial in trials]
@@ -185,7 +176,7 @@ def _columns(trials: list[TrialRecord], names: TrialNames) -> list[_Column]:
 
 
 def _kept(columns: list[_Column], room: int) -> list[_Column]:
-    """Takes the columns that there is room for."""
+    """Take the columns that there is room for."""
     kept: list[_Column] = []
     for column in columns:
         width = 2 + max(len(text) for text in (column[0], *column[2]))
@@ -239,12 +230,12 @@ _GAP = 2
 
 
 def height_in(rows: int) -> float:
-    """Tells the height that so many rows need, in inches."""
+    """Return the height that so many rows need, in inches."""
     return _REST_IN + _ROW_IN * max(_FEWEST_ROWS, rows)
 
 
 def plot_ranking(study: "Study", ax: "Axes | None" = None, *, most: int = MOST_ROWS) -> "Axes":
-    """Plots the trials ranked by their objective: settings as a table, values as dots.
+    """Plot the trials ranked by their objective: settings as a table, values as dots.
 
     Trials without a result stand last, with the reason.
 
@@ -371,7 +362,7 @@ def _number_axis(panel: "Axes", info: RankingInfo, values: list[float]) -> None:
 
 
 def _label_ends(panel: "Axes", info: RankingInfo) -> None:
-    """Writes the value of the best trial beside its dot, on the side that has room."""
+    """Write the value of the best trial beside its dot, on the side that has room."""
     first = info.rows[0].objective
     if first is None:
         return

@@ -86,15 +86,7 @@ class TimeToTargetInfo(NamedTuple):
 
 
 def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToTargetInfo:
-    """Computes what each batch size took to come to a target.
-
-    Args:
-        study: A study with at least one trial.
-        target: Value of `study.quality_metric` to come to; that of `StopAtTarget` if None.
-
-    Raises:
-        ValueError: If the study is empty or has no target, with what to do.
-    """
+    """Compute what each batch size took to come to a target."""
     refuse_empty(study)
     aim = _target(study, target)
     sizes = sorted({trial.batch_size for trial in study.trials})
@@ -118,7 +110,7 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
 
 
 def alt_text(info: TimeToTargetInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it."""
+    """Describe the figure in sentences, for those who do not see it."""
     if not info.points:
         return f"An empty chart of the cost of {info.target_text}. {info.nothing}."
     sentences = [
@@ -181,7 +173,7 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint:
 
 
 def _spent(trial: TrialRecord) -> Cost:
-    """Gives the most that an execution spent."""
+    """Return the most that an execution spent."""
     totals = [
         Cost(
             sum(epoch.train_s for epoch in execution.epochs),
@@ -265,7 +257,7 @@ _NAME_SHARES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 def plot_time_to_target(
     study: "Study", ax: "Axes | None" = None, *, target: float | None = None
 ) -> "Axes":
-    """Plots the training time and the updates to a target by batch size, on logarithmic axes.
+    """Plot the training time and the updates to a target by batch size, on logarithmic axes.
 
     Dashed is perfect scaling from the smallest batch size that met the target, where twice the
     batch needs half the updates (Shallue et al. 2019, arXiv:1811.03600). The curve through the
@@ -340,7 +332,7 @@ def _draw_perfect_scaling(panel: "Axes", info: TimeToTargetInfo, first: float) -
 
 
 def _name_perfect_scaling(panel: "Axes", info: TimeToTargetInfo, estimates: list[Estimate]) -> None:
-    """Names the line where its name stays in the panel and covers neither mark, bar nor curve."""
+    """Name the line where its name stays in the panel and covers neither mark, bar nor curve."""
     costs = [estimate.value for estimate in estimates]
     bars = [(p.batch_size, e.bar) for p, e in zip(info.points, estimates, strict=True) if e.bar]
     begin, first = info.met[0].batch_size, costs[info.points.index(info.met[0])]
@@ -359,7 +351,7 @@ def _name_perfect_scaling(panel: "Axes", info: TimeToTargetInfo, estimates: list
 
 
 def _along(points: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Gives points along the lines that join points on logarithmic axes."""
+    """Return points along the lines that join points on logarithmic axes."""
     yield points[-1]
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         yield from zip(
@@ -370,7 +362,7 @@ def _along(points: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
 
 
 def _draw_missed(panel: "Axes", place: float, value: float) -> None:
-    """Draws what was spent without meeting the target: it takes more."""
+    """Draw what was spent without meeting the target: it takes more."""
     style = series_style(0)
     panel.plot(
         [place],

@@ -125,17 +125,7 @@ class TrialsInfo(NamedTuple):
 
 
 def trials_info(study: Study) -> TrialsInfo:
-    """Computes what the figure of the trials shows.
-
-    Args:
-        study: A study with at least one trial.
-
-    Returns:
-        The info.
-
-    Raises:
-        ValueError: If the study is empty, with what to run.
-    """
+    """Compute what the figure of the trials shows."""
     refuse_empty(study)
     quality, objective = study.quality_metric, study.trials[0].objective
     names = trial_names(study.trials)
@@ -175,7 +165,7 @@ def _point(
 
 
 def best_label(info: TrialsInfo) -> str:
-    """Labels the best trial."""
+    """Label the best trial."""
     point = info.best
     if point is None:
         return ""
@@ -187,7 +177,7 @@ def best_label(info: TrialsInfo) -> str:
 
 
 def spread_notes(info: TrialsInfo) -> tuple[str, ...]:
-    """Says what the bars are, and where there are none."""
+    """Describe what the bars are, and where there are none."""
     found = info.spreads
     mixed = found.intervals or found.pairs
     notes = []
@@ -207,7 +197,7 @@ def spread_notes(info: TrialsInfo) -> tuple[str, ...]:
 
 
 def series_notes(info: TrialsInfo) -> tuple[str, ...]:
-    """Says why points are not joined by lines."""
+    """Describe why points are not joined by lines."""
     if not info.completed or all(one.joined for one in info.series):
         return ()
     if info.differ:
@@ -221,17 +211,13 @@ def series_notes(info: TrialsInfo) -> tuple[str, ...]:
 
 
 def failure_summary(info: TrialsInfo) -> str:
-    """Counts the trials that did not complete, by status."""
+    """Count the trials that did not complete, by status."""
     statuses = Counter(point.outcome for point in info.incomplete)
     return ", ".join(f"{count:,} {word}" for word, count in statuses.items())
 
 
 def alt_text(info: TrialsInfo) -> str:
-    """Describes the figure in sentences, for those who do not see it.
-
-    Args:
-        info: What the figure shows.
-    """
+    """Describe the figure in sentences, for those who do not see it."""
     sizes = info.batch_sizes
     between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     quality = metric_words(info.quality.name) if info.quality else "quality"
@@ -285,7 +271,7 @@ _MISSING_CHARACTERS = 8
 
 
 def plot_trials(study: "Study", ax: "Axes | None" = None) -> "Axes":
-    """Plots samples/s and the quality of the model by batch size, one point a trial.
+    """Plot samples/s and the quality of the model by batch size, one point a trial.
 
     The upper panel holds the throughput, the lower one the validation accuracy or whatever
     `study.quality_metric` is. Trials that failed or ran out of memory are marked at the
@@ -360,7 +346,7 @@ def _bar(estimate: Estimate) -> tuple[float, float] | None:
 
 
 def _mark_incomplete(panel: "Axes", info: TrialsInfo, *, labelled: bool) -> None:
-    """Marks trials without a result at the bottom edge, one label a batch size."""
+    """Mark trials without a result at the bottom edge, one label a batch size."""
     marked: dict[int, list[str]] = {}
     for point in info.incomplete:
         words = marked.setdefault(point.batch_size, [])
@@ -388,7 +374,7 @@ def _label_panels(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
 
 
 def _make_room(lower: "Axes", info: TrialsInfo) -> None:
-    """Widens the lower panel for the labels of the best trial and of those that failed."""
+    """Widen the lower panel for the labels of the best trial and of those that failed."""
     bottom, top = lower.get_ylim()
     span = top - bottom
     lower.set_ylim(bottom - (0.25 if info.incomplete else 0.12) * span, top + 0.14 * span)
@@ -416,7 +402,7 @@ def _label_best(upper: "Axes", lower: "Axes", info: TrialsInfo) -> None:
 
 
 def _label_point(panel: "Axes", text: str, place: float, value: float, *, above: bool) -> None:
-    """Labels a point on the side where the panel has room."""
+    """Label a point on the side where the panel has room."""
     x_low, x_high = panel.get_xlim()
     share = math.log(place / x_low) / math.log(x_high / x_low)
     side = "left" if share < 0.25 else "right" if share > 0.75 else "center"
@@ -436,7 +422,7 @@ def _label_point(panel: "Axes", text: str, place: float, value: float, *, above:
 
 
 def _label_lines(text: str, characters: int) -> str:
-    """Breaks a long label before its number, and shortens what would be wider than the rest."""
+    """Break a long label before its number, and shortens what would be wider than the rest."""
     if len(text) <= characters:
         return text
     words, _, number = text.rpartition(": ")

@@ -28,7 +28,7 @@ class Accumulation(NamedTuple):
     batch_norm_once: bool
 
     def apply(self, model: keras.Model) -> keras.Model:
-        """Makes another model accumulate in the same way, and returns it."""
+        """Make another model accumulate in the same way, and return it."""
         return accumulate_gradients(
             model,
             self.micro_batch_size,
@@ -38,7 +38,7 @@ class Accumulation(NamedTuple):
 
 
 def accumulation_of(model: keras.Model) -> Accumulation | None:
-    """Tells how a model accumulates, None if it does not: a copy by Keras is a plain one."""
+    """Return how a model accumulates, None if it does not: a copy by Keras is a plain one."""
     step = _step_of(model)
     if step is None:
         return None
@@ -46,18 +46,9 @@ def accumulation_of(model: keras.Model) -> Accumulation | None:
 
 
 def varying_micro_batch(model: keras.Model) -> tf.Variable:
-    """Lets the micro-batch size of a model change from step to step, without tracing anew.
+    """Let the micro-batch size of a model change from step to step, without tracing anew.
 
     XLA compiles for one size: it does not allow that.
-
-    Args:
-        model: A model that accumulates and has not been trained since that was turned on.
-
-    Returns:
-        The variable that has the size.
-
-    Raises:
-        ValueError: If the model does not accumulate, or is compiled by XLA.
     """
     step = _step_of(model)
     if step is None or model.jit_compile:
@@ -79,7 +70,7 @@ def accumulate_gradients(
     moments_every: int = 0,
     batch_norm_once: bool = True,
 ) -> keras.Model:
-    """Makes a compiled model train on large batches in micro-batches.
+    """Make a compiled model train on large batches in micro-batches.
 
     The model's train step is replaced by one that sends `micro_batch_size` examples at a time
     through the model, sums their gradients and applies them once. `fit`, callbacks, metrics,
@@ -188,17 +179,10 @@ _COUPLED_LOSSES = (keras.losses.Circle, keras.losses.Dice, keras.losses.Tversky)
 
 
 def coupled_parts(model: keras.Model) -> tuple[str, ...]:
-    """Names the layers and losses of a model that cannot be cut by rows.
+    """Name the layers and losses of a model that cannot be cut by rows.
 
     A layer that the model calls with `training=False` is named too, which types do not tell: a
     functional model calls it in training all the same, one with a `call` of its own does not.
-
-    Args:
-        model: A compiled model.
-
-    Returns:
-        A name with its kind for each, such as `"bn1 (BatchNormalization)"`; empty if the model
-        can be cut exactly, as far as types tell.
     """
     layers = [
         f"{layer.name} ({type(layer).__name__})"
@@ -210,7 +194,7 @@ def coupled_parts(model: keras.Model) -> tuple[str, ...]:
 
 
 def coupling_note(parts: tuple[str, ...]) -> str:
-    """Says in a sentence what the coupled parts mean for the result."""
+    """Describe in a sentence what the coupled parts mean for the result."""
     return (
         f"Not equal to the whole batch, since computed on each micro-batch by itself: "
         f"{', '.join(parts)}. "

@@ -52,12 +52,7 @@ class BatchNormUpdate:
         self._calls: list[list[Any]] = [[] for _ in self._layers]
 
     def init(self, forward: Callable[[Any], Any], inputs: Any) -> BatchStatistics:
-        """Starts with no entries for each call of each layer.
-
-        Args:
-            forward: Calls the model in training.
-            inputs: Inputs of the batch, in a graph.
-        """
+        """Start with no entries for each call of each layer."""
         if not self._layers:
             return ()
 
@@ -80,7 +75,7 @@ class BatchNormUpdate:
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Keeps the statistics of each call of each layer in a forward pass.
+        """Keep the statistics of each call of each layer in a forward pass.
 
         The pass begins with the moving statistics from before the update.
         """
@@ -98,12 +93,7 @@ class BatchNormUpdate:
                     calls.clear()
 
     def add(self, sums: BatchStatistics, rows: tf.Tensor) -> BatchStatistics:
-        """Adds the statistics that an observed forward pass showed.
-
-        Args:
-            sums: Those so far; empty before the first pass where nothing was traced.
-            rows: Rows of the pass.
-        """
+        """Add the statistics that an observed forward pass showed."""
         added = []
         for index, (layer, calls) in enumerate(zip(self._layers, self._calls, strict=True)):
             # Moved ones are averaged: that is exact but for how far micro-batches differ.
@@ -114,7 +104,7 @@ class BatchNormUpdate:
         return tuple(added)
 
     def finalize(self, sums: BatchStatistics) -> None:
-        """Writes the moving statistics."""
+        """Write the moving statistics."""
         layers = zip(self._layers, self._before, self._calls, sums, strict=True)
         for layer, (mean, variance), calls, totals in layers:
             if not calls:
@@ -128,7 +118,7 @@ class BatchNormUpdate:
 def _kept(
     layer: Any, moments: Callable[..., Any], calls: list[Any], graph: Any, inputs: Any, mask: Any
 ) -> Any:
-    """Computes the statistics of a call, and keeps them where they are of the same graph."""
+    """Compute the statistics of a call, and keep them where they are of the same graph."""
     mean, variance = moments(inputs, mask)
     if tf.compat.v1.get_default_graph() is graph:
         shape = layer.moving_mean.shape
@@ -140,7 +130,7 @@ def _kept(
 
 
 def _entries(layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Counts what the statistics of each channel are taken over."""
+    """Count what the statistics of each channel are taken over."""
     if mask is None:
         channels = layer.moving_mean.shape[0]
         return tf.fill([channels], tf.cast(tf.size(inputs) // channels, tf.float32))

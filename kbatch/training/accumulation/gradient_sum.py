@@ -10,24 +10,24 @@ _HALF = ("float16", "bfloat16")
 
 
 def init(variables: Sequence[Any]) -> tuple[tf.Tensor, ...]:
-    """Makes a zero for each variable, in float32 where the variable has half precision."""
+    """Make a zero for each variable, in float32 where the variable has half precision."""
     return tuple(tf.zeros(v.shape, _sum_dtype(v)) for v in variables)
 
 
 def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor, ...]:
-    """Adds the gradients of one micro-batch; a None gradient leaves its sum as it is."""
+    """Add the gradients of one micro-batch; a None gradient leaves its sum as it is."""
     return tuple(_add(s, g) for s, g in zip(sums, gradients, strict=True))
 
 
 def joined(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, ...]:
-    """Adds the gradients of two micro-batches, sparse ones by listing the rows of both."""
+    """Add the gradients of two micro-batches, sparse ones by listing the rows of both."""
     return tuple(_joined(a, b) for a, b in zip(first, second, strict=True))
 
 
 def finalize(
     sums: Sequence[tf.Tensor], variables: Sequence[Any], connected: Sequence[bool]
 ) -> list[tf.Tensor | None]:
-    """Gives the optimizer its gradients, None for a variable that the loss does not reach."""
+    """Return the optimizer its gradients, None for a variable that the loss does not reach."""
     return [
         tf.cast(s, v.dtype) if reached else None
         for s, v, reached in zip(sums, variables, connected, strict=True)
@@ -92,26 +92,14 @@ class MicroBatches(NamedTuple):
         return -(-self.rows // self.size)
 
     def part(self, start: tf.Tensor | int, size: tf.Tensor | int) -> Any:
-        """Cuts out `size` rows from row `start` on."""
+        """Cut out `size` rows from row `start` on."""
         return keras.tree.map_structure(
             lambda leaf: None if leaf is None else _rows(leaf, start, size), self.leaves
         )
 
 
 def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
-    """Prepares a batch for cutting.
-
-    Args:
-        batch: Nested tensors or arrays of shape (rows, ...); None where a part is absent.
-        size: Examples in a micro-batch.
-
-    Returns:
-        The batch, ready to be cut.
-
-    Raises:
-        TypeError: If a part is a RaggedTensor or a SparseTensor.
-        ValueError: If a part has no batch axis, or parts differ in length.
-    """
+    """Prepare a batch for cutting."""
     leaves = keras.tree.map_structure(_as_tensor, batch)
     present = [leaf for leaf in keras.tree.flatten(leaves) if leaf is not None]
     lengths = [leaf.shape[0] for leaf in present]

@@ -37,28 +37,13 @@ class MomentMeans:
         self._sums = tf.Variable(tf.zeros([3]), trainable=False)
 
     def is_due(self, anew: tf.Tensor) -> tf.Tensor:
-        """Tells whether the coming update is to be measured.
-
-        Args:
-            anew: Whether it is the first of an epoch.
-        """
+        """Return whether the coming update is to be measured."""
         return anew | tf.equal(tf.math.floormod(self._updates, self._every), 0.0)
 
     def update(
         self, micro_sq_norm: tf.Tensor, batch_sq_norm: tf.Tensor, rows: Any, steps: Any, anew: Any
     ) -> dict[str, tf.Tensor]:
-        """Takes in one update.
-
-        Args:
-            micro_sq_norm: m; NaN where it was not measured.
-            batch_sq_norm: M.
-            rows: N, examples of the update.
-            steps: K, micro-batches of the update.
-            anew: Whether the means start with this update.
-
-        Returns:
-            Both means by name; NaN before the first update that counts.
-        """
+        """Take in one update."""
         rows, steps = tf.cast(rows, tf.float32), tf.cast(steps, tf.float32)
         variance = (micro_sq_norm - batch_sq_norm) * rows / tf.maximum(steps - 1.0, 1.0)
         squared_norm = batch_sq_norm - variance / rows
@@ -71,7 +56,7 @@ class MomentMeans:
 
 
 def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """Sums the squares of all elements of all gradients, a float32 scalar.
+    """Sum the squares of all elements of all gradients, a float32 scalar.
 
     float16 gradients are at most 65504 each, so their squares stay in float32's range before
     the loss scale is divided out, and small ones do not vanish.
@@ -86,7 +71,7 @@ def _squares(gradient: Any) -> tf.Tensor:
 
 
 def _summed_by_index(slices: tf.IndexedSlices) -> tf.Tensor:
-    """Adds up the rows that belong to one index: a row looked up twice has one gradient."""
+    """Add up the rows that belong to one index: a row looked up twice has one gradient."""
     rows = tf.shape(slices.indices)[0]
     values = tf.cast(slices.values, tf.float32)
     return tf.math.unsorted_segment_sum(values, _positions(slices.indices), rows)

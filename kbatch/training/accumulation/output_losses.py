@@ -23,7 +23,7 @@ _MEAN = ("mean", "sum_over_batch_size")
 
 
 def output_count(model: keras.Model) -> int:
-    """Counts the outputs that have a loss of their own in `compile`."""
+    """Count the outputs that have a loss of their own in `compile`."""
     return len(_compiled_losses(model))
 
 
@@ -35,21 +35,7 @@ def part_of_batch_loss(
     totals: Sequence[tf.Tensor],
     added_losses: list[Any],
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-    """Computes what one micro-batch adds to the loss of the whole batch.
-
-    Args:
-        model: A compiled model that has just been called on the micro-batch.
-        forward: Inputs, targets, predictions and sample weights of the micro-batch.
-        rows_share: Its rows over the rows of the batch, a float32 scalar.
-        totals: Denominator of each output over the whole batch; empty where rows count.
-        added_losses: `model.losses` after the call.
-
-    Returns:
-        The part of the total loss, and the part of each output's loss (without loss weights).
-
-    Raises:
-        ValueError: If there is no loss, or a mask comes from where none was expected.
-    """
+    """Compute what one micro-batch adds to the loss of the whole batch."""
     x, y, y_pred, sample_weight = forward
     parts: dict[int, tf.Tensor] = {}
 
@@ -78,15 +64,7 @@ def part_of_batch_loss(
 
 
 def denominators(model: keras.Model, forward: tuple[Any, Any, Any]) -> tuple[tf.Tensor, ...]:
-    """Counts what each output's loss is divided by, over the rows given.
-
-    Args:
-        model: A compiled model that has just been called on these rows.
-        forward: Targets, predictions and sample weights.
-
-    Returns:
-        A float32 scalar for each output; 0 where only the rows count.
-    """
+    """Count what each output's loss is divided by, over the rows given."""
     found: dict[int, tf.Tensor] = {}
 
     def count(index: int, loss: Any, *call: Any) -> tf.Tensor:
@@ -116,7 +94,7 @@ def need_counting(model: keras.Model) -> bool:
 def _share(
     loss: Any, call: tuple[Any, ...], rows_share: tf.Tensor, total: tf.Tensor | None
 ) -> tf.Tensor:
-    """Gives D_k / D of one output."""
+    """Return D_k / D of one output."""
     if loss.reduction == "sum":
         return tf.ones([])
     counted = _denominator(loss, *call)
@@ -172,7 +150,7 @@ def has_own_loss(model: keras.Model) -> bool:
 def _denominator(
     loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor | None:
-    """Counts the denominator of one output, None where it is the number of rows."""
+    """Count the denominator of one output, None where it is the number of rows."""
     values = _values(loss, y_true, y_pred)
     if values is None:
         return None  # A loss that is not made of values a row and a reduction.
@@ -215,7 +193,7 @@ def _size(tensor: Any) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _routed(compile_loss: Any, route: Callable[..., tf.Tensor]) -> Iterator[None]:
-    """Sends each output's loss through `route(index, loss, y_true, y_pred, sample_weight)`.
+    """Send each output's loss through `route(index, loss, y_true, y_pred, sample_weight)`.
 
     Keras matches structures and paths of outputs as it does in training; its trackers of the
     single losses are left out, since they would count micro-batches.
@@ -237,7 +215,7 @@ def _routed(compile_loss: Any, route: Callable[..., tf.Tensor]) -> Iterator[None
 
 @contextlib.contextmanager
 def _with_losses(model: Any, losses: list[Any]) -> Iterator[None]:
-    """Lets `model.losses` be those of a certain call, which may not have been the last one."""
+    """Let `model.losses` be those of a certain call, which may not have been the last one."""
     model._losses_override.extend(losses)
     try:
         yield
@@ -266,5 +244,5 @@ def _may_mask(loss: Any) -> bool:
 
 
 def _may_vary(loss: Any) -> bool:
-    """Returns whether a loss is not Keras's own, and so may return fewer values than rows."""
+    """Return whether a loss is not Keras's own, and so may return fewer values than rows."""
     return not _is_from_keras(getattr(loss, "fn", type(loss)))

@@ -54,15 +54,6 @@ def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
 
     Draws are held still and dropout is left out, which are no matter of parts; BatchNormalization
     trains. Layers compute in float32, whatever their policy.
-
-    Args:
-        model: A compiled, built model without a `train_step` of its own, on one device. It is
-            given back as it was.
-        rows: Inputs, targets and sample weights, nested arrays of shape (rows, ...) with None where
-            a part is absent. Two batches are made of them.
-
-    Returns:
-        The largest difference, or why there is none.
     """
     batches = _batches(keras.utils.unpack_x_y_sample_weight(rows))
     count = len(_leaves(batches[0])[0])
@@ -421,14 +412,7 @@ class PartsChecks:
         most: int | None = None,
         directory: Path | None = None,
     ) -> PartsCheck:
-        """Compare batches of a model, unless one of its kind was checked before.
-
-        Args:
-            model: A compiled, built model on one device; it stays as it is.
-            source: Its data.
-            most: Most examples that fit at once, None where that is not known.
-            directory: Where results are kept for later runs of a search, or None.
-        """
+        """Compare batches of a model, unless one of its kind was checked before."""
         key = _key(model, source)
         path = directory and directory / "kbatch-micro-batches" / f"{key}-parts.json"
         known = self._found.get(key) or load_if_readable(PartsCheck, path)
@@ -448,14 +432,7 @@ class PartsChecks:
         most: int | None = None,
         directory: Path | None = None,
     ) -> str | None:
-        """Return what makes parts train another model than the whole batch, None where they do not.
-
-        Args:
-            model: As in `find`; one on several replicas is told by its layers and losses alone.
-            source: As in `find`.
-            most: As in `find`.
-            directory: As in `find`.
-        """
+        """Return why parts would train another model than the whole batch, or None."""
         parts = coupled_parts(model)
         if replica_count(model) == 1:
             check = self.find(model, source, most=most, directory=directory)

@@ -28,11 +28,7 @@ _KEPT_NOTE = (
 
 
 def check_sparse_gradients(value: str) -> str:
-    """Checks the argument `sparse_gradients`.
-
-    Raises:
-        ValueError: If it is no such choice.
-    """
+    """Check the argument `sparse_gradients`."""
     if value not in _SPARSE_GRADIENTS:
         raise ValueError(
             f"`sparse_gradients` must be one of {_SPARSE_GRADIENTS}. "
@@ -42,14 +38,7 @@ def check_sparse_gradients(value: str) -> str:
 
 
 def sum_sparse_gradients(model: keras.Model) -> keras.Model:
-    """Make a compiled model add up the rows of equal indices in its gradients, where that matters.
-
-    Args:
-        model: A compiled model without a `train_step` of its own. It is changed.
-
-    Returns:
-        The same model.
-    """
+    """Make a compiled model add up gradient rows of equal indices, where that matters."""
     if differ_in_parts(model):
         model.train_step = SummingTrainStep(model).run
         model.train_function = None
@@ -61,9 +50,6 @@ def differ_in_parts(model: keras.Model) -> bool:
 
     A layer of the user's own may look up rows as `Embedding` does. SGD is linear in the gradient,
     as long as it is not clipped.
-
-    Args:
-        model: A compiled model.
     """
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
@@ -72,13 +58,7 @@ def differ_in_parts(model: keras.Model) -> bool:
 
 
 def sparse_note(model: keras.Model, sparse_gradients: str, *, in_parts: bool) -> str | None:
-    """Say how the updates of a model differ from those of a plain `fit`, None where they do not.
-
-    Args:
-        model: A compiled model.
-        sparse_gradients: "summed" or "keras".
-        in_parts: Whether its batches are cut.
-    """
+    """Say how the updates of a model differ from those of a plain `fit`, None where they do not."""
     if not differ_in_parts(model):
         return None
     if sparse_gradients == "keras":
@@ -87,7 +67,7 @@ def sparse_note(model: keras.Model, sparse_gradients: str, *, in_parts: bool) ->
 
 
 def summed(gradients: Sequence[Any]) -> list[Any]:
-    """Adds up the rows of equal indices; the result is dense, as in Keras's optimizers."""
+    """Add up the rows of equal indices; the result is dense, as in Keras's optimizers."""
     return [
         tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
         for gradient in gradients
@@ -101,14 +81,7 @@ class SummingTrainStep:
         self._model: Any = model
 
     def run(self, data: Any) -> dict[str, Any]:
-        """Makes one optimizer update from one batch.
-
-        Args:
-            data: Inputs, targets and sample weights, each nested tensors of shape (rows, ...).
-
-        Returns:
-            The metrics, by name.
-        """
+        """Make one optimizer update from one batch."""
         with with_data(data):
             return self._update(*keras.utils.unpack_x_y_sample_weight(data))
 

@@ -90,14 +90,7 @@ class AccumulatingTrainStep:
         self.batch_metrics: set[str] = set()
 
     def run(self, data: Any) -> dict[str, Any]:
-        """Makes one optimizer update from one batch, as `keras.Model.train_step` does.
-
-        Args:
-            data: Inputs, targets and sample weights, each nested tensors of shape (rows, ...).
-
-        Returns:
-            The metrics, by name.
-        """
+        """Make one optimizer update from one batch, as `keras.Model.train_step` does."""
         with with_data(data):
             return self._update(data)
 
@@ -156,7 +149,7 @@ class Update:
         self.batch_metrics: set[str] = set()
 
     def accumulate(self) -> Sums:
-        """Runs all micro-batches, one after the other: that is what saves the memory."""
+        """Run all micro-batches, one after the other: that is what saves the memory."""
         batch = self._batch
         self._totals = self._denominators()
         # XLA wants one size in the loop, and compiles it also where it never runs: a size that is
@@ -187,7 +180,7 @@ class Update:
         return tf.cond(rest > 0, lambda: self._add(sums, part()), lambda: sums)
 
     def apply(self, sums: Sums) -> None:
-        """Applies the gradients once and writes the statistics and losses of the batch."""
+        """Apply the gradients once and write the statistics and losses of the batch."""
         model = self._model
         variables = model.trainable_weights
         gradients = gradient_sum.finalize(sums.gradients, variables, self._connected)
@@ -219,13 +212,10 @@ class Update:
         return self._batch_norm.init(forward, self._batch.leaves[0])
 
     def halves(self, rows: Any) -> tuple[Part, Part]:
-        """Computes loss and gradients of a batch that fits at once, in two parts.
+        """Compute loss and gradients of a batch that fits at once, in two parts.
 
         Both go through the model before a loss is taken, so that what masks and weights count is
         known without another pass.
-
-        Args:
-            rows: Examples of the first part.
         """
         batch, whole = self._batch, self._batch.known_rows or self._batch.rows
         passes = [
@@ -252,7 +242,7 @@ class Update:
             return Forward(tape, micro_batch, y_pred, list(self._model.losses))
 
     def _part(self, one: Forward) -> Part:
-        """Computes loss and gradients of a micro-batch."""
+        """Compute loss and gradients of a micro-batch."""
         model = self._model
         x, y, sample_weight = one.micro_batch
         rows_share = _rows(x) / tf.cast(self._batch.rows, tf.float32)
@@ -271,7 +261,7 @@ class Update:
         return Part(gradients, loss, parts, rows_share)
 
     def _count(self, data: tuple[Any, Any, Any], y_pred: Any) -> None:
-        """Counts rows in the metrics."""
+        """Count rows in the metrics."""
         x, y, sample_weight = data
         with _noted_batch_metrics(self._model, self.batch_metrics):
             self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
@@ -326,18 +316,18 @@ class Update:
 
 
 def weighted_squared_norm(part: Part) -> tf.Tensor:
-    """Gives w_k |g_k|^2; the gradient of a micro-batch's part of the loss is w_k g_k."""
+    """Return w_k |g_k|^2; the gradient of a micro-batch's part of the loss is w_k g_k."""
     return squared_norm(part.gradients) / part.rows_share
 
 
 def before_update(model: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reads what an update moves: whether it is the first of an epoch, and the loss scale."""
+    """Read what an update moves: whether it is the first of an epoch, and the loss scale."""
     anew = tf.equal(tf.convert_to_tensor(model._loss_tracker.count), 0.0)
     return anew, model.optimizer.scale_loss(tf.ones([]))
 
 
 def build_variables(model: Any, batch: MicroBatches) -> None:
-    """Builds weights, metrics, losses and slots before a loop or branch, which cannot."""
+    """Build weights, metrics, losses and slots before a loop or branch, which cannot."""
     if tf.distribute.has_strategy():
         return  # Keras has done so, outside the replicas.
     if tf.executing_eagerly():
@@ -347,7 +337,7 @@ def build_variables(model: Any, batch: MicroBatches) -> None:
 
 
 def _build_eagerly(model: Any, batch: MicroBatches) -> None:
-    """Builds by a call on one row: layers that run eagerly only cannot be called on symbols."""
+    """Build by a call on one row: layers that run eagerly only cannot be called on symbols."""
     compile_loss = model._compile_loss
     if model.built and (compile_loss is None or compile_loss.built):
         return
@@ -364,7 +354,7 @@ def _forward(model: Any, x: Any, *, training: bool) -> Any:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Joins predictions with their masks."""
+    """Join predictions with their masks."""
     both: Any = tf.concat([first, second], axis=0)
     masks: Any = [getattr(part, "_keras_mask", None) for part in (first, second)]
     if all(mask is not None for mask in masks):

@@ -26,17 +26,10 @@ from kbatch.training.model import check_model, with_data
 
 
 def measure_moments(model: keras.Model, *, every: int) -> keras.Model:
-    """Makes a compiled model measure the gradient moments, and leaves its updates as they are.
+    """Make a compiled model measure the gradient moments, and leave its updates as they are.
 
     They are reported as with `accumulate_gradients(..., moments_every=every)`. A model whose
     batches cannot be cut is left alone.
-
-    Args:
-        model: A compiled model without a `train_step` of its own. It is changed.
-        every: Every how many updates, from the first of an epoch on.
-
-    Returns:
-        The same model.
     """
     if uncut_part(model) is None:
         step = getattr(vars(model).get("train_step"), "__self__", None)
@@ -47,7 +40,7 @@ def measure_moments(model: keras.Model, *, every: int) -> keras.Model:
 
 
 def uncut_part(model: keras.Model) -> str | None:
-    """Names what keeps a batch from being cut with an equal update, None if it can be.
+    """Name what keeps a batch from being cut with an equal update, None if it can be.
 
     Where a batch is to go through whole, a loss or method of the user's own may look at it as
     one: it is not cut behind their back.
@@ -80,14 +73,7 @@ class _HalvingTrainStep:
         self._summing = summing
 
     def run(self, data: Any) -> dict[str, Any]:
-        """Makes one optimizer update from one batch, as `keras.Model.train_step` does.
-
-        Args:
-            data: Inputs, targets and sample weights, each nested tensors of shape (rows, ...).
-
-        Returns:
-            The metrics, by name.
-        """
+        """Make one optimizer update from one batch, as `keras.Model.train_step` does."""
         with with_data(data):
             return self._update(data)
 

@@ -52,17 +52,7 @@ class BatchSource(NamedTuple):
 
 
 def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> BatchSource:
-    """Makes a source of batches from what a person would give to `fit`.
-
-    Args:
-        data: A `tf.data.Dataset`, a `PyDataset`, arrays, or a function `batch_size -> Dataset`.
-        model: The model to train.
-        batch_size: Examples in a batch; None for those that a dataset has, and for Keras's
-            default with arrays.
-
-    Raises:
-        InputError: If the data can be read once only, or cannot be put into batches.
-    """
+    """Make a source of batches from what a person would give to `fit`."""
     whole = hasattr(batch_size, "__index__") and not isinstance(batch_size, bool)
     if batch_size is not None and not (whole and 1 <= batch_size <= LARGEST_SIZE):
         raise InputError(
@@ -89,7 +79,7 @@ def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> Ba
 
 
 def source_of_dataset(dataset: tf.data.Dataset, batch_size: int | None = None) -> BatchSource:
-    """Makes a source of batches from a dataset of batches."""
+    """Make a source of batches from a dataset of batches."""
     return BatchSource("tf.data.Dataset", lambda: _epoch(dataset), dataset, batch_size)
 
 
@@ -101,16 +91,7 @@ def source_of_py_dataset(
     max_queue_size: int,
     timeout_s: float = _PROCESSES_S,
 ) -> BatchSource:
-    """Makes a source of batches from a PyDataset, with workers of its own choice.
-
-    Args:
-        dataset: The PyDataset, whose own settings stay as they are.
-        workers: Threads or processes that make batches.
-        use_multiprocessing: Whether they are processes.
-        max_queue_size: Batches that may wait in the queue.
-        timeout_s: Seconds that processes may take to a batch: forked beside TensorFlow's threads,
-            they may never answer.
-    """
+    """Make a source of batches from a PyDataset, with workers of its own choice."""
     settings = {
         "workers": workers,
         "use_multiprocessing": use_multiprocessing,
@@ -149,7 +130,7 @@ def _worked_epoch(adapter: Any, dataset: tf.data.Dataset) -> Iterator[Iterator[A
 
 
 def _py_adapter(dataset: keras.utils.PyDataset, settings: dict[str, Any]) -> Any:
-    """Makes Keras's adapter under other settings: it reads them once, when it is made."""
+    """Make Keras's adapter under other settings: it reads them once, when it is made."""
     kept = {name: getattr(dataset, name) for name in settings}
     try:
         for name, value in settings.items():
@@ -208,7 +189,7 @@ def _batched(data: Any, model: keras.Model, batch_size: int | None) -> tf.data.D
 
 
 def _named(data: Any) -> str:
-    """Names the type of what was given, and of the parts of a tuple or list."""
+    """Name the type of what was given, and of the parts of a tuple or list."""
     name = f"a {type(data).__module__}.{type(data).__name__}"
     if not isinstance(data, (tuple, list)):
         return name
@@ -216,7 +197,7 @@ def _named(data: Any) -> str:
 
 
 def _check_file_caches(dataset: Any) -> None:
-    """Refuses a file cache that is not complete: reading a part of it would leave it locked."""
+    """Refuse a file cache that is not complete: reading a part of it would leave it locked."""
     waiting = [dataset]
     while waiting:
         stage = waiting.pop()
@@ -262,11 +243,7 @@ class BatchStream:
         self._stop()
 
     def next(self) -> Any:
-        """Gives the next batch.
-
-        Raises:
-            InputError: If an epoch has no batches, or the data raise an error.
-        """
+        """Return the next batch."""
         while True:
             try:
                 batch = next(self._iterator)
@@ -309,14 +286,7 @@ class BatchStream:
 
 
 def first_batch(source: BatchSource) -> tuple[Any, float]:
-    """Reads the first batch of a source.
-
-    Returns:
-        The batch, and the seconds it took from the start of the pipeline.
-
-    Raises:
-        InputError: If there is none.
-    """
+    """Read the first batch of a source."""
     began_s = time.perf_counter()
     with BatchStream(source) as stream:
         return stream.next(), time.perf_counter() - began_s
@@ -376,12 +346,7 @@ class Workers(OrderedEnqueuer):
         self.executor_fn = self._kept_pool
 
     def get(self) -> Iterator[Any]:
-        """Gives the batches in their order.
-
-        Raises:
-            TimeoutError: If processes make none in time.
-            Exception: What the PyDataset raised in making a batch.
-        """
+        """Return the batches in their order."""
         while self.is_running():
             try:
                 pending: Any = self.future_queue.get(timeout=_POLL_S)
@@ -394,7 +359,7 @@ class Workers(OrderedEnqueuer):
                 yield batch
 
     def stop(self, drain_queue_and_join: bool = False) -> None:
-        """Ends the workers for good; batches that wait are dropped, and the data are let go."""
+        """End the workers for good; batches that wait are dropped, and the data are let go."""
         with self.start_stop_lock:
             runner: Any = self.run_thread
             self.running, self.run_thread = False, None

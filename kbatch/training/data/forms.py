@@ -51,24 +51,7 @@ def in_batches(
     validation_batch_size: int,
     seed: int | None,
 ) -> Batches:
-    """Puts training data into batches of `batch_size` examples.
-
-    Args:
-        data: Arguments of `fit`.
-        model: The model to train, whose input rank tells a batched dataset from one that is
-            not.
-        batch_size: Examples in a training batch; the last one of an epoch may have fewer.
-        largest_batch_size: The largest batch size to come, which the data must fill once.
-        validation_batch_size: Examples in a validation batch.
-        seed: Seed of the shuffling of arrays, None for another order in each run.
-
-    Returns:
-        Training batches, and validation data.
-
-    Raises:
-        InputError: If the data has a form that kbatch cannot batch, or is known to have fewer
-            examples than the largest batch.
-    """
+    """Put training data into batches of `batch_size` examples."""
     if data.validation_split and data.validation_data is None:
         data = _split(data)
     dataset, examples = _dataset(data, model, batch_size, seed)
@@ -84,7 +67,7 @@ def in_batches(
 
 
 def rebatched(dataset: tf.data.Dataset, model: keras.Model, batch_size: int) -> tf.data.Dataset:
-    """Gives a dataset, batched or not, in batches of `batch_size` examples."""
+    """Return a dataset, batched or not, in batches of `batch_size` examples."""
     if is_batched(dataset.element_spec, model):
         return dataset.rebatch(batch_size)
     return dataset.batch(batch_size)
@@ -93,7 +76,7 @@ def rebatched(dataset: tf.data.Dataset, model: keras.Model, batch_size: int) -> 
 def _dataset(
     data: FitData, model: keras.Model, batch_size: int, seed: int | None
 ) -> tuple[tf.data.Dataset, int | None]:
-    """Gives training batches, and the number of examples where it is known."""
+    """Return training batches, and the number of examples where it is known."""
     x: Any = data.x
     if x is None:
         raise InputError(f"There is no training data: `x` is missing. {_FORMS} Received: x=None.")
@@ -114,11 +97,7 @@ def _dataset(
 
 
 def called_for(function: Callable[[int], Any], model: keras.Model, batch_size: int):
-    """Calls a data function, and checks that it returns a dataset of batches.
-
-    Raises:
-        InputError: If it does not.
-    """
+    """Call a data function, and check that it returns a dataset of batches."""
     dataset = function(batch_size)
     if not is_dataset(dataset):
         raise InputError(
@@ -134,12 +113,12 @@ def called_for(function: Callable[[int], Any], model: keras.Model, batch_size: i
 
 
 def is_dataset(data: Any) -> bool:
-    """Tells whether data are a `tf.data.Dataset`."""
+    """Return whether data are a `tf.data.Dataset`."""
     return isinstance(data, tf.data.Dataset)
 
 
 def _size(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
-    """Gives the most examples that a dataset can have, from its length and its first batch."""
+    """Return the most examples that a dataset can have, from its length and its first batch."""
     cardinality = int(dataset.cardinality())
     if cardinality < 0:
         return None
@@ -175,11 +154,7 @@ def _split(data: FitData) -> FitData:
 
 
 def tensors_of(data: FitData) -> tuple[Any, int]:
-    """Return inputs, targets and sample weights as tensors, and their number of rows.
-
-    Raises:
-        InputError: If kbatch cannot cut them into batches.
-    """
+    """Return inputs, targets and sample weights as tensors, and their number of rows."""
     arrays, rows = arrays_of(data)
     with tf.device("CPU:0"):
         return keras.tree.map_structure(
@@ -192,9 +167,6 @@ def arrays_of(data: FitData) -> tuple[Any, int]:
 
     No tensor is made of an array: that would start TensorFlow's devices in this process, and a
     worker process would find the GPU taken.
-
-    Raises:
-        InputError: If kbatch cannot cut them into batches.
     """
     weight = data.sample_weight
     if data.class_weight is not None:
@@ -221,14 +193,7 @@ def arrays_of(data: FitData) -> tuple[Any, int]:
 
 
 def check_targets(y: Any) -> None:
-    """Check that targets are numbers.
-
-    Args:
-        y: Nested arrays.
-
-    Raises:
-        InputError: If some are texts or objects.
-    """
+    """Check that targets are numbers."""
     for leaf in keras.tree.flatten(y):
         dtype = getattr(leaf, "dtype", None)
         if dtype == tf.string or getattr(dtype, "kind", None) in ("O", "S", "U"):
@@ -261,19 +226,11 @@ def _refusal(data: Any) -> str:
 
 
 def is_batched(spec: Any, model: keras.Model) -> bool:
-    """Tells whether a dataset's elements are batches.
+    """Return whether a dataset's elements are batches.
 
     The shapes of its inputs are compared with those of the model's; as in Keras, a feature of
     shape (rows,) fits an input of shape (rows, 1). Where the model has no inputs yet, a scalar
     among the parts of an element tells examples, and a first axis of unknown length batches.
-
-    Args:
-        spec: The dataset's `element_spec`: inputs, (inputs, targets) or (inputs, targets, sample
-            weights).
-        model: The model to train.
-
-    Raises:
-        InputError: If it can be neither, or cannot be told.
     """
     features: Any = spec[0] if isinstance(spec, tuple) else spec
     pairs = _paired(features, _inputs(model))
@@ -293,14 +250,14 @@ def is_batched(spec: Any, model: keras.Model) -> bool:
 
 
 def _inputs(model: keras.Model) -> Any:
-    """Gives the model's inputs in the structure it was made with, None if it has none yet."""
+    """Return the model's inputs in the structure it was made with, None if it has none yet."""
     # A single symbolic tensor has no truth value.
     structure = getattr(model, "_inputs_struct", None)
     return getattr(model, "inputs", None) if structure is None else structure
 
 
 def _paired(features: Any, inputs: Any) -> list[tuple[Any, tuple[int | None, ...]]] | None:
-    """Pairs each feature with the shape of its input, None where they cannot be paired."""
+    """Pair each feature with the shape of its input, None where they cannot be paired."""
     if isinstance(inputs, dict) and isinstance(features, dict):
         if not inputs.keys() <= features.keys():
             return None
@@ -336,19 +293,10 @@ def _without_inputs(spec: Any) -> bool:
 
 
 def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
-    """Makes a dataset of batches of nested arrays.
+    """Make a dataset of batches of nested arrays.
 
     Keras's own shuffling repeats one order in every epoch once a global seed is set; this one
     draws another each time the dataset is iterated.
-
-    Args:
-        arrays: Nested tensors of shape (examples, ...), None where a part is absent.
-        batch_size: Examples in a batch; the last one may have fewer.
-        shuffle: Whether to draw an order.
-        seed: Seed of the orders, None for others in each run.
-
-    Returns:
-        A `tf.data.Dataset` of known length.
     """
     # tf.data would pack a list into one tensor.
     arrays = keras.tree.lists_to_tuples(arrays)
@@ -366,7 +314,7 @@ def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | No
 
 
 def _orders(examples: int, seed: int | None) -> tf.data.Dataset:
-    """Makes a dataset of one permutation, another one each time it is iterated."""
+    """Make a dataset of one permutation, another one each time it is iterated."""
     seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
     return seeds.map(lambda s: tf.argsort(tf.random.stateless_uniform([examples], seed=(s, 0))))
 
@@ -376,16 +324,7 @@ _MOST = 1024
 
 
 def with_held_out(data: FitData, *, seed: int | None) -> FitData:
-    """Holds out a fifth of the rows of arrays, drawn at random, 1,024 at most.
-
-    Args:
-        data: Arguments of `fit`. Where they have validation data, or are no arrays, they stay as
-            they are.
-        seed: Seed of the draw, None for another one each time.
-
-    Raises:
-        InputError: If the arrays cannot be cut into batches.
-    """
+    """Hold out a fifth of the rows of arrays, drawn at random, 1,024 at most."""
     if data.validation_data is not None or is_dataset(data.x) or callable(data.x):
         return data
     arrays, rows = tensors_of(data)

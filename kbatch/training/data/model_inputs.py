@@ -12,20 +12,12 @@ from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source
 
 
 def declared_inputs(model: Any) -> Sequence[Any]:
-    """Gives the symbolic inputs of a model, none of one that does not declare them."""
+    """Return the symbolic inputs of a model, none of one that does not declare them."""
     return getattr(model, "inputs", None) or ()
 
 
 def ordered_rows(model: Any, rows: Any) -> list[Any]:
-    """Gives the arrays of rows in the order of the inputs that the model declares.
-
-    Args:
-        model: A model that declares its inputs.
-        rows: Nested arrays; in a dict they go by the names of the inputs.
-
-    Raises:
-        InputError: If there are more or fewer than inputs, or other names.
-    """
+    """Return the arrays of rows in the order of the inputs that the model declares."""
     tensors = declared_inputs(model)
     structure: Any = getattr(model, "_inputs_struct", None)
     leaves = keras.tree.flatten(rows)
@@ -44,7 +36,7 @@ def ordered_rows(model: Any, rows: Any) -> list[Any]:
 
 
 def of_rank(leaf: np.ndarray, rank: int) -> np.ndarray:
-    """Adds a last axis of 1 to an array, or takes it away, where its rank is off by one."""
+    """Add a last axis of 1 to an array, or take it away, where its rank is off by one."""
     if leaf.ndim == rank - 1:
         return leaf[..., None]
     return leaf[..., 0] if leaf.ndim == rank + 1 else leaf
@@ -58,12 +50,7 @@ def _other_inputs(names: Sequence[str], received: str) -> InputError:
 
 
 def alike(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    """Tells whether Keras takes a shape for an expected one: a last axis of 1 comes and goes.
-
-    Args:
-        shape: A shape with the examples on the first axis.
-        expected: The same, None where an axis may have any length.
-    """
+    """Return whether Keras takes a shape for an expected one: a last axis of 1 comes and goes."""
     missing = len(expected) - len(shape)
     if missing == 1 and expected[-1] == 1:
         shape = (*shape, 1)
@@ -85,16 +72,7 @@ _INDICES = (
 
 
 def row_mismatch(model: keras.Model, rows: Any) -> str | None:
-    """Says what to give in the place of rows that a model's train step refused.
-
-    Args:
-        model: A compiled model.
-        rows: Inputs, targets and perhaps sample weights, nested arrays of shape (rows, ...).
-
-    Returns:
-        What does not fit, in sentences that end with what was received; None where that is not
-        told by the shapes.
-    """
+    """Describe what to give in the place of rows that a model's train step refused."""
     x, y = (*rows, None)[:2] if isinstance(rows, tuple) else (rows, None)
     return _of_inputs(model, x) or _of_targets(model, y)
 
@@ -129,13 +107,13 @@ def _of_targets(model: Any, y: Any) -> str | None:
 
 
 def _has_classes(y: np.ndarray) -> bool:
-    """Tells whether each example has a share of every class, as one-hot labels do."""
+    """Return whether each example has a share of every class, as one-hot labels do."""
     several = y.ndim > 1 and y.shape[-1] > 1
     return several and bool(np.all(y >= 0) and np.allclose(y.sum(axis=-1), 1))
 
 
 def _loss_name(loss: Any) -> str | None:
-    """Gives the name of a model's only loss, None where it has several."""
+    """Return the name of a model's only loss, None where it has several."""
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     return getattr(loss, "name", None) or getattr(loss, "__name__", None)
@@ -152,16 +130,7 @@ REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
 def refusal_text(
     error: Exception, *, model: Callable[[], keras.Model], source: Source
 ) -> str | None:
-    """Says what to give in the place of data that a train step refused.
-
-    Args:
-        error: What was raised.
-        model: Gives the model.
-        source: Its data.
-
-    Returns:
-        The message; None where the error tells it, or is one of the model's own.
-    """
+    """Describe what to give in the place of data that a train step refused."""
     if isinstance(error, InputError):
         return None
     if isinstance(source, (SampleRows, SampleElements)):
@@ -179,7 +148,7 @@ def refusal_text(
 
 
 def _told(error: Exception) -> str:
-    """Finds what TensorFlow's error tells, behind the places in its graph."""
+    """Find what TensorFlow's error tells, behind the places in its graph."""
     places = ("File ", "Detected at", "Graph execution", "[[", "Original stack", "Node:")
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(places)]

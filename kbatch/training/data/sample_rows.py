@@ -31,7 +31,7 @@ class SampleRows(NamedTuple):
     note: str | None = None
 
     def batches(self, batch_size: int) -> tf.data.Dataset:
-        """Makes an endless dataset of one batch size; rows are repeated where they are too few."""
+        """Make an endless dataset of one batch size; rows are repeated where they are too few."""
         # tf.data would pack a list into one tensor.
         rows = keras.tree.lists_to_tuples(self.rows)
         count = keras.tree.flatten(rows)[0].shape[0]
@@ -59,7 +59,7 @@ class _Reading(NamedTuple):
     counts: tuple[int, ...] = ()
 
     def with_element(self, element: Any) -> "_Reading":
-        """Adds an element, of which only rows are kept, and those only where it is the largest."""
+        """Add an element, of which only rows are kept, and those only where it is the largest."""
         size = _bytes_per_row(element)
         largest = size > max(self.row_bytes, default=-1.0)
         count = keras.tree.flatten(element)[0].shape[0]
@@ -70,7 +70,7 @@ class _Reading(NamedTuple):
         )
 
     def sample(self, cardinality: int) -> SampleRows:
-        """Gives the rows, with at most how many there are in a dataset of so many elements."""
+        """Return the rows, with at most how many there are in a dataset of so many elements."""
         examples = None
         if cardinality >= 0:
             seen_all = cardinality <= len(self.counts)
@@ -101,23 +101,13 @@ class SampleElements(NamedTuple):
     cardinality: int
 
     def rows(self, model: keras.Model) -> SampleRows:
-        """Gives rows, those of the largest element: the longest sequence needs most memory."""
+        """Return rows, those of the largest element: the longest sequence needs most memory."""
         batches = self.batches if is_batched(self.spec, model) else None
         return (batches or self.examples).sample(self.cardinality)
 
 
 def sample_of(data: FitData) -> SampleRows | SampleElements:
-    """Takes a sample of arrays or of a dataset, which is neither consumed nor changed.
-
-    Args:
-        data: Arguments of `fit`; `x` is nested arrays or a `tf.data.Dataset`.
-
-    Returns:
-        Rows; of a dataset, elements that a model tells to be batches or examples.
-
-    Raises:
-        InputError: If kbatch cannot batch the data, or there is none.
-    """
+    """Take a sample of arrays or of a dataset, which is neither consumed nor changed."""
     x: Any = data.x
     if not is_dataset(x):
         examples = len(_array_leaf(x))
@@ -138,16 +128,9 @@ def sample_of(data: FitData) -> SampleRows | SampleElements:
 
 
 def dataset_rows(dataset: tf.data.Dataset, model: keras.Model) -> SampleRows:
-    """Takes rows of a dataset for a model, which tells at once whether it has batches.
+    """Take rows of a dataset for a model, which tells at once whether it has batches.
 
     No element is kept whole that is a batch.
-
-    Args:
-        dataset: The dataset, which is neither consumed nor changed.
-        model: The model to train.
-
-    Raises:
-        InputError: If the dataset does not fit the model, or is empty.
     """
     batched = is_batched(dataset.element_spec, model)
     batches, examples = _read(dataset, (batched, not batched))
@@ -159,7 +142,7 @@ def dataset_rows(dataset: tf.data.Dataset, model: keras.Model) -> SampleRows:
 def _read(
     dataset: tf.data.Dataset, wanted: tuple[bool, bool]
 ) -> tuple[_Reading | None, _Reading | None]:
-    """Reads elements one after the other, as batches and as examples where that is wanted."""
+    """Read elements one after the other, as batches and as examples where that is wanted."""
     _check_rows(dataset.element_spec)
     batches, examples = (_Reading(None) if each else None for each in wanted)
     empty = True
@@ -173,7 +156,7 @@ def _read(
 
 
 def _check_rows(spec: Any) -> None:
-    """Checks that the parts of an element have rows that can be taken and repeated."""
+    """Check that the parts of an element have rows that can be taken and repeated."""
     for part in tf.nest.flatten(spec):
         if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             kind = part.value_type.__name__
@@ -185,7 +168,7 @@ def _check_rows(spec: Any) -> None:
 
 
 def example_rows(example: Any) -> SampleRows:
-    """Makes rows of one example, (x, y) without a batch axis."""
+    """Make rows of one example, (x, y) without a batch axis."""
     rows, _ = arrays_of(FitData(*_with_axis(example)))
     return SampleRows(_numpy(rows), None)
 
@@ -207,7 +190,7 @@ def _first_rows(data: Any) -> Any:
 
 
 def _copied_rows(element: Any) -> Any:
-    """Copies the first rows: a view would keep the whole element."""
+    """Copy the first rows: a view would keep the whole element."""
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else np.array(leaf[:_MOST_ROWS]), element
     )
@@ -234,7 +217,7 @@ Source = SampleRows | SampleElements | Callable[[int], tf.data.Dataset]
 
 
 def build_on(model: keras.Model, source: Source) -> None:
-    """Builds a model that has no weights yet from the shapes of its data."""
+    """Build a model that has no weights yet from the shapes of its data."""
     if model.built:
         return
     if isinstance(source, SampleElements):
@@ -246,7 +229,7 @@ def build_on(model: keras.Model, source: Source) -> None:
 
 
 def row_shapes(source: Source, model: keras.Model) -> tuple[tuple[int, ...], ...] | None:
-    """Gives the shapes of one row, where longer ones need more memory; None of a function."""
+    """Return the shapes of one row, where longer ones need more memory; None of a function."""
     if isinstance(source, SampleElements):
         source = source.rows(model)
     if not isinstance(source, SampleRows):
@@ -268,11 +251,7 @@ class DataEnded(Exception):
 
 
 def batch_of(source: Source, model: keras.Model, rows: int) -> Any:
-    """Gives a batch of as many rows, on the device.
-
-    Raises:
-        DataEnded: If a data function has fewer.
-    """
+    """Return a batch of as many rows, on the device."""
     if isinstance(source, SampleElements):
         source = source.rows(model)
     known = isinstance(source, SampleRows)
