@@ -194,7 +194,7 @@ def _function(model: Any, inputs: InferenceInputs, *, jit_compile: bool) -> Call
 
 
 def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
-    """Cast rows to the dtypes and ranks of the model's inputs: an exported model takes no others."""
+    """Cast rows to dtype and rank of the model's inputs: an exported model takes no others."""
     tensors = declared_inputs(model)
     if not tensors:
         return inputs
