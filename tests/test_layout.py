@@ -67,8 +67,8 @@ EXPERIMENTS = {
 # A script of a person's own runs behind these, and may set variables before TensorFlow starts.
 BEFORE_TENSORFLOW = {"kbatch.search.distribute", "kbatch.search.distributed_script"}
 # Both may only fall.
-MOST_LINES = 40_700
-MOST_FILES = 195
+MOST_LINES = 40_600
+MOST_FILES = 193
 
 
 def dotted(path):

@@ -16,7 +16,7 @@ from kbatch.cli.arguments import (
     named_data,
     named_x_y,
 )
-from kbatch.inference.defaults import BULK_EXAMPLES, TIME_BUDGET_S
+from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation.defaults import BASE_BATCH_SIZE, BUDGET_S
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _run_inference(options: argparse.Namespace) -> None:
     from rich.markup import escape
 
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.inference.text import inference_lines
+    from kbatch.inference.report import inference_lines
 
     target_ms = None if options.slo is None else milliseconds(options.slo)
     sizes = None if options.batch_sizes is None else _integers(options.batch_sizes)
@@ -144,7 +144,7 @@ def _print_table(profile: "InferenceProfile", console: "Console") -> None:
     from rich import box
     from rich.table import Table
 
-    from kbatch.inference.text import inference_rows
+    from kbatch.inference.report import inference_rows
 
     titles, rows = inference_rows(profile)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -16,9 +16,9 @@ from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.device.memory import check_memory_limit
 from kbatch.document.numbers import counted, memory_text, readable
 from kbatch.errors import InputError
+from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.answers import check_target
 from kbatch.inference.call_paths import CallPath, call_paths_of, check_functions
-from kbatch.inference.defaults import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.inputs import InferenceInputs, check_inputs, inference_inputs
 from kbatch.inference.memory import measure_memory, probing_place
 from kbatch.inference.profile import InferenceProfile

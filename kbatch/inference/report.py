@@ -1,106 +1,281 @@
-"""What a report says of an inference profile: its answers and its figures."""
+"""An inference profile in words: the lines and rows of a terminal, and the section of a page."""
 
 import functools
 import importlib
+import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import listed, memory_text, percent, readable
+from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, Interval
+from kbatch.analysis.ratio import Ratio
+from kbatch.analysis.scaling_curve import Latency
+from kbatch.document.numbers import counted, listed, memory_text, percent, readable
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.inference.figures.common import conditions_line, inference_alt_text, inference_info
+from kbatch.inference.answers import InferenceAnswer
+from kbatch.inference.figures.common import (
+    conditions_line,
+    inference_alt_text,
+    inference_clocks,
+    inference_info,
+)
 from kbatch.inference.profile import InferenceProfile
-from kbatch.inference.text import inference_rows, left_out_lines, unsettled_lines
+from kbatch.inference.record import OutputChange, TimingRecord
 
+Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
-class Answer(NamedTuple):
-    """One question with its answer.
-
-    Attributes:
-        question: What was asked.
-        words: What the batch size does, as the end of a sentence.
-        batch_size: The size in examples, None where the measurements do not tell.
-        interval: Its 95 % interval in examples, None if it has none.
-        verified: Whether fresh calls kept to the target; None where there is none.
-        reason: Where the answer comes from, or why there is none.
-        extrapolated: Whether the size lies outside the measured ones.
-    """
-
-    question: str
-    words: str
-    batch_size: int | None
-    interval: Interval | None
-    verified: bool | None
-    reason: str
-    extrapolated: bool = False
-
-
+# To this share of its median, to each side, the interval of a time shall reach.
+_PRECISION = 0.05
+# Columns of the rows that hold words.
+_TEXT_COLUMNS = ("path", "policy")
+# Property of the profile, question, and what the batch size does, as the end of a sentence.
 _QUESTIONS = (
     ("efficient", "90 % of the peak throughput", "is the smallest with 90 % of the peak rate"),
     ("knee", "Largest throughput over latency", "has the largest throughput over latency"),
     ("fastest", "Largest measured throughput", "had the largest throughput"),
 )
+# Module of the figure, its title, and the function there that fails without the data.
+_FIGURES = (
+    ("throughput", "Throughput and time of a batch", "inference_info"),
+    ("operating_curve", "Throughput against the time of a batch", "inference_info"),
+    ("tails", "Tails of the latency", "tail_points"),
+    ("paths", "Call paths against the first one", "path_ratios"),
+    ("memory", "Memory by batch size", "memory_series"),
+    ("noise", "Scatter of the rounds", "noise_points"),
+)
 
 
-def answers(profile: InferenceProfile) -> tuple[Answer, ...]:
-    """Ask a profile for the batch sizes it can tell, those of latency targets first."""
+def inference_rows(profile: InferenceProfile) -> Rows:
+    """Write a row a call path, policy and batch size, under titles.
+
+    Where batches were copied to a GPU, a column has the time of a copy beside that of the call.
+    """
+    quantile = f"p{100 * profile.quantile:g} at most (ms)"
+    titles = ("path", "policy", "batch", "ms", "samples/s", quantile, "first call (s)", "memory")
+    peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in profile.memory}
+    rows = []
+    for timing in profile.timings:
+        peak = peaks.get((timing.dtype_policy, timing.batch_size))
+        times = ("out of memory" if timing.outcome == "out_of_memory" else "not run", "", "", "")
+        if timing.batch_time_s is not None and timing.samples_per_second is not None:
+            times = (
+                readable(1000 * timing.batch_time_s),
+                readable(timing.samples_per_second),
+                _bound_text(timing, profile.quantile),
+                readable(timing.first_call_s or 0.0),
+            )
+        head = (timing.call_path, timing.dtype_policy, f"{timing.batch_size:,}")
+        rows.append((*head, *times, "n/a" if peak is None else memory_text(peak)))
+    copies_s = [timing.copy_s for timing in profile.timings]
+    if all(copy_s is None for copy_s in copies_s):
+        return titles, rows
+    copies = ["n/a" if copy_s is None else readable(1000 * copy_s) for copy_s in copies_s]
+    return (*titles, "copy (ms)"), [(*row, copy) for row, copy in zip(rows, copies, strict=True)]
+
+
+def _bound_text(timing: TimingRecord, quantile: float) -> str:
+    if timing.bulk:
+        return "n/a (bulk)"
+    bound = timing.latency_bound(quantile)
+    if bound.value is None:
+        return f"needs {bound.missing_calls:,} more"
+    return readable(1000 * bound.value)
+
+
+def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) -> list[str]:
+    """Describe the batch sizes that a profile answers, how sure they are and their caveats."""
+    path, policy = profile.series[0]
+    targets = _checked_targets(profile)
+    if latency_ms is not None:
+        targets = [(latency_ms, profile.quantile)]
+    clocks = inference_clocks(profile)
+    return [
+        *(_target_line(_within(profile, *target)) for target in targets),
+        *(_named_line(profile, name) for name in ("knee", "efficient", "fastest")),
+        *_fit_lines(profile),
+        *(_change_line(change) for change in profile.output_changes),
+        *_noise_lines(profile),
+        *unsettled_lines(profile),
+        *left_out_lines(profile),
+        *([f"batches ran at different clocks ({clocks}): times differ by that too"] * bool(clocks)),
+        f"answers are those of {path} under {policy}",
+        *(f"note: {note}" for note in profile.notes),
+    ]
+
+
+def unsettled_lines(profile: InferenceProfile) -> list[str]:
+    """Describe how many times are not known to 5 %, a line where there are such."""
+    timed = [timing for timing in profile.timings if timing.measured]
+    wide = [timing for timing in timed if not _settled(timing)]
+    if not wide:
+        return []
+    fewest = min(len(timing.block_medians_s) for timing in wide)
+    return [
+        f"{len(wide):,} of {counted(len(timed), 'time')} may be off by more than "
+        f"{percent(_PRECISION)} (the least timed has {counted(fewest, 'round')}): give more time, "
+        "or fewer sizes, call paths and policies"
+    ]
+
+
+def left_out_lines(profile: InferenceProfile) -> list[str]:
+    """Describe what was not timed, and why: a line a call path, policy and reason."""
+    sizes: dict[tuple[str, str, str], list[int]] = {}
+    for timing in profile.timings:
+        if not timing.measured:
+            reason = (timing.call_path, timing.dtype_policy, timing.reason or timing.outcome)
+            sizes.setdefault(reason, []).append(timing.batch_size)
+    return [
+        f"not timed: {path} under {policy} at batch size {listed(f'{s:,}' for s in of)}: {reason}"
+        for (path, policy, reason), of in sizes.items()
+    ]
+
+
+def _settled(timing: TimingRecord) -> bool:
+    interval, time_s = timing.batch_time_interval_s, timing.batch_time_s
+    if interval is None or time_s is None:
+        return False
+    return interval.high - interval.low <= 2 * _PRECISION * time_s
+
+
+class _Answer(NamedTuple):
+    """A question with its answer, or with the reason why there is none."""
+
+    question: str
+    words: str
+    found: InferenceAnswer | None
+    reason: str
+    has_target: bool
+
+
+def _answers(profile: InferenceProfile) -> list[_Answer]:
+    """Ask a profile for the batch sizes that it knows, those of latency targets first."""
+    return [
+        *(_within(profile, *target) for target in _checked_targets(profile)),
+        *(
+            _answer(functools.partial(getattr, profile, name), question, words)
+            for name, question, words in _QUESTIONS
+        ),
+    ]
+
+
+def _checked_targets(profile: InferenceProfile) -> list[tuple[float, float]]:
     first = profile.series[0]
-    targets = dict.fromkeys(
-        (check.latency_ms, check.quantile)
-        for check in profile.checks
-        if (check.call_path, check.dtype_policy) == first
+    checks = [c for c in profile.checks if (c.call_path, c.dtype_policy) == first]
+    return list(dict.fromkeys((check.latency_ms, check.quantile) for check in checks))
+
+
+def _within(profile: InferenceProfile, latency_ms: float, quantile: float) -> _Answer:
+    return _answer(
+        lambda: profile.batch_for(latency_ms=latency_ms, quantile=quantile),
+        f"Within {latency_ms:g} ms at the {quantile:g} quantile",
+        f"is the largest of which {100 * quantile:g} % of the calls keep to {latency_ms:g} ms",
+        has_target=True,
     )
+
+
+def _answer(
+    ask: Callable[[], InferenceAnswer], question: str, words: str = "", *, has_target: bool = False
+) -> _Answer:
+    try:
+        found = ask()
+    except ValueError as error:
+        return _Answer(question, words, None, str(error), has_target)
+    return _Answer(question, words, found, found.reason, has_target)
+
+
+def _target_line(answer: _Answer) -> str:
+    asked = f"w{answer.question[1:]}"
+    if answer.found is None:
+        return f"{asked}: n/a ({answer.reason})"
+    words = "verified" if answer.found.verified else "not verified"
+    return f"{asked}: batch size {answer.found.batch_size:,}, {words} ({answer.reason})"
+
+
+def _named_line(profile: InferenceProfile, name: str) -> str:
+    answer = _answer(functools.partial(getattr, profile, name), name)
+    if answer.found is None:
+        return f"{name}: n/a ({answer.reason})"
+    size, interval = answer.found.batch_size, answer.found.interval
+    span = "" if interval is None else f", 95 % interval {_span(interval)}"
+    unmeasured = ", not measured" if answer.found.extrapolated else ""
+    return f"{name}: batch size {size:,}{unmeasured} ({answer.reason}{span})"
+
+
+def _fit_lines(profile: InferenceProfile) -> list[str]:
+    try:
+        latency = profile.latency
+    except ValueError:  # The answers say what is missing.
+        return []
+    lines = [f"fit: {_fit_words(latency)}"]
+    if profile.disturbed_share:
+        share = percent(profile.disturbed_share)
+        lines.append(f"left out of the fit: {share} of the rounds, taken for disturbed")
+    return lines
+
+
+def _fit_words(latency: Latency) -> str:
+    if latency.follows_line:
+        peak, half = _ratio(latency.peak_throughput), _ratio(latency.half_peak_batch_size)
+        return f"t(b) = (b + n_half) / r_inf, r_inf {peak} samples/s, n_half {half} examples"
+    why = "the time may not grow with the batch"
+    if latency.line.departure.holds is False:
+        why = f"the times leave it by up to {percent(latency.line.departure.worst)}"
+    return f"no line, {why}: interpolated between measured sizes"
+
+
+def _change_line(change: OutputChange) -> str:
+    of = f"outputs under {change.dtype_policy}, {counted(change.examples, 'example')}"
+    if change.mean_relative is None or change.largest_relative is None:
+        return f"{of}: not finite, or nothing but zeros in float32"
     return (
-        *(_within(profile, latency_ms, quantile) for latency_ms, quantile in targets),
-        *(_named(profile, *question) for question in _QUESTIONS),
+        f"{of}: {readable(100 * change.mean_relative)} % from those in float32 on average, at most "
+        f"{readable(100 * change.largest_relative)} % of the largest output"
     )
 
 
-def _within(profile: InferenceProfile, latency_ms: float, quantile: float) -> Answer:
-    question = f"Within {latency_ms:g} ms at the {quantile:g} quantile"
-    words = f"is the largest of which {100 * quantile:g} % of the calls keep to {latency_ms:g} ms"
-    try:
-        found = profile.batch_for(latency_ms=latency_ms, quantile=quantile)
-    except ValueError as error:
-        return Answer(question, words, None, None, None, str(error))
-    return Answer(
-        question,
-        words,
-        found.batch_size,
-        found.interval,
-        found.verified,
-        found.reason,
-        found.extrapolated,
-    )
+def _noise_lines(profile: InferenceProfile) -> list[str]:
+    if profile.twin is None:
+        return []
+    floor, made = profile.noise_floor, len(profile.twin.log_ratios)
+    needed = f"{FEWEST_VALUES_OF_A_MEDIAN} rounds show it, {made} were made: give more time"
+    return [f"noise floor (A/A test): {f'n/a ({needed})' if floor is None else percent(floor)}"]
 
 
-def _named(profile: InferenceProfile, name: str, question: str, words: str) -> Answer:
-    try:
-        found = getattr(profile, name)
-    except ValueError as error:
-        return Answer(question, words, None, None, None, str(error))
-    return Answer(
-        question, words, found.batch_size, found.interval, None, found.reason, found.extrapolated
-    )
+def _ratio(ratio: Ratio) -> str:
+    if ratio.value is None or ratio.interval is None:
+        return "n/a (lost in noise)"
+    return f"{readable(ratio.value)} (95 % interval {_span(ratio.interval)})"
 
 
-# Columns of the rows that hold words.
-_TEXT_COLUMNS = ("path", "policy")
+def _span(interval: Interval) -> str:
+    return f"{readable(interval.low)} to {readable(interval.high)}"
 
 
 def inference_section(profile: InferenceProfile) -> Section:
     """Compute what a report says of an inference profile."""
-    environment, found = profile.environment, answers(profile)
+    environment, answers = profile.environment, _answers(profile)
+    known = next((answer for answer in answers if answer.found is not None), None)
     return Section(
         kind="inference",
         name=profile.model_name,
-        headline=_headline(profile, found),
-        lead=tuple(filter(None, (_certainty(found), _memory(profile)))),
+        headline=_headline(profile, known or answers[0]),
+        lead=tuple(filter(None, (_certainty(known), _memory(profile)))),
         details=(_compared(profile),),
         conditions=conditions_line(profile),
-        figures=inference_figures(profile),
-        tables=(_answer_table(found), _timing_table(profile)),
+        figures=_figures(profile),
+        tables=(
+            Table(
+                "Answers",
+                (
+                    Column("Question", False),
+                    Column("Batch size", True),
+                    Column("95 % interval", True),
+                    Column("Where it comes from", False),
+                ),
+                tuple(_answer_row(answer, best=answer is known) for answer in answers),
+            ),
+            _timing_table(profile),
+        ),
         notes=_notes(profile),
         command=environment.command if environment else None,
         settings=(
@@ -112,34 +287,29 @@ def inference_section(profile: InferenceProfile) -> Section:
     )
 
 
-def _headline(profile: InferenceProfile, found: tuple[Answer, ...]) -> str:
+def _headline(profile: InferenceProfile, answer: _Answer) -> str:
     path, policy = profile.series[0]
-    known = next((answer for answer in found if answer.batch_size is not None), None)
-    if known is None or known.batch_size is None:
-        return f"No batch size can be named for {path} under {policy}: {found[0].reason}"
-    unmeasured = ", by the fit: it was not measured" if known.extrapolated else ""
-    return f"Batch size {known.batch_size:,} {known.words} ({path}, {policy}){unmeasured}."
+    if answer.found is None:
+        return f"No batch size can be named for {path} under {policy}: {answer.reason}"
+    unmeasured = ", by the fit: it was not measured" if answer.found.extrapolated else ""
+    size = answer.found.batch_size
+    return f"Batch size {size:,} {answer.words} ({path}, {policy}){unmeasured}."
 
 
-def _certainty(found: tuple[Answer, ...]) -> str:
-    known = next((answer for answer in found if answer.batch_size is not None), None)
-    if known is None:
+def _certainty(known: _Answer | None) -> str:
+    if known is None or known.found is None:
         return ""
-    if known.verified is not None:
-        verified = "Verified by" if known.verified else "Not verified:"
-        return f"{verified} {known.reason}."
-    if known.interval is None:
+    if known.has_target:
+        return f"{'Verified by' if known.found.verified else 'Not verified:'} {known.reason}."
+    if known.found.interval is None:
         return "It has no interval: it is the best of the sizes that were measured."
-    return (
-        f"The 95 % interval of that size is {readable(known.interval.low)} to "
-        f"{readable(known.interval.high)}."
-    )
+    return f"The 95 % interval of that size is {_span(known.found.interval)}."
 
 
 def _memory(profile: InferenceProfile) -> str:
     """Describe where memory ended the sizes, an empty text where it did not."""
-    failed = [t.batch_size for t in profile.timings if t.outcome == "out_of_memory"]
-    failed += [m.batch_size for m in profile.memory if m.outcome == "out_of_memory"]
+    tried = (*profile.timings, *profile.memory)
+    failed = [one.batch_size for one in tried if one.outcome == "out_of_memory"]
     guarded = [m.batch_size for m in profile.memory if m.guarded]
     limit = profile.memory_limit_bytes
     of = "" if limit is None else f" of {memory_text(limit)}"
@@ -158,70 +328,35 @@ def _compared(profile: InferenceProfile) -> str:
     return f"Measured: batch sizes from {sizes[0]:,} to {sizes[-1]:,} by {series}."
 
 
-def _answer_table(found: tuple[Answer, ...]) -> Table:
-    first = next((answer for answer in found if answer.batch_size is not None), None)
-    columns = (
-        Column("Question", False),
-        Column("Batch size", True),
-        Column("95 % interval", True),
-        Column("Where it comes from", False),
-    )
-    return Table("Answers", columns, tuple(_answer_row(a, a is first) for a in found))
-
-
-def _answer_row(answer: Answer, best: bool) -> Row:
-    size, interval = answer.batch_size, answer.interval
-    span = f"{readable(interval.low)} to {readable(interval.high)}" if interval else "n/a"
-    unmeasured = " (not measured)" if answer.extrapolated else ""
-    return Row(
-        answer.question,
-        "",
-        best,
-        (
-            Cell(answer.question),
-            Cell("n/a") if size is None else Cell(f"{size:,}{unmeasured}", size),
-            Cell(span, interval.low if interval else None),
-            Cell(answer.reason),
-        ),
-    )
+def _answer_row(answer: _Answer, *, best: bool) -> Row:
+    size, span = Cell("n/a"), Cell("n/a")
+    if answer.found is not None:
+        unmeasured = " (not measured)" if answer.found.extrapolated else ""
+        size = Cell(f"{answer.found.batch_size:,}{unmeasured}", answer.found.batch_size)
+        if answer.found.interval is not None:
+            span = Cell(_span(answer.found.interval), answer.found.interval.low)
+    cells = (Cell(answer.question), size, span, Cell(answer.reason))
+    return Row(answer.question, "", best, cells)
 
 
 def _timing_table(profile: InferenceProfile) -> Table:
-    titles, rows = inference_rows(profile)
-    columns = tuple(
-        Column(title[0].upper() + title[1:], title not in _TEXT_COLUMNS) for title in titles
-    )
-    keys = [(t.batch_size, t.batch_time_s, t.samples_per_second) for t in profile.timings]
-    return Table(
-        "Timings",
-        columns,
-        tuple(
-            Row(
-                " ".join(row[:3]),
-                "out_of_memory" if timing.outcome == "out_of_memory" else "",
-                False,
-                tuple(
-                    Cell(text, sort_key)
-                    for text, sort_key in zip(row, _padded(key, len(row)), strict=True)
-                ),
-            )
-            for row, key, timing in zip(rows, keys, profile.timings, strict=True)
-        ),
-    )
-
-
-def _padded(keys: tuple[float | None, ...], length: int) -> tuple[float | None, ...]:
-    """Set the keys of batch size, time and rate among those of all columns."""
-    return (None, None, *keys, *(None,) * (length - 2 - len(keys)))
+    titles, texts = inference_rows(profile)
+    rows = []
+    for row, timing in zip(texts, profile.timings, strict=True):
+        keys = (None, None, timing.batch_size, timing.batch_time_s, timing.samples_per_second)
+        cells = itertools.starmap(Cell, itertools.zip_longest(row, keys))
+        status = "out_of_memory" if timing.outcome == "out_of_memory" else ""
+        rows.append(Row(" ".join(row[:3]), status, False, tuple(cells)))
+    columns = (Column(title[0].upper() + title[1:], title not in _TEXT_COLUMNS) for title in titles)
+    return Table("Timings", tuple(columns), tuple(rows))
 
 
 def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
-    floor = profile.noise_floor
     texts = list(profile.notes)
-    if floor is not None:
+    if profile.noise_floor is not None:
         texts.append(
-            f"Equal settings differed by up to {percent(floor)} here (A/A test): smaller "
-            "differences mean nothing."
+            f"Equal settings differed by up to {percent(profile.noise_floor)} here (A/A test): "
+            "smaller differences mean nothing."
         )
     for change in profile.output_changes:
         if change.mean_relative is not None and change.largest_relative is not None:
@@ -238,61 +373,27 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
     return tuple(Note("", "", text) for text in texts)
 
 
-class _Offer(NamedTuple):
-    """A figure that a profile may have.
-
-    Attributes:
-        name: Name of its module, and of its function, after `inference_`.
-        title: What it shows.
-        data: The function of its module that fails without the data.
-    """
-
-    name: str
-    title: str
-    data: str
-
-
-_OFFERS = (
-    _Offer("throughput", "Throughput and time of a batch", "inference_info"),
-    _Offer("operating_curve", "Throughput against the time of a batch", "inference_info"),
-    _Offer("tails", "Tails of the latency", "tail_points"),
-    _Offer("paths", "Call paths against the first one", "path_ratios"),
-    _Offer("memory", "Memory by batch size", "memory_series"),
-    _Offer("noise", "Scatter of the rounds", "noise_points"),
-)
-
-
-def inference_figures(profile: InferenceProfile) -> tuple[Figure, ...]:
+def _figures(profile: InferenceProfile) -> tuple[Figure, ...]:
     """Offer the figures for which a profile has the data."""
-    figures = []
-    for offer in _OFFERS:
-        module = importlib.import_module(f"kbatch.inference.figures.{offer.name}")
-        if _has_data(getattr(module, offer.data), profile):
-            figures.append(_figure(offer, module, profile))
-    return tuple(figures)
-
-
-def _has_data(data: Callable[[InferenceProfile], object], profile: InferenceProfile) -> bool:
-    try:
-        data(profile)
-    except ValueError:  # The error tells a caller what to measure; a report leaves it out.
-        return False
-    return True
-
-
-def _figure(offer: _Offer, module: Any, profile: InferenceProfile) -> Figure:
-    return Figure(
-        name=f"inference-{offer.name.replace('_', '-')}",
-        title=offer.title,
-        height_in=module.HEIGHT_IN,
-        draw=functools.partial(getattr(module, f"plot_inference_{offer.name}"), profile),
-        alt_text=_alt_text(offer, profile),
-        shape="alone" if offer is _OFFERS[0] else "small",
-    )
-
-
-def _alt_text(offer: _Offer, profile: InferenceProfile) -> str:
-    if offer.data == "inference_info":
-        return inference_alt_text(inference_info(profile))
     series = listed(f"{path} under {policy}" for path, policy in profile.series)
-    return f"A chart: {offer.title.lower()}, for {series}. The table of timings has the numbers."
+    figures = []
+    for name, title, data in _FIGURES:
+        module = importlib.import_module(f"kbatch.inference.figures.{name}")
+        try:
+            getattr(module, data)(profile)
+        except ValueError:  # The error tells a caller what to measure; a report leaves it out.
+            continue
+        alt_text = f"A chart: {title.lower()}, for {series}. The table of timings has the numbers."
+        if data == "inference_info":
+            alt_text = inference_alt_text(inference_info(profile))
+        figures.append(
+            Figure(
+                name=f"inference-{name.replace('_', '-')}",
+                title=title,
+                height_in=module.HEIGHT_IN,
+                draw=functools.partial(getattr(module, f"plot_inference_{name}"), profile),
+                alt_text=alt_text,
+                shape="alone" if name == "throughput" else "small",
+            )
+        )
+    return tuple(figures)

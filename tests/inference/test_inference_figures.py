@@ -10,8 +10,7 @@ from kbatch.inference.figures.noise import noise_points, noise_reach
 from kbatch.inference.figures.paths import PathRatio, label_places, path_ratios
 from kbatch.inference.figures.tails import missing_notes, tail_points
 from kbatch.inference.record import TargetCheck
-from kbatch.inference.report import inference_section
-from kbatch.inference.text import inference_lines
+from kbatch.inference.report import inference_lines, inference_section
 from kbatch.plotting.saving import figure_bytes
 
 PLOTS = {

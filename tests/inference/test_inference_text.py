@@ -5,7 +5,12 @@ from inference_factory import make_failed, make_profile, make_timing
 
 from kbatch.inference.figures.common import conditions_line
 from kbatch.inference.record import OutputChange, TargetCheck, TwinRecord
-from kbatch.inference.text import inference_lines, inference_rows, left_out_lines, unsettled_lines
+from kbatch.inference.report import (
+    inference_lines,
+    inference_rows,
+    left_out_lines,
+    unsettled_lines,
+)
 
 CHECK = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
 

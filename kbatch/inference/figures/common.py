@@ -5,11 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kbatch.document.numbers import counted, listed, percent, readable
-from kbatch.document.section import where_measured
+from kbatch.document.section import clocks_text, where_measured
 from kbatch.inference.answers import InferenceAnswer
 from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.record import TimingRecord
-from kbatch.inference.text import inference_clocks
 
 BATCH_LABEL = "Batch size (examples per call)"
 # A line looks curved on logarithmic axes.
@@ -139,6 +138,15 @@ def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
     if profile.noise_floor is not None:
         parts.append(f"noise floor {percent(profile.noise_floor)}")
     return " · ".join(filter(None, (*parts, inference_clocks(profile))))
+
+
+def inference_clocks(profile: InferenceProfile) -> str:
+    """Say between which GPU clocks batches were timed, where they are far apart."""
+    return clocks_text(
+        (f"{t.batch_size:,} ({t.call_path}, {t.dtype_policy})", t.sm_clock_mhz)
+        for t in profile.timings
+        if t.measured
+    )
 
 
 def inference_alt_text(info: InferenceInfo) -> str:

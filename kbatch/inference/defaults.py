@@ -1,4 +1,0 @@
-"""Defaults of `kbatch.profile_inference`, which the command line reads without TensorFlow."""
-
-BULK_EXAMPLES = 256
-TIME_BUDGET_S = 60.0
