@@ -13,6 +13,9 @@ from kbatch.analysis.scaling_curve import BatchAnswer, Latency, batch_size_withi
 from kbatch.analysis.slow_rounds import calm_values
 from kbatch.inference.record import TargetCheck, TimingRecord
 
+# Groups of calls that each give a quantile of their own, which shows its noise.
+_MOST_GROUPS = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class InferenceAnswer:
@@ -90,10 +93,6 @@ def check_target(latency_ms: float, quantile: float) -> None:
     calls_for_quantile(quantile)
 
 
-# Groups of calls that each give a quantile of their own, which shows its noise.
-_MOST_GROUPS = 8
-
-
 def fit_timings(timings: Sequence[TimingRecord]) -> Latency:
     """Fit the time of a batch to the blocks of one call path and policy.
 
@@ -142,11 +141,16 @@ def fit_quantile(
         )
     bounds = {t.batch_size: t.latency_bound(quantile) for t in timings}
     known = {t.batch_size: t.latencies_s for t in timings if not bounds[t.batch_size].missing_calls}
-    known |= _of_checks(checks, quantile, above=max(known, default=0))
+    needed, largest = calls_for_quantile(quantile), max(known, default=0)
+    known |= {
+        check.batch_size: check.latencies_s
+        for check in checks
+        if check.batch_size > largest and len(check.latencies_s) >= needed
+    }
     if len(known) < 2:
         missing = {size: bound.missing_calls for size, bound in bounds.items()}
         raise ValueError(
-            f"The {quantile:g} quantile needs {calls_for_quantile(quantile)} calls at two "
+            f"The {quantile:g} quantile needs {needed} calls at two "
             f"batch sizes or more: measure with `quantile={quantile:g}` and more time. "
             f"Received: missing calls by batch size {missing}."
         )
@@ -159,45 +163,11 @@ def fit_quantile(
     return fit_latency([size for size, _ in pairs], [value for _, value in pairs])
 
 
-def _of_checks(
-    checks: Sequence[TargetCheck], quantile: float, *, above: int
-) -> dict[int, tuple[float, ...]]:
-    """Return the fresh calls of sizes above one that are enough for a quantile."""
-    needed = calls_for_quantile(quantile)
-    return {
-        check.batch_size: check.latencies_s
-        for check in checks
-        if check.batch_size > above and len(check.latencies_s) >= needed
-    }
-
-
 def _group_quantiles(latencies_s: Sequence[float], quantile: float) -> list[float]:
     shortest = math.ceil(1 / min(quantile, 1 - quantile))
     groups = max(1, min(_MOST_GROUPS, len(latencies_s) // shortest))
     parts = np.array_split(np.asarray(latencies_s), groups)
     return [float(np.quantile(part, quantile)) for part in parts]
-
-
-def least_by_checks(checks: Sequence[TargetCheck], latency_ms: float, quantile: float) -> int:
-    """Return the largest size that kept to a target as strict or stricter, 0 where none did."""
-    stricter = [c for c in checks if c.latency_ms <= latency_ms and c.quantile >= quantile]
-    return max((c.batch_size for c in stricter if c.verified), default=0)
-
-
-def most_by_checks(checks: Sequence[TargetCheck], latency_ms: float, quantile: float) -> int | None:
-    """Return the largest size that checks leave for a target, None where they say nothing of it.
-
-    A stricter target has no larger size than the one that was found for a looser one, and none
-    from the smallest size on that missed it. One that lacks calls for a verification says nothing.
-    """
-    looser = [c for c in checks if c.latency_ms >= latency_ms and c.quantile <= quantile]
-    found = [c.batch_size for c in looser if c.best]
-    missed = [
-        c.batch_size - 1
-        for c in looser
-        if not c.best and not c.verified and c.missing_calls is None
-    ]
-    return min([*found, *missed], default=None)
 
 
 def answer_within(
@@ -207,11 +177,28 @@ def answer_within(
     latency_ms: float,
     quantile: float,
 ) -> InferenceAnswer:
-    """Find the largest batch size of which a share of the calls keeps to a latency."""
-    for check in checks:
-        if check.best and (check.latency_ms, check.quantile) == (latency_ms, quantile):
-            return _checked(timings, checks, check)
-    return _fitted(timings, checks, latency_ms, quantile)
+    """Find the largest batch size of which a share of the calls keeps to a latency.
+
+    A target that was checked gets the size that its fresh calls verified, any other one that of
+    the fit, kept to what fresh calls for other targets showed.
+    """
+    asked = (latency_ms, quantile)
+    check = next((c for c in checks if c.best and (c.latency_ms, c.quantile) == asked), None)
+    if check is None:
+        return _fitted(timings, checks, latency_ms, quantile)
+    try:
+        interval = _fitted(timings, checks, latency_ms, quantile).interval
+    except ValueError:  # The fit may say less than the calls that were made.
+        interval = None
+    reason = f"{len(check.latencies_s)} fresh calls, {check.exceeded} above the target"
+    if check.drift:
+        reason += f", with room for calls {100 * check.drift:.0f} % slower"
+    smallest = min((t.batch_size for t in timings), default=1)
+    if check.batch_size < smallest:
+        reason += f"; below the smallest size of the sweep, {smallest}"
+    return InferenceAnswer(
+        check.batch_size, interval, check.verified, reason, check.call_path, check.dtype_policy
+    )
 
 
 def _fitted(
@@ -222,59 +209,25 @@ def _fitted(
 ) -> InferenceAnswer:
     latency = fit_quantile(timings, quantile, checks=checks)
     answer = batch_size_within(latency, latency_s=latency_ms / 1000)
-    sizes = latency.curve.batch_sizes
-    smallest, largest = int(sizes[0]), int(sizes[-1])
-    size, reason = answer.batch_size, f"fit of the {quantile:g} quantile"
-    if size is None or size < smallest:
-        if not least_by_checks(checks, latency_ms, quantile):
-            reachable_ms = 1000 * latency.latency_s(smallest)
-            raise _too_low(timings, smallest, reachable_ms, latency_ms, quantile)
-        size = 0  # The checks know more.
+    smallest, largest = (int(size) for size in latency.curve.batch_sizes[[0, -1]])
+    least, most = _bounds_by_checks(checks, latency_ms, quantile)
+    size, reason = answer.batch_size or 0, f"fit of the {quantile:g} quantile"
+    if size < smallest and not least:
+        if min(t.batch_size for t in timings) < smallest:
+            raise ValueError(
+                f"Sizes below {smallest} have too few calls for the {quantile:g} quantile to "
+                f"tell whether they keep to the target: measure with `quantile={quantile:g}` "
+                f"and more time. Received: latency_ms={latency_ms:g}."
+            )
+        raise TargetTooLow(latency_ms, quantile, smallest, 1000 * latency.latency_s(smallest))
     if size >= largest:
-        size = largest
-        reason = _at_the_end(timings, largest, quantile)
-    kept = _within_checks(checks, answer, size, reason, latency_ms, quantile)
-    return answer_of(*kept, timings)
-
-
-def _at_the_end(timings: Sequence[TimingRecord], largest: int, quantile: float) -> str:
-    """Describe why the answer goes no further than the fit."""
-    if max(t.batch_size for t in timings) <= largest:
-        return "the largest measured size; larger ones may keep to the target too"
-    return (
-        f"the largest size with the calls that the {quantile:g} quantile needs; larger ones were "
-        "measured with fewer, and may keep to the target too"
-    )
-
-
-def _too_low(
-    timings: Sequence[TimingRecord],
-    smallest: int,
-    reachable_ms: float,
-    latency_ms: float,
-    quantile: float,
-) -> ValueError:
-    if min(t.batch_size for t in timings) < smallest:
-        return ValueError(
-            f"Sizes below {smallest} have too few calls for the {quantile:g} quantile to "
-            f"tell whether they keep to the target: measure with `quantile={quantile:g}` "
-            f"and more time. Received: latency_ms={latency_ms:g}."
-        )
-    return TargetTooLow(latency_ms, quantile, smallest, reachable_ms)
-
-
-def _within_checks(
-    checks: Sequence[TargetCheck],
-    answer: BatchAnswer,
-    size: int,
-    reason: str,
-    latency_ms: float,
-    quantile: float,
-) -> tuple[BatchAnswer, str]:
-    """Keep the size of a fit to what fresh calls showed, and the interval around it."""
-    least = least_by_checks(checks, latency_ms, quantile)
-    most = most_by_checks(checks, latency_ms, quantile)
-    if size < least:
+        size, reason = largest, "the largest measured size; larger ones may keep to the target too"
+        if max(t.batch_size for t in timings) > largest:
+            reason = (
+                f"the largest size with the calls that the {quantile:g} quantile needs; larger "
+                "ones were measured with fewer, and may keep to the target too"
+            )
+    if size < max(least, smallest):
         size, reason = least, "fresh calls of it kept to a target as strict"
     if most is not None and size > most:
         if most < 1:
@@ -287,22 +240,20 @@ def _within_checks(
     interval = answer.interval
     if interval is not None and size != answer.batch_size:
         interval = Interval(min(interval.low, size), max(interval.high, size))
-    return BatchAnswer(size, interval, False), reason
+    return answer_of(BatchAnswer(size, interval, False), reason, timings)
 
 
-def _checked(
-    timings: Sequence[TimingRecord], checks: Sequence[TargetCheck], check: TargetCheck
-) -> InferenceAnswer:
-    try:
-        interval = _fitted(timings, checks, check.latency_ms, check.quantile).interval
-    except ValueError:  # The fit may say less than the calls that were made.
-        interval = None
-    reason = f"{len(check.latencies_s)} fresh calls, {check.exceeded} above the target"
-    if check.drift:
-        reason += f", with room for calls {100 * check.drift:.0f} % slower"
-    smallest = min((t.batch_size for t in timings), default=1)
-    if check.batch_size < smallest:
-        reason += f"; below the smallest size of the sweep, {smallest}"
-    return InferenceAnswer(
-        check.batch_size, interval, check.verified, reason, check.call_path, check.dtype_policy
-    )
+def _bounds_by_checks(
+    checks: Sequence[TargetCheck], latency_ms: float, quantile: float
+) -> tuple[int, int | None]:
+    """Return the sizes between which fresh calls leave the answer: 0 and None where they do not.
+
+    The largest size that kept to a target as strict or stricter is the least. A stricter target has
+    no larger size than the one that was found for a looser one, and none from the smallest size on
+    that missed it. A check that lacks calls for a verification says nothing.
+    """
+    stricter = [c for c in checks if c.latency_ms <= latency_ms and c.quantile >= quantile]
+    looser = [c for c in checks if c.latency_ms >= latency_ms and c.quantile <= quantile]
+    missed = [c for c in looser if not (c.best or c.verified or c.missing_calls is not None)]
+    most = [*(c.batch_size for c in looser if c.best), *(c.batch_size - 1 for c in missed)]
+    return max((c.batch_size for c in stricter if c.verified), default=0), min(most, default=None)
