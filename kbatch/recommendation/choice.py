@@ -208,6 +208,8 @@ TARGET, CUT_SHORT, DIVERGED = "target", "cut short", "diverged"
 # Why no size can be named.
 NO_TIMES, NO_PILOT, PILOT_DIVERGED = "no times", "no pilot", "pilot diverged"
 FEW_UPDATES, NO_PROGRESS, UNTOLD = "few updates", "no progress", "untold"
+# A size is tried where it may be faster by this; the next one upwards is this many times as large.
+_WORTH, _STEP = 1.05, 4
 _BUDGETS = (1, 1.5, 2, 3, 4, 6, 8, 10)
 _UNKNOWN = Estimate(None, None)
 
@@ -353,18 +355,34 @@ def decide(
 
 
 def promising_sizes(found: TrainedRuns) -> list[int]:
-    """List the sizes that are worth training next, the largest expected gain first.
+    """List the sizes that are worth training next, the one to train first in front.
 
-    They were not trained, may be more than 5 % faster than the best, and are smaller than any that
-    failed or diverged.
+    Those that may be more than 5 % faster by all runs, the largest expected gain first. But where
+    the best size so far is the largest that was trained, four times that size or a larger one is
+    first: the noise scale is often far too small under adaptive optimizers, and only a run shows
+    where larger batches get worse.
+    None is trained twice, or as large as one that failed or diverged.
     """
-    if not any(run.cost is not None for run in found.tried):
+    reached = [run for run in found.tried if run.cost is not None]
+    if not reached:
         return []
-    best = min((run for run in found.tried if run.cost is not None), key=lambda r: r.cost or 0.0)
-    outlooks = outlook_of(found.costs, found.tried, best=best.batch_size)
+    best = min(reached, key=lambda run: run.cost or 0.0).batch_size
+    outlooks = outlook_of(found.costs, found.tried, best=best)
     trained = {run.batch_size for run in found.tried}
     worth = [b for b in _promising(found.tried, outlooks) if b not in trained]
-    return sorted(worth, key=lambda size: -outlooks[size].gain)
+    worth.sort(key=lambda size: -outlooks[size].gain)
+    beyond = _beyond(found, best) if best == max(trained) else None
+    if beyond is None or (worth and worth[0] > beyond):
+        return worth
+    return [beyond, *(size for size in worth if size != beyond)]
+
+
+def _beyond(found: TrainedRuns, best: int) -> int | None:
+    """Return the size nearest to four times the best one, None where none is faster an example."""
+    example_s = {size: seconds / size for size, seconds in found.costs.update_costs.items()}
+    # Updates never shrink by more than the batch grows.
+    faster = [b for b, s in example_s.items() if b > best and s < example_s[best] / _WORTH]
+    return min(faster, key=lambda size: abs(math.log(size / (_STEP * best))), default=None)
 
 
 def throughputs(found: TrainedRuns) -> tuple[SizeOutlook, ...]:

@@ -116,6 +116,8 @@ WORLDS = {
     "a rate too large": World(60, 2500, 1.2e-3, 2e-6, 460, 1.7, 1.5e-5, 1024, cliff=512),
     "images": World(35, 200, 4e-3, 1.2e-5, 82, 2.5, 1e-5, 1024),
     "texts": World(150, 150, 1.5e-2, 2e-4, 60, 5.0),
+    "a noise scale too small": World(60, 2500, 1.2e-3, 2e-6, 40, 1.7, 1.5e-6, 1024),
+    "a noise scale far too small": World(100, 800, 2e-3, 2e-6, 10, 2.5, 1e-6, 1024),
     "a noise scale too large": World(300, 100, 1.2e-3, 2e-6, 800, 1.7),
     "slow steps": World(100, 100, 1e-2, 1e-3, 100, 4.0),
     "long builds": World(300, 1000, 3e-3, 1e-6, 500, 8.0),
@@ -131,6 +133,6 @@ def test_the_named_size_takes_about_as_long_as_the_best_one():
             assert answer.batch_size is not None
             ratios[name, seed] = drawn.seconds(answer.batch_size) / drawn.seconds(best)
     assert np.median(list(ratios.values())) <= 1.05
-    # A run that is lucky by a sixth makes the next size but one look better.
-    assert max(ratios.values()) <= 1.31, {k: v for k, v in ratios.items() if v > 1.1}
+    # A run that is lucky by a sixth makes the next size look better.
+    assert max(ratios.values()) <= 1.2, {k: v for k, v in ratios.items() if v > 1.1}
     assert np.mean([ratio <= 1.15 for ratio in ratios.values()]) >= 0.9
