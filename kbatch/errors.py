@@ -10,12 +10,12 @@ class InputTypeError(InputError, TypeError):
 
 
 class DeviceLostError(RuntimeError):
-    """The GPU runs nothing more in this process, as after an illegal memory access."""
+    """The device runs nothing more in this process, as after an illegal memory access."""
 
     def __init__(self):
         super().__init__(
-            "The GPU failed in a way that lasts as long as this process: every later step would "
-            "fail too. Start the script again, or restart the notebook's kernel; a search goes on "
+            "The device failed in a way that lasts as long as this process: no later step could be "
+            "trusted. Start the script again, or restart the notebook's kernel; a search goes on "
             "from its last finished trial. `isolate=True` gives each trial a process of its own."
         )
 

@@ -48,7 +48,7 @@ class Reading(NamedTuple):
         duration_s: Seconds that it took.
         free: What was free when memory ran out, None where the allocator did not tell.
         died: How the worker process ended of it, None where it did not.
-        lost: Whether the device can run nothing more in the process that ran it.
+        lost: Whether nothing more may run in the process that ran it.
         step_s: Seconds of a train step after the first, None where none was timed.
         first_step_bytes: Most bytes held at once in the first step, which also compiles and tries
             algorithms; None where it was not told apart.
@@ -295,7 +295,7 @@ class _Subject:
             worked = smaller is not None and smaller < batch_size
             if not ran_out_of_memory(error, smaller_worked=worked):
                 raise
-            lost = device_is_lost(error)
+            lost = device_is_lost(error) or self._xla_freed_weights()
         duration_s = time.perf_counter() - started_s
         first = peaks[0] if len(peaks) > 1 else None
         return Reading(
@@ -307,6 +307,14 @@ class _Subject:
             first_step_bytes=first,
             stopped_after=stopped_after,
         )
+
+    def _xla_freed_weights(self) -> bool:
+        """Return whether XLA ran out on a CPU: it frees the weights that it was to update.
+
+        They stay in use, and whatever is allocated next is written over them.
+        """
+        model: Any = self.run.model
+        return self.memory.device == "CPU:0" and self.run.training and bool(model.jit_compile)
 
 
 def _start(load: Load, memory_limit_bytes: int | None) -> _Subject:

@@ -22,9 +22,9 @@ class FailingRun:
     training, examples, note, variables_bytes = True, None, None, 4
     step_s = stopped_after = None
 
-    def __init__(self, text, *, above=8):
+    def __init__(self, text, *, above=8, jit_compile=False):
         self.model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
-        self.model.compile("sgd", "mse")
+        self.model.compile("sgd", "mse", jit_compile=jit_compile)
         self.text, self.above = text, above
 
     def run(self, batch_size, after_first):
@@ -44,8 +44,9 @@ def test_a_library_that_does_not_start_is_want_of_memory_after_a_smaller_size_al
     assert probes.read(16).peak_bytes is None
 
 
-def test_a_lost_device_ends_what_runs_in_this_process():
-    probes = ProcessProbes(FailingRun(LOST), None, "here")
+@pytest.mark.parametrize(("text", "jit_compile"), [(LOST, False), ("OOM when allocating", True)])
+def test_a_lost_device_ends_what_runs_in_this_process(text, jit_compile):
+    probes = ProcessProbes(FailingRun(text, jit_compile=jit_compile), None, "here")
     with pytest.raises(DeviceLostError, match="isolate=True"):
         probes.read(16)
 
@@ -65,6 +66,23 @@ def test_a_worker_that_lost_its_device_is_replaced_and_the_next_size_runs():
         assert lost.peak_bytes is None
         assert probes._worker._process is None
         assert probes.read(8).peak_bytes is not None
+
+
+def xla_net():
+    dense = keras.layers.Dense
+    model = keras.Sequential([keras.layers.Input((64,)), dense(256), dense(256), dense(1)])
+    model.compile("adam", "mse", jit_compile=True)
+    return model
+
+
+@pytest.mark.slow  # Two worker processes.
+def test_a_worker_in_which_xla_ran_out_of_memory_is_replaced():
+    # XLA frees the weights that it was to update, and frees them again when it runs out again.
+    source = sample_of(FitData(models.rows(8, features=64)[0], models.rows(8, features=1)[0]))
+    with worker_probes(Load(xla_net, source, "float32"), 64 * 2**20) as probes:
+        readings = [probes.read(size) for size in (40_000, 16, 100_000)]
+    assert [reading.peak_bytes is None for reading in readings] == [True, False, True]
+    assert [reading.died for reading in readings] == [None] * 3
 
 
 class GreedyFirstStep(FailingRun):
