@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.transforms import Transform
 
 from kbatch.document.numbers import shortened
 from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, halo, width_share
@@ -44,6 +45,18 @@ def draw_series(
     )
 
 
+def draw_band(
+    panel: Axes,
+    places: Sequence[float],
+    bounds: Sequence[tuple[float, float] | None],
+    color: str | tuple[float, float, float],
+) -> None:
+    """Shade the intervals along a line where it has them."""
+    spans = [(x, *b) for x, b in zip(places, bounds, strict=True) if b is not None]
+    if spans:
+        panel.fill_between(*zip(*spans, strict=True), color=color, alpha=0.18, linewidth=0)
+
+
 def ring(panel: Axes, place: float, value: float) -> None:
     """Draw a ring around the point that is named."""
     panel.plot(
@@ -55,6 +68,35 @@ def ring(panel: Axes, place: float, value: float) -> None:
         markeredgecolor=INK,
         markeredgewidth=1.2,
         linestyle="none",
+    )
+
+
+def annotate(
+    panel: Axes,
+    text: str,
+    place: tuple[float, float],
+    offset_pt: tuple[float, float],
+    *,
+    ha: str = "center",
+    va: str = "center",
+    color: str = INK,
+    bold: bool = False,
+    xycoords: str | Transform = "data",
+) -> None:
+    """Write a small text beside a place, readable across lines."""
+    panel.annotate(
+        text,
+        place,
+        xycoords=xycoords,
+        xytext=offset_pt,
+        textcoords="offset points",
+        ha=ha,
+        va=va,
+        fontsize=TEXT_PT if bold else SMALL_PT,
+        fontweight="bold" if bold else "normal",
+        color=color,
+        path_effects=halo(),
+        parse_math=False,
     )
 
 
@@ -76,18 +118,9 @@ def mark_missing(panel: Axes, place: float) -> None:
 
 def name_missing(panel: Axes, place: float, words: str) -> None:
     """Write above such marks why there is no result."""
-    panel.annotate(
-        words.replace("out of memory", "out of\nmemory"),
-        (place, 0),
-        xycoords=panel.get_xaxis_transform(),
-        xytext=(0, 8),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=SMALL_PT,
-        color=ALARM_TEXT,
-        path_effects=halo(),
-    )
+    words = words.replace("out of memory", "out of\nmemory")
+    edge = panel.get_xaxis_transform()
+    annotate(panel, words, (place, 0), (0, 8), va="bottom", color=ALARM_TEXT, xycoords=edge)
 
 
 def name_panel(

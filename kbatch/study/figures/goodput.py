@@ -1,66 +1,54 @@
 """The figure of goodput: throughput times what an example is worth, by batch size."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import goodput
 from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import counted, listed, readable
 from kbatch.plotting.axes import batch_axis
-from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
-from kbatch.plotting.palette import INK, MUTED, series_style
-from kbatch.plotting.series import draw_series, mark_missing, name_missing, name_panel, ring
+from kbatch.plotting.canvas import plain_axes, write_caption
+from kbatch.plotting.palette import MUTED, series_style
+from kbatch.plotting.series import (
+    annotate,
+    draw_band,
+    draw_series,
+    mark_missing,
+    name_missing,
+    name_panel,
+    ring,
+)
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import Estimate, bars_text, caption, conditions_of, throughput_estimate
 from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import best_of_size, best_of_size_note, none_completed
 from kbatch.study.names import metric_words, outcome
 from kbatch.study.study import Study
-from kbatch.study.trial import TrialRecord
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+HEIGHT_IN = 4.2
+_GOODPUT, _THROUGHPUT = 0, 1
 
 
 class GoodputPoint(NamedTuple):
-    """One batch size.
-
-    Attributes:
-        batch_size: B, examples of one optimizer update.
-        throughput: Examples per second.
-        goodput: Examples of the smallest batch size per second, with its ends at those of the
-            noise scale's interval.
-    """
+    """One batch size."""
 
     batch_size: int
-    throughput: Estimate
-    goodput: Estimate
+    throughput: Estimate  # In examples per second.
+    goodput: Estimate  # In examples of the smallest batch size per second.
 
 
 class GoodputInfo(NamedTuple):
-    """What the figure shows.
-
-    Attributes:
-        name: Name of the study.
-        points: The batch sizes that were timed, ascending.
-        incomplete_sizes: Batch sizes without a result, with the reason.
-        noise_scale: B_noise, in examples.
-        interval: Its 95 % interval, None where it was given without one.
-        best: The batch size of the largest goodput.
-        best_range: Smallest and largest of those it has at the ends of the interval.
-        source: Where the noise scale comes from.
-        notes: Which trials are shown, and where the best trial has another batch size.
-        conditions: Device, versions and budget.
-    """
+    """What the figure shows: the batch sizes that were timed, and the noise scale in examples."""
 
     name: str
     points: tuple[GoodputPoint, ...]
-    incomplete_sizes: tuple[tuple[int, str], ...]
+    incomplete_sizes: tuple[tuple[int, str], ...]  # With the reason.
     noise_scale: float
     interval: Interval | None
-    best: int
-    best_range: tuple[int, int]
     source: str
+    best: int  # The batch size of the largest goodput.
+    best_range: tuple[int, int]  # Over the interval of the noise scale.
     notes: tuple[str, ...]
     conditions: str
 
@@ -68,7 +56,9 @@ class GoodputInfo(NamedTuple):
 def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputInfo:
     """Compute the goodput of each batch size from its throughput and the noise scale."""
     refuse_empty(study)
-    scale, interval, source = _noise_scale(study, noise_scale)
+    scale, interval, source = (
+        (noise_scale, None, "as given") if noise_scale is not None else _measured_scale(study)
+    )
     trials = best_of_size(study)
     rates = {
         size: rate
@@ -80,42 +70,81 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
             "Goodput needs the throughput of trials that completed. Received: "
             f"{none_completed(study)}."
         )
-    ends = (scale, *((interval.low, interval.high) if interval else ()))
-    curves = [_goodputs(rates, end) for end in ends]
+    ends = (interval.low, interval.high) if interval else ()
+    curves = [
+        {
+            size: goodput(size, size / rate.value, noise_scale=end, base_batch_size=min(rates))
+            for size, rate in rates.items()
+        }
+        for end in (scale, *ends)
+    ]
     bests = [max(curve, key=lambda size, curve=curve: (curve[size], -size)) for curve in curves]
+    points = []
+    for size, rate in rates.items():
+        value, *bounds = (curve[size] for curve in curves)
+        estimate = Estimate(value, min(bounds, default=None), max(bounds, default=None))
+        points.append(GoodputPoint(size, rate, estimate))
+    low, high = min(bests), max(bests)
+    used = f"Noise scale {readable(scale)} examples"
+    if interval is None:
+        used += f", {source}."
+    else:
+        largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
+        used += (
+            f" ({readable(interval.low)} to {readable(interval.high)}), {source}; bands: its 95 % "
+            f"interval, over which {largest} would have the largest goodput."
+        )
     return GoodputInfo(
         name=study.name,
-        points=tuple(
-            GoodputPoint(size, rate, _estimate([curve[size] for curve in curves]))
-            for size, rate in rates.items()
-        ),
+        points=tuple(points),
         incomplete_sizes=tuple((s, outcome(t)) for s, t in trials.items() if s not in rates),
         noise_scale=scale,
         interval=interval,
-        best=bests[0],
-        best_range=(min(bests), max(bests)),
         source=source,
-        notes=(
-            *_other_best(study, bests[0]),
-            *filter(None, (bars_text(study),)),
-            *best_of_size_note(study),
+        best=bests[0],
+        best_range=(low, high),
+        notes=tuple(
+            filter(
+                None,
+                (used, _other_best(study, bests[0]), bars_text(study), *best_of_size_note(study)),
+            )
         ),
         conditions=caption(conditions_of(study)),
     )
 
 
-def noise_text(info: GoodputInfo) -> str:
-    """Describe which noise scale was used, and what its interval means for the choice."""
-    begun = f"Noise scale {readable(info.noise_scale)} examples"
-    if info.interval is None:
-        return f"{begun}, {info.source}."
-    low, high = info.best_range
-    largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
-    return (
-        f"{begun} ({readable(info.interval.low)} to {readable(info.interval.high)}), "
-        f"{info.source}; bands: its 95 % interval, over which {largest} would have the largest "
-        "goodput."
-    )
+def _measured_scale(study: Study) -> tuple[float, Interval | None, str]:
+    """Take the noise scale of the best trial that has one."""
+    found = [
+        (trial, scale.value, scale.interval)
+        for trial in study.trials
+        if (scale := trial.noise_scale) is not None and scale.value is not None
+    ]
+    if not found:
+        raise ValueError(
+            "Goodput needs a noise scale: trials measure it as they train, more closely over more "
+            "epochs and in smaller micro-batches (`kbatch.BatchSizeHyperModel(..., "
+            "micro_batch_size=n)`), or give `noise_scale=200`, say. Received: noise_scale=None, "
+            f"and a study of {counted(len(study.trials), 'trial')} without a resolved one."
+        )
+    best = Study(study.name, tuple(trial for trial, _, _ in found)).best_trial()
+    trial, value, interval = next(one for one in found if best is None or one[0] is best)
+    return value, interval, f"of the late half of training at batch size {trial.batch_size:,}"
+
+
+def _other_best(study: Study, size: int) -> str:
+    """Say why the best trial has another batch size than the one of the largest goodput."""
+    best = study.best_trial()
+    if best is None or best.batch_size == size:
+        return ""
+    if best.objective.name == "samples_per_second":
+        differ = "goodput also counts what an example is worth"
+    elif best.objective.name in COST_NAMES:
+        differ = "goodput foretells that from throughput and noise scale"
+    else:
+        differ = "goodput tells how fast training advances, not what it came to"
+    words = metric_words(best.objective.name)
+    return f"Batch size {best.batch_size:,} had the best {words}: {differ}."
 
 
 def alt_text(info: GoodputInfo) -> str:
@@ -128,70 +157,11 @@ def alt_text(info: GoodputInfo) -> str:
     return (
         f"A chart of throughput and goodput over {counted(len(info.points), 'batch size')}, in "
         f"examples per second. Goodput is {values}. It is largest at {info.best:,}. "
-        + " ".join((noise_text(info), *info.notes))
+        f"{' '.join(info.notes)}"
     )
 
 
-def _other_best(study: Study, size: int) -> tuple[str, ...]:
-    """Describe why the best trial has another batch size than the one of the largest goodput."""
-    best = study.best_trial()
-    if best is None or best.batch_size == size:
-        return ()
-    if best.objective.name == "samples_per_second":
-        differ = "goodput also counts what an example is worth"
-    elif best.objective.name in COST_NAMES:
-        differ = "goodput foretells that from throughput and noise scale"
-    else:
-        differ = "goodput tells how fast training advances, not what it came to"
-    words = metric_words(best.objective.name)
-    return (f"Batch size {best.batch_size:,} had the best {words}: {differ}.",)
-
-
-def _goodputs(rates: dict[int, Estimate], noise_scale: float) -> dict[int, float]:
-    base = min(rates)
-    return {
-        size: goodput(size, size / rate.value, noise_scale=noise_scale, base_batch_size=base)
-        for size, rate in rates.items()
-    }
-
-
-def _estimate(values: list[float]) -> Estimate:
-    first, *ends = values
-    return Estimate(first, min(ends), max(ends)) if ends else Estimate(first, None, None)
-
-
-def _noise_scale(study: Study, given: float | None) -> tuple[float, Interval | None, str]:
-    if given is not None:
-        return given, None, "as given"
-    resolved = [
-        trial
-        for trial in study.trials
-        if (scale := trial.noise_scale) is not None and scale.value is not None
-    ]
-    trial = _best(Study(study.name, tuple(resolved)).best_trial(), resolved)
-    scale = trial.noise_scale if trial else None
-    if trial is None or scale is None or scale.value is None:
-        raise ValueError(
-            "Goodput needs a noise scale: trials measure it as they train, more closely over more "
-            "epochs and in smaller micro-batches (`kbatch.BatchSizeHyperModel(..., "
-            "micro_batch_size=n)`), or give `noise_scale=200`, say. Received: noise_scale=None, "
-            f"and a study of {counted(len(study.trials), 'trial')} without a resolved one."
-        )
-    source = f"of the late half of training at batch size {trial.batch_size:,}"
-    return scale.value, scale.interval, source
-
-
-def _best(best: TrialRecord | None, resolved: Iterable[TrialRecord]) -> TrialRecord | None:
-    return best or next(iter(resolved), None)
-
-
-HEIGHT_IN = 4.2
-_GOODPUT, _THROUGHPUT = 0, 1
-
-
-def plot_goodput(
-    study: "Study", ax: "Axes | None" = None, *, noise_scale: float | None = None
-) -> "Axes":
+def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | None = None) -> Axes:
     """Plot throughput and goodput by batch size, the batch size of the largest goodput marked.
 
     Goodput is throughput times statistical efficiency, (B_noise + M0) / (B_noise + B) with the
@@ -220,54 +190,29 @@ def plot_goodput(
     sizes = [p.batch_size for p in info.points]
     missing = [size for size, _ in info.incomplete_sizes]
     batch_axis(panel, [*sizes, *missing], "Batch size (examples per update)")
-    for index, label, estimates in (
-        (_THROUGHPUT, "throughput", [p.throughput for p in info.points]),
-        (_GOODPUT, "goodput", [p.goodput for p in info.points]),
-    ):
-        draw_series(
-            panel,
-            index,
-            label=label,
-            places=sizes,
-            values=[e.value for e in estimates],
-            bounds=[e.bar for e in estimates] if index == _THROUGHPUT else (),
-        )
-    _draw_band(panel, info)
+    rates, values = [p.throughput for p in info.points], [p.goodput.value for p in info.points]
+    draw_series(
+        panel,
+        _THROUGHPUT,
+        label="throughput",
+        places=sizes,
+        values=[rate.value for rate in rates],
+        bounds=[rate.bar for rate in rates],
+    )
+    draw_series(panel, _GOODPUT, label="goodput", places=sizes, values=values)
+    draw_band(panel, sizes, [p.goodput.bar for p in info.points], series_style(_GOODPUT).color)
     panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     panel.set_ylabel(f"Throughput (samples/s), goodput\n(samples/s of batch size {sizes[0]:,})")
-    _mark_best(panel, info)
+    panel.axvline(info.best, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+    most = values[sizes.index(info.best)]
+    ring(panel, info.best, most)
+    side = "left" if info.best == sizes[0] else "right" if info.best == sizes[-1] else "center"
+    words = f"largest: {info.best:,}\n{readable(most)}"
+    annotate(panel, words, (info.best, most), (0, -14), ha=side, va="top", bold=True)
     for size, words in info.incomplete_sizes:
         mark_missing(panel, size)
         name_missing(panel, size, words)
     name_panel(panel, info.name, columns=2)
-    write_caption(panel, noise_text(info), *info.notes, info.conditions)
+    write_caption(panel, *info.notes, info.conditions)
     return panel
-
-
-def _draw_band(panel: "Axes", info: GoodputInfo) -> None:
-    bands = [(p.batch_size, *p.goodput.bar) for p in info.points if p.goodput.bar]
-    if bands:
-        color = series_style(_GOODPUT).color
-        sizes, lows, highs = zip(*bands, strict=True)
-        panel.fill_between(sizes, lows, highs, color=color, alpha=0.18, linewidth=0)
-
-
-def _mark_best(panel: "Axes", info: GoodputInfo) -> None:
-    point = next(p for p in info.points if p.batch_size == info.best)
-    panel.axvline(info.best, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
-    ring(panel, info.best, point.goodput.value)
-    sizes = [p.batch_size for p in info.points]
-    side = "left" if info.best == sizes[0] else "right" if info.best == sizes[-1] else "center"
-    panel.annotate(
-        f"largest: {info.best:,}\n{readable(point.goodput.value)}",
-        (info.best, point.goodput.value),
-        xytext=(0, -14),
-        textcoords="offset points",
-        ha=side,
-        va="top",
-        fontsize=SMALL_PT + 0.5,
-        fontweight="bold",
-        color=INK,
-        path_effects=halo(),
-    )

@@ -1,19 +1,14 @@
 """The figure of the ranked trials: a table, and beside it the objective with its interval."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
 
 from kbatch.document.numbers import counted, listed, readable, setting, shortened
-from kbatch.plotting.canvas import (
-    SMALL_PT,
-    TEXT_PT,
-    beside_table,
-    new_axes,
-    tidy,
-    width_share,
-    write_caption,
-)
+from kbatch.plotting.canvas import TEXT_PT, beside_table, new_axes, tidy, width_share, write_caption
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, GRID, INK, MUTED, series_style
-from kbatch.plotting.series import name_panel
+from kbatch.plotting.series import annotate, name_panel
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import Estimate, caption, conditions_of, objective_estimate, spreads
 from kbatch.study.decision import refuse_empty
@@ -29,25 +24,24 @@ from kbatch.study.names import (
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-# What the columns take of a figure of the usual width.
-TABLE_CHARACTERS = 46
+MOST_ROWS = 30
+# In characters: what a cell holds, what stands between columns, what the columns take of a figure
+# of the usual width, and that width.
 _CELL_CHARACTERS = 15
+_GAP = 2
+_TABLE_CHARACTERS = 46
+_CHARACTERS = 104
+_MOST_SHARE = 0.6
 _NOTHING = "-"
+_FEWEST_ROWS = 4
+_ROW_IN = 0.2
+_REST_IN = 1.5
+# Its title, whether it holds numbers, and its cells.
+_Column = tuple[str, bool, list[str]]
 
 
 class RankedTrial(NamedTuple):
-    """One row.
-
-    Attributes:
-        trial_id: keras-tuner's identifier.
-        cells: Its texts, one a column.
-        objective: The objective, None for a trial without a result.
-        outcome: How it ended, in words.
-    """
+    """One row; the objective is None for a trial without a result."""
 
     trial_id: str
     cells: tuple[str, ...]
@@ -56,21 +50,11 @@ class RankedTrial(NamedTuple):
 
 
 class RankingInfo(NamedTuple):
-    """What the figure shows.
-
-    Attributes:
-        name: Name of the study.
-        headers: Titles of the columns.
-        numeric: Which columns hold numbers, which stand to the right.
-        rows: The trials, the best first and those without a result last.
-        objective: What they are ranked by.
-        notes: What the bars are, and what is left out.
-        conditions: Device, versions and budget.
-    """
+    """What the figure shows: the trials, the best first and those without a result last."""
 
     name: str
     headers: tuple[str, ...]
-    numeric: tuple[bool, ...]
+    numeric: tuple[bool, ...]  # Which columns hold numbers, which stand to the right.
     rows: tuple[RankedTrial, ...]
     objective: Objective
     notes: tuple[str, ...]
@@ -83,19 +67,34 @@ class RankingInfo(NamedTuple):
         return tuple(max(map(len, column)) for column in columns)
 
 
-def ranking_info(study: Study, *, most: int, characters: int = TABLE_CHARACTERS) -> RankingInfo:
-    """Rank the trials of a study by their objective."""
+def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS) -> RankingInfo:
+    """Rank the trials of a study by their objective, in columns of so many characters."""
     refuse_empty(study)
     if most < 1:
         raise ValueError(f"`most` must be a positive number of rows. Received: most={most}.")
     names, objective = trial_names(study.trials), study.trials[0].objective
-    ranked = _ranked(study.trials, objective)
-    shown, hidden = _shown(ranked, most)
-    columns = _columns(shown, names)
-    kept = _kept(columns, characters)
+    sign = -1 if objective.direction == "max" else 1
+
+    def rank(trial: TrialRecord) -> tuple[int, float]:
+        value = trial.objective_value
+        if trial.status != "completed":
+            return (2, 0.0)
+        return (1, 0.0) if value is None else (0, sign * value)
+
+    ranked = sorted(study.trials, key=rank)
+    shown, hidden = ranked[:most], ranked[most:]
+    kept: list[_Column] = []
+    for column in _columns(shown, names):
+        title, _, cells = column
+        width = _GAP + max(map(len, (title, *cells)))
+        if width <= characters or not kept:
+            kept.append(column)
+            characters -= width
+    headers = tuple(title for title, _, _ in kept)
+    tuned = [_short(name) for name in names.hyperparameters]
     return RankingInfo(
         name=study.name,
-        headers=tuple(title for title, _, _ in kept),
+        headers=headers,
         numeric=tuple(numeric for _, numeric, _ in kept),
         rows=tuple(
             RankedTrial(
@@ -107,126 +106,69 @@ def ranking_info(study: Study, *, most: int, characters: int = TABLE_CHARACTERS)
             for row, trial in enumerate(shown)
         ),
         objective=objective,
-        notes=(
-            *_spread_notes(study),
-            *_left_out(hidden, [_short(n) for n in names.hyperparameters], kept),
-        ),
+        notes=tuple(_notes(study, hidden, [title for title in tuned if title not in headers])),
         conditions=caption(conditions_of(study)),
     )
 
 
-def alt_text(info: RankingInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
-    scored = [row for row in info.rows if row.objective is not None]
-    words = metric_words(info.objective.name)
-    first = [
-        f"{', '.join(_named(info, row))}: {readable(row.objective.value, 4)}"
-        for row in scored[:3]
-        if row.objective
-    ]
-    sentences = [f"A table of {counted(len(info.rows), 'trial')} ranked by {words}, with dots."]
-    if first:
-        sentences.append(f"The best are {'; '.join(first)}.")
-    else:
-        sentences.append("No trial completed.")
-    return " ".join([*sentences, *info.notes])
+def _columns(trials: Sequence[TrialRecord], names: TrialNames) -> list[_Column]:
+    """Make the columns, the most telling ones first."""
 
+    def column(title: str, values: Iterable[Any], write: Callable[[Any], str]) -> _Column:
+        return title, True, [_NOTHING if value is None else write(value) for value in values]
 
-def _named(info: RankingInfo, row: RankedTrial) -> list[str]:
-    return [f"{title} {text}" for title, text in zip(info.headers, row.cells, strict=True)]
-
-
-def _ranked(trials: tuple[TrialRecord, ...], objective: Objective) -> list[TrialRecord]:
-    sign = -1 if objective.direction == "max" else 1
-
-    def key(trial: TrialRecord) -> tuple[int, float]:
-        value = trial.objective_value
-        if trial.status != "completed":
-            return (2, 0.0)
-        return (1, 0.0) if value is None else (0, sign * value)
-
-    return sorted(trials, key=key)
-
-
-def _shown(ranked: list[TrialRecord], most: int) -> tuple[list[TrialRecord], list[TrialRecord]]:
-    return ranked[:most], ranked[most:]
-
-
-_Column = tuple[str, bool, list[str]]
-
-
-def _columns(trials: list[TrialRecord], names: TrialNames) -> list[_Column]:
-    """Return title, whether it holds numbers, and the cells, the most telling columns first."""
-    columns: list[_Column] = [("Batch", True, [f"{trial.batch_size:,}" for trial in trials])]
+    columns = [column("Batch", (t.batch_size for t in trials), "{:,}".format)]
     for name in names.hyperparameters:
-        values = [trial.hyperparameters.get(name) for trial in trials]
+        values = [t.hyperparameters.get(name) for t in trials]
         numeric = all(isinstance(value, (int, float)) for value in values)
-        columns.append((_short(name), numeric, [_short(_value(value)) for value in values]))
+        _, _, cells = column(name, values, lambda value: _short(value_text(value)))
+        columns.append((_short(name), numeric, cells))
     if names.several_policies:
-        columns.append(("Policy", False, [_short(trial.dtype_policy) for trial in trials]))
-    rates = [t.samples_per_second for t in trials]
-    columns.append(("Samples/s", True, [_number(rate, readable) for rate in rates]))
+        columns.append(("Policy", False, [_short(t.dtype_policy) for t in trials]))
+    columns.append(column("Samples/s", (t.samples_per_second for t in trials), readable))
     if "learning_rate" not in names.hyperparameters:
-        learning_rates = [_number(trial.learning_rate, setting) for trial in trials]
-        columns.append(("Learning rate", True, learning_rates))
-    columns.append(
-        ("Micro-batch", True, [_number(t.micro_batch_size, lambda n: f"{n:,}") for t in trials])
-    )
-    return columns
+        columns.append(column("Learning rate", (t.learning_rate for t in trials), setting))
+    micro_batch_sizes = (t.micro_batch_size for t in trials)
+    return [*columns, column("Micro-batch", micro_batch_sizes, "{:,}".format)]
 
 
-def _kept(columns: list[_Column], room: int) -> list[_Column]:
-    """Take the columns that there is room for."""
-    kept: list[_Column] = []
-    for column in columns:
-        width = 2 + max(len(text) for text in (column[0], *column[2]))
-        if width <= room or not kept:
-            kept.append(column)
-            room -= width
-    return kept
-
-
-def _left_out(hidden: list[TrialRecord], tuned: list[str], kept: list[_Column]) -> tuple[str, ...]:
-    notes = []
+def _notes(study: Study, hidden: Sequence[TrialRecord], untitled: Sequence[str]) -> list[str]:
+    """Say what the bars are, and what is left out."""
+    notes, found = [], spreads(study.trials)
+    if found.intervals:
+        notes.append("Bars: 95 % interval of the mean over executions.")
+    elif found.pairs:
+        notes.append("Two executions a trial: the mean without bars, too few for an interval.")
+    elif found.single:
+        notes.append("One execution a trial, no bars: whether the order would repeat is not known.")
     if hidden:
         failed = sum(trial.status != "completed" for trial in hidden)
         without = f", {failed:,} of them without a result" if failed else ""
         notes.append(f"Not shown: {counted(len(hidden), 'trial')} that follow{without}.")
-    titles = [title for title in tuned if title not in {t for t, _, _ in kept}]
-    if titles:
-        notes.append(f"No room for the hyperparameter{'s' * (len(titles) > 1)} {listed(titles)}.")
-    return tuple(notes)
-
-
-def _spread_notes(study: Study) -> tuple[str, ...]:
-    found = spreads(study.trials)
-    if found.intervals:
-        return ("Bars: 95 % interval of the mean over executions.",)
-    if found.pairs:
-        return ("Two executions a trial: the mean without bars, too few for an interval.",)
-    single = "One execution a trial, no bars: whether the order would repeat is not known."
-    return (single,) if found.single else ()
-
-
-def _value(value: bool | int | float | str | None) -> str:
-    return _NOTHING if value is None else value_text(value)
-
-
-def _number(value, write) -> str:
-    return _NOTHING if value is None else write(value)
+    if untitled:
+        plural = "s" * (len(untitled) > 1)
+        notes.append(f"No room for the hyperparameter{plural} {listed(untitled)}.")
+    return notes
 
 
 def _short(text: str) -> str:
     return shortened(text, _CELL_CHARACTERS)
 
 
-MOST_ROWS = 30
-_FEWEST_ROWS = 4
-_ROW_IN = 0.2
-_REST_IN = 1.5
-_CHARACTERS = 104
-_MOST_SHARE = 0.6
-_GAP = 2
+def alt_text(info: RankingInfo) -> str:
+    """Describe the figure in sentences, for those who do not see it."""
+    best = []
+    for row in [row for row in info.rows if row.objective][:3]:
+        cells = zip(info.headers, row.cells, strict=True)
+        settings = ", ".join(f"{title} {text}" for title, text in cells)
+        best.append(f"{settings}: {readable(row.objective.value, 4)}" if row.objective else "")
+    words = metric_words(info.objective.name)
+    sentences = (
+        f"A table of {counted(len(info.rows), 'trial')} ranked by {words}, with dots.",
+        f"The best are {'; '.join(best)}." if best else "No trial completed.",
+        *info.notes,
+    )
+    return " ".join(sentences)
 
 
 def height_in(rows: int) -> float:
@@ -234,7 +176,7 @@ def height_in(rows: int) -> float:
     return _REST_IN + _ROW_IN * max(_FEWEST_ROWS, rows)
 
 
-def plot_ranking(study: "Study", ax: "Axes | None" = None, *, most: int = MOST_ROWS) -> "Axes":
+def plot_ranking(study: Study, ax: Axes | None = None, *, most: int = MOST_ROWS) -> Axes:
     """Plot the trials ranked by their objective: settings as a table, values as dots.
 
     Trials without a result stand last, with the reason.
@@ -256,7 +198,7 @@ def plot_ranking(study: "Study", ax: "Axes | None" = None, *, most: int = MOST_R
         ValueError: If the study is empty, with what to run, or `most` is not positive.
     """
     share = 1.0 if ax is None else width_share(ax)
-    info = ranking_info(study, most=most, characters=int(share * TABLE_CHARACTERS))
+    info = ranking_info(study, most=most, characters=int(share * _TABLE_CHARACTERS))
     panel = new_axes(height_in(len(info.rows))) if ax is None else ax
     characters = sum(info.widths) + _GAP * len(info.widths)
     table, below = beside_table(panel, min(_MOST_SHARE, characters / (share * _CHARACTERS)))
@@ -270,23 +212,19 @@ def plot_ranking(study: "Study", ax: "Axes | None" = None, *, most: int = MOST_R
     _draw_dots(panel, info)
     # The layout looks at the middle of a title, which must lie above the table.
     name_panel(table, shortened(info.name, max(20, characters)), lines_below=1)
-    lines = (*info.notes, info.conditions)
-    write_caption(below, *lines, below_pt=36 if below is panel else 4)
+    below_pt = 36 if below is panel else 4
+    write_caption(below, *info.notes, info.conditions, below_pt=below_pt)
     return panel
 
 
-def _write_table(table: "Axes", info: RankingInfo, characters: int) -> None:
+def _write_table(table: Axes, info: RankingInfo, characters: int) -> None:
     table.set_xlim(0, characters)
     right = 0
     for column, width in enumerate(info.widths):
         left, right = right, right + width + _GAP
         numeric = info.numeric[column]
-        look = {
-            "ha": "right" if numeric else "left",
-            "fontsize": SMALL_PT + 0.5,
-            "parse_math": False,
-        }
         place = right - _GAP if numeric else left
+        look = {"ha": "right" if numeric else "left", "fontsize": TEXT_PT, "parse_math": False}
         table.annotate(
             info.headers[column],
             (place, 1),
@@ -302,81 +240,42 @@ def _write_table(table: "Axes", info: RankingInfo, characters: int) -> None:
             table.text(place, number, row.cells[column], va="center", color=color, **look)
 
 
-def _draw_dots(panel: "Axes", info: RankingInfo) -> None:
-    style = series_style(0)
+def _draw_dots(panel: Axes, info: RankingInfo) -> None:
+    style, edge = series_style(0), panel.get_yaxis_transform()
+    values = []
     for number, row in enumerate(info.rows):
         panel.axhline(number, color=GRID, linewidth=0.5, zorder=0.4)
         if row.objective is None:
-            _mark_missing(panel, number, row.outcome)
+            panel.plot([0.02], [number], "X", transform=edge, color=ALARM, ms=6, clip_on=False)
+            place = (0.02, number)
+            annotate(panel, row.outcome, place, (8, 0), ha="left", color=ALARM_TEXT, xycoords=edge)
             continue
-        if row.objective.bar:
-            panel.hlines(number, *row.objective.bar, color=style.color, linewidth=1.6, alpha=0.55)
-        panel.plot(
-            [row.objective.value],
-            [number],
-            marker=style.marker,
-            markersize=6,
-            color=style.color,
-            linestyle="none",
-        )
+        value, bar = row.objective.value, row.objective.bar
+        values.append(value)
+        if bar:
+            panel.hlines(number, *bar, color=style.color, linewidth=1.6, alpha=0.55)
+        panel.plot([value], [number], style.marker, ms=6, color=style.color)
     label = metric_axis_label(info.objective).replace("\n", " ")
     label = label.replace(" (", "\n(") if len(label) > 45 else label
     panel.set_xlabel(label, fontsize=TEXT_PT, parse_math=False)
-    values = [row.objective.value for row in info.rows if row.objective]
     if not values:
         panel.set_xticks([])
         return
     panel.margins(x=0.12)
-    _number_axis(panel, info, values)
-    _label_ends(panel, info)
-
-
-def _mark_missing(panel: "Axes", number: int, words: str) -> None:
-    across = panel.get_yaxis_transform()
-    panel.plot([0.02], [number], "X", transform=across, color=ALARM, markersize=6, clip_on=False)
-    panel.annotate(
-        words,
-        (0.02, number),
-        xycoords=across,
-        xytext=(8, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=SMALL_PT,
-        color=ALARM_TEXT,
-        parse_math=False,
-    )
-
-
-def _number_axis(panel: "Axes", info: RankingInfo, values: list[float]) -> None:
+    low, high = panel.get_xlim()
     name = info.objective.name
     if is_fraction(name) and max(values) <= 1:
-        low, high = panel.get_xlim()
-        panel.set_xticks(
-            [tick for tick in panel.get_xticks() if low <= tick <= min(high, 1 + 1e-9)]
-        )
+        ticks = panel.get_xticks()
+        panel.set_xticks([tick for tick in ticks if low <= tick <= min(high, 1 + 1e-9)])
         panel.set_xlim(low, high)
     elif name in COST_NAMES or name == "samples_per_second":
         # Ratio scales: from zero, twice as far is twice as much.
-        panel.set_xlim(0, 1.12 * panel.get_xlim()[1])
+        panel.set_xlim(0, 1.12 * high)
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-
-
-def _label_ends(panel: "Axes", info: RankingInfo) -> None:
-    """Write the value of the best trial beside its dot, on the side that has room."""
-    first = info.rows[0].objective
-    if first is None:
-        return
-    low, high = panel.get_xlim()
-    left = first.value > (low + high) / 2
-    end = first.value if first.bar is None else first.bar[0 if left else 1]
-    panel.annotate(
-        readable(first.value, 4),
-        (end, 0),
-        xytext=(-7 if left else 7, 0),
-        textcoords="offset points",
-        ha="right" if left else "left",
-        va="center",
-        fontsize=SMALL_PT + 0.5,
-        fontweight="bold",
-        color=INK,
-    )
+    best = info.rows[0].objective
+    if best is not None:
+        # The value of the best trial stands on the side of its dot that has room.
+        left = best.value > sum(panel.get_xlim()) / 2
+        end = best.bar[0 if left else 1] if best.bar else best.value
+        side, offset_pt = ("right", -7) if left else ("left", 7)
+        annotate(panel, readable(best.value, 4), (end, 0), (offset_pt, 0), ha=side, bold=True)

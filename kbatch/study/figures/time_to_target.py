@@ -1,41 +1,40 @@
 """The figure of the cost of a target: seconds and updates by batch size."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import mean_interval
 from kbatch.document.numbers import counted, listed, readable, setting
 from kbatch.plotting.axes import batch_axis, plain_log_labels
-from kbatch.plotting.canvas import SMALL_PT, halo, new_axes, say, stacked, tidy, write_caption
+from kbatch.plotting.canvas import new_axes, say, stacked, tidy, write_caption
 from kbatch.plotting.labels import Label, place_labels
-from kbatch.plotting.palette import GRID, INK, MUTED, PAPER, series_style
-from kbatch.plotting.series import draw_series, mark_missing, name_missing, name_panel
+from kbatch.plotting.palette import GRID, MUTED, PAPER, series_style
+from kbatch.plotting.series import annotate, draw_series, mark_missing, name_missing, name_panel
 from kbatch.records.training_run import Cost, Target, cost_to_target
-from kbatch.study.conditions import Estimate, caption, conditions_of, estimate
+from kbatch.study.conditions import Estimate, caption, conditions_of
 from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import incomplete_text, none_completed
 from kbatch.study.names import metric_words, outcome
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+HEIGHT_IN = 5.6
+_CURVE_POINTS = 100
+# Points on each piece of a curve that a name must not cover.
+_BETWEEN = 12
+# Where on its line the name of perfect scaling is tried, from the start to where the line leaves.
+_NAME_SHARES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 
 
 class TargetPoint(NamedTuple):
     """The cost of the target at one batch size, that of the trial that needed least updates.
 
-    Attributes:
-        batch_size: Examples of one optimizer update.
-        trial_id: The trial that is shown.
-        met: Whether every execution met the target.
-        seconds: Seconds of training; all that were spent where it was not met.
-        updates: Updates, likewise.
-        runs: Updates of each execution that met it.
+    Where an execution did not meet it, the cost is all that was spent.
     """
 
     batch_size: int
@@ -43,30 +42,17 @@ class TargetPoint(NamedTuple):
     met: bool
     seconds: Estimate
     updates: Estimate
-    runs: tuple[int, ...]
+    runs: tuple[int, ...]  # Updates of each execution that met it.
 
 
 class TimeToTargetInfo(NamedTuple):
-    """What the figure shows.
-
-    Attributes:
-        name: Name of the study.
-        target: The target.
-        points: One a batch size, ascending.
-        incomplete_sizes: Batch sizes without any result, with the reason.
-        fit: The fitted S_min (1 + B_crit / B), None where there are too few sizes that met it.
-        fit_text: What the fit says, or why there is none.
-        nothing: Why there is no point, an empty text where there is one.
-        notes: Which trials are shown and what the bars are.
-        incomplete: Which trials have no result, an empty text where all have one.
-        conditions: Device, versions and budget.
-    """
+    """What the figure shows; a text that does not apply is empty."""
 
     name: str
     target: Target
     points: tuple[TargetPoint, ...]
-    incomplete_sizes: tuple[tuple[int, str], ...]
-    fit: StepsToTarget | None
+    incomplete_sizes: tuple[tuple[int, str], ...]  # With the reason.
+    fit: StepsToTarget | None  # None from fewer than three sizes that met the target.
     fit_text: str
     nothing: str
     notes: tuple[str, ...]
@@ -89,45 +75,30 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
     """Compute what each batch size took to come to a target."""
     refuse_empty(study)
     aim = _target(study, target)
-    sizes = sorted({trial.batch_size for trial in study.trials})
-    found = {size: _points(study, size, aim) for size in sizes}
-    points = tuple(_least(candidates) for candidates in found.values() if candidates)
-    fit = _fit(points)
+    points, incomplete = [], []
+    for size in sorted({trial.batch_size for trial in study.trials}):
+        trials = [trial for trial in study.trials if trial.batch_size == size]
+        found = [point for trial in trials if (point := _point(trial, aim)) is not None]
+        if found:
+            points.append(min(found, key=lambda point: (not point.met, point.updates.value)))
+        else:
+            ends = dict.fromkeys(outcome(t) for t in trials if t.status != "completed")
+            incomplete.append((size, ", ".join(ends) or "no epochs"))
+    runs = [(p.batch_size, updates) for p in points if p.met for updates in p.runs]
+    enough = len({size for size, _ in runs}) >= 3
+    fit = fit_steps_to_target(*zip(*runs, strict=True)) if enough else None
     return TimeToTargetInfo(
         name=study.name,
         target=aim,
-        points=points,
-        incomplete_sizes=tuple(
-            (size, _why(study, size)) for size, candidates in found.items() if not candidates
-        ),
+        points=tuple(points),
+        incomplete_sizes=tuple(incomplete),
         fit=fit,
-        fit_text=_fit_text(points, fit),
+        fit_text=_fit_text(fit, sum(point.met for point in points)),
         nothing="" if points else none_completed(study),
         notes=tuple(_notes(study, points)),
         incomplete=incomplete_text(study) if points else "",
         conditions=caption(conditions_of(study)),
     )
-
-
-def alt_text(info: TimeToTargetInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
-    if not info.points:
-        return f"An empty chart of the cost of {info.target_text}. {info.nothing}."
-    sentences = [
-        f"Two charts over batch size on logarithmic axes: seconds of training, and updates, to "
-        f"{info.target_text}.",
-    ]
-    if info.met:
-        cost = listed(
-            f"{p.updates.value:,.0f} updates and {readable(p.seconds.value)} s at batch size "
-            f"{p.batch_size:,}"
-            for p in info.met
-        )
-        sentences.append(f"It took {cost}.")
-    missed = [f"{point.batch_size:,}" for point in info.points if not point.met]
-    if missed:
-        sentences.append(f"Batch size {listed(missed)} did not meet it.")
-    return " ".join([*sentences, info.fit_text, *([info.incomplete] if info.incomplete else [])])
 
 
 def _target(study: Study, value: float | None) -> Target:
@@ -150,64 +121,38 @@ def _target(study: Study, value: float | None) -> Target:
     )
 
 
-def _points(study: Study, size: int, target: Target) -> list[TargetPoint]:
-    trials = [t for t in study.trials if t.batch_size == size and t.status == "completed"]
-    return [_point(trial, target) for trial in trials if all(e.epochs for e in trial.executions)]
-
-
-def _point(trial: TrialRecord, target: Target) -> TargetPoint:
-    costs = [cost_to_target(target, execution.epochs) for execution in trial.executions]
-    met = [cost for cost in costs if cost is not None]
-    # What was not met in what was spent takes more than that.
-    counted_costs = met if len(met) == len(costs) else [_spent(trial)]
-    seconds = _of([cost.train_s for cost in counted_costs])
-    updates = _of([float(cost.updates) for cost in counted_costs])
+def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
+    """Compute what a trial took, None where it has no result."""
+    if trial.status != "completed" or not all(run.epochs for run in trial.executions):
+        return None
+    costs = [cost_to_target(target, run.epochs) for run in trial.executions]
+    reached = [cost for cost in costs if cost is not None]
+    shown, met = reached, len(reached) == len(costs)
+    if not met:
+        # What was not met in what was spent takes more than that.
+        most = max(trial.executions, key=lambda run: sum(epoch.updates for epoch in run.epochs))
+        totals = ((e.train_s, e.updates, e.examples) for e in most.epochs)
+        shown = [Cost(*map(sum, zip(*totals, strict=True)))]
     return TargetPoint(
         trial.batch_size,
         trial.trial_id,
-        len(met) == len(costs),
-        seconds,
-        updates,
-        tuple(cost.updates for cost in met),
+        met,
+        _mean([cost.train_s for cost in shown]),
+        _mean([float(cost.updates) for cost in shown]),
+        tuple(cost.updates for cost in reached),
     )
 
 
-def _spent(trial: TrialRecord) -> Cost:
-    """Return the most that an execution spent."""
-    totals = [
-        Cost(
-            sum(epoch.train_s for epoch in execution.epochs),
-            sum(epoch.updates for epoch in execution.epochs),
-            sum(epoch.examples for epoch in execution.epochs),
-        )
-        for execution in trial.executions
-    ]
-    return max(totals, key=lambda cost: cost.updates)
-
-
-def _of(values: Sequence[float]) -> Estimate:
-    found = estimate(sum(values) / len(values), mean_interval(values))
-    assert found is not None
+def _mean(values: Sequence[float]) -> Estimate:
+    interval, mean = mean_interval(values), sum(values) / len(values)
+    if interval is None:
+        return Estimate(mean, None, None)
     # A logarithmic axis has no place for what is not positive.
-    if found.low is not None and found.low <= 0:
-        return found._replace(low=min(values))
-    return found
+    return Estimate(mean, interval.low if interval.low > 0 else min(values), interval.high)
 
 
-def _least(candidates: Sequence[TargetPoint]) -> TargetPoint:
-    return min(candidates, key=lambda point: (not point.met, point.updates.value))
-
-
-def _fit(points: Sequence[TargetPoint]) -> StepsToTarget | None:
-    runs = [(p.batch_size, updates) for p in points if p.met for updates in p.runs]
-    if len(runs) < 3 or len({size for size, _ in runs}) < 3:
-        return None
-    return fit_steps_to_target(*zip(*runs, strict=True))
-
-
-def _fit_text(points: Sequence[TargetPoint], fit: StepsToTarget | None) -> str:
+def _fit_text(fit: StepsToTarget | None, met: int) -> str:
     if fit is None:
-        met = sum(point.met for point in points)
         return (
             "No curve is fitted: it needs three batch sizes that met the target, and "
             f"{counted(met, 'size')} did."
@@ -233,30 +178,37 @@ def _notes(study: Study, points: Sequence[TargetPoint]) -> list[str]:
         notes.append("Shown: the trial of each batch size that needed the fewest updates.")
     if any(point.updates.bar for point in points):
         notes.append("Bars: 95 % interval of the mean over executions.")
-    rules = {e.learning_rate_scaling for t in study.trials for e in t.executions}
-    if rules == {None}:
+    if {e.learning_rate_scaling for t in study.trials for e in t.executions} == {None}:
         notes.append(
             "One learning rate for all batch sizes: large ones may need more updates for it alone."
         )
     return notes
 
 
-def _why(study: Study, size: int) -> str:
-    words = (outcome(t) for t in study.trials if t.batch_size == size and t.status != "completed")
-    return ", ".join(dict.fromkeys(words)) or "no epochs"
-
-
-HEIGHT_IN = 5.6
-_CURVE_POINTS = 100
-# Points on each piece of a curve that a name must not cover.
-_BETWEEN = 12
-# Where on its line the name of perfect scaling is tried, from the start to where the line leaves.
-_NAME_SHARES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
+def alt_text(info: TimeToTargetInfo) -> str:
+    """Describe the figure in sentences, for those who do not see it."""
+    if not info.points:
+        return f"An empty chart of the cost of {info.target_text}. {info.nothing}."
+    sentences = [
+        f"Two charts over batch size on logarithmic axes: seconds of training, and updates, to "
+        f"{info.target_text}."
+    ]
+    if info.met:
+        cost = listed(
+            f"{p.updates.value:,.0f} updates and {readable(p.seconds.value)} s at batch size "
+            f"{p.batch_size:,}"
+            for p in info.met
+        )
+        sentences.append(f"It took {cost}.")
+    missed = [f"{point.batch_size:,}" for point in info.points if not point.met]
+    if missed:
+        sentences.append(f"Batch size {listed(missed)} did not meet it.")
+    return " ".join(filter(None, (*sentences, info.fit_text, info.incomplete)))
 
 
 def plot_time_to_target(
-    study: "Study", ax: "Axes | None" = None, *, target: float | None = None
-) -> "Axes":
+    study: Study, ax: Axes | None = None, *, target: float | None = None
+) -> Axes:
     """Plot the training time and the updates to a target by batch size, on logarithmic axes.
 
     Dashed is perfect scaling from the smallest batch size that met the target, where twice the
@@ -284,15 +236,13 @@ def plot_time_to_target(
     upper.set_label(alt_text(info))
     sizes = [p.batch_size for p in info.points] + [size for size, _ in info.incomplete_sizes]
     batch_axis(lower, sizes, "Batch size (examples per update)")
-    for panel in (upper, lower):
-        tidy(panel)
-    _draw_panel(upper, info, lambda point: point.seconds)
-    _draw_panel(lower, info, lambda point: point.updates)
-    if info.fit is not None:
-        _draw_fit(lower, info)
-    _finish(upper, info, lambda point: point.seconds)
-    _finish(lower, info, lambda point: point.updates)
+    tidy(upper)
+    tidy(lower)
+    _draw_panel(upper, info, [point.seconds for point in info.points], None)
+    _draw_panel(lower, info, [point.updates for point in info.points], info.fit)
     for size, words in info.incomplete_sizes:
+        mark_missing(upper, size)
+        mark_missing(lower, size)
         name_missing(lower, size, words)
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
@@ -302,71 +252,47 @@ def plot_time_to_target(
 
 
 def _draw_panel(
-    panel: "Axes", info: TimeToTargetInfo, cost: Callable[[TargetPoint], Estimate]
+    panel: Axes, info: TimeToTargetInfo, costs: Sequence[Estimate], fit: StepsToTarget | None
 ) -> None:
     if not info.points:
         say(panel, info.nothing)
         return
     panel.set_yscale("log")
-    if info.met:
-        _draw_perfect_scaling(panel, info, cost(info.met[0]).value)
+    met = [(p.batch_size, c) for p, c in zip(info.points, costs, strict=True) if p.met]
+    missed = [(p.batch_size, c.value) for p, c in zip(info.points, costs, strict=True) if not p.met]
+    if met:
+        begin, first = met[0][0], met[0][1].value
+        ends = np.array([begin, max(info.points[-1].batch_size, begin)], float)
+        panel.plot(ends, first * begin / ends, color=MUTED, linewidth=1.0, linestyle="--", zorder=1)
     draw_series(
         panel,
         0,
         label="target met",
-        places=[point.batch_size for point in info.met],
-        values=[cost(point).value for point in info.met],
-        bounds=[cost(point).bar for point in info.met],
-        joined=panel.get_xlabel() == "" or info.fit is None,
+        places=[size for size, _ in met],
+        values=[cost.value for _, cost in met],
+        bounds=[cost.bar for _, cost in met],
+        joined=fit is None,
     )
-    for point in info.points:
-        if not point.met:
-            _draw_missed(panel, point.batch_size, cost(point).value)
+    for place in missed:
+        _draw_missed(panel, place)
+    if fit is not None:
+        _draw_fit(panel, fit, info.points[0].batch_size, info.points[-1].batch_size)
+    # The line of perfect scaling leaves the panel: what was measured is what matters.
+    low = min(cost.bar[0] if cost.bar else cost.value for cost in costs)
+    high = max(cost.bar[1] if cost.bar else cost.value for cost in costs)
+    stretch = max(1.15, (high / low) ** 0.1)
+    below = stretch**3 if info.incomplete_sizes else stretch**1.5
+    panel.set_ylim(low / below, high * (stretch**3 if missed else stretch))
+    plain_log_labels(panel.yaxis)
+    if met and len(info.points) > 1:
+        _name_perfect_scaling(panel, info, costs)
 
 
-def _draw_perfect_scaling(panel: "Axes", info: TimeToTargetInfo, first: float) -> None:
-    sizes = np.array([point.batch_size for point in info.points], float)
-    begin = info.met[0].batch_size
-    places = np.array([begin, max(sizes[-1], begin)])
-    panel.plot(places, first * begin / places, color=MUTED, linewidth=1.0, linestyle="--", zorder=1)
-
-
-def _name_perfect_scaling(panel: "Axes", info: TimeToTargetInfo, estimates: list[Estimate]) -> None:
-    """Name the line where its name stays in the panel and covers neither mark, bar nor curve."""
-    costs = [estimate.value for estimate in estimates]
-    bars = [(p.batch_size, e.bar) for p, e in zip(info.points, estimates, strict=True) if e.bar]
-    begin, first = info.met[0].batch_size, costs[info.points.index(info.met[0])]
-    # There the line leaves the panel, or ends.
-    end = min(info.points[-1].batch_size, begin * first / panel.get_ylim()[0])
-    marks = list(
-        _along([(float(p.batch_size), c) for p, c in zip(info.points, costs, strict=True)])
-    )
-    marks += [(float(size), value) for size, ends in bars for value in np.geomspace(*ends, 6)]
-    for share in _NAME_SHARES:
-        size = begin * (end / begin) ** share
-        place = (size, first * begin / size)
-        label = Label(place, "perfect scaling", ((-1, -1), (1, 1)), MUTED)
-        if not place_labels(panel, [label], marks, inside=True):
-            return
-
-
-def _along(points: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Return points along the lines that join points on logarithmic axes."""
-    yield points[-1]
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        yield from zip(
-            np.geomspace(x0, x1, _BETWEEN, endpoint=False),
-            np.geomspace(y0, y1, _BETWEEN, endpoint=False),
-            strict=True,
-        )
-
-
-def _draw_missed(panel: "Axes", place: float, value: float) -> None:
+def _draw_missed(panel: Axes, place: tuple[float, float]) -> None:
     """Draw what was spent without meeting the target: it takes more."""
     style = series_style(0)
     panel.plot(
-        [place],
-        [value],
+        *([each] for each in place),
         marker=style.marker,
         markersize=6,
         markerfacecolor=PAPER,
@@ -375,70 +301,46 @@ def _draw_missed(panel: "Axes", place: float, value: float) -> None:
     )
     panel.annotate(
         "",
-        (place, value),
+        place,
         xytext=(0, 20),
         textcoords="offset points",
         arrowprops={"arrowstyle": "<-", "color": style.color, "linewidth": 1.0, "shrinkB": 3},
     )
-    panel.annotate(
-        "not met",
-        (place, value),
-        xytext=(0, 21),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=SMALL_PT,
-        color=INK,
-        path_effects=halo(),
-    )
+    annotate(panel, "not met", place, (0, 21), va="bottom")
 
 
-def _draw_fit(panel: "Axes", info: TimeToTargetInfo) -> None:
-    fit = info.fit
-    if fit is None:
-        return
-    sizes = [point.batch_size for point in info.points]
-    places = np.geomspace(sizes[0], sizes[-1], _CURVE_POINTS)
+def _draw_fit(panel: Axes, fit: StepsToTarget, smallest: int, largest: int) -> None:
+    places = np.geomspace(smallest, largest, _CURVE_POINTS)
     steps = np.array([fit.steps(place) for place in places])
-    shown = steps > 0
-    style = series_style(0)
-    panel.plot(places[shown], steps[shown], color=style.color, linewidth=1.4, zorder=1.5)
-    critical = fit.critical_batch_size
-    if critical.value is None or not sizes[0] <= critical.value <= sizes[-1]:
+    shown, color = steps > 0, series_style(0).color
+    panel.plot(places[shown], steps[shown], color=color, linewidth=1.4, zorder=1.5)
+    critical, interval = fit.critical_batch_size.value, fit.critical_batch_size.interval
+    if critical is None or not smallest <= critical <= largest:
         return
-    if critical.interval is not None:
-        low, high = (
-            min(max(x, sizes[0]), sizes[-1])
-            for x in (critical.interval.low, critical.interval.high)
-        )
+    if interval is not None:
+        low, high = np.clip((interval.low, interval.high), smallest, largest)
         panel.axvspan(low, high, color=GRID, alpha=0.5, linewidth=0, zorder=0.2)
-    panel.axvline(critical.value, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
-    panel.annotate(
-        f"B_crit {critical.value:,.0f}",
-        (critical.value, 1),
-        xycoords=panel.get_xaxis_transform(),
-        xytext=(4, -3),
-        textcoords="offset points",
-        va="top",
-        fontsize=SMALL_PT,
-        color=INK,
-        path_effects=halo(),
-    )
+    panel.axvline(critical, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+    top = panel.get_xaxis_transform()
+    words = f"B_crit {critical:,.0f}"
+    annotate(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
 
 
-def _finish(panel: "Axes", info: TimeToTargetInfo, cost: Callable[[TargetPoint], Estimate]) -> None:
-    for size, _ in info.incomplete_sizes:
-        mark_missing(panel, size)
-    if not info.points:
-        return
-    # The line of perfect scaling leaves the panel: what was measured is what matters.
-    estimates = [cost(point) for point in info.points]
-    low = min(e.bar[0] if e.bar else e.value for e in estimates)
-    high = max(e.bar[1] if e.bar else e.value for e in estimates)
-    stretch = max(1.15, (high / low) ** 0.1)
-    missed = any(not point.met for point in info.points)
-    below = stretch**3 if info.incomplete_sizes else stretch**1.5
-    panel.set_ylim(low / below, high * (stretch**3 if missed else stretch))
-    plain_log_labels(panel.yaxis)
-    if info.met and len(info.points) > 1:
-        _name_perfect_scaling(panel, info, estimates)
+def _name_perfect_scaling(panel: Axes, info: TimeToTargetInfo, costs: Sequence[Estimate]) -> None:
+    """Name the line where its name stays in the panel and covers neither mark, bar nor curve."""
+    points = [(float(p.batch_size), c.value) for p, c in zip(info.points, costs, strict=True)]
+    begin, first = points[info.points.index(info.met[0])]
+    marks = points[-1:]
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        along = (np.geomspace(*ends, _BETWEEN, endpoint=False) for ends in ((x0, x1), (y0, y1)))
+        marks += zip(*along, strict=True)
+    for (size, _), cost in zip(points, costs, strict=True):
+        marks += [(size, value) for value in np.geomspace(*cost.bar, 6)] if cost.bar else []
+    # There the line leaves the panel, or ends.
+    end = min(points[-1][0], begin * first / panel.get_ylim()[0])
+    for share in _NAME_SHARES:
+        size = begin * (end / begin) ** share
+        place = (size, first * begin / size)
+        label = Label(place, "perfect scaling", ((-1, -1), (1, 1)), MUTED)
+        if not place_labels(panel, [label], marks, inside=True):
+            return
