@@ -1,10 +1,9 @@
 """How batch size affects a model's latency, throughput and memory when it predicts."""
 
 import dataclasses
-import functools
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import keras
@@ -22,7 +21,7 @@ from kbatch.inference.call_paths import CallPath, call_paths_of, check_functions
 from kbatch.inference.inputs import InferenceInputs, check_inputs, inference_inputs
 from kbatch.inference.memory import measure_memory, probing_place
 from kbatch.inference.profile import InferenceProfile
-from kbatch.inference.record import BULK_PATH, OutputChange, TwinRecord
+from kbatch.inference.record import BULK_PATH, OutputChange
 from kbatch.inference.sweep import InferenceSweep, Setting, SweepPlan
 from kbatch.inference.variants import (
     INT8,
@@ -49,17 +48,13 @@ _SHARE_BEFORE_CHECKS = 0.6
 # calls verify the answer.
 _STEP_WITH_TARGET = 3
 
+Progress = Callable[[str], None]
+
 
 class InferenceRequest(NamedTuple):
-    """What to measure.
+    """What to measure: sizes and times in the plan, and what it does not hold.
 
-    Attributes:
-        paths: The call paths.
-        plan: Sizes, and when each has been timed enough.
-        target_ms: A latency target in milliseconds, None for none.
-        quantile: Share of the calls that has to keep to it, in (0, 1).
-        time_budget_s: Seconds for timing, and again for the memory of each policy.
-        memory_limit_bytes: Memory that may be taken, None for what there is.
+    The time budget, in seconds, is for timing, and again for the memory of each policy.
     """
 
     paths: tuple[CallPath, ...]
@@ -88,66 +83,48 @@ def inference_request(
             f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
         )
     paths = call_paths_of(call_paths)
-    target_ms = None if latency_slo_ms is None else _target_ms(latency_slo_ms, quantile, paths)
+    if latency_slo_ms is not None:
+        check_target(latency_slo_ms, quantile)
+        if paths[0].name == BULK_PATH:
+            raise InputError(
+                "A latency target is for batches that come one by one: name another call path "
+                f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
+            )
     needed_calls = calls_for_quantile(quantile)
-    budget_s = _budget_s(time_budget_s)
-    return InferenceRequest(
-        paths,
-        _plan(
-            batch_sizes,
-            target_ms,
-            time_budget_s=budget_s,
-            needed_calls=needed_calls,
-            bulk_examples=check_size(bulk_examples, "bulk_examples"),
-        ),
-        target_ms,
-        float(quantile),
-        budget_s,
-        check_memory_limit(memory_limit_bytes),
-    )
-
-
-def _target_ms(latency_slo_ms: float, quantile: float, paths: tuple[CallPath, ...]) -> float:
-    check_target(latency_slo_ms, quantile)
-    if paths[0].name == BULK_PATH:
-        raise InputError(
-            "A latency target is for batches that come one by one: name another call path "
-            f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
-        )
-    return float(latency_slo_ms)
-
-
-def _budget_s(time_budget_s: float) -> float:
     if not isinstance(time_budget_s, numbers.Real) or not 0 < time_budget_s < math.inf:
         raise InputError(
             "`time_budget_s` must be positive, in seconds. "
             f"Received: time_budget_s={time_budget_s!r}."
         )
-    return float(time_budget_s)
+    target_ms = None if latency_slo_ms is None else float(latency_slo_ms)
+    timing = TimingPlan(time_budget_s=float(time_budget_s), needed_calls=needed_calls)
+    return InferenceRequest(
+        paths,
+        _plan(batch_sizes, target_ms, timing, check_size(bulk_examples, "bulk_examples")),
+        target_ms,
+        float(quantile),
+        float(time_budget_s),
+        check_memory_limit(memory_limit_bytes),
+    )
 
 
 def _plan(
     batch_sizes: Iterable[int] | None,
     target_ms: float | None,
-    *,
-    time_budget_s: float,
-    needed_calls: int,
+    timing: TimingPlan,
     bulk_examples: int,
 ) -> SweepPlan:
     chosen = batch_sizes is not None
     sizes = check_batch_sizes(batch_sizes) if chosen else powers_of_two(1, _LARGEST_DEFAULT)
-    share = 1.0 if target_ms is None else _SHARE_BEFORE_CHECKS
-    timing = TimingPlan(time_budget_s=share * time_budget_s, needed_calls=needed_calls)
-    if not chosen and target_ms is not None:
+    if target_ms is None:
+        larger = () if chosen else powers_of_two(2 * _LARGEST_DEFAULT, _LARGEST)
+        return SweepPlan(sizes, chosen, None, bulk_examples, timing, larger)
+    share_s = _SHARE_BEFORE_CHECKS * timing.time_budget_s
+    timing = dataclasses.replace(timing, time_budget_s=share_s)
+    if not chosen:
         sizes = sizes[::_STEP_WITH_TARGET]
         timing = dataclasses.replace(timing, rounds_beyond=0)
-    end_above_s = None if target_ms is None else target_ms / 1000
-    goes_on = not chosen and target_ms is None
-    larger = powers_of_two(2 * _LARGEST_DEFAULT, _LARGEST) if goes_on else ()
-    return SweepPlan(sizes, chosen, end_above_s, bulk_examples, timing, larger)
-
-
-Progress = Callable[[str], None]
+    return SweepPlan(sizes, chosen, target_ms / 1000, bulk_examples, timing)
 
 
 def profile_inference(
@@ -236,23 +213,30 @@ def profile_inference(
     with kept_variables(model):
         inputs = _ready(model, x)
     with kept_variables(model):
-        models, notes = _models(model, dtype_policies, request.paths)
-        changes, uncompared = _output_changes(model, models, inputs)
+        prepared = _prepare(model, inputs, dtype_policies, request)
         memory = MemoryPass((), 0, ())
         if measure_memory:
-            memory = _memory(models, inputs, request, say)
-        with InferenceSweep(models, request.paths, inputs, request.plan, seed=seed) as sweep:
+            memory = _measure_memory(prepared, say)
+        models, plan = prepared.models, request.plan
+        with InferenceSweep(models, request.paths, inputs, plan, seed=seed) as sweep:
             with GpuMonitor(interval_s=NEVER_S) as monitor:
-                twin = _time_all(sweep, memory, request, say, monitor.sample_clock_mhz)
+                _warm_up(prepared, sweep, memory, say)
+                twin = sweep.run(
+                    lambda number, live: say(
+                        f"round {number}: {counted(live, 'setting')} to go on, "
+                        f"{sweep.rounds.spent_s:.0f} of at most {plan.timing.time_budget_s:.0f} s"
+                    ),
+                    clock_mhz=monitor.sample_clock_mhz,
+                )
             profile = InferenceProfile(
                 model_name=model.name,
                 quantile=request.quantile,
                 timings=sweep.records(),
                 memory=memory.records,
                 memory_limit_bytes=memory.limit_bytes or None,
-                output_changes=changes,
+                output_changes=prepared.output_changes,
                 twin=twin,
-                notes=_unique(inputs.note, *notes, uncompared, *memory.notes),
+                notes=tuple(dict.fromkeys((*prepared.notes, *memory.notes))),
                 environment=read_environment(),
                 gpus=monitor.gpus or (),
             )
@@ -262,7 +246,6 @@ def profile_inference(
                 profile,
                 sweep,
                 target_ms=request.target_ms,
-                quantile=request.quantile,
                 time_budget_s=request.time_budget_s,
                 say=say,
             )
@@ -276,15 +259,25 @@ def _ready(model: keras.Model, x: Any) -> InferenceInputs:
     return inputs
 
 
-def _models(
-    model: keras.Model, dtype_policies: Any, paths: Sequence[CallPath]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the model under each policy under which it can be had, and notes on the others."""
+class _Prepared(NamedTuple):
+    """What each step of the experiment works with; the models are by policy."""
+
+    request: InferenceRequest
+    inputs: InferenceInputs
+    models: dict[str, Any]
+    output_changes: tuple[OutputChange, ...]
+    notes: tuple[str, ...]
+
+
+def _prepare(
+    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, request: InferenceRequest
+) -> _Prepared:
+    """Take the model under each policy under which it can be had, with notes on the others."""
     own = policy_of(model)
     names = (own,) if dtype_policies is None else check_variants(dtype_policies)
-    check_functions(paths, names, own=own)
+    check_functions(request.paths, names, own=own)
     models: dict[str, Any] = {}
-    notes: list[str] = []
+    notes: list[str | None] = []
     for name in names:
         try:
             models[name] = variant(model, name)
@@ -293,66 +286,59 @@ def _models(
     if not models:
         raise InputError(
             "The model can be had under none of the policies: leave `dtype_policies` out to "
-            f"measure it as it is. {' '.join(notes)} Received: dtype_policies={names}."
+            f"measure it as it is. {' '.join(filter(None, notes))} "
+            f"Received: dtype_policies={names}."
         )
-    if INT8 in models and (note := quantised_note(models[INT8])):
-        notes.append(note)
-    return models, notes
+    if INT8 in models:
+        notes.append(quantised_note(models[INT8]))
+    changes: tuple[OutputChange, ...] = ()
+    if set(models) != {"float32"}:
+        try:
+            changes = _output_changes(variant(model, "float32"), models, inputs.rows)
+        except NoVariant as reason:
+            notes.append(f"Outputs are not compared with float32: {reason}")
+    return _Prepared(request, inputs, models, changes, tuple(filter(None, (inputs.note, *notes))))
 
 
 def _output_changes(
-    model: keras.Model, models: dict[str, Any], inputs: InferenceInputs
-) -> tuple[tuple[OutputChange, ...], str | None]:
-    """Compare outputs with those in float32; a note where there is nothing to compare with."""
-    if set(models) == {"float32"}:
-        return (), None
-    try:
-        reference = variant(model, "float32")
-    except NoVariant as reason:
-        return (), f"Outputs are not compared with float32: {reason}"
-    rows, count = inputs.rows, len(keras.tree.flatten(inputs.rows)[0])
-    expected = outputs_of(reference, rows)
-    changes = tuple(
-        output_change(outputs_of(one, rows), expected, name, examples=count)
+    reference: keras.Model, models: dict[str, Any], rows: Any
+) -> tuple[OutputChange, ...]:
+    expected, examples = outputs_of(reference, rows), len(keras.tree.flatten(rows)[0])
+    return tuple(
+        output_change(outputs_of(one, rows), expected, name, examples=examples)
         for name, one in models.items()
         if name != "float32"
     )
-    return changes, None
 
 
-def _memory(
-    models: dict[str, Any],
-    inputs: InferenceInputs,
-    request: InferenceRequest,
-    say: Progress,
-) -> MemoryPass:
+def _measure_memory(prepared: _Prepared, say: Progress) -> MemoryPass:
+    def on_probe(record: MemoryRecord) -> None:
+        found = record.reason or "out of memory"
+        if record.peak_bytes is not None:
+            found = memory_text(record.peak_bytes)
+        say(f"memory of batch {record.batch_size} under {record.dtype_policy}: {found}")
+
     say(f"measuring memory in {probing_place()}")
     passes = [
         measure_memory(
             model,
-            inputs,
-            request.plan.batch_sizes,
+            prepared.inputs,
+            prepared.request.plan.batch_sizes,
             dtype_policy=policy,
-            memory_limit_bytes=request.memory_limit_bytes,
-            time_budget_s=request.time_budget_s,
-            on_probe=functools.partial(_say_memory, say),
+            memory_limit_bytes=prepared.request.memory_limit_bytes,
+            time_budget_s=prepared.request.time_budget_s,
+            on_probe=on_probe,
         )
-        for policy, model in models.items()
+        for policy, model in prepared.models.items()
     ]
     records = tuple(record for one in passes for record in one.records)
     notes = tuple(note for one in passes for note in one.notes)
     return MemoryPass(records, passes[0].limit_bytes, notes)
 
 
-def _time_all(
-    sweep: InferenceSweep,
-    memory: MemoryPass,
-    request: InferenceRequest,
-    say: Progress,
-    clock_mhz: Callable[[], float | None],
-) -> TwinRecord | None:
-    """Warm all settings up and times them in rounds; gives the A/A test."""
-    budget_s = request.plan.timing.time_budget_s
+def _warm_up(prepared: _Prepared, sweep: InferenceSweep, memory: MemoryPass, say: Progress) -> None:
+    """Warm all settings up, and refuse at once a target far below what the smallest batch takes."""
+    request = prepared.request
 
     def on_setting(setting: Setting, warm_up: WarmUp | None) -> None:
         name = f"{setting.call_path} under {setting.dtype_policy}, batch {setting.batch_size}"
@@ -366,22 +352,3 @@ def _time_all(
 
     by_size = {(record.dtype_policy, record.batch_size): record for record in memory.records}
     sweep.warm_up(by_size, on_setting, memory_limit_bytes=memory.limit_bytes)
-    return sweep.run(
-        lambda number, live: say(
-            f"round {number}: {counted(live, 'setting')} to go on, "
-            f"{sweep.rounds.spent_s:.0f} of at most {budget_s:.0f} s"
-        ),
-        clock_mhz=clock_mhz,
-    )
-
-
-def _say_memory(say: Progress, record: MemoryRecord) -> None:
-    found = record.reason or "out of memory"
-    if record.peak_bytes is not None:
-        found = memory_text(record.peak_bytes)
-    say(f"memory of batch {record.batch_size} under {record.dtype_policy}: {found}")
-
-
-def _unique(*notes: str | None) -> tuple[str, ...]:
-    kept: Sequence[str] = [note for note in notes if note]
-    return tuple(dict.fromkeys(kept))

@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import itertools
+import math
 import random
 import statistics
 import time
@@ -9,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from kbatch.analysis.scaling_curve import is_saturated
@@ -30,24 +31,19 @@ _BEYOND_TARGET = "batches beyond the latency target"
 _FAR_BEYOND = 1.5
 # Single calls that a record keeps for each block, if the quantile needs no more.
 _KEPT_CALLS = 64
-
-Prepare = Callable[[int], Callable[[], Any]]
+_COPIES, _WARM_UP_COPIES = 7, 2
 
 
 class Setting(NamedTuple):
-    """What is timed: a call path under a policy at a batch size.
-
-    Attributes:
-        call_path: Name of the call path.
-        dtype_policy: Name of the policy.
-        batch_size: Examples in a batch.
-        twin: Whether it is the second of two that are alike.
-    """
+    """What is timed; a `twin` is the second of two that are alike."""
 
     call_path: str
     dtype_policy: str
     batch_size: int
     twin: bool = False
+
+
+OnSetting = Callable[[Setting, WarmUp | None], None]
 
 
 class SweepPlan(NamedTuple):
@@ -73,16 +69,7 @@ class SweepPlan(NamedTuple):
 
 
 class InferenceSweep:
-    """Call paths of models that are open for timing.
-
-    Args:
-        models: The model under each policy.
-        paths: The call paths.
-        inputs: Their inputs.
-        plan: What to sweep.
-        seed: Seed of the order within rounds.
-        clock: Returns the time, in seconds.
-    """
+    """Call paths of models, one a policy, that are open for timing."""
 
     def __init__(
         self,
@@ -102,7 +89,7 @@ class InferenceSweep:
         self._inputs = inputs
         self._paths = {path.name: path for path in paths}
         self._models = models
-        self._prepare: dict[tuple[str, str], Prepare] = {}
+        self._prepare: dict[tuple[str, str], Callable[[int], Callable[[], Any]]] = {}
         self._not_run: dict[Setting, str] = {}
         self._copies_s: dict[int, float | None] = {}
         self._largest_allowed: dict[tuple[str, str], int] = {}
@@ -125,76 +112,78 @@ class InferenceSweep:
     def warm_up(
         self,
         memory: Mapping[tuple[str, int], MemoryRecord],
-        on_setting: Callable[[Setting, WarmUp | None], None],
+        on_setting: OnSetting,
         *,
         memory_limit_bytes: int = 0,
     ) -> None:
-        """Warm all settings up, small sizes first.
+        """Warm all settings up, small sizes first; `memory` is by policy and batch size.
 
         The first series comes before the others: it answers questions, whatever the time leaves
         to those.
         """
+        first, *others = self._prepare
+        sizes = self._plan.batch_sizes
+        settings = [Setting(*first, size) for size in sizes]
+        settings += [Setting(*series, size) for size in sizes for series in others]
         ended: dict[tuple[str, str], str] = {}
-        for setting in self._in_order():
+        for setting in settings:
+            series = setting[:2]
             probe = memory.get((setting.dtype_policy, setting.batch_size))
-            reason = (
-                ended.get(setting[:2])
-                or self._paths[setting.call_path].reason_not_to_run(
-                    setting.batch_size, self._plan.bulk_examples
-                )
-                or self._reason_not_to_run(probe)
-            )
+            reason = ended.get(series) or self._reason_not_to_run(setting, probe)
             if reason is None and self._is_far_beyond(setting):
-                reason = ended[setting[:2]] = _BEYOND_TARGET
-                self._largest_allowed[setting[:2]] = setting.batch_size
+                reason = ended[series] = _BEYOND_TARGET
+                self._largest_allowed[series] = setting.batch_size
             if reason is not None:
                 self._not_run[setting] = reason
                 continue
             warm_up = self.admit(setting)
             if warm_up is not None:
-                self._largest_allowed[setting[:2]] = setting.batch_size
+                self._largest_allowed[series] = setting.batch_size
             on_setting(setting, warm_up)
             end = self._reason_to_end(setting, warm_up)
             if end is not None:
-                ended[setting[:2]] = end
+                ended[series] = end
             if end == _BEYOND_TARGET and len(self._timed(setting)) > 2:
                 self.rounds.withdraw(setting)
                 self._not_run[setting] = end
         for series in self._prepare:
             if series not in ended:
-                most = _largest_by_memory(memory, series[1], limit_bytes=memory_limit_bytes)
+                known = {
+                    size: float(record.peak_bytes)
+                    for (policy, size), record in memory.items()
+                    if policy == series[1] and record.peak_bytes is not None
+                }
+                fit = fit_memory(known)
+                # Nothing is probed above these sizes, so only a part of the limit is sure.
+                most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory_limit_bytes)
                 self._go_on(series, most, on_setting)
 
-    def _go_on(
-        self,
-        series: tuple[str, str],
-        most: float,
-        on_setting: Callable[[Setting, WarmUp | None], None],
-    ) -> None:
+    def _go_on(self, series: tuple[str, str], most: float, on_setting: OnSetting) -> None:
         """Warm larger sizes up, as far as memory is known to suffice, until throughput is flat."""
-        for size in self._plan.larger:
+        sizes = (self._plan.batch_sizes[-1], *self._plan.larger)
+        for size_before, size in itertools.pairwise(sizes):
             setting = Setting(*series, size)
             before = self._timed(setting)[-2:]
-            if len(before) < 2 or before[1].batch_size != self._size_before(size):
+            if len(before) < 2 or before[1].batch_size != size_before:
                 return  # One before it was not run.
-            sizes = (before[0].batch_size, before[1].batch_size)
-            flat = is_saturated(sizes, (self._batch_s(before[0]), self._batch_s(before[1])))
-            path = self._paths[setting.call_path]
-            refused = path.reason_not_to_run(size, self._plan.bulk_examples)
-            if flat or size > most or refused or self._reason_not_to_run(None):
+            small_s, large_s = map(self._batch_s, before)
+            flat = is_saturated((before[0].batch_size, size_before), (small_s, large_s))
+            if flat or size > most or self._reason_not_to_run(setting, None):
                 return
             warm_up = self.admit(setting)
             on_setting(setting, warm_up)
             if self._reason_to_end(setting, warm_up) is not None:
                 return
 
-    def _size_before(self, larger: int) -> int:
-        sizes = (*self._plan.batch_sizes, *self._plan.larger)
-        return sizes[sizes.index(larger) - 1]
-
     def admit(self, setting: Setting) -> WarmUp | None:
         """Warm one setting up and let it take part; None where memory ran out."""
         return self.rounds.admit_prepared(setting, functools.partial(self._call, setting))
+
+    def _call(self, setting: Setting) -> Callable[[], Any]:
+        size = setting.batch_size
+        if size not in self._copies_s:
+            self._copies_s[size] = measure_copy_s(self._inputs.batch(size))
+        return self._prepare[setting.call_path, setting.dtype_policy](size)
 
     @property
     def first_series(self) -> tuple[str, str]:
@@ -207,12 +196,11 @@ class InferenceSweep:
 
     def stretches(self, call_path: str, dtype_policy: str) -> list[list[tuple[float, ...]]]:
         """Return the seconds of calls in a row that were timed, a list for each batch size."""
-        found = [
+        return [
             [block.durations_s for block in blocks]
             for setting, blocks in self.rounds.blocks.items()
-            if setting[:2] == (call_path, dtype_policy)
+            if setting[:2] == (call_path, dtype_policy) and blocks
         ]
-        return [blocks for blocks in found if blocks]
 
     def run(
         self,
@@ -224,42 +212,64 @@ class InferenceSweep:
         settings = list(self.rounds.warm_ups)
         if not settings:
             return None
-        first = settings[0]
-        alike = [s for s in settings if s[:2] == first[:2]]
+        alike = self._timed(settings[0])
         one = alike[(len(alike) - 1) // 2]
         twin = one._replace(twin=True)
         self.admit(twin)
         self.rounds.run(on_round, clock_mhz=clock_mhz)
-        pairs = _paired(self.rounds.blocks[one], self.rounds.blocks.get(twin, []))
-        return TwinRecord(one.call_path, one.dtype_policy, one.batch_size, pairs)
+        twins = {block.round: block for block in self.rounds.blocks.get(twin, [])}
+        log_ratios = tuple(
+            math.log(_median(block) / _median(twins[block.round]))
+            for block in self.rounds.blocks[one]
+            if block.round in twins
+        )
+        return TwinRecord(one.call_path, one.dtype_policy, one.batch_size, log_ratios)
 
     def records(self) -> tuple[TimingRecord, ...]:
-        """Return what was timed of each series and size."""
-        return tuple(
-            self._record(Setting(path, policy, size))
-            for path, policy in self._prepare
+        """Return what was timed of each series and size; of larger sizes, those that were tried."""
+        tried = self.rounds.warm_ups.keys() | self.rounds.failures.keys()
+        settings = (
+            Setting(*series, size)
+            for series in self._prepare
             for size in (*self._plan.batch_sizes, *self._plan.larger)
-            if size not in self._plan.larger or self._was_tried(Setting(path, policy, size))
+        )
+        return tuple(
+            self._record(setting)
+            for setting in settings
+            if setting.batch_size not in self._plan.larger or setting in tried
         )
 
-    def _was_tried(self, setting: Setting) -> bool:
-        return setting in self.rounds.warm_ups or setting in self.rounds.failures
+    def _record(self, setting: Setting) -> TimingRecord:
+        failure = self.rounds.failures.get(setting)
+        blocks = self.rounds.blocks.get(setting, [])
+        if failure is not None:
+            return TimingRecord(*setting[:3], "out_of_memory", failure_text(failure))
+        if not blocks:
+            reason = self._not_run.get(setting, "the time budget was spent")
+            return TimingRecord(*setting[:3], "not_run", reason)
+        warm_up = self.rounds.warm_ups[setting]
+        durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
+        least = max(_KEPT_CALLS * len(blocks), self._plan.timing.needed_calls)
+        kept_s = kept_calls(durations_s, least=least, seed=self._seed)
+        return TimingRecord(
+            *setting[:3],
+            "measured",
+            examples_per_call=self._examples(setting),
+            first_call_s=warm_up.first_call_s,
+            warm_up_calls=len(warm_up.later_calls_s),
+            calls=len(durations_s),
+            block_rounds=tuple(block.round for block in blocks),
+            block_medians_s=tuple(_median(block) for block in blocks),
+            latencies_s=tuple(round(duration_s, 9) for duration_s in kept_s),
+            copy_s=self._copies_s[setting.batch_size],
+            sm_clocks_mhz=block_clocks(blocks),
+        )
 
-    def _call(self, setting: Setting) -> Callable[[], Any]:
-        size = setting.batch_size
-        if size not in self._copies_s:
-            self._copies_s[size] = measure_copy_s(self._inputs.batch(size))
-        return self._prepare[setting.call_path, setting.dtype_policy](size)
-
-    def _in_order(self) -> list[Setting]:
-        first, *others = self._prepare
-        sizes = self._plan.batch_sizes
-        return [
-            *(Setting(*first, size) for size in sizes),
-            *(Setting(*series, size) for size in sizes for series in others),
-        ]
-
-    def _reason_not_to_run(self, memory: MemoryRecord | None) -> str | None:
+    def _reason_not_to_run(self, setting: Setting, memory: MemoryRecord | None) -> str | None:
+        path = self._paths[setting.call_path]
+        reason = path.reason_not_to_run(setting.batch_size, self._plan.bulk_examples)
+        if reason is not None:
+            return reason
         if memory is not None and memory.outcome == "out_of_memory":
             return "memory ran out when it was probed"
         if memory is not None and memory.guarded:
@@ -312,87 +322,29 @@ class InferenceSweep:
         path = self._paths[setting.call_path]
         return path.examples_per_call(setting.batch_size, self._plan.bulk_examples)
 
-    def _record(self, setting: Setting) -> TimingRecord:
-        path, policy, size = setting[:3]
-        failure = self.rounds.failures.get(setting)
-        blocks = self.rounds.blocks.get(setting, [])
-        if failure is not None:
-            return TimingRecord(path, policy, size, "out_of_memory", failure_text(failure))
-        if not blocks:
-            reason = self._not_run.get(setting, "the time budget was spent")
-            return TimingRecord(path, policy, size, "not_run", reason)
-        warm_up = self.rounds.warm_ups[setting]
-        return TimingRecord(
-            path,
-            policy,
-            size,
-            "measured",
-            examples_per_call=self._examples(setting),
-            first_call_s=warm_up.first_call_s,
-            warm_up_calls=len(warm_up.later_calls_s),
-            calls=sum(len(block.durations_s) for block in blocks),
-            block_rounds=tuple(block.round for block in blocks),
-            block_medians_s=tuple(_median(block) for block in blocks),
-            latencies_s=self._kept(blocks),
-            copy_s=self._copies_s[size],
-            sm_clocks_mhz=block_clocks(blocks),
-        )
-
-    def _kept(self, blocks: Sequence[Block]) -> tuple[float, ...]:
-        durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
-        least = max(_KEPT_CALLS * len(blocks), self._plan.timing.needed_calls)
-        kept = kept_calls(durations_s, least=least, seed=self._seed)
-        return tuple(round(duration_s, 9) for duration_s in kept)
-
-
-def _largest_by_memory(
-    memory: Mapping[tuple[str, int], MemoryRecord], dtype_policy: str, *, limit_bytes: int
-) -> float:
-    """Return the size up to which batches surely fit, by smaller ones; 0 if unknown."""
-    known = {
-        size: float(record.peak_bytes)
-        for (policy, size), record in memory.items()
-        if policy == dtype_policy and record.peak_bytes is not None
-    }
-    fit = fit_memory(known)
-    # Nothing is probed above these sizes, so only a part of the limit is sure.
-    return 0.0 if fit is None else fit.largest_within(SURE_SHARE * limit_bytes)
-
 
 def _median(block: Block) -> float:
     return round(statistics.median(block.durations_s), 9)
 
 
-def _paired(one: Sequence[Block], other: Sequence[Block]) -> tuple[float, ...]:
-    others = {block.round: block for block in other}
-    both = [(block, others[block.round]) for block in one if block.round in others]
-    return tuple(float(np.log(_median(a) / _median(b))) for a, b in both)
-
-
-_COPIES = 7
-_WARM_UP_COPIES = 2
-
-
 def measure_copy_s(batch: Any) -> float | None:
-    """Time the copy of a batch to the first GPU.
+    """Time the copy of a batch to the first GPU, None without one.
 
     A copy is over when an element of it can be read on the GPU.
     """
     if not tf.config.list_physical_devices("GPU"):
         return None
     with tf.device("CPU:0"):
-        on_host = keras.tree.map_structure(tf.constant, batch)
-    durations_s = [_copy_s(on_host) for _ in range(_WARM_UP_COPIES + _COPIES)]
+        on_host = keras.tree.flatten(keras.tree.map_structure(tf.constant, batch))
+    durations_s = []
+    for _ in range(_WARM_UP_COPIES + _COPIES):
+        began_s = time.perf_counter()
+        with tf.device("GPU:0"):
+            copies = [tf.identity(leaf) for leaf in on_host]
+            for copy in copies:
+                tf.reshape(copy, [-1])[:1].numpy()
+        durations_s.append(time.perf_counter() - began_s)
     return statistics.median(durations_s[_WARM_UP_COPIES:])
-
-
-def _copy_s(on_host: Any) -> float:
-    began_s = time.perf_counter()
-    with tf.device("GPU:0"):
-        copies = [tf.identity(leaf) for leaf in keras.tree.flatten(on_host)]
-        for copy in copies:
-            tf.reshape(copy, [-1])[:1].numpy()
-    return time.perf_counter() - began_s
 
 
 def kept_calls(durations_s: Sequence[float], *, least: int, seed: int) -> list[float]:

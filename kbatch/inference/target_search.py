@@ -129,21 +129,10 @@ class _Target:
     def keeps(
         self, latencies_s: Sequence[float], *, confidence: float, calls_a_hiccup: float
     ) -> bool:
-        if not self.is_seen(latencies_s, confidence=confidence, calls_a_hiccup=calls_a_hiccup):
-            return False
-        return _quantile_s(latencies_s, self.quantile) <= self.quantile_s
-
-    def is_seen(
-        self,
-        latencies_s: Sequence[float],
-        *,
-        confidence: float,
-        calls_a_hiccup: float,
-    ) -> bool:
-        """Return whether the upper bound of the quantile is at most the target."""
-        slow = np.asarray(latencies_s) > self.bound_s
-        seen = _Hiccups(len(slow), int(np.sum(slow)), _runs(slow))
-        return seen.are_rare(self.quantile, confidence=confidence, calls_a_hiccup=calls_a_hiccup)
+        """Return whether quantile and upper bound of the quantile are within the target."""
+        seen = _Hiccups.among(np.asarray(latencies_s) > self.bound_s)
+        rare = seen.are_rare(self.quantile, confidence=confidence, calls_a_hiccup=calls_a_hiccup)
+        return rare and _quantile_s(latencies_s, self.quantile) <= self.quantile_s
 
     def use(self, latencies_s: Sequence[float]) -> float:
         """Return the quantile as a share of what it may be."""
@@ -161,6 +150,11 @@ class _Hiccups(NamedTuple):
     calls: int
     slow: int
     runs: int
+
+    @classmethod
+    def among(cls, slow: np.ndarray) -> "_Hiccups":
+        runs = np.sum(slow[1:] & ~slow[:-1]) + np.sum(slow[:1])
+        return cls(len(slow), int(np.sum(slow)), int(runs))
 
     def are_rare(self, quantile: float, *, confidence: float, calls_a_hiccup: float) -> bool:
         """Return whether at most 1 - quantile of all calls are slow, with confidence."""
@@ -219,15 +213,14 @@ class _Looks:
     ) -> int | None:
         """Return how many more calls would make a size keep, were they all fast; None for none."""
         target, made = self._target, np.asarray(latencies_s)
-        above = made > target.bound_s
-        own = _Hiccups(len(made), int(np.sum(above)), _runs(above))
+        both = (_Hiccups.among(made > target.bound_s), everywhere)
         for calls in range(step, _MOST_MISSING * step + 1, step):
             slow_share = np.sum(made > target.quantile_s) / (len(made) + calls)
             if slow_share <= 1 - target.quantile and all(
                 seen._replace(calls=seen.calls + calls).are_rare(
                     target.quantile, confidence=self._confidence, calls_a_hiccup=run
                 )
-                for seen in (own, everywhere)
+                for seen in both
             ):
                 return calls
         return None
@@ -239,7 +232,7 @@ class _Looks:
         delay_s = self._target.bound_s - typical_s
         if not delay_s > 0:
             return _Hiccups(0, 0, 0), _UNSEEN_RUN
-        calls = slow_calls = runs = again = ended = 0
+        counts, again, ended = [], 0, 0
         for stretches in self._called:
             usual_s = float(np.median(np.concatenate(stretches)))
             if math.isinf(usual_s):
@@ -248,18 +241,12 @@ class _Looks:
             most_s = usual_s + delay_s * max(1.0, usual_s / typical_s)
             for stretch in stretches:
                 slow = np.asarray(stretch) > most_s
-                calls, slow_calls = calls + len(slow), slow_calls + int(np.sum(slow))
-                runs += _runs(slow)
+                counts.append(_Hiccups.among(slow))
                 again += int(np.sum(slow[:-1] & slow[1:]))
                 ended += int(np.sum(slow[:-1] & ~slow[1:]))
+        seen = _Hiccups(*(sum(values) for values in zip(*counts, strict=True)))
         # Two more that go on: few hiccups may all have been short.
-        length = 1 + (again + 2) / max(1, ended) if slow_calls else _UNSEEN_RUN
-        return _Hiccups(calls, slow_calls, runs), length
-
-
-def _runs(slow: np.ndarray) -> int:
-    """Count the runs of slow calls."""
-    return int(np.sum(slow[1:] & ~slow[:-1]) + np.sum(slow[:1]))
+        return seen, 1 + (again + 2) / max(1, ended) if seen.slow else _UNSEEN_RUN
 
 
 def _quantile_s(latencies_s: Sequence[float], quantile: float) -> float:

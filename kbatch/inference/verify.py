@@ -5,10 +5,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from kbatch.analysis.scaling_curve import Latency, batch_size_within
+from kbatch.analysis.scaling_curve import batch_size_within
 from kbatch.inference.answers import TargetTooLow, round_noise
 from kbatch.inference.profile import InferenceProfile
-from kbatch.inference.record import TargetCheck, TimingRecord
+from kbatch.inference.record import TargetCheck
 from kbatch.inference.sweep import InferenceSweep, Setting
 from kbatch.inference.target_search import TargetTry, best_try, search_latency_target
 
@@ -43,15 +43,15 @@ def verify_target(
     sweep: InferenceSweep,
     *,
     target_ms: float,
-    quantile: float,
     time_budget_s: float,
     say: Callable[[str], None],
 ) -> InferenceProfile:
     """Look for the largest batch within a target and add the checks to the profile."""
-    path, policy = profile.series[0]
+    (path, policy), quantile = profile.series[0], profile.quantile
     measured = list(profile.answering)
     if not measured:
-        return _with_note(profile, "The latency target was not looked for: nothing was timed.")
+        note = "The latency target was not looked for: nothing was timed."
+        return dataclasses.replace(profile, notes=(*profile.notes, note))
 
     def call(batch_size: int, calls: int) -> Sequence[float]:
         setting = Setting(path, policy, batch_size)
@@ -83,7 +83,7 @@ def verify_target(
             t.batch_size,
             target_ms,
             quantile,
-            _made(t),
+            tuple(latency_s for latency_s in t.latencies_s if math.isfinite(latency_s)),
             best=t is best,
             drift=drift,
             confidence=t.confidence,
@@ -92,8 +92,8 @@ def verify_target(
         )
         for t in tries
     )
-    found = dataclasses.replace(profile, checks=checks)
-    return found if best is not None else _with_note(found, _none_kept(tries, target_ms, quantile))
+    notes = () if best is not None else (_none_kept(tries, target_ms, quantile),)
+    return dataclasses.replace(profile, checks=checks, notes=(*profile.notes, *notes))
 
 
 def expected_drift(noise: float | None) -> float:
@@ -114,11 +114,16 @@ def _median_ms(sweep: InferenceSweep, setting: Setting) -> float | None:
 
 def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int | None]:
     """Invert the fit of the quantile, or of the medians, or take the time as proportional."""
-    latency = _fitted(lambda: profile.latency_quantile(quantile)) or _fitted(
-        lambda: profile.latency
-    )
+    latency = None
+    for fit in (lambda: profile.latency_quantile(quantile), lambda: profile.latency):
+        try:
+            latency = fit()
+            break
+        except ValueError:  # Calls or blocks are too few for it, as fresh calls will tell.
+            continue
     if latency is None:
-        return _in_proportion(profile.answering[0])
+        rate = profile.answering[0].samples_per_second or 1.0
+        return lambda latency_s: max(1, int(rate * latency_s))
 
     def guess(latency_s: float) -> int | None:
         longest_s, largest = float(latency.curve.latencies_s[-1]), latency.curve.batch_sizes[-1]
@@ -133,24 +138,6 @@ def _guess(profile: InferenceProfile, quantile: float) -> Callable[[float], int 
         return found
 
     return guess
-
-
-def _fitted(fit: Callable[[], Latency]) -> Latency | None:
-    """Make a fit; None where calls or blocks are too few for it, as fresh calls will tell."""
-    try:
-        return fit()
-    except ValueError:
-        return None
-
-
-def _in_proportion(timing: TimingRecord) -> Callable[[float], int | None]:
-    """Guesse from one measured size alone, as if the time grew with the size."""
-    rate = timing.samples_per_second or 1.0
-    return lambda latency_s: max(1, int(rate * latency_s))
-
-
-def _made(found: TargetTry) -> tuple[float, ...]:
-    return tuple(latency_s for latency_s in found.latencies_s if math.isfinite(latency_s))
 
 
 def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) -> str:
@@ -168,7 +155,3 @@ def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) ->
             "Measure on a quieter machine."
         )
     return note
-
-
-def _with_note(profile: InferenceProfile, note: str) -> InferenceProfile:
-    return dataclasses.replace(profile, notes=(*profile.notes, note))
