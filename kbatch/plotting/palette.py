@@ -7,7 +7,7 @@ black and white.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 INK = "#24292f"
 MUTED = "#59636e"
@@ -20,12 +20,7 @@ _LIGHTEST = 0.82
 
 
 class SeriesStyle(NamedTuple):
-    """How one series is drawn.
-
-    Attributes:
-        color: Colour of line and marker.
-        marker: Matplotlib's marker.
-    """
+    """How one series is drawn: its colour, and matplotlib's marker."""
 
     color: str
     marker: str
@@ -59,14 +54,9 @@ def ordered_color(share: float) -> tuple[float, float, float]:
     return float(red), float(green), float(blue)
 
 
-class _OfSize(Protocol):
-    @property
-    def batch_size(self) -> int: ...
-
-
-def size_color(batch_size: int, shown: Sequence[_OfSize]) -> tuple[float, float, float]:
+def size_color(batch_size: int, sizes: Sequence[int]) -> tuple[float, float, float]:
     """Return the colour of a batch size by its place among those shown, on a log axis."""
-    smallest, largest = shown[0].batch_size, shown[-1].batch_size
+    smallest, largest = sizes[0], sizes[-1]
     if smallest == largest:
         return ordered_color(1.0)
     return ordered_color(math.log(batch_size / smallest) / math.log(largest / smallest))

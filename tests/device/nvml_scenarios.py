@@ -103,7 +103,7 @@ def watch(*steps, devices=None):
     }
     if usage.gpus:
         info = gpu_timeline_info(monitor)
-        found["panels"] = [panel.label for panel in info.panels if panel.known]
+        found["panels"] = [panel.label for panel in info.panels]
         found["timeline"] = alt_text(info)
     return found
 

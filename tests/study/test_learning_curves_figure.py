@@ -57,7 +57,7 @@ def test_three_panels_show_the_same_values_against_what_was_spent():
     points = learning_curves_info(study).curves[0].points
     for panel, spent in zip(found, ("updates", "examples", "seconds"), strict=True):
         curve = panel.lines[0]
-        assert list(curve.get_xdata()) == [p.spent(spent) for p in points]
+        assert list(curve.get_xdata()) == [getattr(p, spent) for p in points]
         assert list(curve.get_ydata()) == [p.value for p in points]
         assert panel.get_xscale() == "log"
         assert panel.get_shared_y_axes().joined(panel, axes)

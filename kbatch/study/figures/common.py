@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from kbatch.document.numbers import counted, listed
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.canvas import TEXT_PT, label_room
+from kbatch.plotting.palette import PAPER, series_style, size_color
 from kbatch.study.names import TrialNames, is_fraction, metric_axis_label, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
@@ -21,32 +22,40 @@ MOST_SERIES = 6
 # together at most this share of the distance between batch sizes.
 _DODGE = 0.12
 _WIDTH = 0.25
+# So many trials without a result are named each.
+_MOST_NAMED = 4
+# From this ratio on, small values would lie in one heap on a linear axis.
+_LOG_FROM = 12
+# Steps between labels, as matplotlib picks them.
+_STEPS = (1, 2, 2.5, 5, 10)
+_MOST_STEPS = 9
+# Between two labels, in characters.
+_GAP = 1.5
 
 
 class Series(NamedTuple):
-    """Trials that are drawn alike.
-
-    Attributes:
-        label: What they have in common beside the batch size.
-        trial_ids: keras-tuner's identifiers.
-        joined: Whether a line may join them: it needs one trial a batch size.
-    """
+    """Trials that are drawn alike, with what they have in common beside the batch size."""
 
     label: str
     trial_ids: tuple[str, ...]
-    joined: bool
+    joined: bool  # Whether a line may join them: it needs one trial a batch size.
 
 
 def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Series, ...]:
     """Group trials by their hyperparameters, or by policy where that gives too many series."""
     ordered = sorted(trials, key=names.order)
-    by_settings = _groups(ordered, lambda trial: ", ".join(names.settings(trial)))
-    if len(by_settings) <= MOST_SERIES:
-        return tuple(_series(label, group, alike=True) for label, group in by_settings.items())
-    by_policy = _groups(ordered, lambda trial: trial.dtype_policy)
-    return tuple(
-        _series(label, group, alike=not names.hyperparameters) for label, group in by_policy.items()
-    )
+    labels, alike = [", ".join(names.settings(trial)) for trial in ordered], True
+    if len(set(labels)) > MOST_SERIES:
+        labels, alike = [trial.dtype_policy for trial in ordered], not names.hyperparameters
+    groups: dict[str, list[TrialRecord]] = {}
+    for label, trial in zip(labels, ordered, strict=True):
+        groups.setdefault(label, []).append(trial)
+    series = []
+    for label, group in groups.items():
+        sizes = [trial.batch_size for trial in group if trial.status == "completed"]
+        joined = alike and len(set(sizes)) == len(sizes)
+        series.append(Series(label, tuple(trial.trial_id for trial in group), joined))
+    return tuple(series)
 
 
 def places(trials: Sequence[TrialRecord], series: Sequence[Series]) -> dict[str, float]:
@@ -62,24 +71,6 @@ def places(trials: Sequence[TrialRecord], series: Sequence[Series]) -> dict[str,
     return {trial.trial_id: trial.batch_size * 2 ** offsets[trial.trial_id] for trial in trials}
 
 
-def _groups(
-    trials: Sequence[TrialRecord], label: Callable[[TrialRecord], str]
-) -> dict[str, list[TrialRecord]]:
-    groups: dict[str, list[TrialRecord]] = {}
-    for trial in trials:
-        groups.setdefault(label(trial), []).append(trial)
-    return groups
-
-
-def _series(label: str, trials: list[TrialRecord], *, alike: bool) -> Series:
-    sizes = [trial.batch_size for trial in trials if trial.status == "completed"]
-    joined = alike and len(set(sizes)) == len(sizes)
-    return Series(label, tuple(trial.trial_id for trial in trials), joined)
-
-
-_MOST_NAMED = 4
-
-
 def incomplete_text(study: Study) -> str:
     """Describe which trials have no result, and why; an empty text where all have one."""
     trials = [trial for trial in study.trials if trial.status != "completed"]
@@ -87,9 +78,13 @@ def incomplete_text(study: Study) -> str:
         return ""
     if len(trials) == len(study.trials):
         return none_completed(study)
-    names = trial_names(study.trials)
     if len(trials) <= _MOST_NAMED:
-        return f"\N{MULTIPLICATION X} Without a result: {_named(trials, names)}."
+        names = trial_names(study.trials)
+        named = listed(
+            f"batch size {t.batch_size:,} ({', '.join((*names.settings(t), outcome(t)))})"
+            for t in trials
+        )
+        return f"\N{MULTIPLICATION X} Without a result: {named}."
     sizes = sorted({trial.batch_size for trial in trials})
     between = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
     return (
@@ -103,14 +98,6 @@ def none_completed(study: Study) -> str:
     return f"No trial completed: {_counts(study.trials)}"
 
 
-def _named(trials: Sequence[TrialRecord], names: TrialNames) -> str:
-    texts = (
-        f"batch size {trial.batch_size:,} ({', '.join((*names.settings(trial), outcome(trial)))})"
-        for trial in trials
-    )
-    return listed(texts)
-
-
 def _counts(trials: Sequence[TrialRecord]) -> str:
     counts = Counter(outcome(trial) for trial in trials)
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
@@ -118,8 +105,14 @@ def _counts(trials: Sequence[TrialRecord]) -> str:
 
 def best_of_size(study: Study) -> dict[int, TrialRecord]:
     """Pick the trial of each batch size with the best objective, completed ones first."""
+
+    def rank(trial: TrialRecord) -> tuple[bool, bool, float]:
+        value = trial.objective_value
+        sign = -1 if trial.objective.direction == "max" else 1
+        return (trial.status != "completed", value is None, sign * (value or 0.0))
+
     found: dict[int, TrialRecord] = {}
-    for trial in sorted(study.trials, key=_rank):
+    for trial in sorted(study.trials, key=rank):
         found.setdefault(trial.batch_size, trial)
     return dict(sorted(found.items()))
 
@@ -135,19 +128,18 @@ def best_of_size_note(study: Study) -> tuple[str, ...]:
     )
 
 
-def _rank(trial: TrialRecord) -> tuple[bool, bool, float]:
-    value = trial.objective_value
-    sign = -1 if trial.objective.direction == "max" else 1
-    return (trial.status != "completed", value is None, sign * (value or 0.0))
-
-
-# From this ratio on, small values would lie in one heap on a linear axis.
-_LOG_FROM = 12
-# Steps between labels, as matplotlib picks them.
-_STEPS = (1, 2, 2.5, 5, 10)
-_MOST_STEPS = 9
-# Between two labels, in characters.
-_GAP = 1.5
+def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
+    """Name the curves of batch sizes in the legend, at most so many of them."""
+    for number in range(0, len(sizes), -(-len(sizes) // most)):
+        panel.plot(
+            [],
+            [],
+            color=size_color(sizes[number], sizes),
+            marker=series_style(number).marker,
+            markersize=6,
+            markeredgecolor=PAPER,
+            label=f"{sizes[number]:,}",
+        )
 
 
 def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:

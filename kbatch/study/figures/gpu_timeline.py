@@ -1,7 +1,9 @@
 """The timeline of the GPUs: utilization, memory and power while a block of code ran."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from matplotlib.axes import Axes
 
 from kbatch.document.numbers import counted, listed, memory_text, percent, readable
 from kbatch.plotting.canvas import new_axes, piled, tidy, write_caption
@@ -11,11 +13,13 @@ from kbatch.records.usage import GpuSample, GpuUsage, UsageRecord
 from kbatch.study.decision import refuse_empty
 from kbatch.study.study import Study
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
 _GIB = 2.0**30
+_PANEL_IN = 1.35
+_REST_IN = 1.5
+# With all of its panels.
+HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
+# Of each curve so many readings are marked, to tell the GPUs apart without colour.
+_MARKS = 25
 
 
 class HasUsage(Protocol):
@@ -33,55 +37,31 @@ class HasUsage(Protocol):
 
 
 class GpuTrace(NamedTuple):
-    """One quantity of one GPU over time.
+    """One quantity of one GPU over time, empty where it does not tell it."""
 
-    Attributes:
-        times_s: Seconds from the start of the block.
-        values: The quantity, in the unit of its panel.
-    """
-
-    times_s: tuple[float, ...]
-    values: tuple[float, ...]
+    times_s: tuple[float, ...]  # From the start of the block.
+    values: tuple[float, ...]  # In the unit of the panel.
 
 
 class GpuPanel(NamedTuple):
-    """One quantity.
+    """One quantity of all GPUs."""
 
-    Attributes:
-        label: Its name with the unit.
-        top: Upper end of its axis, None where it is that of the data.
-        traces: One a GPU, empty where a GPU does not tell it.
-    """
-
-    label: str
-    top: float | None
+    label: str  # With the unit.
+    top: float | None  # Upper end of its axis, None where it is that of the data.
     traces: tuple[GpuTrace, ...]
-
-    @property
-    def known(self) -> bool:
-        """Whether any GPU tells it."""
-        return any(trace.times_s for trace in self.traces)
 
 
 class GpuTimelineInfo(NamedTuple):
-    """What the figure shows.
-
-    Attributes:
-        title: What was watched.
-        gpus: Names of the GPUs.
-        panels: Utilization, memory and power.
-        duration_s: Seconds of the block.
-        notes: Energy, means, and what the quantities are.
-    """
+    """What the figure shows."""
 
     title: str
     gpus: tuple[str, ...]
-    panels: tuple[GpuPanel, ...]
+    panels: tuple[GpuPanel, ...]  # Of utilization, memory and power, those that a GPU tells.
     duration_s: float
     notes: tuple[str, ...]
 
 
-def gpu_timeline_info(watched: "Study | UsageRecord | HasUsage") -> GpuTimelineInfo:
+def gpu_timeline_info(watched: Study | UsageRecord | HasUsage) -> GpuTimelineInfo:
     """Compute the timeline of the GPUs of a block of code, or of a study's best trial."""
     title, usage, reason = _watched(watched)
     if usage is None or usage.gpus is None:
@@ -90,38 +70,45 @@ def gpu_timeline_info(watched: "Study | UsageRecord | HasUsage") -> GpuTimelineI
             f"driver. Received: no GPU was read. {reason}"
         )
     gpus = usage.gpus
-    names = tuple(_name(gpu) for gpu in gpus)
     # Memory is shown against what there is.
     totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
+    memory = {
+        "driver": ("reserved", "by TensorFlow at its start, not what it needs"),
+        "tensorflow": ("held", "by TensorFlow's tensors"),
+    }
+    sources = {gpu.memory_source for gpu in gpus}
+    words = [memory[source] for source in memory if source in sources]
+    quantities = (
+        ("Utilization\n(%)", 105.0, 100.0, lambda s: s.utilization),
+        (
+            f"Memory {' or '.join(word for word, _ in words)}\n(GiB)",
+            1.05 * max(totals) / _GIB if totals else None,
+            1 / _GIB,
+            lambda s: s.memory_used_bytes,
+        ),
+        ("Power\n(W)", None, 1.0, lambda s: s.power_w),
+    )
+    panels = (
+        GpuPanel(label, top, tuple(_trace(gpu, factor, of) for gpu in gpus))
+        for label, top, factor, of in quantities
+    )
+    shown = max(len(gpu.samples) for gpu in gpus)
+    means = f", shown as {shown:,} means" if usage.readings > shown else ""
+    meaning = (
+        f"{counted(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
+        f"kernel ran. Memory: {'; '.join(f'{word}, {text}' for word, text in words)}."
+    )
     return GpuTimelineInfo(
         title=title,
-        gpus=names,
-        panels=(
-            _panel("Utilization\n(%)", 105.0, gpus, lambda s: _times(s.utilization, 100.0)),
-            _panel(
-                f"Memory {' or '.join(_memory_words(gpus))}\n(GiB)",
-                1.05 * max(totals) / _GIB if totals else None,
-                gpus,
-                lambda s: _times(s.memory_used_bytes, 1 / _GIB),
-            ),
-            _panel("Power\n(W)", None, gpus, lambda s: s.power_w),
-        ),
+        gpus=tuple(_name(gpu) for gpu in gpus),
+        panels=tuple(panel for panel in panels if any(trace.values for trace in panel.traces)),
         duration_s=usage.duration_s,
-        notes=(*(_summary(gpu) for gpu in gpus), _meaning(usage)),
-    )
-
-
-def alt_text(info: GpuTimelineInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
-    shown = [panel.label.split("\n")[0].lower() for panel in info.panels if panel.known]
-    return (
-        f"Charts of {listed(shown)} of {listed(info.gpus)} over {readable(info.duration_s)} s: "
-        f"{info.title}. {' '.join(info.notes)}"
+        notes=(*(_summary(gpu) for gpu in gpus), meaning),
     )
 
 
 def _watched(
-    watched: "Study | UsageRecord | HasUsage",
+    watched: Study | UsageRecord | HasUsage,
 ) -> tuple[str, UsageRecord | None, str]:
     if isinstance(watched, UsageRecord):
         return "GPU timeline", watched, watched.unavailable or ""
@@ -138,21 +125,9 @@ def _watched(
     return watched.name, None, " ".join(reasons) or "Its trials did not watch any."
 
 
-def _panel(
-    label: str,
-    top: float | None,
-    gpus: tuple[GpuUsage, ...],
-    of: Callable[[GpuSample], float | None],
-) -> GpuPanel:
-    traces = []
-    for gpu in gpus:
-        pairs = [(s.time_s, value) for s in gpu.samples if (value := of(s)) is not None]
-        traces.append(GpuTrace(tuple(t for t, _ in pairs), tuple(v for _, v in pairs)))
-    return GpuPanel(label, top, tuple(traces))
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _trace(gpu: GpuUsage, factor: float, of: Callable[[GpuSample], float | None]) -> GpuTrace:
+    pairs = [(s.time_s, value * factor) for s in gpu.samples if (value := of(s)) is not None]
+    return GpuTrace(tuple(t for t, _ in pairs), tuple(v for _, v in pairs))
 
 
 def _name(gpu: GpuUsage) -> str:
@@ -170,7 +145,11 @@ def _summary(gpu: GpuUsage) -> str:
     if gpu.energy_j is not None:
         source = "driver's counter" if gpu.energy_source == "counter" else "integral of power"
         parts.append(f"energy {readable(gpu.energy_j)} J ({source})")
-    answered_s = [s.time_s for s in gpu.samples if any(v is not None for v in _driver_values(s))]
+    answered_s = [
+        s.time_s
+        for s in gpu.samples
+        if (s.utilization, s.power_w, s.temperature_c, s.sm_clock_mhz) != (None,) * 4
+    ]
     if answered_s and answered_s[-1] < gpu.samples[-1].time_s:
         parts.append(f"no answer after {readable(answered_s[-1])} s")
     if gpu.memory_total_bytes:
@@ -178,41 +157,16 @@ def _summary(gpu: GpuUsage) -> str:
     return " · ".join(parts)
 
 
-def _driver_values(sample: GpuSample) -> tuple[float | None, ...]:
-    return sample.utilization, sample.power_w, sample.temperature_c, sample.sm_clock_mhz
-
-
-def _meaning(usage: UsageRecord) -> str:
-    samples = max(len(gpu.samples) for gpu in usage.gpus or ())
-    means = f", shown as {samples:,} means" if usage.readings > samples else ""
-    memory = "; ".join(f"{word}, {text}" for word, text in _memory_words(usage.gpus or ()).items())
+def alt_text(info: GpuTimelineInfo) -> str:
+    """Describe the figure in sentences, for those who do not see it."""
+    shown = listed(panel.label.split("\n")[0].lower() for panel in info.panels)
     return (
-        f"{counted(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
-        f"kernel ran. Memory: {memory}."
+        f"Charts of {shown} of {listed(info.gpus)} over {readable(info.duration_s)} s: "
+        f"{info.title}. {' '.join(info.notes)}"
     )
 
 
-def _memory_words(gpus: tuple[GpuUsage, ...]) -> dict[str, str]:
-    sources = {gpu.memory_source for gpu in gpus}
-    words = {}
-    if "driver" in sources:
-        words["reserved"] = "by TensorFlow at its start, not what it needs"
-    if "tensorflow" in sources:
-        words["held"] = "by TensorFlow's tensors"
-    return words
-
-
-_PANEL_IN = 1.35
-_REST_IN = 1.5
-# With all of its panels.
-HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
-# Of each curve so many readings are marked, to tell the GPUs apart without colour.
-_MARKS = 25
-
-
-def plot_gpu_timeline(
-    watched: "Study | UsageRecord | HasUsage", ax: "Axes | None" = None
-) -> "Axes":
+def plot_gpu_timeline(watched: Study | UsageRecord | HasUsage, ax: Axes | None = None) -> Axes:
     """Plot utilization, memory and power of each GPU over time.
 
     Example:
@@ -234,34 +188,29 @@ def plot_gpu_timeline(
         ValueError: If no GPU was read, with the reason and what to do.
     """
     info = gpu_timeline_info(watched)
-    shown = [panel for panel in info.panels if panel.known]
-    first = new_axes(_REST_IN + _PANEL_IN * len(shown)) if ax is None else ax
-    panels = piled(first, len(shown))
+    first = new_axes(_REST_IN + _PANEL_IN * len(info.panels)) if ax is None else ax
+    panels = piled(first, len(info.panels))
     first.set_label(alt_text(info))
-    for panel, quantity in zip(panels, shown, strict=True):
+    for panel, quantity in zip(panels, info.panels, strict=True):
         tidy(panel)
-        _draw(panel, info, quantity)
+        for number, (gpu, trace) in enumerate(zip(info.gpus, quantity.traces, strict=True)):
+            style = series_style(number)
+            panel.plot(
+                trace.times_s,
+                trace.values,
+                color=style.color,
+                linewidth=1.3,
+                marker=style.marker,
+                markevery=max(1, len(trace.times_s) // _MARKS),
+                markersize=3.5,
+                label=gpu,
+            )
+        highest = max(value for trace in quantity.traces for value in trace.values)
+        panel.set_ylim(0, quantity.top or 1.12 * highest or 1.0)
+        panel.set_ylabel(quantity.label)
+        panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     panels[-1].set_xlim(0, info.duration_s)
     panels[-1].set_xlabel("Time (s)")
     name_panel(first, info.title, columns=legend_columns(info.gpus, most=2))
     write_caption(panels[-1], *info.notes)
     return first
-
-
-def _draw(panel: "Axes", info: GpuTimelineInfo, quantity: GpuPanel) -> None:
-    for number, (gpu, trace) in enumerate(zip(info.gpus, quantity.traces, strict=True)):
-        style = series_style(number)
-        panel.plot(
-            trace.times_s,
-            trace.values,
-            color=style.color,
-            linewidth=1.3,
-            marker=style.marker,
-            markevery=max(1, len(trace.times_s) // _MARKS),
-            markersize=3.5,
-            label=gpu,
-        )
-    highest = max(value for trace in quantity.traces for value in trace.values)
-    panel.set_ylim(0, quantity.top or 1.12 * highest or 1.0)
-    panel.set_ylabel(quantity.label)
-    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")

@@ -1,6 +1,8 @@
 """The figure of the gradient noise scale over training, with its interval."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
 
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.document.numbers import counted, listed
@@ -10,49 +12,47 @@ from kbatch.plotting.palette import GRID, PAPER, series_style, size_color
 from kbatch.plotting.series import name_panel
 from kbatch.study.conditions import caption, conditions_of
 from kbatch.study.decision import refuse_empty
-from kbatch.study.figures.common import best_of_size, best_of_size_note, incomplete_text
+from kbatch.study.figures.common import (
+    best_of_size,
+    best_of_size_note,
+    incomplete_text,
+    name_sizes,
+)
 from kbatch.study.notes import noise_scale_text
 from kbatch.study.study import Study
-from kbatch.study.trial import TrialRecord
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+HEIGHT_IN = 4.0
+_NAMES_IN_ROW = 7
+_MOST_NAMES = 14
+# More would be a thicket: then the late half alone has marks.
+_MOST_MARKED = 25
+_MOST_LINES = 6
+# Of the width of the curves, what stands beside them.
+_MARGIN = 0.05
+_LATE = 0.18
+_MOST_EPOCHS = 10
+# From the middle of the last number to that of the words beside it.
+_LATE_CHARACTERS = 8
 
 
 class NoiseCurve(NamedTuple):
-    """The noise scale of one trial.
-
-    Attributes:
-        batch_size: Examples of one optimizer update.
-        trial_id: keras-tuner's identifier.
-        runs: For each execution its epochs, from 1, and the noise scale of each, in examples;
-            epochs where it is lost in noise are left out.
-        late: The noise scale of the late half, in examples.
-    """
+    """The noise scale of one trial, in examples."""
 
     batch_size: int
     trial_id: str
+    # For each execution its epochs, from 1, and their noise scales; without those lost in noise.
     runs: tuple[tuple[tuple[int, float], ...], ...]
-    late: NoiseScale
+    late: NoiseScale  # That of the late half.
 
 
 class NoiseScaleInfo(NamedTuple):
-    """What the figure shows.
-
-    Attributes:
-        name: Name of the study.
-        curves: One a batch size, ascending.
-        epochs: Most epochs of a trial.
-        notes: What is shown and how far it may be trusted.
-        incomplete: Which trials have no result, an empty text where all have one.
-        conditions: Device, versions and budget.
-    """
+    """What the figure shows."""
 
     name: str
-    curves: tuple[NoiseCurve, ...]
+    curves: tuple[NoiseCurve, ...]  # By batch size.
     epochs: int
     notes: tuple[str, ...]
-    incomplete: str
+    incomplete: str  # Empty where all trials have a result.
     conditions: str
 
 
@@ -60,11 +60,15 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
     """Compute the noise scale over training of the best measured trial of each batch size."""
     refuse_empty(study)
     measured = Study(study.name, tuple(t for t in study.trials if t.noise_scale is not None))
-    curves = tuple(
-        NoiseCurve(size, trial.trial_id, _runs(trial), scale)
-        for size, trial in best_of_size(measured).items()
-        if (scale := trial.noise_scale) is not None
-    )
+    curves = []
+    for size, trial in best_of_size(measured).items():
+        # Its axis is logarithmic, which has no place for 0.
+        runs = tuple(
+            tuple((point.epoch + 1, point.value) for point in run.noise_scale_curve if point.value)
+            for run in trial.executions
+        )
+        if (late := trial.noise_scale) is not None:
+            curves.append(NoiseCurve(size, trial.trial_id, runs, late))
     if not curves:
         raise ValueError(
             "No noise scale was measured: it is where gradients are accumulated. Search with "
@@ -73,10 +77,8 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
         )
     return NoiseScaleInfo(
         name=study.name,
-        curves=curves,
-        epochs=max(
-            epoch for curve in curves for run in curve.runs for epoch, _ in run or ((1, 0),)
-        ),
+        curves=tuple(curves),
+        epochs=max((e for curve in curves for run in curve.runs for e, _ in run), default=1),
         notes=(
             "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half "
             "of training, with its 95 % interval; an arrow stands for a lower bound, where there "
@@ -94,36 +96,13 @@ def alt_text(info: NoiseScaleInfo) -> str:
         f"{noise_scale_text(curve.late)} at batch size {curve.batch_size:,}"
         for curve in info.curves
     )
-    sentences = (
+    return (
         f"A chart of the gradient noise scale over {counted(info.epochs, 'epoch')}, on a "
         f"logarithmic axis. In the late half of training it is {scales}. {info.incomplete}"
-    )
-    return sentences.strip()
+    ).strip()
 
 
-def _runs(trial: TrialRecord) -> tuple[tuple[tuple[int, float], ...], ...]:
-    curves = [execution.noise_scale_curve for execution in trial.executions]
-    # Its axis is logarithmic, which has no place for 0.
-    return tuple(
-        tuple((point.epoch + 1, point.value) for point in curve if point.value) for curve in curves
-    )
-
-
-HEIGHT_IN = 4.0
-_NAMES_IN_ROW = 7
-_MOST_NAMES = 14
-# More would be a thicket: then the late half alone has marks.
-_MOST_MARKED = 25
-_MOST_LINES = 6
-# Of the width of the curves, what stands beside them.
-_MARGIN = 0.05
-_LATE = 0.18
-_MOST_EPOCHS = 10
-# From the middle of the last number to that of the words beside it.
-_LATE_CHARACTERS = 8
-
-
-def plot_noise_scale(study: "Study", ax: "Axes | None" = None) -> "Axes":
+def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     """Plot the gradient noise scale by epoch, and that of the late half with its interval.
 
     Below the noise scale, twice the batch size nearly halves the updates that training needs;
@@ -148,40 +127,49 @@ def plot_noise_scale(study: "Study", ax: "Axes | None" = None) -> "Axes":
     panel = plain_axes(ax, HEIGHT_IN)
     panel.set_label(alt_text(info))
     panel.set_yscale("log")
-    for number, curve in enumerate(info.curves):
-        _draw_curve(panel, info, number, curve)
+    sizes = [curve.batch_size for curve in info.curves]
     width = max(1, info.epochs - 1)
-    panel.axvspan(
-        info.epochs + _MARGIN * width,
-        info.epochs + (2 * _MARGIN + _LATE) * width,
-        color=GRID,
-        alpha=0.35,
-        linewidth=0,
-        zorder=0.2,
-    )
-    panel.set_xlim(1 - _MARGIN * width, info.epochs + (2 * _MARGIN + _LATE) * width)
-    steps = max(1, round(info.epochs / (_MOST_EPOCHS * width_share(panel))))
-    epochs = sorted({1, *range(steps, info.epochs + 1, steps)})
-    middle = info.epochs + (1.5 * _MARGIN + _LATE / 2) * width
-    room = label_room(panel) / (middle - 1)
-    kept = [
-        epoch
-        for epoch in epochs
-        if epoch == 1 or (epoch > 1 + steps / 2 and (middle - epoch) * room > _LATE_CHARACTERS)
-    ]
-    panel.set_xticks([*kept, middle], [*map(str, kept), "late half"])
+    for number, curve in enumerate(info.curves):
+        color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
+        _draw_runs(panel, info, curve, color, marker)
+        share = (number + 0.5) / len(sizes)
+        place = info.epochs + (1.5 * _MARGIN + _LATE * share) * width
+        _draw_late(panel, place, curve.late, color, marker)
+    name_sizes(panel, sizes, most=_MOST_NAMES)
+    begin, end = info.epochs + _MARGIN * width, info.epochs + (2 * _MARGIN + _LATE) * width
+    panel.axvspan(begin, end, color=GRID, alpha=0.35, linewidth=0, zorder=0.2)
+    panel.set_xlim(1 - _MARGIN * width, end)
+    _tick_epochs(panel, info.epochs, info.epochs + (1.5 * _MARGIN + _LATE / 2) * width)
     panel.set_xlabel("Epoch")
     panel.set_ylabel("Gradient noise scale\n(examples)")
     plain_log_labels(panel.yaxis)
-    columns = min(_NAMES_IN_ROW, len(info.curves))
+    columns = min(_NAMES_IN_ROW, len(sizes))
     name_panel(panel, f"{info.name}: noise scale by batch size", columns=columns)
     write_caption(panel, *info.notes, info.conditions, alarm=info.incomplete)
     return panel
 
 
-def _draw_curve(panel: "Axes", info: NoiseScaleInfo, number: int, curve: NoiseCurve) -> None:
-    color, marker = size_color(curve.batch_size, info.curves), series_style(number).marker
-    marked = info.epochs <= _MOST_MARKED and sum(len(c.runs) for c in info.curves) <= _MOST_LINES
+def _tick_epochs(panel: Axes, epochs: int, middle: float) -> None:
+    """Number the epochs as far as there is room before the words for the late half."""
+    steps = max(1, round(epochs / (_MOST_EPOCHS * width_share(panel))))
+    room = label_room(panel) / (middle - 1)
+    kept = [
+        epoch
+        for epoch in range(steps, epochs + 1, steps)
+        if epoch > 1 + steps / 2 and (middle - epoch) * room > _LATE_CHARACTERS
+    ]
+    panel.set_xticks([1, *kept, middle], ["1", *map(str, kept), "late half"])
+
+
+def _draw_runs(
+    panel: Axes,
+    info: NoiseScaleInfo,
+    curve: NoiseCurve,
+    color: tuple[float, float, float],
+    marker: str,
+) -> None:
+    lines = sum(len(curve.runs) for curve in info.curves)
+    marked = info.epochs <= _MOST_MARKED and lines <= _MOST_LINES
     for run in curve.runs:
         panel.plot(
             [epoch for epoch, _ in run],
@@ -192,18 +180,11 @@ def _draw_curve(panel: "Axes", info: NoiseScaleInfo, number: int, curve: NoiseCu
             marker=marker if marked else None,
             markersize=3.5,
         )
-    width = max(1, info.epochs - 1)
-    share = (number + 0.5) / len(info.curves)
-    place = info.epochs + (1.5 * _MARGIN + _LATE * share) * width
-    _draw_late(panel, place, curve, color, marker)
-    if number % -(-len(info.curves) // _MOST_NAMES) == 0:
-        panel.plot([], [], color=color, marker=marker, markersize=6, label=f"{curve.batch_size:,}")
 
 
 def _draw_late(
-    panel: "Axes", place: float, curve: NoiseCurve, color: tuple[float, float, float], marker: str
+    panel: Axes, place: float, late: NoiseScale, color: tuple[float, float, float], marker: str
 ) -> None:
-    late = curve.late
     if late.value is None:
         if late.at_least:
             panel.annotate(

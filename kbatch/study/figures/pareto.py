@@ -1,7 +1,9 @@
 """The figure of quality against throughput, with the trials that no other one beats."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
 
 from kbatch.document.numbers import counted, listed, readable, shortened
 from kbatch.plotting.canvas import plain_axes, say, width_share, write_caption
@@ -24,54 +26,34 @@ from kbatch.study.figures.common import (
     throughput_x_axis,
     trial_series,
 )
-from kbatch.study.names import TrialNames, metric_words, trial_names
+from kbatch.study.names import metric_words, trial_names
 from kbatch.study.study import Study
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.trial import Objective
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+HEIGHT_IN = 4.0
+_MOST_NAMED = 14
+_NAME_CHARACTERS = 30
 
 
 class ParetoPoint(NamedTuple):
-    """One trial.
-
-    Attributes:
-        trial_id: keras-tuner's identifier.
-        name: Its batch size, with what else tells it from the others.
-        batch_size: Examples of one optimizer update.
-        series: Number of its series.
-        throughput: In examples per second.
-        quality: The quality metric.
-        on_front: Whether no other trial is both faster and better.
-    """
+    """One trial."""
 
     trial_id: str
-    name: str
+    name: str  # Its batch size, with what else tells it from the others.
     batch_size: int
-    series: int
-    throughput: Estimate
+    series: int  # Number of its series.
+    throughput: Estimate  # In examples per second.
     quality: Estimate
-    on_front: bool
+    on_front: bool  # Whether no other trial is both faster and better.
 
 
 class ParetoInfo(NamedTuple):
-    """What the figure shows.
-
-    Attributes:
-        name: Name of the study.
-        points: The trials that have both numbers, by throughput.
-        series: What the trials of each series have in common.
-        quality: The metric of the y axis, None if no trial has one.
-        bars: What the bars are, an empty text where there are none.
-        nothing: Why there is no point, an empty text where there is one.
-        incomplete: Which trials have no result, an empty text where all have one.
-        conditions: Device, versions and budget.
-    """
+    """What the figure shows; a text that does not apply is empty."""
 
     name: str
-    points: tuple[ParetoPoint, ...]
-    series: tuple[str, ...]
-    quality: Objective | None
+    points: tuple[ParetoPoint, ...]  # By throughput.
+    series: tuple[str, ...]  # What the trials of each have in common.
+    quality: Objective | None  # None if no trial has a metric of quality.
     bars: str
     nothing: str
     incomplete: str
@@ -90,7 +72,7 @@ def pareto_info(study: Study) -> ParetoInfo:
     completed = [trial for trial in study.trials if trial.status == "completed"]
     series = trial_series(completed, names) if completed else ()
     number = {trial_id: i for i, one in enumerate(series) for trial_id in one.trial_ids}
-    pairs = [
+    measured = [
         (trial, rate, value)
         for trial in completed
         if quality is not None
@@ -98,66 +80,73 @@ def pareto_info(study: Study) -> ParetoInfo:
         and (value := metric_estimate(trial, quality.name)) is not None
     ]
     sign = 1 if quality is None or quality.direction == "max" else -1
-    front = pareto_front([r.value for _, r, _ in pairs], [sign * v.value for _, _, v in pairs])
+    front = pareto_front([r.value for _, r, _ in measured], [sign * v.value for *_, v in measured])
     points = [
         ParetoPoint(
             trial.trial_id,
-            _name(trial, names, named=len(series) == 1),
+            # The legend tells the rest where there are several series.
+            names.name(trial) if len(series) == 1 else f"{trial.batch_size:,}",
             trial.batch_size,
             number[trial.trial_id],
             rate,
             value,
             place in front,
         )
-        for place, (trial, rate, value) in enumerate(pairs)
+        for place, (trial, rate, value) in enumerate(measured)
     ]
+    nothing = "n/a (no trial has both a throughput and a metric of quality)"
     return ParetoInfo(
         name=study.name,
         points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
         series=tuple(one.label for one in series),
         quality=quality,
         bars=bars_text(study),
-        nothing="" if points else _nothing(study, completed),
+        nothing="" if points else nothing if completed else none_completed(study),
         incomplete=incomplete_text(study) if completed else "",
         conditions=caption(conditions_of(study)),
     )
+
+
+def pareto_front(first: Sequence[float], second: Sequence[float]) -> tuple[int, ...]:
+    """Find the choices that no other one beats.
+
+    One choice beats another if it is better in one quality and not worse in the other. Equal
+    choices do not beat each other.
+
+    >>> pareto_front([1.0, 2.0, 3.0], [0.9, 0.8, 0.85])
+    (0, 2)
+    """
+    if len(first) != len(second):
+        raise ValueError(
+            "`first` and `second` must have one value a choice each. Received: "
+            f"{len(first)} and {len(second)} values."
+        )
+    front: list[int] = []
+    for place in sorted(range(len(first)), key=lambda i: (first[i], second[i]), reverse=True):
+        best = front[-1] if front else None
+        equal = best is not None and (first[place], second[place]) == (first[best], second[best])
+        if best is None or equal or second[place] > second[best]:
+            front.append(place)
+    return tuple(reversed(front))
 
 
 def alt_text(info: ParetoInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
     if not info.points or info.quality is None:
         return f"An empty chart of quality against throughput. {info.nothing}."
-    words = metric_words(info.quality.name)
     front = listed(
         f"batch size {p.name} with {readable(p.throughput.value)} samples/s and "
         f"{readable(p.quality.value, 4)}"
         for p in info.front
     )
-    sentences = [
-        f"A chart of {words} against throughput, one mark for each of "
-        f"{counted(len(info.points), 'trial')}.",
-        f"No other trial is both faster and better than {front}.",
-    ]
-    return " ".join([*sentences, *([info.incomplete] if info.incomplete else [])])
+    return (
+        f"A chart of {metric_words(info.quality.name)} against throughput, one mark for each of "
+        f"{counted(len(info.points), 'trial')}. No other trial is both faster and better than "
+        f"{front}. {info.incomplete}"
+    ).strip()
 
 
-def _name(trial: TrialRecord, names: TrialNames, *, named: bool) -> str:
-    """Name a trial by its size alone where the legend tells the rest."""
-    return names.name(trial) if named else f"{trial.batch_size:,}"
-
-
-def _nothing(study: Study, completed: list[TrialRecord]) -> str:
-    if not completed:
-        return none_completed(study)
-    return "n/a (no trial has both a throughput and a metric of quality)"
-
-
-HEIGHT_IN = 4.0
-_MOST_NAMED = 14
-_NAME_CHARACTERS = 30
-
-
-def plot_pareto(study: "Study", ax: "Axes | None" = None) -> "Axes":
+def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     """Plot the quality of each trial against its throughput, with the Pareto front as steps.
 
     A filled mark stands for a trial that no other one beats in both, a hollow one for the others.
@@ -194,27 +183,29 @@ def plot_pareto(study: "Study", ax: "Axes | None" = None) -> "Axes":
     panel.margins(y=0.14)
     panel.autoscale_view(scalex=False)
     quality_axis(panel, info.quality, [p.quality.value for p in info.points])
-    _draw_front(panel, info)
+    higher = info.quality.direction == "max"
+    _draw_front(panel, info.front, higher=higher)
     shown = sorted({p.series for p in info.points})
     for number in shown if len(shown) > 1 else ():
         style = series_style(number)
         panel.plot([], [], style.marker, color=style.color, label=info.series[number])
     name_panel(panel, info.name, columns=legend_columns((info.series[n] for n in shown), most=3))
-    _label(panel, info)
-    write_caption(panel, _legend_text(info), info.conditions, alarm=info.incomplete)
+    _label_points(panel, info, up=1 if higher else -1)
+    filled = "Filled: no other trial is both faster and better. Labels: batch size."
+    legend = filled if len(info.points) > 1 else "Label: batch size."
+    write_caption(panel, f"{legend} {info.bars}", info.conditions, alarm=info.incomplete)
     return panel
 
 
-def _draw_points(panel: "Axes", points: "Sequence[ParetoPoint]") -> None:
+def _draw_points(panel: Axes, points: Sequence[ParetoPoint]) -> None:
     """Draw points that are alike: hundreds of trials make few marks for a file to hold."""
     style, on_front = series_style(points[0].series), points[0].on_front
     bars = {"color": style.color, "linewidth": 1.2, "alpha": 0.45, "zorder": 1.5}
     across = [(p.throughput.value, *p.quality.bar) for p in points if p.quality.bar]
     along = [(p.quality.value, *p.throughput.bar) for p in points if p.throughput.bar]
-    if across:
-        panel.vlines(*zip(*across, strict=True), **bars)
-    if along:
-        panel.hlines(*zip(*along, strict=True), **bars)
+    for draw, spans in ((panel.vlines, across), (panel.hlines, along)):
+        if spans:
+            draw(*zip(*spans, strict=True), **bars)
     panel.plot(
         [p.throughput.value for p in points],
         [p.quality.value for p in points],
@@ -228,19 +219,18 @@ def _draw_points(panel: "Axes", points: "Sequence[ParetoPoint]") -> None:
     )
 
 
-def _draw_front(panel: "Axes", info: ParetoInfo) -> None:
+def _draw_front(panel: Axes, front: Sequence[ParetoPoint], *, higher: bool) -> None:
     """Draw the border of what some trial beats, from edge to edge."""
-    front = info.front
     left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
-    edge = bottom if info.quality and info.quality.direction == "max" else top
     places = [left, *(p.throughput.value for p in front), front[-1].throughput.value]
+    edge = bottom if higher else top
     values = [front[0].quality.value, *(p.quality.value for p in front), edge]
     panel.plot(places, values, drawstyle="steps-pre", color=MUTED, linewidth=1.1, zorder=1)
     panel.set_ylim(bottom, top)
 
 
-def _label(panel: "Axes", info: ParetoInfo) -> None:
-    up = 1 if info.quality is None or info.quality.direction == "max" else -1
+def _label_points(panel: Axes, info: ParetoInfo, *, up: int) -> None:
+    """Name the trials, those on the front first; of many trials those alone."""
     outside = ((1, up), (0, up), (-1, up), (1, 0))
     inside = ((-1, -up), (0, -up), (1, -up), (-1, 0), (1, 0), (1, up), (-1, up), (0, up))
     few = len(info.points) <= _MOST_NAMED
@@ -259,32 +249,3 @@ def _label(panel: "Axes", info: ParetoInfo) -> None:
     ]
     marks = [(p.throughput.value, p.quality.value) for p in info.points]
     place_labels(panel, labels, marks, inside=True)
-
-
-def _legend_text(info: ParetoInfo) -> str:
-    if len(info.points) == 1:
-        return f"Label: batch size. {info.bars}"
-    return f"Filled: no other trial is both faster and better. Labels: batch size. {info.bars}"
-
-
-def pareto_front(first: Sequence[float], second: Sequence[float]) -> tuple[int, ...]:
-    """Find the choices that no other one beats.
-
-    One choice beats another if it is better in one quality and not worse in the other. Equal
-    choices do not beat each other.
-
-    >>> pareto_front([1.0, 2.0, 3.0], [0.9, 0.8, 0.85])
-    (0, 2)
-    """
-    if len(first) != len(second):
-        raise ValueError(
-            "`first` and `second` must have one value a choice each. Received: "
-            f"{len(first)} and {len(second)} values."
-        )
-    front: list[int] = []
-    for place in sorted(range(len(first)), key=lambda i: (first[i], second[i]), reverse=True):
-        best = front[-1] if front else None
-        equal = best is not None and (first[place], second[place]) == (first[best], second[best])
-        if best is None or equal or second[place] > second[best]:
-            front.append(place)
-    return tuple(reversed(front))
