@@ -5,6 +5,7 @@ then, and not merely begun.
 """
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,24 +20,21 @@ from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH
 from kbatch.training.data.model_inputs import declared_inputs, of_rank, ordered_rows
 
-Call = Callable[[], Any]
+Prepare = Callable[[int], Callable[[], Any]]
+
+_NAMES = ("compiled", "xla", "predict_on_batch", "call", BULK_PATH, "saved_model")
 
 
 class CallPath(NamedTuple):
     """A way to call a model.
 
-    Attributes:
-        name: Its name.
-        open: Gives, for a model, its inputs and the examples of a bulk call, a context with a
-            function of the batch size that prepares a call.
-        is_function: Whether it is a function of a person, which runs what it holds, whatever the
-            model is.
+    `open` is given a model, its inputs and the examples of a bulk call, and its context a function
+    of the batch size that prepares a call. A function of a person runs what it holds, whatever the
+    model is.
     """
 
     name: str
-    open: Callable[
-        [Any, InferenceInputs, int], contextlib.AbstractContextManager[Callable[[int], Call]]
-    ]
+    open: Callable[[Any, InferenceInputs, int], contextlib.AbstractContextManager[Prepare]]
     is_function: bool = False
 
     def examples_per_call(self, batch_size: int, bulk_examples: int) -> int:
@@ -59,7 +57,7 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
     if not names or len(set(names)) < len(names):
         raise InputError(
             "`call_paths` must be at least one way to call the model, each once and functions of "
-            f"different names: {', '.join(_PATHS)} or a function of a batch. "
+            f"different names: {', '.join(_NAMES)} or a function of a batch. "
             f"Received: call_paths={names}."
         )
     return paths
@@ -84,45 +82,63 @@ def fetched(outputs: Any) -> Any:
 
 def _path_of(given: Any) -> CallPath:
     if callable(given):
-        name = _name_of(given)
-        if name in _PATHS:
+        name = getattr(given, "__name__", type(given).__name__)
+        if name in _NAMES:
             raise InputError(
                 f"`call_paths` may hold no function of the name {name!r}, which is that of one of "
                 f"kbatch's own paths: give {name!r} itself, or a function of another name. "
                 f"Received: call_paths with the function {name!r}."
             )
-        return CallPath(name, _user_path(given), is_function=True)
-    if not isinstance(given, str) or given not in _PATHS:
+        return CallPath(name, functools.partial(_open_function, given), is_function=True)
+    if not isinstance(given, str) or given not in _NAMES:
         raise InputError(
-            f"`call_paths` may hold {', '.join(_PATHS)} and functions of a batch. "
+            f"`call_paths` may hold {', '.join(_NAMES)} and functions of a batch. "
             f"Received: call_paths with {given if isinstance(given, str) else type(given)!r}."
         )
-    return CallPath(given, _PATHS[given])
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _user_path(function: Callable[..., Any]) -> Any:
-    @contextlib.contextmanager
-    def open_path(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
-        def prepare(batch_size: int) -> Call:
-            batch = inputs.batch(batch_size)
-            return lambda: fetched(function(batch))
-
-        yield prepare
-
-    return open_path
+    return CallPath(given, functools.partial(_open, given))
 
 
 @contextlib.contextmanager
-def _compiled(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
-    yield _on_tensors(_function(model, inputs, jit_compile=False), inputs)
+def _open_function(
+    function: Callable[..., Any], model: Any, inputs: InferenceInputs, bulk_examples: int
+) -> Iterator[Prepare]:
+    def prepare(batch_size: int) -> Callable[[], Any]:
+        batch = inputs.batch(batch_size)
+        return lambda: fetched(function(batch))
+
+    yield prepare
 
 
 @contextlib.contextmanager
-def _xla(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
+def _open(name: str, model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Prepare]:
+    def prepare_on_batch(batch_size: int) -> Callable[[], Any]:
+        batch = _as_keras_takes(inputs.batch(batch_size))
+        return lambda: fetched(model.predict_on_batch(batch))
+
+    def prepare_bulk(batch_size: int) -> Callable[[], Any]:
+        rows = _as_keras_takes(inputs.batch(bulk_examples))
+        return lambda: model.predict(rows, batch_size=batch_size, verbose=0)
+
+    match name:
+        case "compiled":
+            yield _on_tensors(_function(model, inputs, jit_compile=False), inputs)
+        case "xla":
+            yield _on_tensors(_xla(model, inputs), inputs)
+        case "call":
+            yield _on_tensors(lambda batch: model(batch, training=False), inputs)
+        case "predict_on_batch":
+            yield prepare_on_batch
+        case "predict":
+            yield prepare_bulk
+        case "saved_model":
+            with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:
+                path = str(Path(folder) / "model")
+                model.export(path, format="tf_saved_model", verbose=False)
+                loaded: Any = tf.saved_model.load(path)
+                yield _on_tensors(loaded.serve, _as_declared(inputs, model))
+
+
+def _xla(model: Any, inputs: InferenceInputs) -> Callable[[Any], Any]:
     function = _function(model, inputs, jit_compile=True)
 
     def call(batch: Any) -> Any:
@@ -136,49 +152,7 @@ def _xla(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[An
                 f"Received: model={model.name!r} ({error.message.splitlines()[0][:200]})."
             ) from error
 
-    yield _on_tensors(call, inputs)
-
-
-@contextlib.contextmanager
-def _eager(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
-    yield _on_tensors(lambda batch: model(batch, training=False), inputs)
-
-
-@contextlib.contextmanager
-def _predict_on_batch(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
-    def prepare(batch_size: int) -> Call:
-        batch = _as_keras_takes(inputs.batch(batch_size))
-        return lambda: fetched(model.predict_on_batch(batch))
-
-    yield prepare
-
-
-@contextlib.contextmanager
-def _predict(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
-    def prepare(batch_size: int) -> Call:
-        rows = _as_keras_takes(inputs.batch(bulk_examples))
-        return lambda: model.predict(rows, batch_size=batch_size, verbose=0)
-
-    yield prepare
-
-
-@contextlib.contextmanager
-def _saved_model(model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Any]:
-    with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:
-        path = str(Path(folder) / "model")
-        model.export(path, format="tf_saved_model", verbose=False)
-        loaded: Any = tf.saved_model.load(path)
-        yield _on_tensors(loaded.serve, _as_declared(inputs, model))
-
-
-_PATHS = {
-    "compiled": _compiled,
-    "xla": _xla,
-    "predict_on_batch": _predict_on_batch,
-    "call": _eager,
-    BULK_PATH: _predict,
-    "saved_model": _saved_model,
-}
+    return call
 
 
 def _function(model: Any, inputs: InferenceInputs, *, jit_compile: bool) -> Callable[[Any], Any]:
@@ -198,12 +172,10 @@ def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
     tensors = declared_inputs(model)
     if not tensors:
         return inputs
-    leaves = ordered_rows(model, inputs.rows)
-    ranked = [of_rank(leaf, len(t.shape)) for leaf, t in zip(leaves, tensors, strict=True)]
-    cast = [
-        leaf if t.dtype == "string" else leaf.astype(t.dtype)
-        for leaf, t in zip(ranked, tensors, strict=True)
-    ]
+    cast = []
+    for leaf, tensor in zip(ordered_rows(model, inputs.rows), tensors, strict=True):
+        ranked = of_rank(leaf, len(tensor.shape))
+        cast.append(ranked if tensor.dtype == "string" else ranked.astype(tensor.dtype))
     structure: Any = getattr(model, "_inputs_struct", None)
     if not isinstance(inputs.rows, dict) or structure is None:
         structure = inputs.rows
@@ -217,10 +189,10 @@ def _as_keras_takes(batch: Any) -> Any:
     return batch
 
 
-def _on_tensors(function: Callable[[Any], Any], inputs: InferenceInputs) -> Callable[[int], Call]:
+def _on_tensors(function: Callable[[Any], Any], inputs: InferenceInputs) -> Prepare:
     """Prepare calls whose inputs lie on the device already."""
 
-    def prepare(batch_size: int) -> Call:
+    def prepare(batch_size: int) -> Callable[[], Any]:
         batch = keras.tree.map_structure(tf.constant, inputs.batch(batch_size))
         return lambda: fetched(function(batch))
 

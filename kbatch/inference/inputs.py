@@ -17,11 +17,9 @@ _MADE_NOTE = "Inputs were made at random for the model's input shapes."
 
 
 class InferenceInputs(NamedTuple):
-    """Rows that are repeated into batches.
+    """Rows that are repeated into batches: arrays of shape (rows, ...), nested as the model takes.
 
-    Attributes:
-        rows: Nested NumPy arrays of shape (rows, ...), in the structure that the model takes.
-        note: What a reader must know of them, or None.
+    The note is what a reader must know of them.
     """
 
     rows: Any
@@ -67,11 +65,14 @@ def _check_form(x: Any) -> None:
         return
     for leaf in keras.tree.flatten(x):
         if not _is_array(leaf):
+            received = f"a value of type {type(leaf).__name__}"
+            if isinstance(leaf, np.ndarray):
+                received = f"an array of shape {leaf.shape} and dtype {leaf.dtype}"
             raise InputError(
                 "`x` must be arrays of shape (examples, ...), nested as the model takes them, or a "
                 "`tf.data.Dataset`: bring rows of different lengths to one length "
                 "(`keras.utils.pad_sequences`), and make an array of a list (`np.asarray`). "
-                f"Received: x with {_named_type(leaf)}."
+                f"Received: x with {received}."
             )
 
 
@@ -88,13 +89,7 @@ def _is_array(leaf: Any) -> bool:
     return array.dtype != object or all(isinstance(one, (str, bytes)) for one in array.flat)
 
 
-def _named_type(leaf: Any) -> str:
-    if isinstance(leaf, np.ndarray):
-        return f"an array of shape {leaf.shape} and dtype {leaf.dtype}"
-    return f"a value of type {type(leaf).__name__}"
-
-
-def _made_rows(model: keras.Model) -> Any:
+def _made_rows(model: Any) -> Any:
     tensors: Any = getattr(model, "inputs", None)
     if not tensors:
         raise InputError(
@@ -109,7 +104,12 @@ def _made_rows(model: keras.Model) -> Any:
     if isinstance(structure, list) and len(structure) == 1:
         structure = structure[0]
     rng = np.random.default_rng(0)
-    indices = _embedding_sizes(model)
+    # How many indices each embedding knows, by the identity of the tensor that it takes.
+    indices = {
+        id(layer.input): layer.input_dim
+        for layer in model._flatten_layers(include_self=False)
+        if isinstance(layer, keras.layers.Embedding) and layer._inbound_nodes
+    }
     return keras.tree.map_structure(lambda t: _made_leaf(t, indices, rng), structure)
 
 
@@ -130,16 +130,6 @@ def _made_leaf(tensor: Any, indices: dict[int, int], rng: np.random.Generator) -
     if tensor.dtype == "bool":
         return rng.integers(0, 2, shape).astype("bool")
     return rng.normal(size=shape).astype(tensor.dtype)
-
-
-def _embedding_sizes(model: Any) -> dict[int, int]:
-    """Return how many indices each embedding knows, by the identity of the tensor that it takes."""
-    layers = model._flatten_layers(include_self=False)
-    return {
-        id(layer.input): layer.input_dim
-        for layer in layers
-        if isinstance(layer, keras.layers.Embedding) and layer._inbound_nodes
-    }
 
 
 def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:

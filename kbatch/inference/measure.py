@@ -12,14 +12,14 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of
 from kbatch.analysis.intervals import calls_for_quantile
 from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
-from kbatch.device.memory import check_memory_limit
+from kbatch.device.memory import check_memory_limit, gpu_in_use
 from kbatch.document.numbers import counted, memory_text, readable
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.answers import check_target
 from kbatch.inference.call_paths import CallPath, call_paths_of, check_functions
 from kbatch.inference.inputs import InferenceInputs, check_inputs, inference_inputs
-from kbatch.inference.memory import measure_memory, probing_place
+from kbatch.inference.memory import measure_memory
 from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.record import BULK_PATH, OutputChange
 from kbatch.inference.sweep import InferenceSweep, Setting, SweepPlan
@@ -318,7 +318,8 @@ def _measure_memory(prepared: _Prepared, say: Progress) -> MemoryPass:
             found = memory_text(record.peak_bytes)
         say(f"memory of batch {record.batch_size} under {record.dtype_policy}: {found}")
 
-    say(f"measuring memory in {probing_place()}")
+    place = "this process, which holds the GPU" if gpu_in_use() else "a worker process"
+    say(f"measuring memory in {place}")
     passes = [
         measure_memory(
             model,

@@ -32,11 +32,6 @@ _NOT_SENDABLE = (
 )
 
 
-def probing_place() -> str:
-    """Describe where memory will be probed."""
-    return "this process, which holds the GPU" if gpu_in_use() else "a worker process"
-
-
 def measure_memory(
     model: keras.Model,
     inputs: InferenceInputs,

@@ -50,9 +50,16 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
     """Return the model under a policy; the model itself stays as it is."""
     if dtype_policy == policy_of(model):
         return model
-    if dtype_policy == INT8:
-        return _quantised(copy_under(model, "float32"))
-    return copy_under(model, dtype_policy)
+    if dtype_policy != INT8:
+        return copy_under(model, dtype_policy)
+    copy: Any = copy_under(model, "float32")
+    with warnings.catch_warnings():
+        # One warning for each layer without int8; `quantised_note` counts what was quantised.
+        warnings.simplefilter("ignore")
+        copy.quantize(INT8)
+    if not any(INT8 in layer.dtype_policy.name for layer in layers_with_weights(copy)):
+        raise NoVariant(f"No layer of model {model.name!r} can be quantised to int8.")
+    return copy
 
 
 def output_change(
@@ -97,13 +104,3 @@ def _flat(outputs: Any) -> np.ndarray:
 
 def _finite(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def _quantised(model: Any) -> keras.Model:
-    with warnings.catch_warnings():
-        # One warning for each layer without int8; what was quantised is counted below.
-        warnings.simplefilter("ignore")
-        model.quantize(INT8)
-    if not any(INT8 in layer.dtype_policy.name for layer in layers_with_weights(model)):
-        raise NoVariant(f"No layer of model {model.name!r} can be quantised to int8.")
-    return model
