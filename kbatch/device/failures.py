@@ -35,6 +35,9 @@ _NOT_STARTED = (
     "cudnn_status_internal_error",
     "cusolver_status_not_initialized",
     "failed to create cublas handle",
+    # The same, said by the operation: the reason stands in the log alone.
+    "streamexecutor without blas support",
+    "blas xgem",  # xGEMM, xGEMMBatched and xGEMV "launch failed"
     "could not create cudnn handle",
     "cudnn failed to initialize",
     "dnn library initialization failed",

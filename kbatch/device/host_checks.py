@@ -322,7 +322,8 @@ def _one_gpu_finding(reading: ListedGpu, build: TensorFlowBuild) -> Finding:
         parts.append("split into instances (MIG): this memory and all power are the whole board's")
     newest = max(build.compute_capabilities, default=None)
     warnings = []
-    if total is not None and used is not None and used > _SMALL_SHARE * total:
+    shared = not gpu.mig  # What lies in other instances is in nobody's way.
+    if shared and total is not None and used is not None and used > _SMALL_SHARE * total:
         whose = ", ".join(reading.process_texts) or "nvidia-smi on the host names them"
         warnings.append(f"other processes hold {gibibytes(used)}: {whose}")
     if capability and capability < _TENSOR_CORES:

@@ -191,7 +191,8 @@ def nvml_gpu() -> NvmlGpu | None:
 def other_processes(*, on_any_gpu: bool = False) -> tuple[GpuProcess, ...]:
     """List the processes beside this one that hold much memory of TensorFlow's first GPU.
 
-    None are listed where workers of a search share it, which have parts of their own.
+    None are listed where workers of a search share it, which have parts of their own, nor of a GPU
+    in instances (MIG), which have theirs.
     """
     if not gpu_visible() or (workers_on_device() or 1) > 1:
         return ()
@@ -200,7 +201,8 @@ def other_processes(*, on_any_gpu: bool = False) -> tuple[GpuProcess, ...]:
     found: list[GpuProcess] = []
     with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
         for gpu in listed:
-            processes = read_processes(gpu) if place in (None, gpu.pci_bus_id) else ()
+            near = place in (None, gpu.pci_bus_id) and not gpu.mig
+            processes = read_processes(gpu) if near else ()
             # In a container they may be numbers of the host, and this process not among them.
             if on_any_gpu or any(process.pid == os.getpid() for process in processes):
                 least = _SMALL_SHARE * (gpu.memory_total_bytes or 0)

@@ -146,6 +146,8 @@ class WorkerProbes:
         if not gpu_visible():  # Beside a GPU the host only holds the batches on their way.
             environment |= limited_cpu(self.limit_bytes)
         self._worker = Worker(environment, functools.partial(_start, load, memory_limit_bytes))
+        # Of all its processes: in a fresh one no smaller size has run.
+        self._smallest_that_ran: int | None = None
 
     def close(self) -> None:
         """End the worker."""
@@ -168,13 +170,17 @@ class WorkerProbes:
         try:
             reading = self._worker.call(_Subject.read, batch_size)
         except Exception as error:
-            if not ran_out_of_memory(error):
+            smallest = self._smallest_that_ran
+            worked = smallest is not None and smallest < batch_size
+            if not ran_out_of_memory(error, smaller_worked=worked):
                 raise
             died = error if isinstance(error, WorkerDied) else None
             reading = Reading(None, batch_size, time.perf_counter() - started_s, died=died)
         if reading.peak_bytes is None:
             # A fresh process begins its output anew.
             reading = reading._replace(free=free_memory(self._worker.output.removeprefix(before)))
+        else:
+            self._smallest_that_ran = min(reading.rows, self._smallest_that_ran or reading.rows)
         if reading.lost:
             self._worker.restart()
         return reading

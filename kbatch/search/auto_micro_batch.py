@@ -154,12 +154,13 @@ class AutoMicroBatch:
         return min(result.max_batch_size, self._limit(key, directory))
 
     def halve(self, key: str, size: int, directory: Path | None) -> int | None:
-        """Take half of a size that ran out of memory after all, and remembers it."""
+        """Take half of a size that ran out of memory after all, and remember it."""
         if size < 2:
             return None
         half = min(size // 2, self._limit(key, directory))
         self._limits[key] = MicroBatchLimit(half)
-        _save(self._limits[key], _limit_file(directory, key))
+        if not other_processes():  # Else memory may have run out because of them.
+            _save(self._limits[key], _limit_file(directory, key))
         return half
 
     def _limit(self, key: str, directory: Path | None) -> int:

@@ -81,8 +81,11 @@ class TrainingSweep:
 
     def warm_up(self, setting: StepSetting, *, traced: bool = False) -> WarmUp | None:
         """Run the first steps and let the setting take part; None where memory ran out."""
-        call = self._steps.step(self._batch_of(setting.batch_size), setting.micro_batch_size)
-        return self.rounds.admit(setting, call, traced=traced)
+        return self.rounds.admit_prepared(
+            setting,
+            lambda: self._steps.step(self._batch_of(setting.batch_size), setting.micro_batch_size),
+            traced=traced,
+        )
 
     def late(self, share: float) -> bool:
         """Return whether a share of the time budget is spent."""

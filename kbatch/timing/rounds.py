@@ -171,14 +171,16 @@ class TimingRounds(Generic[Key]):
         self._first_calls_s += warm_up.first_call_s
         return warm_up
 
-    def admit_prepared(self, key: Key, prepare: Callable[[], Call]) -> WarmUp | None:
+    def admit_prepared(
+        self, key: Key, prepare: Callable[[], Call], *, traced: bool = False
+    ) -> WarmUp | None:
         """Make a contender ready, as by copying its inputs to the device, and admits it."""
         try:
             call = prepare()
         except Exception as error:
             self._keep_if_result(key, error)
             return None
-        return self.admit(key, call)
+        return self.admit(key, call, traced=traced)
 
     def withdraw(self, key: Key) -> WarmUp:
         """Take a contender out that was warmed up and is not to be timed."""

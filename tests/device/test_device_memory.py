@@ -190,6 +190,11 @@ def test_who_else_holds_the_gpu_is_named_with_how_much(monkeypatch, second, foun
     assert other_processes() == found
 
 
+def test_what_lies_in_other_instances_of_a_gpu_is_in_nobodys_way(monkeypatch):
+    gpus(monkeypatch, mig=True, first={OWN: 9 * GIB, 7: 9 * GIB})
+    assert (other_processes(), other_processes(on_any_gpu=True)) == ((), ())
+
+
 def test_where_tensorflow_could_not_start_all_gpus_are_looked_at(monkeypatch):
     gpus(monkeypatch, first={5: 15 * GIB}, second={7: 39 * GIB})
     found = (GpuProcess(5, 15 * GIB), GpuProcess(7, 39 * GIB))

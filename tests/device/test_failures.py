@@ -28,6 +28,8 @@ OUT_OF_MEMORY = [
 ]
 NOT_STARTED = [
     (errors.InternalError, "failed to create cublas handle: CUBLAS_STATUS_NOT_INITIALIZED"),
+    (errors.InternalError, "BLAS operation using StreamExecutor without BLAS support [Op:MatMul]"),
+    (errors.InternalError, "Blas xGEMM launch failed : a.shape=[1,64,9], b.shape=[1,9,8], m=64"),
     (errors.FailedPreconditionError, "DNN library initialization failed. Look above for details."),
     (errors.UnimplementedError, "DNN library is not found."),
     (errors.UnknownError, "Failed to get convolution algorithm: cuDNN failed to initialize"),

@@ -14,8 +14,8 @@ BUILD = TensorFlowBuild((12, 5), ((6, 0), (9, 0)), ("nvidia-cudnn-cu12",))
 DRIVER = NvmlDriver("550.54.15", (12, 4), ())
 
 
-def gpu(index=0, *, used=GIB):
-    known = NvmlGpu(None, "Example GPU", "00000000:01:00.0", 80 * GIB, index=index)
+def gpu(index=0, *, used=GIB, mig=False):
+    known = NvmlGpu(None, "Example GPU", "00000000:01:00.0", 80 * GIB, index=index, mig=mig)
     return ListedGpu(known, used)
 
 
@@ -105,6 +105,12 @@ def test_memory_that_others_hold_is_told():
     assert findings["GPU 0"].status == "warning"
     assert "60.0 GiB" in findings["GPU 0"].text
     assert findings["GPU 1"].status == "ok"
+
+
+def test_memory_of_other_instances_is_in_nobodys_way():
+    finding = found(here(gpu(used=60 * GIB, mig=True)), ["GPU:0"])["GPU 0"]
+    assert finding.status == "ok"
+    assert "whole board" in finding.text
 
 
 def test_how_memory_is_taken_is_told_where_there_is_a_gpu():

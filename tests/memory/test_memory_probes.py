@@ -7,7 +7,7 @@ import tensorflow as tf
 from fake_clock import FakeClock
 
 from kbatch.errors import DeviceLostError
-from kbatch.memory.probe import ProcessProbes, Reading, worker_probes
+from kbatch.memory.probe import ProcessProbes, Reading, WorkerProbes, worker_probes
 from kbatch.memory.workload import Load
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
@@ -42,6 +42,33 @@ def test_a_library_that_does_not_start_is_want_of_memory_after_a_smaller_size_al
         probes.read(16)
     assert probes.read(8).peak_bytes is not None
     assert probes.read(16).peak_bytes is None
+
+
+class StartsNoLibrary:
+    """A worker whose second process cannot start cuBLAS."""
+
+    output, processes = "", 1
+
+    def __init__(self, *_):
+        pass
+
+    def call(self, _, batch_size):
+        if self.processes > 1:
+            raise tf.errors.InternalError(None, None, NO_LIBRARY)
+        return Reading(40, batch_size, 1.0)
+
+    def restart(self):
+        self.processes += 1
+
+
+def test_a_fresh_process_knows_that_a_smaller_size_ran_in_the_one_before(monkeypatch):
+    monkeypatch.setattr("kbatch.memory.probe.Worker", StartsNoLibrary)
+    probes = WorkerProbes(FailingLoad(), None)
+    assert probes.read(8).peak_bytes == 40
+    probes.renew()
+    assert probes.read(16).peak_bytes is None
+    with pytest.raises(tf.errors.InternalError, match="NOT_INITIALIZED"):
+        probes.read(8)
 
 
 @pytest.mark.parametrize(("text", "jit_compile"), [(LOST, False), ("OOM when allocating", True)])

@@ -345,6 +345,16 @@ def test_of_the_sizes_that_ran_out_in_several_processes_the_least_counts(tmp_pat
     assert first.halve("another", 1, tmp_path) is None
 
 
+def test_memory_that_ran_out_beside_another_process_is_not_remembered_by_later_searches(
+    monkeypatch, tmp_path
+):
+    beside = (GpuProcess(4711, None),)
+    monkeypatch.setattr("kbatch.search.auto_micro_batch.other_processes", lambda: beside)
+    first = auto()
+    assert [first.halve("key", 64, tmp_path), first.halve("key", 32, tmp_path)] == [32, 16]
+    assert auto().halve("key", 64, tmp_path) == 32
+
+
 HOSTS = {
     "workers_on_device": lambda: 2,
     "read_control_group": lambda: ControlGroup(10**9, 10**9, None),

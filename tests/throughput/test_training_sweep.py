@@ -25,10 +25,16 @@ class Steps:
         self.now_s += (10 + size) / 1000
 
 
-def gone_on(*, time_budget_s=1e6, room=10**6, larger=LARGER):
+def batch_of(size, room):
+    if size > room:
+        raise MemoryError("no room for the batch itself")
+    return size
+
+
+def gone_on(*, time_budget_s=1e6, room=10**6, larger=LARGER, room_for_batch=10**6):
     steps = Steps(room)
     timing = TimingPlan(time_budget_s=time_budget_s)
-    sweep = TrainingSweep(steps, lambda size: size, timing)
+    sweep = TrainingSweep(steps, lambda size: batch_of(size, room_for_batch), timing)
     sweep.rounds = TimingRounds(
         timing,
         seed=0,
@@ -47,6 +53,7 @@ def gone_on(*, time_budget_s=1e6, room=10**6, larger=LARGER):
         ({"larger": ()}, ()),
         ({"larger": (16, 32)}, (16, 32)),
         ({"room": 32}, (16, 32, 64)),  # 64 ran out of memory, which is a result.
+        ({"room_for_batch": 32}, (16, 32, 64)),
         ({"time_budget_s": 0.7}, (16,)),
         ({"time_budget_s": 0.01}, ()),
     ],
