@@ -345,7 +345,9 @@ def test_the_record_and_its_text_name_the_sizes_whose_steps_were_too_slow_to_run
             return super().read(size)._replace(**slow)
 
     found = probe(Slow(), max_batch_size=500)
-    assert {p.batch_size for p in found.probes if p.stopped_after == 2} == {500}
+    slow = {p.batch_size for p in found.probes if p.stopped_after == 2}
+    assert slow == {p.batch_size for p in found.probes if p.batch_size > 400}
+    assert 500 in slow
     (line,) = [line for line in max_batch_lines(found) if "memory was read" in line]
     assert line.startswith("Steps of 500 examples take 15.0 s: memory was read from 2 of them")
     assert not [line for line in max_batch_lines(probe(ComputedProbes())) if "was read" in line]

@@ -224,10 +224,10 @@ def under_auto(build, sizes):
 
 
 def test_under_auto_a_size_that_is_faster_in_parts_is_timed_in_parts():
-    """The whole batch of 512 waits for a quarter of a second; 64 parts of 8 for 4 ms."""
+    """The whole batch of 512 waits for a second; 64 parts of 8 for 16 ms."""
 
     def seconds(rows):
-        return 1e-6 * rows**2
+        return 4e-6 * rows**2
 
     record = swept(under_auto(waiting(seconds), (8, 512)), *models.rows(600))
     assert record.extrapolated == ()

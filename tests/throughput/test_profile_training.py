@@ -67,9 +67,12 @@ def test_a_batch_is_cut_into_micro_batches_of_each_size():
     found = kbatch.profile_training(models.mlp, *DATA, batch_size=40, **QUICK)
     assert [p.micro_batch_size for p in found.points] == [1, 2, 4, 8, 16, 32, 40]
     assert {p.batch_size for p in found.points} == {40}
-    whole = found.points[-1]
-    assert not whole.accumulated
-    assert whole.samples_per_second == pytest.approx(40 / whole.step_time_s)
+    assert [p.accumulated for p in found.points] == [True] * 6 + [False]
+    # On a busy machine the time ends before the last sizes.
+    measured = [p for p in found.points if p.outcome == "measured"]
+    assert measured
+    for point in measured:
+        assert point.samples_per_second == pytest.approx(40 / point.step_time_s)
     assert found.memory_limit_bytes is None
     assert not found.memory_bytes
 
