@@ -293,7 +293,7 @@ def _hollow(upper: "Axes", shown: Study, running: str | None) -> None:
     figure = upper.get_figure(root=True)
     panels = figure.axes if figure else [upper]
     for point in info.points:
-        if point.trial_id != running or not point.completed:
+        if point.trial_id != running or point.status != "completed":
             continue
         number = next(i for i, one in enumerate(info.series) if running in one.trial_ids)
         style = series_style(number)
