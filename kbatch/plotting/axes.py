@@ -11,6 +11,23 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from kbatch.plotting.canvas import label_room, width_share
 
 _MOST_TICKS = 12
+# What may be labelled in each decade of an axis that spans less than so many times its low end:
+# over many decades a label for each third of one could not be read.
+_LABELS = (
+    (4, (1, 1.5, 2, 3, 4, 5, 6, 8)),
+    (10, (1, 2, 3, 4, 6, 8)),
+    (1e3, (1, 2, 5)),
+    (math.inf, (1,)),
+)
+_FEWER = ((1, 2, 5), (1, 3), (1,))
+# Less than a factor of two may hold no such number: there plain steps are labelled.
+_MOST_STEPS = 4
+# Beyond so many every second one is labelled.
+_MOST_DECADES = 9
+# Numbers with more digits would be written with an exponent.
+_WHOLE_FROM = 1e5
+# Between two labels, in characters.
+_GAP = 1.5
 
 
 def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
@@ -37,25 +54,6 @@ def batch_ticks(batch_sizes: Iterable[int], most: int = _MOST_TICKS) -> list[int
     return ticks
 
 
-# What may be labelled in each decade of an axis that spans less than so many times its low end:
-# over many decades a label for each third of one could not be read.
-_LABELS = (
-    (4, (1, 1.5, 2, 3, 4, 5, 6, 8)),
-    (10, (1, 2, 3, 4, 6, 8)),
-    (1e3, (1, 2, 5)),
-    (math.inf, (1,)),
-)
-_FEWER = ((1, 2, 5), (1, 3), (1,))
-# Less than a factor of two may hold no such number: there plain steps are labelled.
-_MOST_STEPS = 4
-# Beyond so many every second one is labelled.
-_MOST_DECADES = 9
-# Numbers with more digits would be written with an exponent.
-_WHOLE_FROM = 1e5
-# Between two labels, in characters.
-_GAP = 1.5
-
-
 def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
     """Label an axis that is logarithmic already."""
     low, high = sorted(axis.get_view_interval())
@@ -70,7 +68,10 @@ def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
         *(LogLocator(numticks=count) for count in range(_MOST_STEPS, 1, -1)),
         *(MaxNLocator(nbins=count) for count in range(_MOST_STEPS, 0, -1)),
     ]
-    ticks = [_within(locator.tick_values(low, high), low, high) for locator in locators]
+    ticks = [
+        [float(place) for place in locator.tick_values(low, high) if low <= place <= high]
+        for locator in locators
+    ]
     # Two at least, to compare; where they have no room, one.
     fitting = [
         locator
@@ -81,10 +82,6 @@ def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
     axis.set_major_locator(fitting[0] if fitting else single)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
-
-
-def _within(places: Sequence[float], low: float, high: float) -> list[float]:
-    return [float(place) for place in places if low <= place <= high]
 
 
 def _fit(axis: Axis, places: Sequence[float], write: Callable[[float], str]) -> bool:

@@ -79,21 +79,23 @@ def _caption_lines(figure: Figure | SubFigure | None) -> int:
 
 def width_share(ax: Axes) -> float:
     """Compare the width for texts with that of a figure of the usual width, 1 at most."""
-    figure = ax.get_figure(root=True)
-    width_in = WIDTH_IN if figure is None else figure.get_figwidth()
-    return min(1.0, (width_in - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
+    return min(1.0, (_width_in(ax) - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
 
 
 def label_room(ax: Axes) -> float:
     """Return how many characters of tick labels fit beside each other, about: before the layout."""
-    figure = ax.get_figure(root=True)
     # It asks for a renderer, which sizes that are shares of each other do without.
     locate: Any = ax.get_axes_locator()
     place = ax.get_position() if locate is None else locate(ax, None)
-    width_in = WIDTH_IN if figure is None else figure.get_figwidth()
+    width_in = _width_in(ax)
     # What stands beside narrow Axes takes a larger part of the figure.
     shrunk = min(1.0, (width_in - _LABELS_IN) / width_in)
     return 72 * width_in * place.width * shrunk / (TEXT_PT * _DIGIT_EM)
+
+
+def _width_in(ax: Axes) -> float:
+    figure = ax.get_figure(root=True)
+    return WIDTH_IN if figure is None else figure.get_figwidth()
 
 
 def plain_axes(ax: Axes | None, height_in: float) -> Axes:
@@ -200,8 +202,7 @@ def say(ax: Axes, text: str) -> None:
 
 def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) -> None:
     """Write small lines below the x axis label of Axes."""
-    root = ax.get_figure(root=True)
-    width_in = root.get_figwidth() if root else WIDTH_IN
+    width_in = _width_in(ax)
     # Before the layout a place is about right, and too wide in a narrow figure.
     width_pt = 72 * min(width_in * ax.get_position().width, width_in - _BESIDE_CAPTION_IN)
     characters = max(30, int(width_pt / (SMALL_PT * _CHARACTER_EM)))

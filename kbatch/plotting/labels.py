@@ -14,26 +14,20 @@ _LINE_EM = 1.25
 _GAP_PT = 5.0
 # Half the width of a mark.
 _MARK_PT = 4.0
+# Left, bottom, right and top, in points.
+_Box = tuple[float, float, float, float]
 
 
 class Label(NamedTuple):
-    """A label and where it may stand.
+    """A label of a point, and where it may stand."""
 
-    Attributes:
-        place: The point, in the units of the data.
-        text: What it says.
-        sides: Sides of the point, in order of preference, each -1, 0 or 1 to the right and up.
-        color: Its colour.
-        bold: Whether it is bold.
-        short: What it says where that finds no place, an empty text for nothing.
-    """
-
-    place: tuple[float, float]
+    place: tuple[float, float]  # In the units of the data.
     text: str
+    # Sides of the point in order of preference, each -1, 0 or 1 to the right and up.
     sides: tuple[tuple[int, int], ...]
     color: str
     bold: bool = False
-    short: str = ""
+    short: str = ""  # What it says where the text finds no place.
 
 
 def place_labels(
@@ -63,11 +57,8 @@ def place_labels(
     return left
 
 
-_Box = tuple[float, float, float, float]
-
-
 class _Boxes:
-    """Left, bottom, right and top of what is taken, in points; thousands are compared at once."""
+    """The boxes that are taken; thousands are compared at once."""
 
     def __init__(self, most: int):
         self._sides = np.empty((4, most))
@@ -99,10 +90,9 @@ def _box(place: np.ndarray, side: tuple[int, int], width: float, height: float) 
 
 def _size_pt(panel: Axes) -> tuple[float, float]:
     """Return width and height of Axes, in points."""
-    figure = panel.get_figure(root=True)
-    size = (1.0, 1.0) if figure is None else (figure.get_figwidth(), figure.get_figheight())
-    box = panel.get_position()
-    return 72 * size[0] * box.width, 72 * size[1] * box.height
+    figure, box = panel.get_figure(root=True), panel.get_position()
+    width_in, height_in = (1.0, 1.0) if figure is None else figure.get_size_inches()
+    return 72 * float(width_in) * box.width, 72 * float(height_in) * box.height
 
 
 def _write(panel: Axes, label: Label, side: tuple[int, int]) -> None:

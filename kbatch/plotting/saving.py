@@ -19,6 +19,35 @@ _METADATA: dict[str, dict[str, str | None]] = {
     ".pdf": {"CreationDate": None},
 }
 _DESCRIPTION = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
+# Colours of a figure that the page sets for light and dark, by name in the style sheet.
+_PAGE_COLORS = {
+    "ink": INK,
+    "muted": MUTED,
+    "grid": GRID,
+    "paper": PAPER,
+    "alarm": ALARM_TEXT,
+    "first": series_style(0).color,
+}
+# Matplotlib writes a glyph as a path in font units with this scale, before its first use.
+_GLYPH = re.compile(r'<path id="([^"]+)" d="([^"]*)" transform="scale\(0\.015625\)"\s*/>')
+_ID = re.compile(r' id="([^"]+)"')
+_REFERENCE = re.compile(r'((?:xlink:href="#|url\(#))([^")]+)')
+# Attributes that hold places, whose hundredth of a point nobody sees.
+_PLACES = re.compile(r'(?:\bd|\bx|\by|points)="[^"]*"|translate\([^)]*\)')
+_LONG_NUMBER = re.compile(r"(\.\d\d)\d+")
+_SHIFTED = re.compile(r'transform="translate\(([\d.-]+) 0\)"/>')
+# The page has the one rule of the style itself.
+_LEFT_OUT = re.compile(
+    r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->| xmlns(?::xlink)?=\"[^\"]*\"",
+    flags=re.DOTALL,
+)
+# A text with a halo: its outline as a stroke of the paper, then filled.
+_HALO = re.compile(r'<path d="([^"]+)" style="([^"]*)"/><path d="\1" style="(fill: [^";]+)"/>')
+_STYLE = re.compile(r' style="([^"]+)"')
+_COLOR = re.compile(r"#[0-9a-f]{6}")
+# Below this relative luminance a colour is lost on a dark page.
+_DARK = 0.12
+_EMPTY = re.compile(r"<defs>\s*</defs>|<g>\s*</g>|<g/>")
 
 
 def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
@@ -68,37 +97,6 @@ def _description(figure: Figure) -> str | None:
     """Join the labels of all Axes, None where there is none."""
     labels = (str(axes.get_label()) for axes in figure.axes)
     return " ".join(label for label in labels if label and not label.startswith("<")) or None
-
-
-# Colours of a figure that the page sets for light and dark, by name in the style sheet.
-_PAGE_COLORS = {
-    "ink": INK,
-    "muted": MUTED,
-    "grid": GRID,
-    "paper": PAPER,
-    "alarm": ALARM_TEXT,
-    "first": series_style(0).color,
-}
-# Matplotlib writes a glyph as a path in font units with this scale, before its first use.
-_GLYPH = re.compile(r'<path id="([^"]+)" d="([^"]*)" transform="scale\(0\.015625\)"\s*/>')
-_ID = re.compile(r' id="([^"]+)"')
-_REFERENCE = re.compile(r'((?:xlink:href="#|url\(#))([^")]+)')
-# Attributes that hold places, whose hundredth of a point nobody sees.
-_PLACES = re.compile(r'(?:\bd|\bx|\by|points)="[^"]*"|translate\([^)]*\)')
-_LONG_NUMBER = re.compile(r"(\.\d\d)\d+")
-_SHIFTED = re.compile(r'transform="translate\(([\d.-]+) 0\)"/>')
-# The page has the one rule of the style itself.
-_LEFT_OUT = re.compile(
-    r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->| xmlns(?::xlink)?=\"[^\"]*\"",
-    flags=re.DOTALL,
-)
-# A text with a halo: its outline as a stroke of the paper, then filled.
-_HALO = re.compile(r'<path d="([^"]+)" style="([^"]*)"/><path d="\1" style="(fill: [^";]+)"/>')
-_STYLE = re.compile(r' style="([^"]+)"')
-_COLOR = re.compile(r"#[0-9a-f]{6}")
-# Below this relative luminance a colour is lost on a dark page.
-_DARK = 0.12
-_EMPTY = re.compile(r"<defs>\s*</defs>|<g>\s*</g>|<g/>")
 
 
 class SvgPage:

@@ -54,7 +54,8 @@ def draw_band(
     """Shade the intervals along a line where it has them."""
     spans = [(x, *b) for x, b in zip(places, bounds, strict=True) if b is not None]
     if spans:
-        panel.fill_between(*zip(*spans, strict=True), color=color, alpha=0.18, linewidth=0)
+        across, lows, highs = zip(*spans, strict=True)
+        panel.fill_between(across, lows, highs, color=color, alpha=0.18, linewidth=0)
 
 
 def ring(panel: Axes, place: float, value: float) -> None:
@@ -100,8 +101,8 @@ def annotate(
     )
 
 
-def mark_missing(panel: Axes, place: float) -> None:
-    """Mark a run without a result at the bottom edge."""
+def mark_missing(panel: Axes, place: float, words: str = "") -> None:
+    """Mark a run without a result at the bottom edge, and write above why there is none."""
     panel.plot(
         [place],
         [0],
@@ -114,6 +115,8 @@ def mark_missing(panel: Axes, place: float) -> None:
         clip_on=False,
         zorder=4,
     )
+    if words:
+        name_missing(panel, place, words)
 
 
 def name_missing(panel: Axes, place: float, words: str) -> None:

@@ -11,7 +11,7 @@ from kbatch.document.section import where_measured
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.canvas import SMALL_PT, halo, new_axes, piled, tidy, width_share, write_caption
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, series_style
-from kbatch.plotting.series import draw_series, mark_missing, name_missing, name_panel
+from kbatch.plotting.series import draw_series, mark_missing, name_panel
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
 from kbatch.throughput.text import training_clocks
 
@@ -185,8 +185,7 @@ def plot_training_profile(profile: "TrainingProfile", ax: "Axes | None" = None) 
     if has_memory:
         _draw_memory(panels[2], info)
     for size in info.failed:
-        mark_missing(panels[-1], size)
-        name_missing(panels[-1], size, "out of memory")
+        mark_missing(panels[-1], size, "out of memory")
     _mark_answers(panels[0], info)
     name_panel(panels[0], info.name)
     write_caption(panels[-1], *filter(None, (info.conditions, info.fit)))

@@ -8,7 +8,6 @@ from kbatch.document.numbers import counted, listed, percent, readable
 from kbatch.document.section import clocks_text, where_measured
 from kbatch.inference.answers import InferenceAnswer
 from kbatch.inference.profile import InferenceProfile
-from kbatch.inference.record import TimingRecord
 
 BATCH_LABEL = "Batch size (examples per call)"
 # A line looks curved on logarithmic axes.
@@ -16,31 +15,16 @@ _LINE_POINTS = 60
 
 
 class TimedPoint(NamedTuple):
-    """One batch size of a series.
-
-    Attributes:
-        batch_size: Examples in a batch.
-        time_ms: Time of a batch, in milliseconds.
-        low_ms: Lower end of its 95 % interval, None if it has none.
-        high_ms: Upper end, likewise.
-    """
+    """One batch size of a series."""
 
     batch_size: int
-    time_ms: float
-    low_ms: float | None
-    high_ms: float | None
+    time_ms: float  # Of a batch.
+    time_bounds: tuple[float, float] | None  # Its 95 % interval.
 
     @property
     def samples_per_second(self) -> float:
         """Throughput, in examples per second."""
         return 1000 * self.batch_size / self.time_ms
-
-    @property
-    def time_bounds(self) -> tuple[float, float] | None:
-        """The time at the ends of the interval, None if it has none."""
-        if self.low_ms is None or self.high_ms is None:
-            return None
-        return self.low_ms, self.high_ms
 
     @property
     def rate_bounds(self) -> tuple[float, float] | None:
@@ -52,52 +36,30 @@ class TimedPoint(NamedTuple):
 
 
 class TimedSeries(NamedTuple):
-    """One call path under one policy.
-
-    Attributes:
-        label: What tells it from the others.
-        call_path: Name of the call path.
-        dtype_policy: Name of the policy.
-        points: What was timed, by batch size.
-        failed: Batch sizes that ran out of memory.
-        line: The fitted time of a batch, in milliseconds, at batch sizes along the axis; empty
-            where no line holds.
-    """
+    """One call path under one policy."""
 
     label: str
     call_path: str
     dtype_policy: str
     points: tuple[TimedPoint, ...]
-    failed: tuple[int, ...]
+    failed: tuple[int, ...]  # Batch sizes that ran out of memory.
+    # The fitted time of a batch, in milliseconds, along the axis; empty where no line holds.
     line: tuple[tuple[float, float], ...]
 
 
 class TargetMark(NamedTuple):
-    """A latency target that was checked.
-
-    Attributes:
-        latency_ms: The target, in milliseconds.
-        words: What was found, in words.
-    """
+    """A latency target that was checked, and what was found."""
 
     latency_ms: float
     words: str
 
 
 class InferenceInfo(NamedTuple):
-    """What the figures show.
-
-    Attributes:
-        name: Name of the model.
-        series: All call paths and policies that were timed.
-        answers: The batch sizes that the first series answers, by name, where it does.
-        targets: Latency targets that were checked.
-        conditions: Device, versions and counts, in one line.
-    """
+    """What the figures show: all call paths and policies that were timed."""
 
     name: str
     series: tuple[TimedSeries, ...]
-    answers: tuple[tuple[str, InferenceAnswer], ...]
+    answers: tuple[tuple[str, InferenceAnswer], ...]  # Of the first series.
     targets: tuple[TargetMark, ...]
     conditions: str
 
@@ -110,17 +72,23 @@ class InferenceInfo(NamedTuple):
 
 def inference_info(profile: InferenceProfile) -> InferenceInfo:
     """Compute what the figures of a profile show."""
-    series = tuple(_series(profile, path, policy) for path, policy in profile.series)
+    series = (_series(profile, path, policy) for path, policy in profile.series)
     timed = tuple(one for one in series if one.points)
     if not timed:
         raise ValueError(
             "The profile holds no time, so there is nothing to plot: measure smaller batch sizes "
             f"or longer. Received: {len(profile.timings)} settings, none measured."
         )
+    answers = []
+    for name in ("knee", "efficient", "fastest"):
+        try:
+            answers.append((name, getattr(profile, name)))
+        except ValueError:  # The measurements do not tell it.
+            continue
     return InferenceInfo(
         profile.model_name,
         timed,
-        _answers(profile),
+        tuple(answers),
         _targets(profile),
         conditions_line(profile, bars=any(p.time_bounds for one in timed for p in one.points)),
     )
@@ -170,12 +138,17 @@ def inference_alt_text(info: InferenceInfo) -> str:
 
 def _series(profile: InferenceProfile, path: str, policy: str) -> TimedSeries:
     timings = [t for t in profile.timings if (t.call_path, t.dtype_policy) == (path, policy)]
-    policies = {p for _, p in profile.series}
+    points = []
+    for timing in timings:
+        if timing.batch_time_s is not None:
+            interval = timing.batch_time_interval_s
+            bounds = (1000 * interval.low, 1000 * interval.high) if interval else None
+            points.append(TimedPoint(timing.batch_size, 1000 * timing.batch_time_s, bounds))
     return TimedSeries(
-        f"{path}, {policy}" if len(policies) > 1 else path,
+        f"{path}, {policy}" if len({p for _, p in profile.series}) > 1 else path,
         path,
         policy,
-        tuple(point for timing in timings if (point := _point(timing)) is not None),
+        tuple(points),
         tuple(t.batch_size for t in timings if t.outcome == "out_of_memory"),
         _line(profile.select(call_path=path, dtype_policy=policy)),
     )
@@ -203,25 +176,3 @@ def _targets(profile: InferenceProfile) -> tuple[TargetMark, ...]:
         if check.best:
             found[asked] = f"{name}: batch size {check.batch_size:,}"
     return tuple(TargetMark(latency_ms, words) for (latency_ms, _), words in found.items())
-
-
-def _point(timing: TimingRecord) -> TimedPoint | None:
-    if timing.batch_time_s is None:
-        return None
-    interval = timing.batch_time_interval_s
-    return TimedPoint(
-        timing.batch_size,
-        1000 * timing.batch_time_s,
-        1000 * interval.low if interval else None,
-        1000 * interval.high if interval else None,
-    )
-
-
-def _answers(profile: InferenceProfile) -> tuple[tuple[str, InferenceAnswer], ...]:
-    found: list[tuple[str, InferenceAnswer]] = []
-    for name in ("knee", "efficient", "fastest"):
-        try:
-            found.append((name, getattr(profile, name)))
-        except ValueError:  # The measurements do not tell it.
-            continue
-    return tuple(found)

@@ -3,21 +3,18 @@
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from kbatch.document.numbers import counted, percent
 from kbatch.inference.figures.common import BATCH_LABEL, conditions_line
+from kbatch.inference.profile import InferenceProfile
 from kbatch.plotting.axes import batch_axis
-from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
-from kbatch.plotting.palette import ALARM, INK, MUTED, series_style
-from kbatch.plotting.series import name_panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from kbatch.inference.profile import InferenceProfile
+from kbatch.plotting.canvas import plain_axes, write_caption
+from kbatch.plotting.palette import ALARM, MUTED, series_style
+from kbatch.plotting.series import annotate, name_panel
 
 HEIGHT_IN = 2.8
 # Rounds of one size are spread over this much of an octave.
@@ -33,20 +30,14 @@ _LEAST_REACH = 0.01
 
 
 class NoisePoint(NamedTuple):
-    """One round of one batch size.
-
-    Attributes:
-        batch_size: Examples in a batch.
-        place: Where it is drawn on the batch axis.
-        deviation: Distance from the median of its size, as a share of it.
-    """
+    """One round of one batch size."""
 
     batch_size: int
-    place: float
-    deviation: float
+    place: float  # Where it is drawn on the batch axis.
+    deviation: float  # Distance from the median of its size, as a share of it.
 
 
-def noise_points(profile: "InferenceProfile") -> tuple[NoisePoint, ...]:
+def noise_points(profile: InferenceProfile) -> tuple[NoisePoint, ...]:
     """Compute the deviations of the rounds, for the first call path and policy."""
     points = []
     for timing in profile.answering:
@@ -76,7 +67,7 @@ def noise_reach(points: Sequence[NoisePoint], floor: float | None) -> float:
     return max(floor or 0.0, usual if 0 < usual < farthest else farthest) or _LEAST_REACH
 
 
-def plot_inference_noise(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
+def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot each round's distance from the median of its batch size, in order of time.
 
     The band is the noise floor of the A/A test: smaller differences of two settings mean nothing.
@@ -102,22 +93,15 @@ def plot_inference_noise(profile: "InferenceProfile", ax: "Axes | None" = None) 
     panel.set_ylim(-_ROOM * reach, _ROOM * reach)
     panel.axhline(0, color=MUTED, linewidth=0.8)
     if floor is not None:
-        _draw_floor(panel, floor)
-    _draw_rounds(panel, [point for point in points if abs(point.deviation) <= reach])
-    _draw_beyond(panel, beyond)
-    panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.0f} %" if value else "0 %")
-    panel.set_ylabel("Distance of a round\nfrom the median")
-    path, policy = profile.series[0]
-    name_panel(panel, f"{profile.model_name}: {path}, {policy}")
-    write_caption(panel, conditions_line(profile), *_beyond_notes(beyond))
-    return panel
-
-
-def _draw_rounds(panel: "Axes", points: Sequence[NoisePoint]) -> None:
+        panel.axhspan(-floor, floor, color=MUTED, alpha=0.15, linewidth=0)
+        place, edge = (0.99, floor), panel.get_yaxis_transform()
+        words = f"noise floor {percent(floor)}"
+        annotate(panel, words, place, (0, 2), ha="right", va="bottom", xycoords=edge)
+    within = [point for point in points if abs(point.deviation) <= reach]
     style = series_style(0)
     panel.plot(
-        [point.place for point in points],
-        [point.deviation for point in points],
+        [point.place for point in within],
+        [point.deviation for point in within],
         linestyle="none",
         marker=style.marker,
         markersize=3.5,
@@ -125,44 +109,27 @@ def _draw_rounds(panel: "Axes", points: Sequence[NoisePoint]) -> None:
         color=style.color,
         alpha=0.6,
     )
-
-
-def _draw_beyond(panel: "Axes", points: Sequence[NoisePoint]) -> None:
-    edge = _EDGE * panel.get_ylim()[1]
-    for point in points:
+    for point in beyond:
         panel.plot(
             [point.place],
-            [math.copysign(edge, point.deviation)],
+            [math.copysign(_EDGE * _ROOM * reach, point.deviation)],
             linestyle="none",
             marker="^" if point.deviation > 0 else "v",
             markersize=6,
             markeredgewidth=0,
             color=ALARM,
         )
-
-
-def _beyond_notes(points: Sequence[NoisePoint]) -> tuple[str, ...]:
-    if not points:
-        return ()
-    farthest = max(points, key=lambda point: abs(point.deviation))
-    lie = "lies" if len(points) == 1 else "lie"
-    return (
-        f"{counted(len(points), 'round')} {lie} beyond the axis (triangles), the farthest at "
-        f"{100 * farthest.deviation:+.0f} %, batch size {farthest.batch_size:,}",
-    )
-
-
-def _draw_floor(panel: "Axes", floor: float) -> None:
-    panel.axhspan(-floor, floor, color=MUTED, alpha=0.15, linewidth=0)
-    panel.annotate(
-        f"noise floor {percent(floor)}",
-        (0.99, floor),
-        xycoords=panel.get_yaxis_transform(),
-        xytext=(0, 2),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize=SMALL_PT,
-        color=INK,
-        path_effects=halo(),
-    )
+    panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.0f} %" if value else "0 %")
+    panel.set_ylabel("Distance of a round\nfrom the median")
+    path, policy = profile.series[0]
+    name_panel(panel, f"{profile.model_name}: {path}, {policy}")
+    notes = [conditions_line(profile)]
+    if beyond:
+        farthest = max(beyond, key=lambda point: abs(point.deviation))
+        notes.append(
+            f"{counted(len(beyond), 'round')} {'lies' if len(beyond) == 1 else 'lie'} beyond the "
+            f"axis (triangles), the farthest at {100 * farthest.deviation:+.0f} %, batch size "
+            f"{farthest.batch_size:,}"
+        )
+    write_caption(panel, *notes)
+    return panel

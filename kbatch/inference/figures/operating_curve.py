@@ -1,17 +1,13 @@
 """The figure of the operating points: throughput against latency."""
 
-from typing import TYPE_CHECKING
+from matplotlib.axes import Axes
 
-from kbatch.inference.figures.common import TargetMark, TimedSeries, conditions_line, inference_info
+from kbatch.inference.figures.common import conditions_line, inference_info
+from kbatch.inference.profile import InferenceProfile
 from kbatch.plotting.axes import plain_log_labels
-from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
+from kbatch.plotting.canvas import plain_axes, write_caption
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, GRID, MUTED, series_style
-from kbatch.plotting.series import draw_series, legend_columns, name_panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from kbatch.inference.profile import InferenceProfile
+from kbatch.plotting.series import annotate, draw_series, legend_columns, name_panel
 
 HEIGHT_IN = 3.8
 # Height of the panel in heights of the highest point, and what the words of a target add.
@@ -19,7 +15,7 @@ _ROOM_ABOVE, _ROOM_A_TARGET = 1.12, 0.07
 _ROW = 0.055
 
 
-def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
+def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
@@ -43,12 +39,30 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None
         times = [p.time_ms for p in series.points]
         rates = [p.samples_per_second for p in series.points]
         draw_series(panel, index, label=series.label, places=times, values=rates)
-        _label_sizes(panel, index, series)
+        # The sizes of the others are about the same: only their ends are named, or none could be
+        # read.
+        for point in series.points[-1:] if index else series.points:
+            place = (point.time_ms, point.samples_per_second)
+            color = series_style(index).color if index else MUTED
+            annotate(panel, f"{point.batch_size:,}", place, (0, 6), va="baseline", color=color)
     # The words of targets stand above all points.
     room = _ROOM_ABOVE + _ROOM_A_TARGET * len(info.targets)
     panel.set_ylim(bottom=0, top=room * panel.get_ylim()[1])
+    low, high = panel.get_xlim()
     for row, target in enumerate(info.targets):
-        _mark_target(panel, target, row)
+        # The words stand on the side that has room, below those before.
+        side, offset_pt = ("right", -4) if target.latency_ms**2 > low * high else ("left", 4)
+        panel.axvline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
+        annotate(
+            panel,
+            target.words,
+            (target.latency_ms, 0.99 - _ROW * row),
+            (offset_pt, 0),
+            ha=side,
+            va="top",
+            color=ALARM_TEXT,
+            xycoords=panel.get_xaxis_transform(),
+        )
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
@@ -56,38 +70,3 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: "Axes | None
     name_panel(panel, info.name, columns=legend_columns(one.label for one in info.series))
     write_caption(panel, conditions_line(profile))
     return panel
-
-
-def _mark_target(panel: "Axes", target: TargetMark, row: int) -> None:
-    """Draw a target; its words stand on the side that has room, below those before."""
-    low, high = panel.get_xlim()
-    left = target.latency_ms**2 > low * high
-    panel.axvline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
-    panel.annotate(
-        target.words,
-        (target.latency_ms, 0.99 - _ROW * row),
-        xycoords=panel.get_xaxis_transform(),
-        xytext=(-4 if left else 4, 0),
-        textcoords="offset points",
-        ha="right" if left else "left",
-        va="top",
-        fontsize=SMALL_PT,
-        color=ALARM_TEXT,
-        path_effects=halo(),
-    )
-
-
-def _label_sizes(panel: "Axes", index: int, series: TimedSeries) -> None:
-    color = series_style(index).color if index else MUTED
-    # The sizes of the others are about the same: only their ends are named, or none could be read.
-    for point in series.points[-1:] if index else series.points:
-        panel.annotate(
-            f"{point.batch_size:,}",
-            (point.time_ms, point.samples_per_second),
-            xytext=(0, 6),
-            textcoords="offset points",
-            ha="center",
-            fontsize=SMALL_PT,
-            color=color,
-            path_effects=halo(),
-        )

@@ -2,23 +2,20 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import median_interval
 from kbatch.document.numbers import readable
 from kbatch.inference.figures.common import BATCH_LABEL, inference_info
+from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.record import TimingRecord
 from kbatch.plotting.axes import batch_axis
-from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
+from kbatch.plotting.canvas import plain_axes, write_caption
 from kbatch.plotting.palette import MUTED, series_style
-from kbatch.plotting.series import draw_series, legend_columns, name_panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from kbatch.inference.profile import InferenceProfile
+from kbatch.plotting.series import annotate, draw_series, legend_columns, name_panel
 
 HEIGHT_IN = 3.8
 # Height of a figure beside a point, as a share of the panel's.
@@ -26,29 +23,15 @@ _LABEL_SHARE = 0.055
 
 
 class PathRatio(NamedTuple):
-    """How fast one series is at one batch size, measured in the same rounds as the first.
-
-    Attributes:
-        label: Which series.
-        batch_size: Examples in a batch.
-        times_as_fast: Median over the rounds of the first one's time over this one's.
-        low: Lower end of its 95 % interval, None from fewer than six rounds.
-        high: Upper end, likewise.
-    """
+    """How fast one series is at one batch size, measured in the same rounds as the first."""
 
     label: str
     batch_size: int
-    times_as_fast: float
-    low: float | None
-    high: float | None
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """Both ends, None if it has none."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
+    times_as_fast: float  # Median over the rounds.
+    bounds: tuple[float, float] | None  # Its 95 % interval, None from fewer than six rounds.
 
 
-def path_ratios(profile: "InferenceProfile") -> tuple[PathRatio, ...]:
+def path_ratios(profile: InferenceProfile) -> tuple[PathRatio, ...]:
     """Compare every series with the first, round by round."""
     first, *others = inference_info(profile).series
     measured = {
@@ -71,7 +54,7 @@ def path_ratios(profile: "InferenceProfile") -> tuple[PathRatio, ...]:
     return tuple(ratios)
 
 
-def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
+def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot how many times as fast as the first call path each other one is, by batch size.
 
     Args:
@@ -95,10 +78,7 @@ def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) 
             label=series.label,
             places=[p.batch_size for p in points],
             values=[p.times_as_fast for p in points],
-            bounds=[
-                (p.low, p.high) if p.low is not None and p.high is not None else None
-                for p in points
-            ],
+            bounds=[p.bounds for p in points],
         )
     panel.axhline(1, color=MUTED, linewidth=1.0, linestyle="--")
     panel.set_yscale("log", base=2)
@@ -106,7 +86,10 @@ def plot_inference_paths(profile: "InferenceProfile", ax: "Axes | None" = None) 
     low, high = np.log2(panel.get_ylim())
     labels = [one.label for one in info.series]
     for ratio, place in label_places(ratios, _LABEL_SHARE * (high - low)):
-        _name(panel, labels.index(ratio.label), ratio, place)
+        # A ratio between two ticks cannot be read off.
+        color = series_style(labels.index(ratio.label)).color
+        words = readable(ratio.times_as_fast)
+        annotate(panel, words, (ratio.batch_size, place), (7, 0), ha="left", color=color)
     panel.set_ylabel(f"Times as fast as\n{info.series[0].label}")
     name_panel(panel, info.name, columns=legend_columns(one.label for one in info.series))
     write_caption(panel, info.conditions)
@@ -125,20 +108,6 @@ def label_places(ratios: Sequence[PathRatio], apart: float) -> tuple[tuple[PathR
     return tuple(places)
 
 
-def _name(panel: "Axes", index: int, point: PathRatio, place: float) -> None:
-    """Write the figure beside a point: a ratio between two ticks cannot be read off."""
-    panel.annotate(
-        readable(point.times_as_fast),
-        (point.batch_size, place),
-        xytext=(7, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=SMALL_PT,
-        color=series_style(index).color,
-        path_effects=halo(),
-    )
-
-
 def _ratio(label: str, first: TimingRecord, other: TimingRecord) -> PathRatio | None:
     theirs = dict(zip(other.block_rounds, other.batch_times_s, strict=True))
     pairs = zip(first.block_rounds, first.batch_times_s, strict=True)
@@ -146,5 +115,5 @@ def _ratio(label: str, first: TimingRecord, other: TimingRecord) -> PathRatio | 
     if not ratios:
         return None
     interval = median_interval(ratios)
-    bounds = (None, None) if interval is None else (interval.low, interval.high)
-    return PathRatio(label, first.batch_size, statistics.median(ratios), *bounds)
+    bounds = (interval.low, interval.high) if interval else None
+    return PathRatio(label, first.batch_size, statistics.median(ratios), bounds)

@@ -1,41 +1,31 @@
 """The figure of the latency's tails: the median and bounds of quantiles by batch size."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import quantile_upper_bound
 from kbatch.document.numbers import listed
 from kbatch.inference.figures.common import BATCH_LABEL, conditions_line
+from kbatch.inference.profile import InferenceProfile
 from kbatch.plotting.axes import batch_axis, plain_log_labels
-from kbatch.plotting.canvas import SMALL_PT, halo, plain_axes, write_caption
-from kbatch.plotting.palette import MUTED
+from kbatch.plotting.canvas import plain_axes, say, write_caption
 from kbatch.plotting.series import draw_series, name_panel
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from kbatch.inference.profile import InferenceProfile
 
 HEIGHT_IN = 3.8
 QUANTILES = (0.5, 0.95, 0.99)
 
 
 class TailPoint(NamedTuple):
-    """A quantile of the latency at one batch size.
-
-    Attributes:
-        batch_size: Examples in a batch.
-        quantile: Which quantile.
-        bound_ms: Its upper 95 % bound, in milliseconds; None with too few calls.
-        missing_calls: How many more it needs.
-    """
+    """A quantile of the latency at one batch size."""
 
     batch_size: int
     quantile: float
-    bound_ms: float | None
-    missing_calls: int
+    bound_ms: float | None  # Its upper 95 % bound, None with too few calls.
+    missing_calls: int  # How many more it needs.
 
 
-def tail_points(profile: "InferenceProfile") -> tuple[TailPoint, ...]:
+def tail_points(profile: InferenceProfile) -> tuple[TailPoint, ...]:
     """Compute the bounds for the first call path and policy."""
     timings = [timing for timing in profile.answering if not timing.bulk]
     if not timings:
@@ -53,7 +43,7 @@ def tail_points(profile: "InferenceProfile") -> tuple[TailPoint, ...]:
     return tuple(points)
 
 
-def plot_inference_tails(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
+def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot upper bounds of the latency's quantiles by batch size, for the first call path.
 
     A quantile is shown only where enough calls were made; elsewhere the figure says how many more
@@ -73,23 +63,21 @@ def plot_inference_tails(profile: "InferenceProfile", ax: "Axes | None" = None) 
     panel = plain_axes(ax, HEIGHT_IN)
     batch_axis(panel, [point.batch_size for point in points], BATCH_LABEL)
     for index, quantile in enumerate(sorted({point.quantile for point in points})):
-        known = [p for p in points if p.quantile == quantile and p.bound_ms is not None]
-        values = [p.bound_ms for p in known if p.bound_ms is not None]
-        if not values:
-            continue
-        draw_series(
-            panel,
-            index,
-            label=f"p{100 * quantile:g}",
-            places=[p.batch_size for p in known],
-            values=values,
-        )
+        known = [
+            (point.batch_size, point.bound_ms)
+            for point in points
+            if point.quantile == quantile and point.bound_ms is not None
+        ]
+        if known:
+            places, values = zip(*known, strict=True)
+            draw_series(panel, index, label=f"p{100 * quantile:g}", places=places, values=values)
     panel.set_yscale("log")
     plain_log_labels(panel.yaxis)
     panel.set_ylabel("Latency, upper 95 % bound\nof the quantile (ms)")
     path, policy = profile.series[0]
     name_panel(panel, f"{profile.model_name}: {path}, {policy}", columns=4 if panel.lines else 0)
-    _say_missing(panel, points)
+    if all(point.bound_ms is None for point in points):
+        say(panel, "n/a (too few calls for any quantile)")
     write_caption(panel, conditions_line(profile), *missing_notes(points))
     return panel
 
@@ -106,19 +94,3 @@ def missing_notes(points: tuple[TailPoint, ...]) -> tuple[str, ...]:
                 f"p{100 * quantile:g} at batch size {sizes} needs up to {most:,} more calls."
             )
     return tuple(notes)
-
-
-def _say_missing(panel: "Axes", points: tuple[TailPoint, ...]) -> None:
-    if any(point.bound_ms is not None for point in points):
-        return
-    panel.set_yticks([])
-    panel.text(
-        0.5,
-        0.5,
-        "n/a (too few calls for any quantile)",
-        transform=panel.transAxes,
-        ha="center",
-        fontsize=SMALL_PT,
-        color=MUTED,
-        path_effects=halo(),
-    )

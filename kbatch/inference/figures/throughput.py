@@ -1,23 +1,19 @@
 """The figure of throughput and latency by batch size."""
 
-from typing import TYPE_CHECKING
+from matplotlib.axes import Axes
 
 from kbatch.inference.figures.common import BATCH_LABEL, InferenceInfo, TimedSeries, inference_info
+from kbatch.inference.profile import InferenceProfile
 from kbatch.plotting.axes import batch_axis, plain_log_labels
-from kbatch.plotting.canvas import SMALL_PT, halo, new_axes, stacked, tidy, write_caption
-from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, series_style
+from kbatch.plotting.canvas import new_axes, stacked, tidy, write_caption
+from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style
 from kbatch.plotting.series import (
+    annotate,
     draw_series,
     legend_columns,
     mark_missing,
-    name_missing,
     name_panel,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from kbatch.inference.profile import InferenceProfile
 
 HEIGHT_IN = 5.4
 # What the name of an answer takes above the highest point, as a share of its height.
@@ -25,7 +21,7 @@ _ROOM_A_NAME = 0.11
 _ROW = 0.085
 
 
-def plot_inference_throughput(profile: "InferenceProfile", ax: "Axes | None" = None) -> "Axes":
+def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot samples/s above and the time of a batch below, by batch size.
 
     Lines are the fit t(b) = (b + n_half) / r_inf where it holds; elsewhere they join the points.
@@ -54,22 +50,31 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: "Axes | None" = N
     batch_axis(lower, info.batch_sizes, BATCH_LABEL)
     for index, series in enumerate(info.series):
         _draw_both(upper, lower, index, series)
-    _mark_targets(lower, info)
+    edge = lower.get_yaxis_transform()
+    for target in info.targets:
+        lower.axhline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
+        annotate(
+            lower,
+            target.words,
+            (0.005, target.latency_ms),
+            (0, 3),
+            ha="left",
+            va="baseline",
+            color=ALARM_TEXT,
+            xycoords=edge,
+        )
     upper.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     lower.set_yscale("log")
     plain_log_labels(lower.yaxis)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Time of a batch\n(ms)")
     name_panel(upper, info.name, columns=legend_columns(one.label for one in info.series))
-    marks = _answer_marks(info)
-    # Their names stand above all points.
-    upper.set_ylim(bottom=0, top=(1.05 + _ROOM_A_NAME * len(marks)) * upper.get_ylim()[1])
-    _mark_answers(upper, info, marks)
+    _mark_answers(upper, info)
     write_caption(lower, info.conditions)
     return upper
 
 
-def _draw_both(upper: "Axes", lower: "Axes", index: int, series: TimedSeries) -> None:
+def _draw_both(upper: Axes, lower: Axes, index: int, series: TimedSeries) -> None:
     sizes = [p.batch_size for p in series.points]
     rates = [p.samples_per_second for p in series.points]
     times = [p.time_ms for p in series.points]
@@ -82,49 +87,28 @@ def _draw_both(upper: "Axes", lower: "Axes", index: int, series: TimedSeries) ->
         for panel, values in ((upper, line_rates), (lower, line_ms)):
             panel.plot(places, values, color=series_style(index).color, linewidth=1.2)
     for size in series.failed:
-        mark_missing(lower, size)
-        name_missing(lower, size, "out of memory")
+        mark_missing(lower, size, "out of memory")
 
 
-def _mark_targets(lower: "Axes", info: InferenceInfo) -> None:
-    for target in info.targets:
-        lower.axhline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
-        lower.annotate(
-            target.words,
-            (0.005, target.latency_ms),
-            xycoords=lower.get_yaxis_transform(),
-            xytext=(0, 3),
-            textcoords="offset points",
-            fontsize=SMALL_PT,
-            color=ALARM_TEXT,
-            path_effects=halo(),
-        )
-
-
-def _answer_marks(info: InferenceInfo) -> list[tuple[int, list[str]]]:
-    """Return the sizes that answer something, ascending, with what they answer."""
-    by_size: dict[int, list[str]] = {}
+def _mark_answers(panel: Axes, info: InferenceInfo) -> None:
+    """Name the sizes that answer something, above all points."""
+    names: dict[int, list[str]] = {}
     for name, answer in info.answers:
-        by_size.setdefault(answer.batch_size, []).append(name)
-    return sorted(by_size.items())
-
-
-def _mark_answers(panel: "Axes", info: InferenceInfo, marks: list[tuple[int, list[str]]]) -> None:
+        names.setdefault(answer.batch_size, []).append(name)
+    panel.set_ylim(bottom=0, top=(1.05 + _ROOM_A_NAME * len(names)) * panel.get_ylim()[1])
     smallest, largest = info.batch_sizes[0], info.batch_sizes[-1]
     unmeasured = {answer.batch_size for _, answer in info.answers if answer.extrapolated}
-    for row, (size, names) in enumerate(marks):
+    for row, size in enumerate(sorted(names)):
         if smallest <= size <= largest:
             panel.axvline(size, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
-        panel.annotate(
-            f"{', '.join(names)} {size:,}{' (not measured)' if size in unmeasured else ''}",
+        side, offset_pt = ("right", -4) if size > (smallest * largest) ** 0.5 else ("left", 4)
+        annotate(
+            panel,
+            f"{', '.join(names[size])} {size:,}{' (not measured)' if size in unmeasured else ''}",
             # A size beyond the axis stands at its end.
             (min(max(size, smallest), largest), 0.99 - _ROW * row),
-            xycoords=panel.get_xaxis_transform(),
-            xytext=(-4 if size > smallest**0.5 * largest**0.5 else 4, 0),
-            textcoords="offset points",
-            ha="right" if size > smallest**0.5 * largest**0.5 else "left",
+            (offset_pt, 0),
+            ha=side,
             va="top",
-            fontsize=SMALL_PT,
-            color=INK,
-            path_effects=halo(),
+            xycoords=panel.get_xaxis_transform(),
         )

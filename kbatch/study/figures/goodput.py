@@ -15,7 +15,6 @@ from kbatch.plotting.series import (
     draw_band,
     draw_series,
     mark_missing,
-    name_missing,
     name_panel,
     ring,
 )
@@ -211,8 +210,7 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
     words = f"largest: {info.best:,}\n{readable(most)}"
     annotate(panel, words, (info.best, most), (0, -14), ha=side, va="top", bold=True)
     for size, words in info.incomplete_sizes:
-        mark_missing(panel, size)
-        name_missing(panel, size, words)
+        mark_missing(panel, size, words)
     name_panel(panel, info.name, columns=2)
     write_caption(panel, *info.notes, info.conditions)
     return panel

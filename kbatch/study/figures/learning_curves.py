@@ -117,10 +117,11 @@ def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
     points = []
     # An execution may end earlier than others, at a target: the mean is of epochs that all have.
     for ends in zip(*runs, strict=False):
-        *spent, values = zip(*ends, strict=True)
+        updates, examples, seconds, values = zip(*ends, strict=True)
         interval = mean_interval(values)
         bar = (interval.low, interval.high) if interval else None
-        points.append(CurvePoint(*map(fmean, spent), fmean(values), bar))
+        spent = fmean(updates), fmean(examples), fmean(seconds)
+        points.append(CurvePoint(*spent, fmean(values), bar))
     return tuple(points)
 
 

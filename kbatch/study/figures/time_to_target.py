@@ -14,7 +14,7 @@ from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.canvas import new_axes, say, stacked, tidy, write_caption
 from kbatch.plotting.labels import Label, place_labels
 from kbatch.plotting.palette import GRID, MUTED, PAPER, series_style
-from kbatch.plotting.series import annotate, draw_series, mark_missing, name_missing, name_panel
+from kbatch.plotting.series import annotate, draw_series, mark_missing, name_panel
 from kbatch.records.training_run import Cost, Target, cost_to_target
 from kbatch.study.conditions import Estimate, caption, conditions_of
 from kbatch.study.decision import refuse_empty
@@ -242,8 +242,7 @@ def plot_time_to_target(
     _draw_panel(lower, info, [point.updates for point in info.points], info.fit)
     for size, words in info.incomplete_sizes:
         mark_missing(upper, size)
-        mark_missing(lower, size)
-        name_missing(lower, size, words)
+        mark_missing(lower, size, words)
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
     name_panel(upper, f"{info.name}: to {info.target_text}")
