@@ -118,6 +118,7 @@ def recommend(
         TypeError: If `build` cannot build, or a size is no integer.
         ValueError: If the model is not compiled, or an argument cannot be used.
     """
+    given_seed = check_seed(seed)
     task = Task(
         build=model_builder(build),
         is_given=isinstance(build, keras.Model),
@@ -130,7 +131,7 @@ def recommend(
         clock=BudgetClock(_check_budget(budget_s)),
         checks=PartsChecks(),
         # Drawn where none is given: all sizes hold out the same part.
-        seed=int(np.random.default_rng().integers(2**31)) if check_seed(seed) is None else seed,
+        seed=int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed,
     )
     if learning_rate_scaling != "auto":
         check_rule(learning_rate_scaling, "learning_rate_scaling")
@@ -183,10 +184,9 @@ def _measured(
     )
     memory, checks = memory or _memory_at_last(task, ledger, largest), runs.checks
     if memory.result is not None:  # What fitted for want of others may be above the limit.
-        timings, checks = (
-            tuple(one for one in some if one.micro_batch_size <= memory.result.max_batch_size)
-            for some in (timings, checks)
-        )
+        most = memory.result.max_batch_size
+        timings = tuple(timed for timed in timings if timed.micro_batch_size <= most)
+        checks = tuple(check for check in checks if check.micro_batch_size <= most)
     reasons = {MEMORY: memory.reason, SATURATION: updates.reason, OTHER_SIZES: runs.ended}
     decision = decide(
         trained_runs(timings, in_fit=in_fit, pilot=pilot, checks=checks),
