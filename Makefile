@@ -23,7 +23,7 @@ demo: .venv/demo.stamp
 docs/images/trials.png: .venv/demo.stamp
 	$(BIN)/kbatch demo && cp kbatch-demo/trials.png $@
 
-# The pictures of the guides, from the studies in docs/data; `measure` behind it makes those anew.
+# The pictures of the guides, from the studies in docs/data; `measure` behind it makes those again.
 figures: .venv/demo.stamp
 	$(BIN)/python docs/figures.py
 
@@ -39,7 +39,7 @@ test-slow: .venv/test.stamp
 test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp)
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
-# Their outputs, made anew.
+# Their outputs, made again.
 notebooks: .venv/notebook.stamp
 	$(BIN)/python notebooks/execute.py
 

@@ -113,7 +113,9 @@ def by_kbatch(model, x, target_s: float) -> Found:
 def by_bisection(model, x, target_s: float) -> Found:
     began_s = time.perf_counter()
     (path,) = call_paths_of("compiled")
-    with path.open(model, inference_inputs(model, x), 1) as prepare:  # Traced anew, as kbatch does.
+    with path.open(
+        model, inference_inputs(model, x), 1
+    ) as prepare:  # Traced again, as kbatch does.
         prober = Prober(prepare, target_s)
         low, high = 0, 1
         while high < MOST and prober.keeps(high):

@@ -3,7 +3,7 @@
 python benchmarks/recommend_repeatability.py [--net mlp] [--repeats 10] [--budget 30] [--quiet]
     [--keep FILE] [--seconds 280]
 
-A neighbour process multiplies matrices in bursts of random length. Each repeat recommends anew for
+A neighbour process multiplies matrices in bursts of random length. Each repeat recommends again for
 a net on scikit-learn's digits, with other weights and another order. A repeat agrees where its size
 lies within one step of the grid of the median size. With --keep each repeat is added to a file, and
 none is begun after --seconds: the same command again makes those that are missing.

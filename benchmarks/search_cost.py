@@ -4,8 +4,8 @@ python benchmarks/search_cost.py [--tasks "mlp,wide cnn"] [--seeds 0,1,2] [--lim
     [--save rows.jsonl] [--within SECONDS]
 
 Each task is trained to a target accuracy at each of six batch sizes, the grid, and then searched
-by `strategy="goodput"` anew. A choice is judged by the seconds of train steps that the grid took to
-the target with it, over those of the grid's best size: that of goodput, the largest size, which
+by `strategy="goodput"`. A choice is judged by the seconds of train steps that the grid took to the
+target with it, over those of the grid's best size: that of goodput, the largest size, which
 max-memory rules take, as all of them fit, and the size of the largest throughput. The first step,
 which traces, is left out: it costs every size the same. `with tracing` has it in, as the user
 waits for it. `sweep` is free of what happened to single trials: the grid's updates to the target

@@ -48,7 +48,7 @@ class SizeCosts:
 
     Attributes:
         update_costs: t, of an update of each batch size, such as seconds.
-        start_cost: c, of a run before its first steady update, likewise.
+        start_cost: c, of a run before its first steady update, in the same unit.
     """
 
     update_costs: Mapping[int, float]
@@ -233,7 +233,7 @@ class _Outlook(NamedTuple):
     Attributes:
         weights: Of shape (parts,).
         means: Of log S, of shape (parts, sizes).
-        deviations: Likewise.
+        deviations: Of log S, of shape (parts, sizes).
         update_costs: Of shape (sizes,).
         start_cost: Of a run.
     """

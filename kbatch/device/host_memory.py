@@ -54,7 +54,7 @@ class ControlGroup:
 
     Attributes:
         memory_limit_bytes: The smallest memory limit, None without one.
-        memory_left_bytes: The least that a limit leaves beside what is in use, likewise.
+        memory_left_bytes: The least that a limit leaves free, None without one.
         cpu_quota: The smallest processor time, in processors, None without a quota.
     """
 

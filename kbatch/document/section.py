@@ -71,7 +71,7 @@ class Section(NamedTuple):
         name: Its name.
         headline: The decision in a sentence.
         lead: What binds and how sure it is, a sentence or two each.
-        details: What was compared or done, likewise.
+        details: What was compared or done, a sentence or two each.
         conditions: Device, versions and budget in a line, empty where the details tell it.
         figures: The figures, that of the decision first.
         tables: The tables.

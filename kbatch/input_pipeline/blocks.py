@@ -1,6 +1,6 @@
 """One block of a measurement: the pipeline alone, the train step alone, or both together.
 
-Each block starts the pipeline anew, so that nothing runs behind the other blocks and none begins
+Each block starts the pipeline again, so that nothing runs behind the other blocks and none begins
 with batches made before. What the start costs is left out, the first batch and what follows until
 tf.data has tuned itself, unless whole epochs count or all that comes from the start: which of them
 is decided once for a pipeline, so that its rounds count the same.

@@ -83,7 +83,7 @@ def _made(rule: Any, dataset: tf.data.Dataset) -> Change | UntriedRecord | None:
     """Follow a rule; an error in putting a pipeline together is a reason not to try it."""
     try:
         return rule(dataset, stages_of(dataset))
-    except Exception as error:  # A function of the user's is traced anew, and may raise anything.
+    except Exception as error:  # A function of the user's is traced again, and may raise anything.
         name = rule.__name__.strip("_").replace("_", " ")
         return UntriedRecord(name, "", f"failed: {one_line(str(error)) or type(error).__name__}")
 

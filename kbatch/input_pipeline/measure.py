@@ -165,7 +165,7 @@ def _time_note(spent_s: float, profile: InputPipelineProfile) -> tuple[str, ...]
     first_batch_s = max(profile.first_batch_s, default=0.0)
     slow = _SLOW_STARTS * first_batch_s > profile.budget_s
     starts = (
-        f", each starts the pipeline anew, and a first batch came after up to "
+        f", each starts the pipeline again, and a first batch came after up to "
         f"{readable(first_batch_s, 2)} s"
     )
     return (

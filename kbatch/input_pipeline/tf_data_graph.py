@@ -1,4 +1,4 @@
-"""The stages of a `tf.data` pipeline: found by walking it, and put together anew.
+"""The stages of a `tf.data` pipeline: found by walking it, and put together again.
 
 TensorFlow has no public way to look into a pipeline. What is not known here is left alone: then
 no stage below it can be changed.

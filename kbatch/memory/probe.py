@@ -177,7 +177,7 @@ class WorkerProbes:
             died = error if isinstance(error, WorkerDied) else None
             reading = Reading(None, batch_size, time.perf_counter() - started_s, died=died)
         if reading.peak_bytes is None:
-            # A fresh process begins its output anew.
+            # A fresh process begins its output again.
             reading = reading._replace(free=free_memory(self._worker.output.removeprefix(before)))
         else:
             self._smallest_that_ran = min(reading.rows, self._smallest_that_ran or reading.rows)

@@ -213,7 +213,7 @@ class MemoryFit(NamedTuple):
         fixed_bytes: Part that does not depend on the batch: weights, slots, workspace.
         bytes_per_example: Part of one example.
         fixed_error_bytes: Standard error of the fixed part, None from fewer than three sizes.
-        bytes_per_example_error: Standard error of the other one, likewise.
+        bytes_per_example_error: Standard error of the part of one example, or None.
     """
 
     fixed_bytes: float

@@ -34,7 +34,7 @@ class PilotStretch:
         held_out_loss: Loss on the examples held out after them, None without any.
         gradient_variance: Mean estimate of tr(Sigma), in squared gradient units, None where no
             update could be measured.
-        gradient_squared_norm: Mean estimate of |G|^2, likewise.
+        gradient_squared_norm: Mean estimate of |G|^2, None where not measured.
     """
 
     updates: int
@@ -228,7 +228,7 @@ class FitTime:
     Attributes:
         batch_size: In examples.
         step_times_s: Seconds of the train step on a batch at hand, a value a round.
-        batch_times_s: Seconds from batch to batch in `fit`, likewise.
+        batch_times_s: Seconds from batch to batch in `fit`, a value a round.
         epoch_times_s: Seconds that an epoch took beside its batches: to start, until the first
             batch, and to end where it was not cut short.
         epoch_batches: Batches of a whole epoch; None where that is not known.
@@ -289,7 +289,7 @@ class FitLines(NamedTuple):
 
     Attributes:
         line: Through what was measured; None if nothing was.
-        ends: The same at the ends of the 95 % intervals, the slower first; empty likewise.
+        ends: The same at the ends of the 95 % intervals, the slower first; empty if nothing was.
         own: What it would take with the data at hand, in an epoch without end; None where `fit`
             was not timed.
     """

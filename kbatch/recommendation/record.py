@@ -64,8 +64,8 @@ class Recommendation(SavedRecord, ShownRecord):
         examples: Training examples, None where the data do not tell.
         timings: The updates that were timed, all in the same shuffled rounds.
         memory: The search for the largest batch that fits, None where there was none.
-        pilot: The training that measured the gradient noise scale, likewise.
-        pipeline: What the input pipeline delivers, at one batch size; None likewise.
+        pilot: The training that measured the gradient noise scale, None where there was none.
+        pipeline: What the input pipeline delivers, at one batch size; None where not measured.
         unknown: Why a limit, one of `kbatch.recommendation.limits.LIMITS`, was not measured, and
             why no further one of `OTHER_SIZES` was trained.
         durations_s: Seconds that each of these measurements took, by its name.

@@ -20,8 +20,8 @@ class Budget:
 
     Attributes:
         train_s: Seconds of training, None for no limit.
-        updates: Optimizer updates, likewise.
-        examples: Training examples, likewise.
+        updates: Optimizer updates, None for no limit.
+        examples: Training examples, None for no limit.
     """
 
     train_s: float | None = None
@@ -232,20 +232,20 @@ class ExecutionRecord:
         dtype_policy: The policy that was active in the model, or that it was to have.
         optimizer: Class name of the optimizer, without the loss-scale wrapper; None when the model
             could not be built.
-        loss_scaled: Whether the loss was scaled (mixed_float16), likewise.
+        loss_scaled: Whether the loss was scaled (mixed_float16), None where no model was built.
         learning_rate: Learning rate at the first update, after the rule.
         learning_rate_scaling: The rule, or None.
-        jit_compile: Whether XLA compiled the train step, likewise.
+        jit_compile: Whether XLA compiled the train step, None where no model was built.
         window_examples: Examples in each window of training; together the windows are all steps
             but the first one of each new shape.
         window_durations_s: Duration of each of those windows, in seconds.
         first_step_s: Seconds of the first step, tracing and compiling included.
         examples_seen: Examples trained on in all, None if they were not counted.
-        batches: Batches trained on in all, likewise.
-        updates: Optimizer updates in all, without those that overflowed, likewise.
-        train_s: Seconds of training, first step included, validation left out, likewise.
+        batches: Batches trained on in all, None if they were not counted.
+        updates: Optimizer updates in all, without those that overflowed, None if not counted.
+        train_s: Seconds of training with the first step, without validation; None if not measured.
         data_wait_s: Seconds of it spent waiting for data, None if not measured.
-        total_s: Seconds from the start to the end, validation and callbacks included, likewise.
+        total_s: Seconds from the start to the end, validation and callbacks included, or None.
         epochs: The epochs, in order.
         reported: Metrics that keras-tuner was given: those of the best epoch, or what a
             `HyperModel.fit` of the user's returned.
@@ -369,7 +369,7 @@ class ExecutionRecord:
         return None if self.target is None else cost_to_target(self.target, self.epochs)
 
     def cost(self, name: str) -> float | None:
-        """Return one of `COST_NAMES`, such as `"seconds_to_target"`, likewise."""
+        """Return one of `COST_NAMES`, such as `"seconds_to_target"`; None if it was never met."""
         cost = self.to_target
         return None if cost is None else getattr(cost, COST_NAMES[name])
 
@@ -442,7 +442,7 @@ class ExecutionRecord:
 
     @property
     def noise_scale_curve(self) -> tuple[EpochNoiseScale, ...]:
-        """Gradient noise scale by epoch, empty likewise."""
+        """Gradient noise scale by epoch, empty if it was not measured."""
         return noise_scale_curve(self.epochs)
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:

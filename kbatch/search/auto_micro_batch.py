@@ -473,7 +473,7 @@ def _speed_note(choice: MicroBatchChoice, timed_size: int, batch_size: int) -> s
 
 
 def _name(key: str, batch_size: int) -> str:
-    """Return one timing from others: on another machine or with another version it is made anew."""
+    """Return what tells one timing from others: another machine or version needs its own."""
     here = read_environment()
     versions = sorted(here.versions.items())
     described = repr((key, batch_size, here.cpu, here.cpu_count, here.devices, versions))

@@ -424,7 +424,7 @@ class ExecutionNumber:
         self._hp, self._ended = hp, number
 
     def failed(self) -> None:
-        """Notes that a build or a run failed: what comes next begins anew."""
+        """Notes that a build or a run failed: what comes next begins again."""
         self._hp, self._ended = None, 0
 
     def ended(self, hp: keras_tuner.HyperParameters, *, planned: int) -> None:

@@ -176,7 +176,7 @@ class LivePicture:
         display: IPython's `display`; None for that of the notebook, if there is one.
 
     Attributes:
-        wiped: Whether the cell's output may be cleared by others: then it must be shown anew.
+        wiped: Whether the cell's output may be cleared by others: then it must be shown again.
     """
 
     def __init__(self, path: Path | None, display: Callable[..., Any] | None):

@@ -99,7 +99,7 @@ class NotebookLine:
         self._show(f"{name}: {figures}")
 
     def print(self, text: str) -> None:
-        """Print a line, below which the changing one begins anew."""
+        """Print a line, below which the changing one begins again."""
         self.close()
         print(text)
 

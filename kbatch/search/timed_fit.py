@@ -48,7 +48,7 @@ class TimedFit:
         total_s: Seconds in `fit`, in all.
         notes: What a reader of the figures must know.
         budget: What the callbacks let training spend, None without such a callback.
-        target: Where a callback ends training, likewise.
+        target: Where a callback ends training, None without such a callback.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ class TrialMicroBatch:
     Args:
         auto: Finds sizes, and remembers them.
         model: The model of the trial.
-        build: Builds it anew.
+        build: Builds it again.
         cut: What it is made to train in micro-batches by.
         batch_size: Examples of one optimizer update.
         directory: Where results are kept, or None.

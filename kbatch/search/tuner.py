@@ -157,7 +157,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             *args: What `keras.Model.fit` takes; data are arrays, a dataset, or a function
                 `batch_size -> tf.data.Dataset`.
             verbose: 0 for silence, 1 for a line a trial and a live bar, 2 for a line an epoch too.
-            **kwargs: Likewise.
+            **kwargs: What `keras.Model.fit` takes.
 
         Raises:
             KeyboardInterrupt: When it is interrupted, with how to go on.
@@ -202,7 +202,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Build the model of a trial with the weights of its best epoch; for keras-tuner."""
         check_kept(Path(self.project_dir), trial.trial_id, kept=self.keep_checkpoints)
         with warnings.catch_warnings():
-            # The weights are what is wanted; the optimizer begins anew.
+            # The weights are what is wanted; the optimizer begins again.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
             return super().load_model(trial)
 

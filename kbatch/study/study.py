@@ -209,7 +209,7 @@ def read_goodput(project: Path) -> GoodputRecord | None:
     try:
         return read_record(GoodputRecord, file)
     except RecordError:
-        return None  # It is measured anew.
+        return None  # It is measured again.
 
 
 def write_goodput(record: GoodputRecord, project: Path) -> None:

@@ -122,7 +122,7 @@ class TrainingClock(keras.callbacks.Callback):
 
     Args:
         meter: Counts what reaches the train step.
-        every_shape_compiles: Whether a new length of any axis compiles anew (XLA), not only a
+        every_shape_compiles: Whether a new length of any axis compiles again (XLA), not only a
             new number of rows.
         now: Gives the time, in seconds.
 

@@ -32,7 +32,7 @@ class KeptState:
         found = [*model.variables, *self._model.metrics_variables]
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
-            # Only then: built a second time, a loss scale would start anew.
+            # Only then: built a second time, a loss scale would start again.
             with self._model.distribute_strategy.scope():
                 optimizer.build(model.trainable_variables)
         # A model with a train step of its own may have several, such as one for each network. That

@@ -230,7 +230,7 @@ class MicroBatchSteps:
         return self._accumulating
 
     def _use(self, graph: "_Graph") -> None:
-        """Make the model train by a graph; a batch of new shapes is traced anew."""
+        """Make the model train by a graph; a batch of new shapes is traced again."""
         model = self._model
         if graph.function is not None and model.train_function is graph.function:
             return

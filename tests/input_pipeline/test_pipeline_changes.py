@@ -1,4 +1,4 @@
-"""Pipelines walked, put together anew, and changed without changing their examples."""
+"""Pipelines walked, put together again, and changed without changing their examples."""
 
 import keras
 import numpy as np

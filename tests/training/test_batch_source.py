@@ -58,7 +58,7 @@ def test_every_stream_starts_at_the_beginning(form, model):
     make, batch_size = FORMS[form]
     given = source(make(), model, batch_size)
     if given.kind == "arrays":
-        return  # Their order is drawn anew.
+        return  # Their order is drawn again.
     firsts = [np.asarray(keras.tree.flatten(first_batch(given)[0])[0]) for _ in range(2)]
     np.testing.assert_array_equal(*firsts)
 

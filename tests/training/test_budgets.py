@@ -87,7 +87,7 @@ def test_an_update_budget_is_spent_to_the_update(updates):
     fit = timed(kbatch.UpdateBudget(updates))
     assert fit.clock.updates == sum(epoch.updates for epoch in fit.clock.epochs) == updates
     model = models.mlp()
-    for _ in range(2):  # Each fit begins anew where no search counts.
+    for _ in range(2):  # Each fit begins again where no search counts.
         model.fit(X, Y, epochs=9, callbacks=[kbatch.UpdateBudget(updates)], verbose=0)
     assert int(model.optimizer.iterations) == 2 * updates
 

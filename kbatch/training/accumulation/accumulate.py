@@ -46,7 +46,7 @@ def accumulation_of(model: keras.Model) -> Accumulation | None:
 
 
 def varying_micro_batch(model: keras.Model) -> tf.Variable:
-    """Let the micro-batch size of a model change from step to step, without tracing anew.
+    """Let the micro-batch size of a model change from step to step, without tracing again.
 
     XLA compiles for one size: it does not allow that.
     """
@@ -86,7 +86,7 @@ def accumulate_gradients(
     Each output's loss is divided by what Keras divides it by: the values that it returned, valid
     tokens or weights. A scalar from `add_loss`, from a loss function or from a `compute_loss` of
     your own is taken to be a mean over the rows. Layers that look at other rows, custom losses that
-    compare rows and masks that dropout draws anew are not equal to the whole batch; metrics that a
+    compare rows and masks that dropout draws again are not equal to the whole batch; metrics that a
     `compute_metrics` of your own adds to its result are not reported.
 
     Args:

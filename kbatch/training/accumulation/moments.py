@@ -36,12 +36,17 @@ class MomentMeans:
         self._updates = tf.Variable(tf.zeros([]), trainable=False)
         self._sums = tf.Variable(tf.zeros([3]), trainable=False)
 
-    def is_due(self, anew: tf.Tensor) -> tf.Tensor:
+    def is_due(self, epoch_begins: tf.Tensor) -> tf.Tensor:
         """Return whether the coming update is to be measured."""
-        return anew | tf.equal(tf.math.floormod(self._updates, self._every), 0.0)
+        return epoch_begins | tf.equal(tf.math.floormod(self._updates, self._every), 0.0)
 
     def update(
-        self, micro_sq_norm: tf.Tensor, batch_sq_norm: tf.Tensor, rows: Any, steps: Any, anew: Any
+        self,
+        micro_sq_norm: tf.Tensor,
+        batch_sq_norm: tf.Tensor,
+        rows: Any,
+        steps: Any,
+        epoch_begins: Any,
     ) -> dict[str, tf.Tensor]:
         """Take in one update."""
         rows, steps = tf.cast(rows, tf.float32), tf.cast(steps, tf.float32)
@@ -49,8 +54,8 @@ class MomentMeans:
         squared_norm = batch_sq_norm - variance / rows
         counts = (steps > 1.0) & tf.math.is_finite(micro_sq_norm + batch_sq_norm)
         found = tf.where(counts, tf.stack([variance, squared_norm, 1.0]), tf.zeros([3]))
-        self._updates.assign(tf.where(anew, 0.0, self._updates) + 1.0)
-        self._sums.assign(tf.where(anew, tf.zeros([3]), self._sums) + found)
+        self._updates.assign(tf.where(epoch_begins, 0.0, self._updates) + 1.0)
+        self._sums.assign(tf.where(epoch_begins, tf.zeros([3]), self._sums) + found)
         means = self._sums[:2] / self._sums[2]
         return dict(zip(MOMENT_METRICS, tf.unstack(means), strict=True))
 

@@ -105,13 +105,13 @@ class AccumulatingTrainStep:
         if self._moments is None or replicas > 1:
             self._accumulated(Update(model, batch, self.batch_norm_once, measured=None))
             return model.get_metrics_result()
-        anew, scale = before_update(model)
-        measured = self._moments.is_due(anew)
+        epoch_begins, scale = before_update(model)
+        measured = self._moments.is_due(epoch_begins)
         sums = self._accumulated(Update(model, batch, self.batch_norm_once, measured))
         micro = tf.where(measured, sums.micro_sq_norm, float("nan"))
         whole = tf.cond(measured, lambda: squared_norm(sums.gradients), lambda: tf.zeros([]))
         norms = (micro / scale**2, whole / scale**2)
-        moments = self._moments.update(*norms, batch.rows, batch.count, anew)
+        moments = self._moments.update(*norms, batch.rows, batch.count, epoch_begins)
         return model.get_metrics_result() | moments
 
     def _accumulated(self, update: "Update") -> Sums:
@@ -322,8 +322,8 @@ def weighted_squared_norm(part: Part) -> tf.Tensor:
 
 def before_update(model: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Read what an update moves: whether it is the first of an epoch, and the loss scale."""
-    anew = tf.equal(tf.convert_to_tensor(model._loss_tracker.count), 0.0)
-    return anew, model.optimizer.scale_loss(tf.ones([]))
+    epoch_begins = tf.equal(tf.convert_to_tensor(model._loss_tracker.count), 0.0)
+    return epoch_begins, model.optimizer.scale_loss(tf.ones([]))
 
 
 def build_variables(model: Any, batch: MicroBatches) -> None:

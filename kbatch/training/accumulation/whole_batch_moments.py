@@ -82,10 +82,12 @@ class _HalvingTrainStep:
         check_model(model)
         batch = cut(keras.utils.unpack_x_y_sample_weight(data), 1)
         build_variables(model, batch)
-        anew, scale = before_update(model)
-        halved = self._moments.is_due(anew) & (batch.rows > 1)
+        epoch_begins, scale = before_update(model)
+        halved = self._moments.is_due(epoch_begins) & (batch.rows > 1)
         micro, whole = tf.cond(halved, lambda: self._halved(batch), lambda: self._whole(data))
-        moments = self._moments.update(micro / scale**2, whole / scale**2, batch.rows, 2, anew)
+        moments = self._moments.update(
+            micro / scale**2, whole / scale**2, batch.rows, 2, epoch_begins
+        )
         return model.get_metrics_result() | moments
 
     def _whole(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
