@@ -68,7 +68,7 @@ EXPERIMENTS = {
 BEFORE_TENSORFLOW = {"kbatch.search.distribute", "kbatch.search.distributed_script"}
 # Both may only fall.
 MOST_LINES = 39_700
-MOST_FILES = 193
+MOST_FILES = 192
 
 
 def dotted(path):

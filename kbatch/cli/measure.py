@@ -17,7 +17,7 @@ from kbatch.cli.arguments import (
     named_x_y,
 )
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
-from kbatch.recommendation.defaults import BASE_BATCH_SIZE, BUDGET_S
+from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 
 if TYPE_CHECKING:
     from rich.console import Console

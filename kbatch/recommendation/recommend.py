@@ -17,8 +17,8 @@ from kbatch.errors import InputError
 from kbatch.memory.find import data_source
 from kbatch.memory.search import check_window
 from kbatch.memory.workload import Load
+from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 from kbatch.recommendation.choice import decide
-from kbatch.recommendation.defaults import BASE_BATCH_SIZE, BUDGET_S
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.recommendation.measure import (
     BudgetClock,

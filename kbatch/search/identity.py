@@ -325,7 +325,8 @@ def _worded(value: Any) -> str:
 def _plain_config(value: Any) -> Any:
     try:
         return {key: item for key, item in value.get_config().items() if key != "name"}
-    except (NotImplementedError, TypeError, ValueError):  # As Keras refuses, without one.
+    # Keras raises these where a part of the user's has no `get_config`: its class tells it apart.
+    except (NotImplementedError, TypeError, ValueError):
         return {}
 
 
