@@ -210,7 +210,7 @@ def _why_not(
         text = f"no GPU answers: {silent or 'NVML lists none'}; look for the cause, then restart"
         return Finding("GPU", "missing", text, "sudo dmesg | grep -i -e NVRM -e Xid")
     gpus = [one.gpu for one in reading.gpus]
-    if visible is not None and not _names_one(visible, gpus):
+    if visible is not None and not _names_one(visible, gpus, count=reading.gpu_count):
         text = (
             f"CUDA_VISIBLE_DEVICES={visible} names no GPU that is here "
             f"({', '.join(f'{gpu.index}: {gpu.name}' for gpu in gpus)}): training runs on the CPU"
@@ -273,11 +273,11 @@ def _unusable_gpu(
     return Finding("GPU", "missing", text, f'TF_CPP_MIN_LOG_LEVEL=0 python -c "{show}"')
 
 
-def _names_one(visible: str, gpus: Sequence[NvmlGpu]) -> bool:
+def _names_one(visible: str, gpus: Sequence[NvmlGpu], *, count: int) -> bool:
     """Return whether CUDA would take the first name, an index or the start of a UUID."""
     name = visible.split(",")[0].strip()
     if name.isdigit():
-        return int(name) < len(gpus)
+        return int(name) < count
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
     # The UUIDs of instances (MIG) are not the board's.
     return name.startswith("MIG-") or not uuids or any(uuid.startswith(name) for uuid in uuids)

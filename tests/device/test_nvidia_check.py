@@ -86,6 +86,13 @@ def test_a_hidden_gpu_is_named_hidden_and_not_missing(value):
     assert found(GPU, CUDA_VISIBLE_DEVICES="0")["GPU"].status == "missing"
 
 
+def test_the_number_of_a_gpu_counts_those_that_do_not_answer():
+    driver = NvmlDriver("550.54.15", (12, 4), ("GPU 0 (GPU is lost)",))
+    reading = here(gpu(1), driver=driver)
+    assert "names no GPU" not in found(reading, CUDA_VISIBLE_DEVICES="1")["GPU"].text
+    assert "names no GPU" in found(reading, CUDA_VISIBLE_DEVICES="2")["GPU"].text
+
+
 def test_a_driver_without_a_device_is_a_container_without_gpus():
     finding = found(NvidiaReading(True, 0, 1, None, None, "not found"))["GPU"]
     assert finding.status == "warning"
