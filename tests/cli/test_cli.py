@@ -11,7 +11,7 @@ import kbatch
 from kbatch.cli import main as cli
 from kbatch.cli.demo import default_policy
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 
 
 def run(*words, cwd=None, code=0):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from equal_training import assert_equal_training, assert_equal_weights, trained
 
 import kbatch
+from kbatch.training.accumulation import sum_sparse_gradients
 
 X, Y = models.rows(94)
 
@@ -238,7 +239,9 @@ def test_masks_penalties_and_outputs_under_xla(build, data, micro_batch_size):
         data,
         micro_batch_size=micro_batch_size,
         tolerance=5e-6,
-        reference=lambda: build(False),
+        # Keras adds equal tokens up after Adam has squared them; kbatch before, at every size.
+        reference=lambda: sum_sparse_gradients(build(False)),
+        eager=False,  # Eagerly Keras weighs the loss of an output by rows, in a graph it does not.
     )
 
 
