@@ -117,7 +117,8 @@ def _interruptible_children() -> Iterator[None]:
 
 
 _CHECK_S = 0.2
-_INTERRUPT_S = 20.0
+# A worker that traces or compiles a model is interrupted when that is done.
+_INTERRUPT_S = 60.0
 _CHIEF_ENDS_S = 5.0
 _WORKERS_END_S = 30.0
 
