@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from kbatch.analysis.scaling_curve import is_saturated
-from kbatch.device.failures import failure_text, ran_out_of_memory
+from kbatch.device.failures import failure_text
 from kbatch.inference.call_paths import CallPath
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
@@ -81,9 +81,7 @@ class InferenceSweep:
         seed: int,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self.rounds: TimingRounds[Setting] = TimingRounds(
-            plan.timing, seed=seed, clock=clock, is_result=ran_out_of_memory
-        )
+        self.rounds: TimingRounds[Setting] = TimingRounds(plan.timing, seed=seed, clock=clock)
         self._plan = plan
         self._seed = seed
         self._inputs = inputs
@@ -216,7 +214,8 @@ class InferenceSweep:
         one = alike[(len(alike) - 1) // 2]
         twin = one._replace(twin=True)
         self.admit(twin)
-        self.rounds.run(on_round, clock_mhz=clock_mhz)
+        for number, live in enumerate(self.rounds.each_round(clock_mhz=clock_mhz), start=1):
+            on_round(number, len(live))
         twins = {block.round: block for block in self.rounds.blocks.get(twin, [])}
         log_ratios = tuple(
             math.log(_median(block) / _median(twins[block.round]))

@@ -198,10 +198,9 @@ def _points(
             most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
             sizes = sweep.go_on(sizes, [s for s in request.larger(run.examples) if s <= most], say)
         with GpuMonitor(interval_s=NEVER_S) as monitor:
-            sweep.rounds.run(
-                lambda number, live: say(f"round {number}: {live} sizes go on"),
-                clock_mhz=monitor.sample_clock_mhz,
-            )
+            live_by_round = sweep.rounds.each_round(clock_mhz=monitor.sample_clock_mhz)
+            for number, live in enumerate(live_by_round, start=1):
+                say(f"round {number}: {len(live)} sizes go on")
         points = tuple(
             _point(sweep, request.setting(size), not_run.get(size), probed.get(size))
             for size in sizes
@@ -222,7 +221,7 @@ def _warm_up(
     end: str | None = None
     for size in sizes:
         reason = end or _reason_not_to_run(probed.get(size), limit_bytes)
-        if reason is None and sweep.late(SHARE_TO_WARM_UP):
+        if reason is None and sweep.rounds.late(SHARE_TO_WARM_UP):
             reason = "half of the time budget was spent on warming up smaller sizes"
         if reason is not None:
             not_run[size] = reason

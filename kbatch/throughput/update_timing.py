@@ -2,9 +2,8 @@
 
 import dataclasses
 import math
-import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -72,12 +71,9 @@ class TrainingSweep:
         *,
         seed: int = 0,
     ):
-        self.rounds: TimingRounds[StepSetting] = TimingRounds(
-            timing, seed=seed, is_result=ran_out_of_memory
-        )
+        self.rounds: TimingRounds[StepSetting] = TimingRounds(timing, seed=seed)
         self._steps = steps
         self._batch_of = batch_of
-        self._time_budget_s = timing.time_budget_s
 
     def warm_up(self, setting: StepSetting, *, traced: bool = False) -> WarmUp | None:
         """Run the first steps and let the setting take part; None where memory ran out."""
@@ -87,19 +83,10 @@ class TrainingSweep:
             traced=traced,
         )
 
-    def late(self, share: float) -> bool:
-        """Return whether a share of the time budget is spent."""
-        return self.rounds.spent_s >= share * self._time_budget_s
-
-    @property
-    def rest_s(self) -> float:
-        """Seconds of the time budget that are left."""
-        return self._time_budget_s - self.rounds.spent_s
-
     def is_too_slow(self, step_s: float) -> bool:
         """Return whether no time is left for twice the size of a step that takes so long."""
         # Twice the size takes up to twice as long, and so do all smaller ones together.
-        return 4 * step_s * TRAINING_TIMING.needed_calls > self.rest_s
+        return 4 * step_s * TRAINING_TIMING.needed_calls > self.rounds.rest_s
 
     def go_on(
         self, sizes: Sequence[int], larger: Sequence[int], say: Callable[[str], None]
@@ -108,9 +95,11 @@ class TrainingSweep:
         tried = tuple(sizes)
         for size in larger:
             times_s = [self.rounds.warm_ups[StepSetting(s, s)].call_s for s in tried[-2:]]
-            if len(times_s) < 2 or self.late(SHARE_TO_WARM_UP) or self.is_too_slow(times_s[1]):
+            if len(times_s) < 2 or self.is_too_slow(times_s[1]):
                 break
-            if is_saturated((tried[-2], tried[-1]), (times_s[0], times_s[1])):
+            if self.rounds.late(SHARE_TO_WARM_UP) or is_saturated(
+                (tried[-2], tried[-1]), (times_s[0], times_s[1])
+            ):
                 break
             warm_up = self.warm_up(StepSetting(size, size))
             tried = (*tried, size)
@@ -138,7 +127,7 @@ class TrainingSweep:
             warm_up_steps=len(warm_up.later_calls_s),
             steps=sum(len(block.durations_s) for block in blocks),
             rounds=tuple(block.round for block in blocks),
-            step_times_s=tuple(round(statistics.median(b.durations_s), 9) for b in blocks),
+            step_times_s=tuple(block.median_s for block in blocks),
             sm_clocks_mhz=block_clocks(blocks),
         )
 
@@ -219,7 +208,7 @@ def time_updates(
 
 def _timed(ready: "_ReadyWays", left_s: float, seed: int) -> UpdateTimes:
     plan = TimingPlan(max(0.0, left_s), _FEWEST_CALLS, _BLOCK_S, _PRECISION)
-    rounds: TimingRounds[Way] = TimingRounds(plan, seed=seed, is_result=ran_out_of_memory)
+    rounds: TimingRounds[Way] = TimingRounds(plan, seed=seed)
     slow = {way for way, seconds in ready.call_s.items() if seconds > ready.longest_s}
     for way, call in ready.calls.items():
         if way not in slow:
@@ -233,7 +222,7 @@ def _timed(ready: "_ReadyWays", left_s: float, seed: int) -> UpdateTimes:
             way.batch_size,
             way.micro_batch_size,
             tuple(block.round for block in blocks),
-            tuple(statistics.median(block.durations_s) for block in blocks),
+            tuple(block.median_s for block in blocks),
         )
         for way, blocks in rounds.blocks.items()
         if blocks and way not in rounds.failures
@@ -382,22 +371,18 @@ def time_micro_batches(
 def _duel(sweep: TrainingSweep) -> set[int]:
     """Time the sizes in rounds; returns those that left them to others."""
     left: set[int] = set()
-
-    def leaving(live: Collection[StepSetting]) -> list[StepSetting]:
-        times_s = {
-            setting.micro_batch_size: {
-                block.round: statistics.median(block.durations_s)
-                for block in sweep.rounds.blocks[setting]
-            }
-            for setting in live
-        }
-        gone = sizes_to_leave(times_s)
-        if len(gone) < len(live):
-            left.update(gone)
-        return [setting for setting in live if setting.micro_batch_size in gone]
-
     with GpuMonitor(interval_s=NEVER_S) as monitor:
-        sweep.rounds.run(leaving=leaving, clock_mhz=monitor.sample_clock_mhz)
+        for live in sweep.rounds.each_round(clock_mhz=monitor.sample_clock_mhz):
+            times_s = {
+                setting.micro_batch_size: {
+                    block.round: block.median_s for block in sweep.rounds.blocks[setting]
+                }
+                for setting in live
+            }
+            gone = sizes_to_leave(times_s)
+            if len(gone) < len(live):
+                left.update(gone)
+            sweep.rounds.leave([way for way in live if way.micro_batch_size in gone])
     return left
 
 
@@ -418,7 +403,7 @@ def _warmed_up(
         times_s[setting] = warm_up.call_s
         behind = warm_up.call_s > (1.0 if compiled else _HOPELESS) * min(times_s.values())
         slower_in_a_row = slower_in_a_row + 1 if behind else 0
-        if slower_in_a_row == (1 if compiled else 2) or sweep.late(_SHARE_TO_WARM_UP):
+        if slower_in_a_row == (1 if compiled else 2) or sweep.rounds.late(_SHARE_TO_WARM_UP):
             break
     fastest_s = min(times_s.values(), default=0.0)
     for setting, time_s in times_s.items():

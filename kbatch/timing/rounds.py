@@ -3,14 +3,26 @@
 import contextlib
 import dataclasses
 import gc
+import itertools
 import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN as FEWEST_VALUES
-from kbatch.analysis.intervals import median_interval
+from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
+from kbatch.device.failures import ran_out_of_memory
+
+# Two calls in a row that differ by less than this share agree.
+_AGREEMENT = 0.1
+_MOST_WARM_UP_CALLS = 12
+# Long calls need no more than two of them to be warm.
+_LONG_WARM_UP_S = 1.0
+
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
+Call = Callable[[], object]
+Clock = Callable[[], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +60,11 @@ class Block(NamedTuple):
     durations_s: tuple[float, ...]
     sm_clock_mhz: float | None = None
 
+    @property
+    def median_s(self) -> float:
+        """Median seconds of a call, to the nanosecond."""
+        return round(statistics.median(self.durations_s), 9)
+
 
 def block_clocks(blocks: Sequence[Block]) -> tuple[float | None, ...]:
     """Return the clock of each block; none where no clock was read."""
@@ -56,41 +73,17 @@ def block_clocks(blocks: Sequence[Block]) -> tuple[float | None, ...]:
 
 
 def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
-    """Return whether a contender may leave.
-
-    It may with the needed calls and the precision, or many rounds after the needed calls.
-    """
-    with_calls = rounds_with_calls(blocks, plan.needed_calls)
-    if with_calls is None or len(blocks) < FEWEST_VALUES:
+    """Return whether a contender has the needed calls, and the precision or many rounds more."""
+    made = itertools.accumulate(len(block.durations_s) for block in blocks)
+    with_calls = next((n for n, calls in enumerate(made, 1) if calls >= plan.needed_calls), None)
+    if with_calls is None or len(blocks) < FEWEST_VALUES_OF_A_MEDIAN:
         return False
     if len(blocks) >= with_calls + plan.rounds_beyond:
         return True
-    medians_s = [statistics.median(block.durations_s) for block in blocks]
+    medians_s = [block.median_s for block in blocks]
     interval = median_interval(medians_s)
-    if interval is None:
-        return False
-    return interval.high - interval.low <= 2 * plan.precision * statistics.median(medians_s)
-
-
-def rounds_with_calls(blocks: list[Block], calls: int) -> int | None:
-    """Count the rounds until as many calls were made, None where they were not."""
-    made = 0
-    for count, block in enumerate(blocks, start=1):
-        made += len(block.durations_s)
-        if made >= calls:
-            return count
-    return None
-
-
-# Two calls in a row that differ by less than this share agree.
-_AGREEMENT = 0.1
-_MOST_WARM_UP_CALLS = 12
-# Long calls need no more than two of them to be warm.
-_LONG_WARM_UP_S = 1.0
-
-Key = TypeVar("Key", bound=Hashable)
-Call = Callable[[], object]
-Clock = Callable[[], float]
+    most_s = 2 * plan.precision * statistics.median(medians_s)
+    return interval is not None and interval.high - interval.low <= most_s
 
 
 class WarmUp(NamedTuple):
@@ -110,6 +103,22 @@ class WarmUp(NamedTuple):
         return min(self.later_calls_s)
 
 
+def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 3) -> WarmUp:
+    """Call a contender until two calls in a row agree, which the first is not if it traces."""
+    durations_s: list[float] = []
+    while len(durations_s) <= _MOST_WARM_UP_CALLS:
+        began_s = clock()
+        call()
+        durations_s.append(clock() - began_s)
+        if len(durations_s) >= least:
+            one_s, other_s = durations_s[-2:]
+            if abs(one_s - other_s) <= _AGREEMENT * max(one_s, other_s):
+                break
+            if sum(durations_s[1:]) > _LONG_WARM_UP_S:
+                break
+    return WarmUp(durations_s[0], tuple(durations_s[1:]))
+
+
 class TimingRounds(Generic[Key]):
     """Contenders that are timed in turns.
 
@@ -124,8 +133,8 @@ class TimingRounds(Generic[Key]):
     Args:
         plan: When a contender has been timed enough.
         seed: Seed of the order within rounds.
-        clock: Tells seconds.
-        is_result: Returns whether an error of a call is a result, such as want of memory: the
+        clock: Returns seconds.
+        is_result: Returns whether an error of a call is a result, want of memory if not given: the
             contender leaves, and the others go on. It gets `smaller_worked`, whether another
             contender ran before.
 
@@ -141,7 +150,7 @@ class TimingRounds(Generic[Key]):
         *,
         seed: int,
         clock: Clock = time.perf_counter,
-        is_result: Callable[..., bool] = lambda error, *, smaller_worked: False,
+        is_result: Callable[..., bool] = ran_out_of_memory,
     ):
         self.blocks: dict[Key, list[Block]] = {}
         self.warm_ups: dict[Key, WarmUp] = {}
@@ -152,6 +161,7 @@ class TimingRounds(Generic[Key]):
         self._started_s = clock()
         self._order = random.Random(seed)
         self._calls: dict[Key, Call] = {}
+        self._live: list[Key] = []
         self._first_calls_s = 0.0
 
     @property
@@ -160,9 +170,30 @@ class TimingRounds(Generic[Key]):
         free_s = 0.0 if self._plan.first_calls_count else self._first_calls_s
         return self._clock() - self._started_s - free_s
 
+    @property
+    def rest_s(self) -> float:
+        """Seconds of the time budget that are left."""
+        return self._plan.time_budget_s - self.spent_s
+
+    def late(self, share: float) -> bool:
+        """Return whether a share of the time budget is spent."""
+        return self.spent_s >= share * self._plan.time_budget_s
+
+    def too_slow_to_double(self, call_s: float, *, contenders: int = 1) -> bool:
+        """Return whether no time is left for contenders of twice the size of such a call."""
+        # Twice the size takes up to twice as long, and so do all smaller ones together.
+        return 4 * call_s * self._plan.needed_calls * contenders > self.rest_s
+
     def admit(self, key: Key, call: Call, *, traced: bool = False) -> WarmUp | None:
-        """Warm a contender up and let it take part."""
+        """Warm a contender up and let it take part; None where its error is a result."""
+        return self.admit_prepared(key, lambda: call, traced=traced)
+
+    def admit_prepared(
+        self, key: Key, prepare: Callable[[], Call], *, traced: bool = False
+    ) -> WarmUp | None:
+        """Make a contender ready, as by copying its inputs to the device, and admit it."""
         try:
+            call = prepare()
             warm_up = warm_up_calls(call, clock=self._clock, least=2 if traced else 3)
         except Exception as error:
             self._keep_if_result(key, error)
@@ -171,71 +202,54 @@ class TimingRounds(Generic[Key]):
         self._first_calls_s += warm_up.first_call_s
         return warm_up
 
-    def admit_prepared(
-        self, key: Key, prepare: Callable[[], Call], *, traced: bool = False
-    ) -> WarmUp | None:
-        """Make a contender ready, as by copying its inputs to the device, and admits it."""
-        try:
-            call = prepare()
-        except Exception as error:
-            self._keep_if_result(key, error)
-            return None
-        return self.admit(key, call, traced=traced)
-
     def withdraw(self, key: Key) -> WarmUp:
         """Take a contender out that was warmed up and is not to be timed."""
         del self._calls[key], self.blocks[key]
         return self.warm_ups.pop(key)
 
-    def run(
-        self,
-        on_round: Callable[[int, int], None] | None = None,
-        *,
-        leaving: Callable[[Collection[Key]], Collection[Key]] | None = None,
-        clock_mhz: Callable[[], float | None] = lambda: None,
-    ) -> None:
+    def run(self, *, clock_mhz: Callable[[], float | None] = lambda: None) -> None:
         """Time all contenders until each has been timed enough."""
-        live = list(self._calls)
-        number = 0
-        while live:
-            for key in self._order.sample(live, len(live)):
-                if number > 0 and self.spent_s >= self._plan.time_budget_s:
+        for _ in self.each_round(clock_mhz=clock_mhz):
+            pass
+
+    def each_round(
+        self, *, clock_mhz: Callable[[], float | None] = lambda: None
+    ) -> Iterator[list[Key]]:
+        """Time all contenders as `run` does, and yield after each round which of them go on."""
+        self._live = list(self._calls)
+        for number in itertools.count():
+            for key in self._order.sample(self._live, len(self._live)):
+                if number > 0 and self.rest_s <= 0:
                     return
-                self._take_turn(key, number, clock_mhz)
-            live = [
+                try:
+                    durations_s = self._timed(key, least_calls=1, least_s=self._plan.block_s)
+                except Exception as error:
+                    self._keep_if_result(key, error)
+                else:
+                    self.blocks[key].append(Block(number, durations_s, clock_mhz()))
+            self._live = [
                 key
-                for key in live
+                for key in self._live
                 if key not in self.failures and not timed_enough(self.blocks[key], self._plan)
             ]
-            if live and leaving is not None:
-                gone = frozenset(leaving(live))
-                live = [key for key in live if key not in gone]
-            number += 1
-            if on_round is not None:
-                on_round(number, len(live))
+            if not self._live:
+                return
+            yield list(self._live)
+
+    def leave(self, keys: Collection[Key]) -> None:
+        """Let contenders take no further turn; what was timed of them stays."""
+        self._live = [key for key in self._live if key not in keys]
 
     def fresh_calls(
         self, key: Key, calls: int, *, least_s: float = 0.0
     ) -> tuple[float, ...] | None:
-        """Time calls of one contender in a row."""
+        """Time calls of one contender in a row; None where their error is a result."""
         try:
-            with collection_off():
-                return self._timed(self._calls[key], least_calls=calls, least_s=least_s)
+            return self._timed(key, least_calls=calls, least_s=least_s)
         except Exception as error:
             if not self._is_result(error, smaller_worked=True):
                 raise
             return None
-
-    def _take_turn(self, key: Key, number: int, clock_mhz: Callable[[], float | None]) -> None:
-        try:
-            with collection_off():
-                durations_s = self._timed(
-                    self._calls[key], least_calls=1, least_s=self._plan.block_s
-                )
-        except Exception as error:
-            self._keep_if_result(key, error)
-        else:
-            self.blocks[key].append(Block(number, durations_s, clock_mhz()))
 
     def _keep_if_result(self, key: Key, error: Exception) -> None:
         if not self._is_result(error, smaller_worked=bool(self.warm_ups)):
@@ -245,30 +259,17 @@ class TimingRounds(Generic[Key]):
         error.__context__ = error.__cause__ = None
         gc.collect()
 
-    def _timed(self, call: Call, *, least_calls: int, least_s: float) -> tuple[float, ...]:
+    def _timed(self, key: Key, *, least_calls: int, least_s: float) -> tuple[float, ...]:
+        call, clock = self._calls[key], self._clock
         durations_s: list[float] = []
-        clock = self._clock
-        began_s = before_s = clock()
-        while len(durations_s) < least_calls or before_s - began_s < least_s:
-            call()
-            now_s = clock()
-            durations_s.append(now_s - before_s)
-            before_s = now_s
+        with collection_off():
+            began_s = before_s = clock()
+            while len(durations_s) < least_calls or before_s - began_s < least_s:
+                call()
+                now_s = clock()
+                durations_s.append(now_s - before_s)
+                before_s = now_s
         return tuple(durations_s)
-
-
-def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 3) -> WarmUp:
-    """Call a contender until two calls in a row agree, which the first is not if it traces."""
-    durations_s: list[float] = []
-    while len(durations_s) < least or not _agree(*durations_s[-2:]):
-        began_s = clock()
-        call()
-        durations_s.append(clock() - began_s)
-        if len(durations_s) > _MOST_WARM_UP_CALLS:
-            break
-        if len(durations_s) >= least and sum(durations_s[1:]) > _LONG_WARM_UP_S:
-            break
-    return WarmUp(durations_s[0], tuple(durations_s[1:]))
 
 
 @contextlib.contextmanager
@@ -283,12 +284,6 @@ def collection_off() -> Iterator[None]:
             gc.enable()
 
 
-def _agree(one_s: float, other_s: float) -> bool:
-    return abs(one_s - other_s) <= _AGREEMENT * max(one_s, other_s)
-
-
-Result = TypeVar("Result")
-
 FEWEST_ROUNDS = 3
 
 
@@ -297,12 +292,9 @@ def interleaved(
     *,
     until_s: float,
     most_rounds: int,
-    now: Callable[[], float] = time.perf_counter,
+    now: Clock = time.perf_counter,
 ) -> dict[str, list[Result]]:
-    """Measure every contender once a round, in another order each round.
-
-    A machine that drifts slows all contenders of a round alike.
-    """
+    """Call contenders that measure themselves once a round, in another order each round."""
     found: dict[str, list[Result]] = {name: [] for name in contenders}
     order, longest_s = random.Random(0), 0.0
     for number in range(most_rounds):

@@ -81,11 +81,9 @@ def test_who_leaves_after_a_round_takes_no_further_turn():
     rounds = rounds_of(clock, {"a": (0.06,), "b": (0.07,), "c": (0.08,)}, needed_calls=5)
     seen = []
 
-    def leaving(live):
+    for live in rounds.each_round():
         seen.append(set(live))
-        return {2: ["b"], 4: ["a", "c"]}.get(len(seen), [])
-
-    rounds.run(leaving=leaving)
+        rounds.leave({2: ["b"], 4: ["a", "c"]}.get(len(seen), []))
     assert seen == [{"a", "b", "c"}] * 2 + [{"a", "c"}] * 2
     assert {key: len(blocks) for key, blocks in rounds.blocks.items()} == {"a": 4, "b": 2, "c": 4}
 
@@ -166,12 +164,10 @@ def test_the_time_budget_ends_the_rounds_and_each_contender_had_a_block():
     assert {key: len(blocks) for key, blocks in late.blocks.items()} == {"a": 1, "b": 1}
 
 
-def test_the_round_and_the_live_contenders_are_told():
-    told = []
-    rounds_of(Clock(), {"fast": (0.001,), "slow": (0.1,)}).run(lambda *state: told.append(state))
-    assert told[0] == (1, 2)
-    assert told[5] == (6, 1)
-    assert told[-1] == (59, 0)
+def test_each_round_tells_who_goes_on():
+    rounds = rounds_of(Clock(), {"fast": (0.001,), "slow": (0.1,)})
+    live = list(rounds.each_round())
+    assert live == [["fast", "slow"]] * 5 + [["slow"]] * 53
 
 
 def test_fresh_calls_are_as_many_as_asked_and_count_for_nothing_else():
