@@ -59,7 +59,7 @@ EXPERIMENTS = {
         "variants",
         "verify",
     },
-    "input_pipeline": {"blocks", "changes", "measure", "remedies", "rounds", "tf_data_graph"},
+    "input_pipeline": {"blocks", "changes", "measure", "tf_data_graph"},
     "search": ...,
     "recommendation": {"fit_overhead", "measure", "pilot", "recommend"},
     "cli": {"demo"},

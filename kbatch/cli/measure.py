@@ -225,7 +225,7 @@ def _run_input(options: argparse.Namespace) -> None:
     with quiet_start():
         from kbatch.input_pipeline.measure import profile_input_pipeline
     from kbatch.input_pipeline.figure import plot_input_pipeline
-    from kbatch.input_pipeline.text import input_lines
+    from kbatch.input_pipeline.report import input_lines
     from kbatch.plotting.saving import save_figure
 
     build, data = named_build(options.build, BUILD), named_data(options.data, DATA)

@@ -3,10 +3,10 @@
 Each block starts the pipeline again, so that nothing runs behind the other blocks and none begins
 with batches made before. What the start costs is left out, the first batch and what follows until
 tf.data has tuned itself, unless whole epochs count or all that comes from the start: which of them
-is decided once for a pipeline, so that its rounds count the same.
+is decided once for a pipeline, so that its rounds count the same. Before the blocks the pipeline is
+read once for long, and some of its batches are held for the train step alone.
 """
 
-import functools
 import itertools
 import math
 import time
@@ -18,18 +18,16 @@ import tensorflow as tf
 
 from kbatch.input_pipeline.rates import long_run
 from kbatch.input_pipeline.record import LongRunRecord, RateRecord, StepSpan
+from kbatch.timing.rounds import FEWEST_ROUNDS
 from kbatch.training.data.batch_source import BatchSource, BatchStream
 from kbatch.training.train_step import BorrowedStep, rows_of
 
 MOST_ROUNDS = 9
-_FEWEST = 4
-_FEWEST_ROUNDS = 3
+_FEWEST_BATCHES = 4
 _SHORTEST_S = 0.05
 _SETTLE_SHARE = 0.25
 # Steps that are launched before the device is waited for: `fit` waits for none of them.
 _LAUNCHED = 8
-
-Counting = Literal["settled", "epochs", "start"]
 
 
 class BlockLength(NamedTuple):
@@ -46,7 +44,12 @@ class BlockLength(NamedTuple):
     settle_s: float
     measure_s: float
     longest_s: float
-    counting: Counting = "settled"
+    counting: Literal["settled", "epochs", "start"] = "settled"
+
+    def is_over(self, duration_s: float, batches: int) -> bool:
+        """Return whether a block of so many seconds and batches may end."""
+        enough = duration_s >= self.measure_s and batches >= _FEWEST_BATCHES
+        return batches > 0 and (enough or duration_s >= self.longest_s)
 
 
 class Block(NamedTuple):
@@ -66,7 +69,7 @@ class Block(NamedTuple):
     duration_s: float
     cpu_s: float
     first_batch_s: float | None
-    spans: tuple[StepSpan, ...]
+    spans: tuple[StepSpan, ...] = ()
     batch_numbers: float | None = None
 
 
@@ -76,20 +79,18 @@ def block_length(budget_s: float, *, contenders: float, starts_s: float) -> Bloc
     return BlockLength(
         settle_s=max(_SETTLE_SHARE * block_s, _SHORTEST_S / 2),
         measure_s=max((1 - _SETTLE_SHARE) * block_s, _SHORTEST_S),
-        longest_s=max(budget_s / (_FEWEST_ROUNDS * contenders), _SHORTEST_S),
+        longest_s=max(budget_s / (FEWEST_ROUNDS * contenders), _SHORTEST_S),
     )
 
 
 def pipeline_block(source: BatchSource, length: BlockLength) -> Block:
     """Measure the pipeline alone: batches are taken and dropped."""
-    with _Tally(source) as tally:
-        taken = tally.read(lambda _: None, length)
+    began_s, counted, first_batch_s = _read(source, length)
     return Block(
-        sum(one.rows for one in taken.counted),
-        taken.counted[-1].end.time_s - taken.begin.time_s,
-        sum(one.cpu_s for one in taken.counted),
-        taken.first_batch_s,
-        (),
+        sum(one.rows for one in counted),
+        counted[-1].end_s - began_s,
+        sum(one.cpu_s for one in counted),
+        first_batch_s,
     )
 
 
@@ -103,17 +104,16 @@ def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) 
     step(batches[0])
     while time.perf_counter() - began_s < length.settle_s:
         step(batches[0])
-    begin, steps, rows = _now(), 0, 0
-    for batch in itertools.cycle(batches):
+    began_s, began_cpu_s, rows = time.perf_counter(), time.process_time(), 0
+    for steps, batch in enumerate(itertools.cycle(batches), start=1):
         step.launch(batch)
-        steps, rows = steps + 1, rows + rows_of(batch)
-        whole = steps % len(batches) == 0
-        if whole and (steps % _LAUNCHED == 0 or _passed(begin) >= length.measure_s):
+        rows += rows_of(batch)
+        due = steps % _LAUNCHED == 0 or time.perf_counter() - began_s >= length.measure_s
+        if due and steps % len(batches) == 0:
             step.wait()
-            if _is_over(_passed(begin), steps, length):
+            if length.is_over(time.perf_counter() - began_s, steps):
                 break
-    end = _now()
-    return Block(rows, end.time_s - begin.time_s, end.cpu_s - begin.cpu_s, None, ())
+    return Block(rows, time.perf_counter() - began_s, time.process_time() - began_cpu_s, None)
 
 
 def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength) -> Block:
@@ -122,41 +122,30 @@ def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength)
     A step on a batch of new shapes may compile and is left out, unless no shape repeats.
     """
     step.restore()
-    with _Tally(source) as tally:
-        taken = tally.read(step, length)
-    known = [one for one in taken.counted if not one.new] or taken.counted
-    spans = [
-        StepSpan(o.asked_s, o.arrived_s - o.asked_s, o.end.time_s - o.arrived_s) for o in known
-    ]
+    _, counted, first_batch_s = _read(source, length, step)
+    known = [one for one in counted if not one.new] or counted
     return Block(
         sum(one.rows for one in known),
-        sum(span.wait_s + span.compute_s for span in spans),
+        sum(one.end_s - one.asked_s for one in known),
         sum(one.cpu_s for one in known),
-        taken.first_batch_s,
-        tuple(span_from(span, spans[0].begin_s) for span in spans),
+        first_batch_s,
+        tuple(
+            StepSpan(o.asked_s - known[0].asked_s, o.arrived_s - o.asked_s, o.end_s - o.arrived_s)
+            for o in known
+        ),
         fmean(one.numbers for one in known),
     )
 
 
-def span_from(span: StepSpan, zero_s: float) -> StepSpan:
-    """Count the time of a span from another moment on."""
-    return StepSpan(span.begin_s - zero_s, span.wait_s, span.compute_s)
-
-
-def rate_of(blocks: list[Block]) -> RateRecord:
+def rate_of(blocks: Sequence[Block]) -> RateRecord:
     """Join the blocks of one contender, one a round."""
-    waited = [sum(span.wait_s for span in block.spans) for block in blocks]
+    waited = tuple(sum(span.wait_s for span in block.spans) for block in blocks)
     return RateRecord(
         examples=tuple(block.examples for block in blocks),
         durations_s=tuple(block.duration_s for block in blocks),
-        wait_s=tuple(waited) if any(block.spans for block in blocks) else (),
+        wait_s=waited if any(block.spans for block in blocks) else (),
         cpu_s=tuple(block.cpu_s for block in blocks),
     )
-
-
-class _Moment(NamedTuple):
-    time_s: float
-    cpu_s: float
 
 
 class _Batch(NamedTuple):
@@ -167,121 +156,71 @@ class _Batch(NamedTuple):
     numbers: int
     asked_s: float
     arrived_s: float
-    end: _Moment
+    end_s: float
     cpu_s: float
     new: bool
 
 
-class _Taken(NamedTuple):
-    begin: _Moment
-    counted: list[_Batch]
-    first_batch_s: float
+def _read(
+    source: BatchSource, length: BlockLength, step: BorrowedStep | None = None
+) -> tuple[float, list[_Batch], float]:
+    """Return when counting began, the batches that count, and the seconds to the first of all."""
+    opened_s, cpu_s = time.perf_counter(), time.process_time()
+    batches: list[_Batch] = []
+    with BatchStream(source, read_before=True) as stream:
 
+        def take() -> float:
+            nonlocal cpu_s
+            asked_s = time.perf_counter() if batches else opened_s
+            batch = stream.next()
+            arrived_s, new = time.perf_counter(), step is not None and not step.has_seen(batch)
+            if step is not None:
+                step(batch)
+            end_s, before_s, cpu_s = time.perf_counter(), cpu_s, time.process_time()
+            rows, numbers = rows_of(batch), _numbers(_shapes_of(batch))
+            times = (asked_s, arrived_s, end_s, cpu_s - before_s)
+            batches.append(_Batch(stream.epochs, rows, numbers, *times, new))
+            return end_s
 
-class _Tally:
-    """Takes batches, and picks those that count."""
-
-    def __init__(self, source: BatchSource):
-        self._opened = _now()
-        self._stream = BatchStream(source, read_before=True)
-
-    def __enter__(self) -> "_Tally":
-        self._stream.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stream.__exit__(*error)
-
-    def read(self, use: Any, length: BlockLength) -> _Taken:
-        batches: list[_Batch] = []
-        take = functools.partial(self._take, use, batches, has_seen=_has_seen(use))
-        first = take()
-        first_batch_s = first.arrived_s - self._opened.time_s
+        now_s = first_s = take()
+        first_batch_s = batches[0].arrived_s - opened_s
         if length.counting == "epochs":
-            return self._whole_epochs(take, batches, length)._replace(first_batch_s=first_batch_s)
-        begin, left_out = self._opened, 0
+            until_s = opened_s + length.settle_s + length.measure_s
+            while stream.epochs == 0 or time.perf_counter() < until_s:
+                take()
+            whole = [one for one in batches if one.epoch < stream.epochs]
+            return opened_s, whole, first_batch_s
+        began_s, left_out = opened_s, 0
         if length.counting == "settled":
-            begin = take().end
-            while begin.time_s - first.end.time_s < length.settle_s:
-                begin = take().end
+            began_s = take()
+            while began_s - first_s < length.settle_s:
+                began_s = take()
             left_out = len(batches)
-        last_s = first.end.time_s
-        while not _is_over(last_s - begin.time_s, len(batches) - left_out, length):
-            last_s = take().end.time_s
-        return _Taken(begin, batches[left_out:], first_batch_s)
-
-    def _whole_epochs(
-        self, take: Callable[[], _Batch], batches: list[_Batch], length: BlockLength
-    ) -> _Taken:
-        """Take batches until an epoch has ended, and then until the time is over."""
-        wanted_s = length.settle_s + length.measure_s
-        while self._stream.epochs == 0 or _passed(self._opened) < wanted_s:
-            take()
-        whole = [one for one in batches if one.epoch < self._stream.epochs]
-        return _Taken(self._opened, whole, 0.0)
-
-    def _take(self, use: Any, batches: list[_Batch], *, has_seen: Any) -> _Batch:
-        before = batches[-1].end if batches else self._opened
-        asked_s = time.perf_counter()
-        batch = self._stream.next()
-        arrived_s, new = time.perf_counter(), not has_seen(batch)
-        use(batch)
-        end = _now()
-        batches.append(
-            _Batch(
-                self._stream.epochs,
-                rows_of(batch),
-                numbers_in(batch),
-                asked_s if batches else self._opened.time_s,
-                arrived_s,
-                end,
-                end.cpu_s - before.cpu_s,
-                new,
-            )
-        )
-        return batches[-1]
-
-
-def _has_seen(use: Any) -> Callable[[Any], bool]:
-    return getattr(use, "has_seen", lambda _: True)
-
-
-def _is_over(duration_s: float, batches: int, length: BlockLength) -> bool:
-    enough = duration_s >= length.measure_s and batches >= _FEWEST
-    return batches > 0 and (enough or duration_s >= length.longest_s)
-
-
-def _passed(since: _Moment) -> float:
-    return time.perf_counter() - since.time_s
-
-
-def _now() -> _Moment:
-    return _Moment(time.perf_counter(), time.process_time())
+        while not length.is_over(now_s - began_s, len(batches) - left_out):
+            now_s = take()
+    return began_s, batches[left_out:], first_batch_s
 
 
 # A pause as long as the longest so far would change the rate by less than this share.
 _PAUSE_SHARE = 0.2
 # So long it goes on after a late first batch: a shuffle buffer is drained much faster than filled.
 _BEYOND_FIRST = 1.5
+# Epochs of so few batches, or whose start takes this share of them, count as a whole.
+_FEW_BATCHES, _START_SHARE = 8, 0.05
 # So many batches tell whether they grow.
 _MANY = 16
 _GROWN = 1.3
 
 
 class Epoch(NamedTuple):
-    """How long the data are.
-
-    Attributes:
-        batches: Batches in an epoch.
-        duration_s: Seconds that the pipeline alone takes for them, with its start.
-    """
+    """How long the data are: batches, and seconds of the pipeline alone, with its start."""
 
     batches: int
     duration_s: float
 
 
 class InputPass(NamedTuple):
-    """What a long reading gave.
+    """What a long reading of a pipeline found.
 
     Attributes:
         record: What was counted.
@@ -299,6 +238,21 @@ class InputPass(NamedTuple):
     duration_s: float
     batch_numbers: float
     notes: tuple[str, ...]
+
+    def counted(self, length: BlockLength, *, step_s: float = 0.0) -> BlockLength:
+        """Decide for all blocks of a pipeline whether whole epochs count.
+
+        They do where an epoch fits in a block at its longest, and either several of them do, or its
+        start is a part of it that must not be left out, such as a shuffle buffer that is filled.
+        """
+        if self.epoch is None:
+            return length
+        epoch_s = self.epoch.duration_s + self.epoch.batches * step_s
+        several = epoch_s <= length.settle_s + length.measure_s
+        few, slow_start = _FEW_BATCHES, self.record.first_batch_s > _START_SHARE * epoch_s
+        if epoch_s <= length.longest_s and (several or self.epoch.batches <= few or slow_start):
+            return length._replace(counting="epochs")
+        return length
 
 
 def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPass:
@@ -322,31 +276,23 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
             over = arrived_s >= max(most_s, _BEYOND_FIRST * arrivals_s[0])
             if len(rows) > 1 and (over or (even and arrived_s >= least_s)):
                 break
-    counted = long_run(rows, arrivals_s, epochs=epochs)
-    first = epochs.count(0)
+    first, numbers = epochs.count(0), held.numbers
+    ended, half = first < len(rows), len(numbers) // 2
+    ratio = sum(numbers[-half:]) / max(1, sum(numbers[:half])) if len(numbers) >= _MANY else 1.0
+    notes = ()
+    if not 1 / _GROWN < ratio < _GROWN:
+        notes = (
+            f"Batches become {'larger' if ratio > 1 else 'smaller'}: of {len(numbers)} that were "
+            f"read, the second half holds {ratio:.2g} times as much as the first. The verdict is "
+            "that of these batches, not of what comes later in the data.",
+        )
     return InputPass(
-        LongRunRecord(counted, arrivals_s[0]),
-        held.chosen(whole=first < len(rows)),
-        Epoch(first, arrivals_s[first] - arrivals_s[0]) if first < len(rows) else None,
+        LongRunRecord(long_run(rows, arrivals_s, epochs=epochs), arrivals_s[0]),
+        held.chosen(whole=ended),
+        Epoch(first, arrivals_s[first] - arrivals_s[0]) if ended else None,
         arrivals_s[-1],
-        fmean(held.elements),
-        _growth_note(held.elements),
-    )
-
-
-def _growth_note(elements: list[int]) -> tuple[str, ...]:
-    """Describe where batches grow or shrink on the way: what follows may go on so."""
-    if len(elements) < _MANY:
-        return ()
-    half = len(elements) // 2
-    ratio = sum(elements[-half:]) / max(1, sum(elements[:half]))
-    if 1 / _GROWN < ratio < _GROWN:
-        return ()
-    word = "larger" if ratio > 1 else "smaller"
-    return (
-        f"Batches become {word}: of {len(elements)} that were read, the second half holds "
-        f"{ratio:.2g} times as much as the first. The verdict is that of these batches, not of "
-        "what comes later in the data.",
+        fmean(numbers),
+        notes,
     )
 
 
@@ -354,7 +300,7 @@ def _growth_note(elements: list[int]) -> tuple[str, ...]:
 _HELD, _HELD_OF_ONE_SHAPE = 8, 4
 _MOST_SHAPES = 2 * _HELD
 
-Shapes = tuple[Any, ...]
+Shapes = tuple[tuple[int, ...], ...]
 
 
 class HeldBatches:
@@ -370,9 +316,9 @@ class HeldBatches:
         self._by_shapes: dict[Shapes, Any] = {}
 
     @property
-    def elements(self) -> list[int]:
+    def numbers(self) -> list[int]:
         """Numbers in each batch that was added, in order."""
-        return [_elements(shapes) for shapes in self._shapes]
+        return [_numbers(shapes) for shapes in self._shapes]
 
     def add(self, batch: Any) -> None:
         """Count a batch, and keep it where its shapes are new and not much like kept ones."""
@@ -382,31 +328,35 @@ class HeldBatches:
             self._first.append(batch)
         self._by_shapes.setdefault(shapes, batch)
         if len(self._by_shapes) > _MOST_SHAPES:
-            del self._by_shapes[_most_like_neighbours(list(self._by_shapes))]
+            # Drop the shapes whose neighbours in size are nearest to each other; never an end.
+            in_order = sorted(self._by_shapes, key=_size)
+            gaps = [
+                _numbers(after) - _numbers(before)
+                for before, after in zip(in_order, in_order[2:], strict=False)
+            ]
+            del self._by_shapes[in_order[1 + gaps.index(min(gaps))]]
 
     def chosen(self, *, whole: bool) -> tuple[Any, ...]:
         """Return up to eight batches, the one in the middle of the sizes first."""
         shapes = self._shapes
+        # The ragged end of an epoch, one of many batches, does not stand for an eighth of them.
         if whole and len(shapes) > _HELD and shapes[-1] not in shapes[:-1]:
             shapes = shapes[:-1]
         if len(set(shapes)) == 1:
             return tuple(self._first)
         in_order = sorted(shapes, key=_size)
         count = min(_HELD, len(in_order))
-        places = [(2 * i + 1) * len(in_order) // (2 * count) for i in range(count)]
-        found = [self._nearest(in_order[place]) for place in places]
+        found = [
+            self._nearest(in_order[(2 * i + 1) * len(in_order) // (2 * count)])
+            for i in range(count)
+        ]
         return tuple(found[count // 2 :] + found[: count // 2])
 
     def _nearest(self, shapes: Shapes) -> Any:
         if shapes in self._by_shapes:
             return self._by_shapes[shapes]
-        size = _elements(shapes)
-        return self._by_shapes[min(self._by_shapes, key=lambda kept: abs(_elements(kept) - size))]
-
-
-def numbers_in(batch: Any) -> int:
-    """Count the numbers in a batch, its own and those that tell where its ragged rows end."""
-    return _elements(_shapes_of(batch))
+        size = _numbers(shapes)
+        return self._by_shapes[min(self._by_shapes, key=lambda kept: abs(_numbers(kept) - size))]
 
 
 def _shapes_of(batch: Any) -> Shapes:
@@ -415,19 +365,46 @@ def _shapes_of(batch: Any) -> Shapes:
     return tuple(tuple(part.shape) for part in parts if part is not None)
 
 
-def _most_like_neighbours(shapes: list[Shapes]) -> Shapes:
-    """Find the shapes whose neighbours in size are nearest to each other; never an end."""
-    in_order = sorted(shapes, key=_size)
-    gaps = [
-        _elements(after) - _elements(before)
-        for before, after in zip(in_order, in_order[2:], strict=False)
-    ]
-    return in_order[1 + gaps.index(min(gaps))]
-
-
 def _size(shapes: Shapes) -> tuple[int, str]:
-    return _elements(shapes), repr(shapes)
+    return _numbers(shapes), repr(shapes)
 
 
-def _elements(shapes: Shapes) -> int:
+def _numbers(shapes: Shapes) -> int:
+    """Count the numbers in a batch, its own and those that tell where its ragged rows end."""
     return sum(math.prod(shape) for shape in shapes)
+
+
+class PreparedInput(NamedTuple):
+    """A pipeline that was read, and a train step that has seen the shapes it will be timed on.
+
+    Attributes:
+        source: The pipeline.
+        reading: One long reading of it.
+        step: The train step.
+        batches: Batches to train on in turn, held on the device.
+        smaller: Smaller batches by their size, the largest first.
+        step_s: Seconds of a step.
+        notes: What a reader of the numbers must know.
+    """
+
+    source: BatchSource
+    reading: InputPass
+    step: BorrowedStep
+    batches: tuple[Any, ...]
+    smaller: dict[int, Any]
+    step_s: float
+    notes: tuple[str, ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in the batch of the train step."""
+        return rows_of(self.batches[0])
+
+    @property
+    def blocks(self) -> dict[str, Callable[[BlockLength], Block]]:
+        """Pipeline alone, train step alone and both together, each a block of a given length."""
+        return {
+            "pipeline": lambda length: pipeline_block(self.source, length),
+            "step": lambda length: step_block(self.step, self.batches, length),
+            "together": lambda length: training_block(self.source, self.step, length),
+        }

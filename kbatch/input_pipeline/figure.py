@@ -8,7 +8,7 @@ from mpl_toolkits.axes_grid1 import make_axes_locatable
 from kbatch.document.numbers import counted, percent, readable
 from kbatch.document.section import where_measured
 from kbatch.input_pipeline.record import InputPipelineProfile, RateRecord
-from kbatch.input_pipeline.text import headline, is_clear_gain
+from kbatch.input_pipeline.report import headline
 from kbatch.plotting.canvas import (
     SMALL_PT,
     TEXT_PT,
@@ -88,7 +88,7 @@ def input_pipeline_info(profile: InputPipelineProfile) -> InputPipelineInfo:
     computing = [
         Segment(1e3 * (span.begin_s + span.wait_s), 1e3 * span.compute_s) for span in spans
     ]
-    gained = [remedy for remedy in profile.best_first if is_clear_gain(remedy)][:_MOST_REMEDIES]
+    gained = [remedy for remedy in profile.best_first if remedy.is_clear_gain][:_MOST_REMEDIES]
     bars = [
         _bar("pipeline alone", profile.pipeline),
         _bar("train step alone", profile.step),

@@ -1,37 +1,67 @@
 """The experiment that tells whether the input pipeline or the train step limits training."""
 
 import dataclasses
+import functools
 import math
 import numbers
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from statistics import fmean
+from typing import Any
 
 import keras
 import keras_tuner
+import numpy as np
+import tensorflow as tf
 
 from kbatch.device.environment import read_environment
+from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.document.numbers import percent, readable, setting
-from kbatch.input_pipeline.blocks import InputPass, read_pass
+from kbatch.errors import InputError
+from kbatch.input_pipeline.blocks import (
+    MOST_ROUNDS,
+    Block,
+    BlockLength,
+    InputPass,
+    PreparedInput,
+    block_length,
+    rate_of,
+    read_pass,
+    step_block,
+    training_block,
+)
 from kbatch.input_pipeline.changes import (
     cached_pipeline,
     fill_cache,
     pipeline_changes,
+    try_changes,
+    untried,
     worker_changes,
 )
-from kbatch.input_pipeline.record import InputPipelineProfile
-from kbatch.input_pipeline.remedies import (
-    Remedies,
-    array_costs,
-    not_tried,
-    try_changes,
-    with_change,
+from kbatch.input_pipeline.record import (
+    CostRecord,
+    InputPipelineProfile,
+    LongRunRecord,
+    RateRecord,
+    RemedyRecord,
+    SmallerStepRecord,
+    StepSpan,
+    UntriedRecord,
 )
-from kbatch.input_pipeline.rounds import WarmStep, measure_rounds, warm_step
+from kbatch.timing.rounds import interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.batch_source import BatchSource, batch_source
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
-from kbatch.training.train_step import borrowed_step, held_on_device, rows_of, takes_int64
+from kbatch.training.train_step import (
+    BorrowedStep,
+    borrowed_step,
+    first_rows,
+    fitting_data,
+    held_on_device,
+    rows_of,
+    takes_int64,
+)
 
 _REMEDIES_SHARE = 0.5
 # Below this share of waiting no change to the pipeline is worth a measurement.
@@ -93,60 +123,44 @@ def profile_input_pipeline(
         InputError: If the data can be read once only, are empty, raise an error or do not fit the
             model; it says what to give.
     """
-    _check_budgets(budget_s, cache_bytes)
+    known = all(
+        isinstance(value, numbers.Real) and not isinstance(value, bool)
+        for value in (budget_s, cache_bytes)
+    )
+    if not known or not (math.isfinite(budget_s) and budget_s > 0) or cache_bytes < 0:
+        raise ValueError(
+            "`budget_s` must be a positive number of seconds and `cache_bytes` at least 0. "
+            f"Received: budget_s={budget_s!r}, cache_bytes={cache_bytes!r}."
+        )
     with kept_seeds():
         trained = model_builder(model)()
         check_compiled(trained)
         source = batch_source(dataset, trained, batch_size=batch_size)
-        limits = _Limits(budget_s, cache_bytes, remedies and source.kind != "arrays")
-        return _measured(trained, source, limits)
-
-
-class _Limits(NamedTuple):
-    budget_s: float
-    cache_bytes: int
-    remedies: bool
-
-    @property
-    def base_s(self) -> float:
-        """Seconds for the pipeline as it is."""
-        return self.budget_s * (1 - _REMEDIES_SHARE if self.remedies else 1)
-
-
-def _measured(model: keras.Model, source: BatchSource, limits: _Limits) -> InputPipelineProfile:
-    began_s, base_s = time.perf_counter(), limits.base_s
-    cache_notes = fill_cache(source, base_s * _FILL_SHARE)
-    reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
-    wide = takes_int64(model)
-    batches = [held_on_device(batch, widen=wide) for batch in reading.batches]
-    spent_s = time.perf_counter() - began_s
-    tried = Remedies((), ())
-    with borrowed_step(model, batches[0]) as step:
-        warm = warm_step(step, batches)
+        remedies = remedies and source.kind != "arrays"
+        base_s = budget_s * (1 - _REMEDIES_SHARE if remedies else 1)
         began_s = time.perf_counter()
-        rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
-        rounds = measure_rounds(source, warm, reading=reading, budget_s=rounds_s)
-        profile = InputPipelineProfile(
-            **rounds._replace(
-                notes=(*cache_notes, *_executions_note(model), *rounds.notes)
-            )._asdict(),
-            source=source.kind,
-            batch_size=rows_of(batches[0]),
-            remedies=(),
-            untried=(),
-            costs=array_costs(source.given, rows_of(batches[0])) if source.kind == "arrays" else (),
-            dtype_policy=model.dtype_policy.name,
-            budget_s=limits.budget_s,
-            environment=read_environment(),
-        )
-        spent_s += time.perf_counter() - began_s - _uncounted_s(profile)
-        began_s = time.perf_counter()
-        if limits.remedies:
-            left_s = limits.budget_s - max(base_s, spent_s)
-            tried = _remedies(profile, source, warm, reading=reading, limits=limits, left_s=left_s)
-    spent_s += time.perf_counter() - began_s
-    notes = (*profile.notes, *_time_note(spent_s, profile))
-    return dataclasses.replace(profile, remedies=tried.tried, untried=tried.untried, notes=notes)
+        cache_notes = fill_cache(source, base_s * _FILL_SHARE)
+        reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
+        wide = takes_int64(trained)
+        batches = tuple(held_on_device(batch, widen=wide) for batch in reading.batches)
+        spent_s = time.perf_counter() - began_s
+        with borrowed_step(trained, batches[0]) as step:
+            prepared = _prepared(source, reading, step, batches)
+            began_s = time.perf_counter()
+            rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
+            profile = _measured(prepared, trained, rounds_s=rounds_s, budget_s=budget_s)
+            uncounted_s = 0.0 if profile.together.gpu_busy_share is None else _GPU_S
+            spent_s += time.perf_counter() - began_s - _TIMELINE_S - uncounted_s
+            began_s, tried, left_out = time.perf_counter(), (), ()
+            if remedies:
+                left_s = budget_s - max(base_s, spent_s)
+                tried, left_out = _remedies(
+                    profile, prepared, cache_bytes=cache_bytes, left_s=left_s
+                )
+        spent_s += time.perf_counter() - began_s
+    notes = (*cache_notes, *_executions_note(trained), *profile.notes)
+    notes = (*notes, *_time_note(spent_s, profile))
+    return dataclasses.replace(profile, remedies=tried, untried=left_out, notes=notes)
 
 
 def _executions_note(model: Any) -> tuple[str, ...]:
@@ -163,34 +177,187 @@ def _time_note(spent_s: float, profile: InputPipelineProfile) -> tuple[str, ...]
     if spent_s <= _MUCH_LONGER * profile.budget_s:
         return ()
     first_batch_s = max(profile.first_batch_s, default=0.0)
-    slow = _SLOW_STARTS * first_batch_s > profile.budget_s
     starts = (
         f", each starts the pipeline again, and a first batch came after up to "
         f"{readable(first_batch_s, 2)} s"
     )
     return (
         f"It took {readable(spent_s, 2)} s instead of {setting(profile.budget_s)}: three rounds "
-        f"are made in any case{starts if slow else ''}.",
+        f"are made in any case{starts if _SLOW_STARTS * first_batch_s > profile.budget_s else ''}.",
     )
 
 
-def _uncounted_s(profile: InputPipelineProfile) -> float:
-    """Seconds that the rounds took beside what they were given."""
-    return _TIMELINE_S + (0.0 if profile.together.gpu_busy_share is None else _GPU_S)
+# Smaller batches of the train step: with the batch itself three sizes, so that a line can be
+# seen not to fit.
+_PARTS = (4, 16)
+# A block of a smaller step lasts this share of the others: only the crossing rests on it.
+_SMALLER_SHARE = 0.5
+_CONTENDERS, _STARTED = 3, 2
+# A pause of the machine in a second reading as short as the first would count as one of the data.
+_MOST_AGAIN = 2
+# Batches that the rounds train on and those that were read may differ by this factor.
+_ALIKE = 1.1
+
+
+def _prepared(
+    source: BatchSource, reading: InputPass, step: BorrowedStep, batches: tuple[Any, ...]
+) -> PreparedInput:
+    """Train on each shape twice; smaller batches that the model does not take are left out."""
+    with fitting_data():
+        for batch in batches:
+            step(batch)
+        began_s = time.perf_counter()
+        for batch in batches:
+            step(batch)
+        step_s = (time.perf_counter() - began_s) / len(batches)
+    whole, smaller, notes = rows_of(batches[0]), {}, []
+    for rows in sorted({max(1, whole // part) for part in _PARTS} - {whole}, reverse=True):
+        part = first_rows(batches[0], rows)
+        try:
+            with fitting_data():
+                step(part)
+                step(part)
+        except InputError as error:
+            cause = type(error.__cause__).__name__
+            notes.append(f"The train step was not measured on {rows:,} examples: {cause}.")
+        else:
+            smaller[rows] = part
+    return PreparedInput(source, reading, step, batches, smaller, step_s, tuple(notes))
+
+
+def _measured(
+    prepared: PreparedInput, model: keras.Model, *, rounds_s: float, budget_s: float
+) -> InputPipelineProfile:
+    """Make the rounds, then a block of training for the timeline, and read a GPU."""
+    source, reading, smaller = prepared.source, prepared.reading, prepared.smaller
+    length = block_length(
+        rounds_s,
+        contenders=_CONTENDERS + _SMALLER_SHARE * len(smaller),
+        starts_s=_STARTED * reading.record.first_batch_s,
+    )
+    settle_s, measure_s, longest_s = (_SMALLER_SHARE * seconds for seconds in length[:3])
+    shorter = BlockLength(settle_s, measure_s, longest_s)
+    lengths = {
+        "pipeline": reading.counted(length),
+        "step": length,
+        "together": reading.counted(length, step_s=prepared.step_s),
+    }
+    blocks = prepared.blocks
+    contenders = {name: functools.partial(block, lengths[name]) for name, block in blocks.items()}
+    for rows, part in smaller.items():
+        contenders[str(rows)] = functools.partial(step_block, prepared.step, (part,), shorter)
+    end_s = time.perf_counter() + rounds_s
+    found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
+    rates = {name: rate_of(results) for name, results in found.items()}
+    record = None
+    # Where the rounds count whole epochs too, there is nothing that they could not see.
+    if lengths["pipeline"].counting != "epochs":
+        record = reading.record
+        if not record.agrees_with(rates["pipeline"]):
+            # The first reading may have met cold files.
+            once_s = reading.duration_s
+            record = read_pass(source, least_s=once_s, most_s=_MOST_AGAIN * once_s).record
+    timeline, record = _timeline(prepared, rates["pipeline"], record, budget_s=rounds_s)
+    busy, unavailable = gpu_busy(blocks)
+    numbers_trained = fmean(block.batch_numbers or 0.0 for block in found["together"])
+    # Rounds train on the first batches of the data, which may be unlike the others.
+    size_ratio = numbers_trained / reading.batch_numbers if reading.batch_numbers else 1.0
+    counted_alike = lengths["pipeline"].counting == lengths["together"].counting
+    rounds = len(found["step"])
+    notes = [*prepared.notes, *reading.notes]
+    if rounds < MOST_ROUNDS:
+        notes.insert(
+            0,
+            f"{rounds} of {MOST_ROUNDS} rounds were made: a larger `budget_s` gives narrower "
+            "intervals.",
+        )
+    if not 1 / _ALIKE <= size_ratio <= _ALIKE:
+        notes.append(
+            "Batches differ in size: those that the rounds trained on hold "
+            f"{readable(size_ratio, 2)} times as much as the mean of those that were read. Both "
+            "together, and the waiting, are those of these batches; the train step alone is that "
+            "of all."
+        )
+    if unavailable is not None and tf.config.list_logical_devices("GPU"):
+        notes.append(f"How busy the GPU was is not known. {unavailable}")
+    return InputPipelineProfile(
+        source=source.kind,
+        batch_size=prepared.batch_size,
+        **{n: dataclasses.replace(rates[n], gpu_busy_share=busy.get(n)) for n in blocks},
+        smaller_steps=tuple(SmallerStepRecord(rows, rates[str(rows)]) for rows in smaller),
+        first_batch_s=tuple(
+            b.first_batch_s for b in found["pipeline"] if b.first_batch_s is not None
+        ),
+        timeline=timeline,
+        remedies=(),
+        untried=(),
+        costs=_array_costs(source.given, prepared.batch_size) if source.kind == "arrays" else (),
+        notes=tuple(notes),
+        dtype_policy=model.dtype_policy.name,
+        budget_s=budget_s,
+        environment=read_environment(),
+        long_run=record,
+        together_comparable=counted_alike and size_ratio > 1 / _ALIKE,
+    )
+
+
+def _timeline(
+    prepared: PreparedInput, pipeline: RateRecord, record: LongRunRecord | None, *, budget_s: float
+) -> tuple[tuple[StepSpan, ...], LongRunRecord | None]:
+    """Train for a second, or as long as was read where the rounds saw another rate."""
+    shown_s = min(_TIMELINE_S, budget_s)
+    train = functools.partial(training_block, prepared.source, prepared.step)
+    if record is None or record.agrees_with(pipeline):
+        return train(BlockLength(0.0, shown_s, shown_s)).spans, record
+    whole_s = max(shown_s, record.counted.duration_s)
+    block = train(BlockLength(0.0, whole_s, whole_s, "start"))
+    waited_s = sum(span.wait_s for span in block.spans)
+    shown = tuple(span for span in block.spans if span.begin_s < shown_s)
+    return shown, dataclasses.replace(record, training_s=block.duration_s, training_wait_s=waited_s)
+
+
+# NVML's utilization is that of its last sampling window, of a sixth to a whole second depending on
+# the GPU (NVML API reference, nvmlUtilization_t): a block of a round is shorter.
+WINDOW_S = 1.0
+_READ_S = 0.5
+LENGTH = BlockLength(settle_s=WINDOW_S, measure_s=_READ_S, longest_s=2 * _READ_S)
+
+
+def gpu_busy(
+    blocks: Mapping[str, Callable[[BlockLength], Block]],
+    *,
+    monitor: Callable[[], GpuMonitor] = GpuMonitor,
+) -> tuple[dict[str, float], str | None]:
+    """Run a block of each contender, longer than NVML's sampling window, and read the first GPU.
+
+    Without a GPU that can be read no block is run.
+
+    Returns:
+        The share of the time in which some kernel ran, from 0 to 1, by name of the contender, and
+        why no GPU was read, None where one was.
+    """
+    shares: dict[str, float] = {}
+    for name, block in blocks.items():
+        with monitor() as watch:
+            if watch.unavailable is not None:
+                return {}, watch.unavailable
+            start_s = block(LENGTH).first_batch_s or 0.0
+        if watch.gpus is None:  # A reading failed on the way.
+            return {}, watch.unavailable
+        # Only readings whose window lies within the block, past the pipeline's start.
+        samples = [s for s in watch.gpus[0].samples if s.time_s >= start_s + WINDOW_S]
+        busy = [s.utilization for s in samples if s.utilization is not None]
+        if busy:
+            shares[name] = fmean(busy)
+    return shares, None
 
 
 def _remedies(
-    profile: InputPipelineProfile,
-    source: BatchSource,
-    warm: WarmStep,
-    *,
-    reading: InputPass,
-    limits: _Limits,
-    left_s: float,
-) -> Remedies:
+    profile: InputPipelineProfile, prepared: PreparedInput, *, cache_bytes: int, left_s: float
+) -> tuple[tuple[RemedyRecord, ...], tuple[UntriedRecord, ...]]:
     """Try the changes where training waits for data, and describe why not where it does not."""
-    waiting, end_s = profile.wait_share or 0.0, time.perf_counter() + left_s
-    in_vain = waiting < _LITTLE_WAITING
+    source, waiting = prepared.source, profile.wait_share or 0.0
+    in_vain, end_s = waiting < _LITTLE_WAITING, time.perf_counter() + left_s
     if source.kind == "PyDataset":
         timeout_s = None if in_vain else max(_PROCESSES_START_S, left_s)
         changes = worker_changes(source.given, timeout_s=timeout_s)
@@ -198,29 +365,53 @@ def _remedies(
         changes = pipeline_changes(source.given)
     if in_vain:
         reason = f"training waits for data {percent(waiting)} of its time: there is little to gain"
-        return Remedies((), not_tried(changes, reason))
+        return (), untried(changes, reason)
     if source.kind == "tf.data.Dataset":
-        cached = cached_pipeline(
-            source.given, budget_bytes=limits.cache_bytes, budget_s=left_s * _FILL_SHARE
-        )
-        changes = with_change(changes, cached)
-    return try_changes(
-        changes,
-        source,
-        warm=warm,
-        reading=reading,
-        even=profile.is_even,
-        budget_s=max(0.0, end_s - time.perf_counter()),
-    )
+        fill_s = left_s * _FILL_SHARE
+        changes.append(cached_pipeline(source.given, budget_bytes=cache_bytes, budget_s=fill_s))
+    budget_s = max(0.0, end_s - time.perf_counter())
+    return try_changes(changes, prepared, even=profile.is_even, budget_s=budget_s)
 
 
-def _check_budgets(budget_s: float, cache_bytes: int) -> None:
-    known = all(
-        isinstance(value, numbers.Real) and not isinstance(value, bool)
-        for value in (budget_s, cache_bytes)
-    )
-    if not known or not (math.isfinite(budget_s) and budget_s > 0) or cache_bytes < 0:
-        raise ValueError(
-            "`budget_s` must be a positive number of seconds and `cache_bytes` at least 0. "
-            f"Received: budget_s={budget_s!r}, cache_bytes={cache_bytes!r}."
-        )
+_COST_ROUNDS, _COST_S = 9, 0.02
+
+
+def _array_costs(arrays: tuple[Any, ...], batch_size: int) -> tuple[CostRecord, ...]:
+    """Measure slicing in order, gathering in shuffled order, and copying to the device."""
+    given = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
+    leaves = [np.asarray(leaf) for leaf in given if hasattr(leaf, "__array__")]
+    if len(leaves) < len(given) or any(leaf.ndim == 0 for leaf in leaves):
+        return ()
+    examples, random = leaves[0].shape[0], np.random.default_rng(0)
+    rows = min(batch_size, examples)
+
+    def slice_rows() -> None:
+        start = min(int(random.integers(examples)), examples - rows)
+        for leaf in leaves:
+            leaf[start : start + rows].copy()
+
+    def gather_rows() -> None:
+        chosen = random.integers(examples, size=rows)
+        for leaf in leaves:
+            leaf[chosen]
+
+    def copy_rows() -> None:
+        for leaf in leaves:
+            held_on_device(tf.constant(leaf[:rows]), widen=True)
+        if tf.config.list_logical_devices("GPU"):  # A copy to it has only begun.
+            tf.test.experimental.sync_devices()
+
+    def call_s(part: Callable[[], None]) -> float:
+        began_s, calls = time.perf_counter(), 0
+        while time.perf_counter() - began_s < _COST_S:
+            part()
+            calls += 1
+        return (time.perf_counter() - began_s) / calls
+
+    parts = {
+        "slicing rows in order": functools.partial(call_s, slice_rows),
+        "gathering rows in shuffled order": functools.partial(call_s, gather_rows),
+        "copying the batch to the device": functools.partial(call_s, copy_rows),
+    }
+    found = interleaved(parts, until_s=math.inf, most_rounds=_COST_ROUNDS)
+    return tuple(CostRecord(name, tuple(found[name])) for name in parts)

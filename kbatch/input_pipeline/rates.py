@@ -58,7 +58,12 @@ def input_verdict(
         return _side(long_run, closest=_CLOSEST_ONCE)
     found = _side(ratio.interval, closest=CLOSEST_RATIO)
     # Rounds read the first batches of the data again and again, and these may be unlike the others.
-    return "undetermined" if long_run is not None and _is_denied(found, long_run) else found
+    if long_run is not None and (
+        (found == "input-bound" and long_run.low > 1)
+        or (found == "compute-bound" and long_run.high < 1)
+    ):
+        return "undetermined"
+    return found
 
 
 def is_impossible(together: RoundEstimate) -> bool:
@@ -74,12 +79,6 @@ def is_impossible(together: RoundEstimate) -> bool:
 def agrees(ratio: RoundEstimate, long_run: Interval) -> bool:
     """Return whether short rounds and a long reading gave about the same ratio."""
     return long_run.high <= AGREEING_RATIO * ratio.value <= AGREEING_RATIO**2 * long_run.low
-
-
-def _is_denied(verdict: str, long_run: Interval) -> bool:
-    if verdict == "input-bound":
-        return long_run.low > 1
-    return verdict == "compute-bound" and long_run.high < 1
 
 
 def _side(interval: Interval, *, closest: float) -> str:
@@ -122,7 +121,9 @@ def crossing_batch_size(
     quantile = t_quantile(degrees_of_freedom)
     margin_s = pipeline.value - step.per_example_s
     covariance = step.line.covariance * [[1, -1], [-1, 1]]
-    covariance[1, 1] += _variance(pipeline.value, pipeline.interval, rounds=pipeline.rounds)
+    # The variance that an interval of 95 % stands for, taken as symmetric in logarithms.
+    half_width = math.log(pipeline.interval.high / pipeline.interval.low) / 2
+    covariance[1, 1] += (pipeline.value * half_width / t_quantile(pipeline.rounds - 1)) ** 2
     return Crossing(
         ratio_of_estimates(
             step.overhead_s,
@@ -133,22 +134,6 @@ def crossing_batch_size(
         never=margin_s + quantile * math.sqrt(covariance[1, 1]) < 0,
         step=step,
     )
-
-
-def overlapped_rate(pipeline: float, step: float) -> float:
-    """Compute the rate of training that overlaps pipeline and step wholly."""
-    return min(pipeline, step)
-
-
-def serial_rate(pipeline: float, step: float) -> float:
-    """Compute the rate of training that waits for each batch and then trains on it."""
-    return 1 / (1 / pipeline + 1 / step)
-
-
-def _variance(value: float, interval: Interval, *, rounds: int) -> float:
-    """Return the variance that an interval of 95 % stands for, taken as symmetric in logarithms."""
-    half_width = math.log(interval.high / interval.low) / 2
-    return (value * half_width / t_quantile(rounds - 1)) ** 2
 
 
 BASES = ("whole epochs", "whole chunks", "part of the data")
@@ -192,28 +177,22 @@ def long_run(
 ) -> LongRun:
     """Count whole epochs or whole chunks, else the part that was read."""
     rows, times_s = np.asarray(examples), np.asarray(arrivals_s, float)
+
+    def between(basis: str, first: int, last: int) -> LongRun:
+        """Count from the first batch of the first part to that of the last part."""
+        counted = int(rows[first:last].sum())
+        return LongRun(basis, counted, float(times_s[last] - times_s[first]), 0, 0.0)
+
     starts = np.flatnonzero(np.diff([-1, *epochs]))
     if len(starts) > 1:
-        return _between(rows, times_s, starts, "whole epochs")
+        return between("whole epochs", starts[0], starts[-1])
     gaps_s = np.diff([0.0, *times_s])
     pauses = np.flatnonzero(gaps_s >= _PAUSE_SHARE * gaps_s.max())
+    first, last = pauses[0], pauses[-1]
     # Where every batch is a pause of its own there are no chunks, and this is the plain rate.
-    if len(pauses) >= _FEWEST_PAUSES:
-        span_s = times_s[pauses[-1]] - times_s[pauses[0]]
-        if span_s >= _CHUNKS_SHARE * times_s[-1]:
-            return _between(rows, times_s, pauses, "whole chunks")
-    return LongRun(
-        "part of the data",
-        int(rows.sum()),
-        float(times_s[-1]),
-        int(rows[1:].sum()),
-        float(times_s[-1] - times_s[0]),
-    )
-
-
-def _between(rows: np.ndarray, times_s: np.ndarray, starts: np.ndarray, basis: str) -> LongRun:
-    """Counts from the first batch of the first part to that of the last part."""
-    first, last = starts[0], starts[-1]
-    return LongRun(
-        basis, int(rows[first:last].sum()), float(times_s[last] - times_s[first]), 0, 0.0
-    )
+    whole = times_s[last] - times_s[first] >= _CHUNKS_SHARE * times_s[-1]
+    if len(pauses) >= _FEWEST_PAUSES and whole:
+        return between("whole chunks", first, last)
+    all_s, later_s = float(times_s[-1]), float(times_s[-1] - times_s[0])
+    basis = "part of the data"
+    return LongRun(basis, int(rows.sum()), all_s, int(rows[1:].sum()), later_s)

@@ -1,18 +1,18 @@
 """Records of what limits training: the input pipeline or the train step."""
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds, ratio_over_rounds
 from kbatch.input_pipeline.rates import (
+    CLOSEST_RATIO,
     Crossing,
     LongRun,
     agrees,
     crossing_batch_size,
     input_verdict,
     is_impossible,
-    overlapped_rate,
-    serial_rate,
 )
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.record import SHORTEST_S, SavedRecord, ShownRecord, check_ranges
@@ -46,7 +46,7 @@ class RateRecord:
         rounds = len(self.durations_s)
         for name in ("examples", "wait_s", "cpu_s"):
             length = len(getattr(self, name))
-            if length != rounds and not (length == 0 and name != "examples"):
+            if length != rounds and (length or name == "examples"):
                 raise ValueError(
                     f"`{name}` must have one value a round. Received: {length} values of {rounds} "
                     "rounds."
@@ -120,6 +120,11 @@ class LongRunRecord:
             return None
         return self.training_wait_s / self.training_s
 
+    def agrees_with(self, pipeline: RateRecord) -> bool:
+        """Return whether rounds of the pipeline gave about its rate, true without rounds."""
+        rate = pipeline.samples_per_second
+        return rate is None or agrees(rate, Interval(*self.counted.bounds))
+
 
 @dataclasses.dataclass(frozen=True)
 class StepSpan:
@@ -156,8 +161,14 @@ class RemedyRecord:
 
     @property
     def gain(self) -> RoundEstimate | None:
-        """Trainin speed with the change over the speed without it, None without rounds."""
+        """Training speed with the change over the speed without it, None without rounds."""
         return ratio_over_rounds(self.changed.rates, self.original.rates)
+
+    @property
+    def is_clear_gain(self) -> bool:
+        """Whether the whole interval of the gain lies above 5 %, the closest that counts."""
+        gain = self.gain
+        return gain is not None and gain.interval is not None and gain.interval.low > CLOSEST_RATIO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,8 +309,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     @property
     def is_even(self) -> bool:
         """Whether short rounds of the pipeline gave about the rate of a long reading."""
-        ratio, long_run = self.ratio, self.long_run_ratio
-        return ratio is None or long_run is None or agrees(ratio, long_run)
+        return self.long_run is None or self.long_run.agrees_with(self.pipeline)
 
     @property
     def wait_share(self) -> float | None:
@@ -316,11 +326,12 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         """
         if not self.smaller_steps or not self.is_even or self.disturbed:
             return None
-        steps = [
-            (self.batch_size, self.step),
-            *((s.batch_size, s.rate) for s in self.smaller_steps),
+        steps = [(s.batch_size, s.rate) for s in self.smaller_steps]
+        measured = [
+            (size, size * s)
+            for size, rate in [(self.batch_size, self.step), *steps]
+            for s in rate.example_s
         ]
-        measured = [(size, size * s) for size, rate in steps for s in rate.example_s]
         sizes, times_s = zip(*measured, strict=True) if measured else ((), ())
         return crossing_batch_size(sizes, times_s, example_s=self.pipeline.example_s)
 
@@ -328,18 +339,23 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     def overlapped(self) -> float | None:
         """Examples per second of training that overlapped both wholly."""
         rates = self._rates()
-        return rates and overlapped_rate(*rates)
+        return rates and min(rates)
 
     @property
     def serial(self) -> float | None:
         """Examples per second of training that did one after the other."""
         rates = self._rates()
-        return rates and serial_rate(*rates)
+        return rates and 1 / (1 / rates[0] + 1 / rates[1])
 
     @property
     def best_first(self) -> tuple[RemedyRecord, ...]:
         """The remedies that were tried, by the lower end of their gain's interval."""
-        return tuple(sorted(self.remedies, key=_sure_gain, reverse=True))
+
+        def sure_gain(remedy: RemedyRecord) -> tuple[float, float]:
+            gain = remedy.gain
+            return (gain.interval.low if gain.interval else 0.0, gain.value) if gain else (0.0, 0.0)
+
+        return tuple(sorted(self.remedies, key=sure_gain, reverse=True))
 
     def to_dataframe(self) -> "pd.DataFrame":
         """Make a table with a row for each contender and round.
@@ -350,9 +366,30 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         """
         import pandas as pd
 
+        contenders = [("pipeline", self.pipeline), ("step", self.step), ("together", self.together)]
+        contenders += [(f"step on {s.batch_size}", s.rate) for s in self.smaller_steps]
+        for remedy in self.remedies:
+            contenders.append((f"original beside {remedy.name}", remedy.original))
+            contenders.append((remedy.name, remedy.changed))
+        missing = itertools.repeat(None)
         columns = ["contender", "round", "examples", "duration_s", "samples_per_second"]
-        rows = [row for name, rate in self._contenders() for row in _rows(name, rate)]
-        return pd.DataFrame(rows, columns=[*columns, "wait_s", "cpu_s"])
+        return pd.DataFrame(
+            [
+                (name, number, *row)
+                for name, rate in contenders
+                for number, row in enumerate(
+                    zip(
+                        rate.examples,
+                        rate.durations_s,
+                        rate.rates,
+                        rate.wait_s or missing,
+                        rate.cpu_s or missing,
+                        strict=False,
+                    )
+                )
+            ],
+            columns=[*columns, "wait_s", "cpu_s"],
+        )
 
     def _together_over(self) -> list[tuple[str, RoundEstimate]]:
         """Rate of both together over that of each alone, by its name."""
@@ -369,36 +406,3 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         pipeline, step = self.pipeline.samples_per_second, self.step.samples_per_second
         usable = self.is_even and not self.disturbed
         return (pipeline.value, step.value) if pipeline and step and usable else None
-
-    def _contenders(self) -> list[tuple[str, RateRecord]]:
-        found = [("pipeline", self.pipeline), ("step", self.step), ("together", self.together)]
-        found += [(f"step on {smaller.batch_size}", smaller.rate) for smaller in self.smaller_steps]
-        for remedy in self.remedies:
-            found += [
-                (f"original beside {remedy.name}", remedy.original),
-                (remedy.name, remedy.changed),
-            ]
-        return found
-
-
-def _sure_gain(remedy: RemedyRecord) -> tuple[float, float]:
-    gain = remedy.gain
-    if gain is None:
-        return 0.0, 0.0
-    return (gain.interval.low if gain.interval else 0.0), gain.value
-
-
-def _rows(name: str, rate: RateRecord) -> list[tuple[object, ...]]:
-    rounds = range(len(rate.durations_s))
-    return [
-        (
-            name,
-            i,
-            rate.examples[i],
-            rate.durations_s[i],
-            rate.rates[i],
-            rate.wait_s[i] if rate.wait_s else None,
-            rate.cpu_s[i] if rate.cpu_s else None,
-        )
-        for i in rounds
-    ]

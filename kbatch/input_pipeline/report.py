@@ -1,31 +1,68 @@
-"""What a report says of an input pipeline."""
+"""What limits training, in words and tables."""
 
-from collections.abc import Sequence
-
-from kbatch.analysis.intervals import RoundEstimate
-from kbatch.document.numbers import readable
+from kbatch.analysis.intervals import Interval, RoundEstimate
+from kbatch.document.numbers import counted, listed, percent, readable
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.input_pipeline.figure import (
-    HEIGHT_IN,
-    alt_text,
-    input_pipeline_info,
-    plot_input_pipeline,
-)
-from kbatch.input_pipeline.record import InputPipelineProfile
-from kbatch.input_pipeline.text import evidence_lines, headline, is_clear_gain
+from kbatch.input_pipeline.rates import CLOSEST_RATIO
+from kbatch.input_pipeline.record import InputPipelineProfile, RateRecord, RemedyRecord
+
+_MUCH_WAITING = 0.2
+# Training this much slower than one after the other: both sides hold each other up.
+_CONTENDED = 0.9
+# Both sides keep this share of the cores busy, so that they must share them.
+_BUSY_SHARE = 0.8
+# Extrapolated this far beyond the batch sizes that were measured, a crossing is named as such.
+_FAR = 4
 
 
 def input_section(profile: InputPipelineProfile) -> Section:
     """Compute what a report says of an input pipeline."""
-    words, info = headline(profile), input_pipeline_info(profile)
-    rates, *rest = evidence_lines(profile)
+    # The figure has the headline too: it imports this module.
+    from kbatch.input_pipeline.figure import (
+        HEIGHT_IN,
+        alt_text,
+        input_pipeline_info,
+        plot_input_pipeline,
+    )
+
+    info = input_pipeline_info(profile)
+    gained = [r.name for r in profile.best_first[:1] if r.is_clear_gain]
+    changes = Table(
+        "Changes that were tried, one at a time",
+        (
+            Column("Change", False),
+            Column("Times as fast", True),
+            Column("95 % interval", True),
+            Column("Code", False),
+            Column("Mind", False),
+        ),
+        tuple(
+            Row(
+                r.name,
+                "",
+                r.name in gained,
+                (Cell(r.name), *_gain_cells(r.gain), Cell(r.code), Cell(r.condition or "")),
+            )
+            for r in profile.best_first
+        ),
+        footnote="Training speed over that of the pipeline as it is, in the same rounds.",
+        best_means="largest clear gain",
+    )
+    untried = Table(
+        "Changes that were not tried",
+        (Column("Change", False), Column("Code", False), Column("Why not", False)),
+        tuple(
+            Row(u.name, "", False, (Cell(u.name), Cell(u.code), Cell(u.reason)))
+            for u in profile.untried
+        ),
+    )
     return Section(
         kind="input pipeline",
         name=profile.source,
-        headline=f"{profile.verdict[0].upper()}{profile.verdict[1:]}: {words}",
+        headline=f"{profile.verdict[0].upper()}{profile.verdict[1:]}: {headline(profile)}",
         lead=(_certainty(profile),),
-        details=(rates, *rest),
+        details=tuple(_evidence(profile)),
         conditions=info.conditions,
         figures=(
             Figure(
@@ -36,7 +73,7 @@ def input_section(profile: InputPipelineProfile) -> Section:
                 alt_text=alt_text(info),
             ),
         ),
-        tables=tuple(table for table in (_changes(profile), _untried(profile)) if table.rows),
+        tables=tuple(table for table in (changes, untried) if table.rows),
         notes=tuple(Note("", "", note) for note in profile.notes),
         command=profile.environment.command,
         settings=(
@@ -54,67 +91,210 @@ def _certainty(profile: InputPipelineProfile) -> str:
     ratio, long_run = profile.ratio, profile.long_run_ratio
     if long_run and not profile.is_even:
         return (
-            f"Over one long reading the pipeline alone is {readable(long_run.low)} to "
-            f"{readable(long_run.high)} times as fast as the train step alone; the shorter rounds "
-            "saw another rate."
+            f"Over one long reading the pipeline alone is {_span(long_run)} times as fast as the "
+            "train step alone; the shorter rounds saw another rate."
         )
     if ratio is None or ratio.interval is None:
         return "The ratio of the rates has no interval, so the verdict is not sure."
     return (
         f"The pipeline alone is {readable(ratio.value)} times as fast as the train step alone "
-        f"(95 % interval {_span(ratio)})."
+        f"(95 % interval {_span(ratio.interval)})."
     )
 
 
-def _changes(profile: InputPipelineProfile) -> Table:
-    best = profile.best_first[:1]
-    return Table(
-        "Changes that were tried, one at a time",
-        (
-            Column("Change", False),
-            Column("Times as fast", True),
-            Column("95 % interval", True),
-            Column("Code", False),
-            Column("Mind", False),
-        ),
-        tuple(
-            Row(
-                remedy.name,
-                "",
-                remedy in best and is_clear_gain(remedy),
-                (
-                    Cell(remedy.name),
-                    *_gain_cells(remedy.gain),
-                    Cell(remedy.code),
-                    Cell(remedy.condition or ""),
-                ),
-            )
-            for remedy in profile.best_first
-        ),
-        footnote="Training speed over that of the pipeline as it is, in the same rounds.",
-        best_means="largest clear gain",
-    )
-
-
-def _gain_cells(gain: RoundEstimate | None) -> Sequence[Cell]:
+def _gain_cells(gain: RoundEstimate | None) -> tuple[Cell, Cell]:
     if gain is None:
         return Cell("n/a (not measured)"), Cell("n/a (not measured)")
     interval = gain.interval
-    span = Cell(_span(gain), interval.low) if interval else Cell("n/a (too few rounds)")
+    span = Cell(_span(interval), interval.low) if interval else Cell("n/a (too few rounds)")
     return Cell(readable(gain.value), gain.value), span
 
 
-def _span(estimate: RoundEstimate) -> str:
-    interval = estimate.interval
-    return f"{readable(interval.low)} to {readable(interval.high)}" if interval else "n/a"
+def input_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
+    """Return the verdict, its evidence and what the remedies gave, a line each."""
+    lines = [f"{profile.verdict}: {headline(profile)}", *_evidence(profile)]
+    if profile.remedies:
+        lines.append("Tried one at a time, training speed over that of the pipeline as it is:")
+    for remedy in profile.best_first:
+        lines.append(f"  {_gain_text(remedy)}")
+        if remedy.condition and remedy.is_clear_gain:
+            lines.append(f"      mind: {remedy.condition}")
+    if profile.untried:
+        lines.append("Not measured:")
+    lines += [f"  {u.code or u.name}  ({u.reason})" for u in profile.untried]
+    return (*lines, *(f"Note: {note}" for note in profile.notes))
 
 
-def _untried(profile: InputPipelineProfile) -> Table:
-    return Table(
-        "Changes that were not tried",
-        (Column("Change", False), Column("Code", False), Column("Why not", False)),
-        tuple(
-            Row(u.name, "", False, (Cell(u.name), Cell(u.code), Cell(u.reason)))
-            for u in profile.untried
-        ),
+def _gain_text(remedy: RemedyRecord) -> str:
+    gain = remedy.gain
+    if gain is None:
+        return f"n/a  {remedy.code}  (no clear gain)"
+    slower = gain.interval is not None and gain.interval.high < 1 / CLOSEST_RATIO
+    certainty = "" if remedy.is_clear_gain else "  (slower)" if slower else "  (no clear gain)"
+    return f"{readable(gain.value)}x{_between(gain.interval)}  {remedy.code}{certainty}"
+
+
+def headline(profile: InputPipelineProfile) -> str:
+    """Describe in a sentence what the verdict means for the choice of a batch size."""
+    if profile.verdict == "input-bound":
+        return (
+            "training waits for data; a larger batch helps only as far as the pipeline makes "
+            "larger ones faster, and comparing batch sizes measures the pipeline."
+        )
+    if profile.verdict == "compute-bound":
+        waits = (profile.wait_share or 0) > _MUCH_WAITING
+        tail = ", though it is not done beside the step: see the waiting below" if waits else ""
+        return f"the pipeline keeps up with the train step{tail}."
+    if profile.disturbed:
+        alone = {
+            "pipeline": f"the pipeline alone ({_median(profile.pipeline)})",
+            "step": f"the train step alone ({_median(profile.step)})",
+        }
+        return (
+            f"both together ran at {_median(profile.together)} samples/s, faster than "
+            f"{listed(alone[name] for name in profile.disturbed)}. That cannot be: something else "
+            "slowed what was timed alone. Measure again on an idle machine, or with a larger "
+            "`budget_s`."
+        )
+    if not profile.is_even:
+        return (
+            "the batches come unevenly, and what was read does not tell their rate in the long "
+            "run: give a larger `budget_s`."
+        )
+    ratio, long_run = profile.ratio, profile.long_run_ratio
+    if ratio is None or ratio.interval is None:
+        return "too few rounds for an interval: give a larger `budget_s`."
+    low, high = ratio.interval.low, ratio.interval.high
+    if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
+        return "pipeline and train step are as fast as each other within 5 %."
+    found = f"the rates' ratio is {readable(ratio.value)}{_between(ratio.interval)}"
+    more = "give a larger `budget_s`, or an idle machine."
+    if long_run is not None and (low > CLOSEST_RATIO or high < 1 / CLOSEST_RATIO):
+        over = f"{_span(long_run)} over one long reading, on the other side of 1"
+        return f"{found} in the rounds and {over}: {more}"
+    return f"{found}, which does not tell them apart: {more}"
+
+
+def _evidence(profile: InputPipelineProfile) -> list[str]:
+    """Return what was measured of the pipeline as it is, a line each."""
+    waiting = profile.wait_share
+    waits = (
+        "" if waiting is None else f"; {percent(waiting)} of each step is spent waiting for data"
     )
+    lines = [
+        f"Pipeline alone: {_rate(profile.pipeline)}.",
+        f"Train step alone, batch size {profile.batch_size:,}: {_rate(profile.step)}.",
+        f"Both together: {_rate(profile.together)}{waits}.",
+    ]
+    if profile.long_run and not profile.is_even:
+        lines.append(_long_run(profile))
+    together = profile.together.samples_per_second
+    most = together and together.interval and together.interval.high
+    cores = profile.environment.cpu_count
+    if most and profile.serial and most < _CONTENDED * profile.serial:
+        wanted = (profile.pipeline.busy_cores or 0) + (profile.step.busy_cores or 0)
+        lines.append(
+            "Together they are slower than one after the other would be: pipeline and train step "
+            + (
+                "want the same cores."
+                if wanted >= _BUSY_SHARE * cores
+                else "hold each other up, and not for want of cores: Python code runs in one "
+                "thread at a time, and the batches of the rounds may differ."
+            )
+        )
+    elif together and profile.serial and profile.overlapped:
+        lines.append(
+            f"With all work side by side it would be {readable(profile.overlapped)}, one after the "
+            f"other {readable(profile.serial)} samples/s."
+        )
+    lines += _crossing(profile)
+    rates = {"pipeline": profile.pipeline, "step": profile.step, "together": profile.together}
+    busy = [f"{name} {readable(r.busy_cores, 2)}" for name, r in rates.items() if r.busy_cores]
+    if busy:
+        lines.append(f"Kept busy by this process, of {counted(cores, 'core')}: {listed(busy)}.")
+    shares = {name: r.gpu_busy_share for name, r in rates.items()}
+    gpus = [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]
+    if gpus:
+        lines.append(f"GPU busy: {listed(gpus)}.")
+    for cost in profile.costs:
+        if (batch_s := cost.batch_s) is not None:
+            interval = batch_s.interval
+            between = _between(interval and Interval(1e3 * interval.low, 1e3 * interval.high))
+            name = f"{cost.name[0].upper()}{cost.name[1:]}"
+            lines.append(f"{name}: {readable(1e3 * batch_s.value)} ms a batch{between}.")
+    return lines
+
+
+def _long_run(profile: InputPipelineProfile) -> str:
+    record, ratio = profile.long_run, profile.long_run_ratio
+    assert record is not None
+    what = {
+        "whole epochs": "whole epochs with their starts",
+        "whole chunks": "whole chunks with the pauses between them",
+        "part of the data": (
+            f"a first batch after {readable(record.first_batch_s)} s, and whether such a pause "
+            "comes again was not seen"
+        ),
+    }[record.counted.basis]
+    over = "" if ratio is None else f", {_span(ratio)} times the rate of the train step"
+    return (
+        f"Mind: one reading of {readable(record.counted.duration_s)} s gave "
+        f"{_span(Interval(*record.counted.bounds))} samples/s{over} ({what}). The rounds are "
+        "shorter and saw another rate, so the verdict and the waiting are those of the long "
+        "reading."
+    )
+
+
+def _crossing(profile: InputPipelineProfile) -> list[str]:
+    found = profile.crossing
+    if found is None:
+        return []
+    value, interval = found.batch_size.value, found.batch_size.interval
+    if found.never:
+        line = "The pipeline keeps up at every batch size: it needs less time an example."
+    elif value is None or interval is None:
+        at_least = found.batch_size.at_least or 0
+        above = f" above batch size {at_least:,.0f}" if at_least >= 1 else ""
+        line = (
+            f"Whether and where{above} the pipeline becomes the slower one cannot be told from "
+            "these rounds."
+        )
+    elif interval.high < 1:
+        line = "The pipeline is the slower one at every batch size."
+    else:
+        smallest, largest = profile.smaller_steps[-1].batch_size, profile.batch_size
+        condition = ", if the pipeline takes as long an example at other sizes"
+        if not smallest / _FAR <= value <= largest * _FAR:
+            condition = f" (far from the sizes {smallest:,} to {largest:,} that were measured)"
+        line = (
+            f"Up to about batch size {round(value):,} ({interval.low:,.0f} to "
+            f"{interval.high:,.0f}) the step is the slower, above it the pipeline{condition}."
+        )
+    departure = found.step.line.departure
+    if departure.holds is False:
+        line += (
+            " Mind: the step's time over the batch size is no line, it is off by up to "
+            f"{percent(departure.worst)}."
+        )
+    return [line]
+
+
+def _rate(rate: RateRecord) -> str:
+    estimate = rate.samples_per_second
+    if estimate is None:
+        return "n/a (not measured)"
+    return f"{readable(estimate.value)} samples/s{_between(estimate.interval)}"
+
+
+def _median(rate: RateRecord) -> str:
+    estimate = rate.samples_per_second
+    return "n/a" if estimate is None else readable(estimate.value)
+
+
+def _span(interval: Interval) -> str:
+    low, high = readable(interval.low), readable(interval.high)
+    return low if interval.low == interval.high else f"{low} to {high}"
+
+
+def _between(interval: Interval | None) -> str:
+    return f" ({readable(interval.low)} to {readable(interval.high)})" if interval else ""

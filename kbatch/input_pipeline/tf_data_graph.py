@@ -4,7 +4,7 @@ TensorFlow has no public way to look into a pipeline. What is not known here is 
 no stage below it can be changed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -12,17 +12,43 @@ import tensorflow as tf
 Rebuild = Callable[[Any, Any], Any]
 
 
-def stages_of(dataset: tf.data.Dataset) -> list[Any]:
-    """List the stages of a pipeline, the last one first, down to where it branches or starts.
+class Pipeline:
+    """A pipeline taken apart, down to where it branches or starts.
 
     What `rebatch` and `unbatch` put before themselves, a map of TensorFlow's own, is left out.
+
+    Attributes:
+        dataset: The pipeline.
+        stages: Its stages, the last one first.
+        kinds: The kind of each, such as `"Map"`.
     """
-    stages: list[Any] = [dataset]
-    while (below := _below(stages[-1])) is not None:
-        if kind_of(below) == "Restructured":
-            below = _below(_below(below))
-        stages.append(below)
-    return stages
+
+    def __init__(self, dataset: tf.data.Dataset):
+        self.dataset = dataset
+        self.stages: list[Any] = [dataset]
+        while (below := _below(self.stages[-1])) is not None:
+            self.stages.append(_below(_below(below)) if kind_of(below) == "Restructured" else below)
+        self.kinds = [kind_of(stage) for stage in self.stages]
+
+    def rebuilt(
+        self, at: int, dataset: tf.data.Dataset, *, parallel: bool = False
+    ) -> tf.data.Dataset | None:
+        """Put the stages above one of them on another dataset; None where one is not known.
+
+        They do the same work; where a shuffle has a seed, its order may be another. With `parallel`
+        maps make as many calls at a time as tf.data thinks best, in the same order.
+        """
+        ways = _AGAIN | ({"Map": _in_parallel} if parallel else {})
+        for stage, kind in zip(self.stages[:at][::-1], self.kinds[:at][::-1], strict=True):
+            if kind not in ways:
+                return None
+            dataset = ways[kind](dataset, stage)
+        return dataset
+
+
+def _below(stage: Any) -> Any:
+    below = getattr(stage, "_input_dataset", None)
+    return below if isinstance(below, tf.data.Dataset) else None
 
 
 def all_stages(dataset: tf.data.Dataset) -> list[Any]:
@@ -35,12 +61,6 @@ def all_stages(dataset: tf.data.Dataset) -> list[Any]:
             found.append(stage)
             waiting += stage._inputs()
     return found
-
-
-def has_cache_within(stage: Any) -> bool:
-    """Return whether the function of a stage, such as an interleave, make a cache."""
-    function = getattr(getattr(stage, "_map_func", None), "function", None)
-    return function is not None and any("CacheDataset" in k for k in _operations(function.graph))
 
 
 def kind_of(stage: Any) -> str:
@@ -59,89 +79,42 @@ def is_stateless(stage: Any) -> bool:
     return not any(operation.op_def.is_stateful for operation in graph.get_operations())
 
 
-def draws_random_numbers(stage: Any) -> bool:
-    """Return whether a stage's function has an operation that draws random numbers.
+def has_operation(stage: Any, *words: str) -> bool:
+    """Return whether the function of a stage runs an operation whose kind has one of the words.
 
-    What Python code in it draws cannot be seen.
+    What Python code in it does, such as drawing random numbers, cannot be seen.
     """
     function = getattr(getattr(stage, "_map_func", None), "function", None)
     if function is None:
         return False
-    return any("Random" in kind or "Rng" in kind for kind in _operations(function.graph))
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    return any(word in node.op for node in nodes for word in words)
 
 
-def _operations(graph: Any) -> set[str]:
-    """List the kinds of operations of a graph, those of the functions in it too."""
-    nodes = list(graph.as_graph_def().node)
-    nodes += [node for f in graph.as_graph_def().library.function for node in f.node_def]
-    return {node.op for node in nodes}
-
-
-def rebuilt(
-    stages: list[Any],
-    at: int,
-    dataset: tf.data.Dataset,
-    *,
-    changed: Mapping[str, Rebuild] | None = None,
-) -> tf.data.Dataset | None:
-    """Put the stages above one of them on another dataset.
-
-    They do the same work; where a shuffle has a seed, its order may be another.
-    """
-    ways = _AGAIN | dict(changed or {})
-    for stage in reversed(stages[:at]):
-        again = ways.get(kind_of(stage))
-        if again is None:
-            return None
-        dataset = again(dataset, stage)
-    return dataset
-
-
-def in_parallel(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
-    """Make a map with as many parallel calls as tf.data thinks best, in the same order."""
+def _in_parallel(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
     return dataset.map(function_of(stage), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _below(stage: Any) -> Any:
-    below = getattr(stage, "_input_dataset", None)
-    return below if isinstance(below, tf.data.Dataset) else None
-
-
-def _parallel_map(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
+def _parallel(stage: Any) -> dict[str, Any]:
     deterministic = {"true": True, "false": False}.get(stage._deterministic)
-    return dataset.map(
-        function_of(stage),
-        num_parallel_calls=stage._num_parallel_calls,
-        deterministic=deterministic,
-    )
+    return {"num_parallel_calls": stage._num_parallel_calls, "deterministic": deterministic}
 
 
-def _parallel_batch(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
-    return dataset.batch(
-        stage._batch_size,
-        drop_remainder=_flag(stage._drop_remainder),
-        num_parallel_calls=stage._num_parallel_calls,
-        deterministic={"true": True, "false": False}.get(stage._deterministic),
-    )
-
-
-def _flag(tensor: Any) -> bool:
-    return bool(tensor)
+def _cut(stage: Any) -> dict[str, bool]:
+    return {"drop_remainder": bool(stage._drop_remainder)}
 
 
 _AGAIN: dict[str, Rebuild] = {
     "Map": lambda d, s: d.map(function_of(s)),
-    "ParallelMap": _parallel_map,
-    "Batch": lambda d, s: d.batch(s._batch_size, drop_remainder=_flag(s._drop_remainder)),
-    "ParallelBatch": _parallel_batch,
+    "ParallelMap": lambda d, s: d.map(function_of(s), **_parallel(s)),
+    "Batch": lambda d, s: d.batch(s._batch_size, **_cut(s)),
+    "ParallelBatch": lambda d, s: d.batch(s._batch_size, **_cut(s), **_parallel(s)),
     "PaddedBatch": lambda d, s: d.padded_batch(
-        s._batch_size,
-        padded_shapes=s._padded_shapes,
-        padding_values=s._padding_values,
-        drop_remainder=_flag(s._drop_remainder),
+        s._batch_size, s._padded_shapes, s._padding_values, **_cut(s)
     ),
     "Filter": lambda d, s: d.filter(s._predicate._func),
-    "Rebatch": lambda d, s: d.rebatch(s._batch_sizes, drop_remainder=_flag(s._drop_remainder)),
+    "Rebatch": lambda d, s: d.rebatch(s._batch_sizes, **_cut(s)),
     "Unbatch": lambda d, s: d.unbatch(),
     "Prefetch": lambda d, s: d.prefetch(int(s._buffer_size)),
     "Shuffle": lambda d, s: d.shuffle(

@@ -6,7 +6,7 @@ from fake_nvml import FakeGpu, FakeNvml
 
 from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.input_pipeline.blocks import Block
-from kbatch.input_pipeline.rounds import LENGTH, WINDOW_S, gpu_busy
+from kbatch.input_pipeline.measure import LENGTH, WINDOW_S, gpu_busy
 
 BUS_ID = "00000000:01:00.0"
 
@@ -52,23 +52,21 @@ def test_only_windows_within_the_block_count(gpu):
     early, within = [(0.5 * WINDOW_S, 90)], [(1.1 * WINDOW_S, 20), (1.3 * WINDOW_S, 20)]
     # The reading at the end of a block is the GPU's last one.
     found = gpu_busy({"step": block(clock, gpu, early + within)}, monitor=clock.monitor)
-    assert found.shares == {"step": pytest.approx(0.2)}
-    assert found.unavailable is None
+    assert found == ({"step": pytest.approx(0.2)}, None)
 
 
 def test_the_start_of_a_pipeline_is_left_out(gpu):
     clock = Clock()
     readings = [(1.5 * WINDOW_S, 0), (3.2 * WINDOW_S, 60)]
     slow_start = block(clock, gpu, readings, first_batch_s=2 * WINDOW_S)
-    assert gpu_busy({"together": slow_start}, monitor=clock.monitor).shares == {
-        "together": pytest.approx(0.6)
-    }
+    shares, _ = gpu_busy({"together": slow_start}, monitor=clock.monitor)
+    assert shares == {"together": pytest.approx(0.6)}
 
 
 def test_a_gpu_that_tells_no_utilization_gives_no_share(gpu):
     clock = Clock()
     found = gpu_busy({"step": block(clock, gpu, [(2.0, None)])}, monitor=clock.monitor)
-    assert (found.shares, found.unavailable) == ({}, None)
+    assert found == ({}, None)
 
 
 def test_without_a_gpu_no_block_is_run_and_the_reason_is_told(monkeypatch):
@@ -77,9 +75,9 @@ def test_without_a_gpu_no_block_is_run_and_the_reason_is_told(monkeypatch):
     def never(length):
         raise AssertionError("a block was run")
 
-    found = gpu_busy({"step": never})
-    assert found.shares == {}
-    assert "no NVIDIA driver" in found.unavailable
+    shares, unavailable = gpu_busy({"step": never})
+    assert shares == {}
+    assert "no NVIDIA driver" in unavailable
 
 
 class Failing(FakeNvml):
@@ -100,6 +98,6 @@ def test_a_reading_that_fails_on_the_way_ends_it_with_the_reason(monkeypatch):
         library.fails = True
         return Block(8, 1.0, 1.0, None, ())
 
-    found = gpu_busy({"step": fail, "together": fail}, monitor=Clock().monitor)
-    assert found.shares == {}
-    assert "the library is gone" in found.unavailable
+    shares, unavailable = gpu_busy({"step": fail, "together": fail}, monitor=Clock().monitor)
+    assert shares == {}
+    assert "the library is gone" in unavailable

@@ -1,13 +1,12 @@
 import numpy as np
 import pytest
+from input_profile_factory import make_profile
 
 from kbatch.analysis.intervals import Interval, RoundEstimate, ratio_over_rounds
 from kbatch.input_pipeline.rates import (
     VERDICTS,
     crossing_batch_size,
     input_verdict,
-    overlapped_rate,
-    serial_rate,
 )
 
 
@@ -197,6 +196,7 @@ def test_too_few_rounds_have_no_crossing_and_one_size_is_refused():
 
 @pytest.mark.parametrize(("pipeline", "step"), [(100, 100), (100, 300), (300, 100), (1, 1e6)])
 def test_serial_training_lies_between_half_and_the_whole_of_overlapped(pipeline, step):
-    overlapped, serial = overlapped_rate(pipeline, step), serial_rate(pipeline, step)
+    profile = make_profile(pipeline=pipeline, step=step, together=pipeline / 9)
+    overlapped, serial = profile.overlapped, profile.serial
     assert overlapped / 2 <= serial < overlapped
     assert serial == pytest.approx(pipeline * step / (pipeline + step))

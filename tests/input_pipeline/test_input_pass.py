@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from fake_clock import FakeClock
 
-from kbatch.input_pipeline.blocks import BlockLength, Epoch, read_pass
-from kbatch.input_pipeline.rounds import counted
+from kbatch.input_pipeline.blocks import BlockLength, Epoch, InputPass, read_pass
+from kbatch.input_pipeline.rates import LongRun
+from kbatch.input_pipeline.record import LongRunRecord
 from kbatch.training.data.batch_source import BatchSource
 
 
@@ -90,4 +91,6 @@ LENGTH = BlockLength(0.1, 0.2, 0.8)
     ],
 )
 def test_whole_epochs_count_where_one_fits_and_its_start_matters(epoch, first_s, step_s, counting):
-    assert counted(LENGTH, epoch, first_batch_s=first_s, step_s=step_s).counting == counting
+    record = LongRunRecord(LongRun("whole epochs", 8, 1.0, 0, 0.0), first_s)
+    reading = InputPass(record, (), epoch, 1.0, 64.0, ())
+    assert reading.counted(LENGTH, step_s=step_s).counting == counting

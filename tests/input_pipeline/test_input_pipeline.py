@@ -21,7 +21,7 @@ from tensorflow.python.client import device_lib
 import kbatch
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import block_length
-from kbatch.input_pipeline.text import input_lines
+from kbatch.input_pipeline.report import input_lines
 
 BUDGET_S = 0.3
 

@@ -10,8 +10,7 @@ from input_profile_factory import (
 )
 
 from kbatch.input_pipeline.record import CostRecord, RateRecord, SmallerStepRecord
-from kbatch.input_pipeline.report import input_section
-from kbatch.input_pipeline.text import input_lines
+from kbatch.input_pipeline.report import input_lines, input_section
 
 
 def text(profile):

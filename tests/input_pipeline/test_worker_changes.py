@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kbatch.errors import InputError
-from kbatch.input_pipeline.changes import worker_changes
+from kbatch.input_pipeline.changes import Change, worker_changes
+from kbatch.input_pipeline.record import UntriedRecord
 from kbatch.training.data.batch_source import BatchStream, source_of_py_dataset
 
 
@@ -45,7 +46,8 @@ class Breaking(Stuck):
 
 def changes(dataset, timeout_s=300.0):
     found = worker_changes(dataset, timeout_s=timeout_s)
-    return {c.name: c for c in found.tried}, {c.name: c.reason for c in found.untried}
+    tried = {c.name: c for c in found if isinstance(c, Change)}
+    return tried, {c.name: c.reason for c in found if isinstance(c, UntriedRecord)}
 
 
 def first_epoch(source):
