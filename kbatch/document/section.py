@@ -30,13 +30,18 @@ class Note(NamedTuple):
 
     Attributes:
         mark: The letter that stands beside the numbers it concerns, empty where there are none.
-        label: The same in a few words, for a caption.
+        label: What it is about in a few words, for a caption.
         text: The note.
+        columns: Names of the table's columns whose numbers it concerns, none where it concerns
+            what is not there.
+        keys: The rows whose numbers it concerns, none for all of them.
     """
 
     mark: str
     label: str
     text: str
+    columns: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 class Figure(NamedTuple):

@@ -16,7 +16,7 @@ from kbatch.recommendation.evidence import (
 )
 from kbatch.recommendation.figure import HEIGHT_IN, alt_text, limits_info, plot_limits
 from kbatch.recommendation.record import Recommendation
-from kbatch.study.notes import SETTING_NAMES, followed_value
+from kbatch.study.names import SETTING_NAMES, followed_value
 
 _WIDTH = 88
 _WIDE = 1.1

@@ -8,7 +8,8 @@ import re
 import threading
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from math import isnan
 from pathlib import Path
 
 SCHEMA_VERSION = 1
@@ -18,6 +19,9 @@ _DEEPEST = 64
 _LONGEST_SHOWN = 200
 # What no page, table or terminal can show: halves of characters, and controls but white space.
 _UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+# What a constructor or a decoder raises where a file holds something else.
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 Record = typing.TypeVar("Record")
 
@@ -47,7 +51,7 @@ def record_text(record: object) -> str:
 
 def read_record(kind: type[Record], path: Path) -> Record:
     """Read a record that `write_record` wrote."""
-    document = read_json(path)
+    document = _parsed(path)
     name = printable(str(path))
     try:
         version, found = document["kbatch_schema"], document["kind"]
@@ -61,8 +65,8 @@ def read_record(kind: type[Record], path: Path) -> Record:
     if found != kind.__name__:
         raise RecordError(f"{name} holds a {shown(found, str)}, not a {kind.__name__}.")
     try:
-        return _decoder(kind)(document["record"])
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return decode(kind, document["record"])
+    except _DAMAGED as error:
         raise RecordError(
             f"{name} is damaged, or another version of kbatch wrote it: {shown(error)}."
         ) from error
@@ -70,17 +74,22 @@ def read_record(kind: type[Record], path: Path) -> Record:
 
 def read_json(path: Path) -> typing.Any:
     """Read a JSON file that anybody may have written."""
+    document = _parsed(path)
+    if _nested_deeper(document, _DEEPEST):
+        name = printable(str(path))
+        raise RecordError(f"{name} is damaged: it is nested more than {_DEEPEST} levels deep.")
+    return document
+
+
+def _parsed(path: Path) -> typing.Any:
     name = printable(str(path))
     # A pipe or a device in its place would never end.
     if path.exists() and not path.is_file():
         raise RecordError(f"{name} is no kbatch record: it is no regular file.")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes().decode())
     except (OSError, RecursionError, ValueError) as error:
         raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
-    if _nested_deeper(document, _DEEPEST):
-        raise RecordError(f"{name} is damaged: it is nested more than {_DEEPEST} levels deep.")
-    return document
 
 
 def printable(text: str) -> str:
@@ -114,7 +123,8 @@ def _encode(value: object) -> object:
         return [_encode(item) for item in value]
     if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
         return None
-    return value
+    to_json: typing.Any = getattr(value, "to_json", None)
+    return value if to_json is None else to_json()
 
 
 def _nested_deeper(value: object, levels: int) -> bool:
@@ -130,61 +140,121 @@ def _nested_deeper(value: object, levels: int) -> bool:
     return bool(found)
 
 
+def decode(kind: typing.Any, value: typing.Any) -> typing.Any:
+    """Check what a file holds, and make a value of this kind of it."""
+    return _decoder(kind)(value)
+
+
 # Files hold many values of few kinds: how a kind is read is found out once.
 @functools.cache
 def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         fields = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
         return lambda value: kind(**{name: fields[name](item) for name, item in value.items()})
+    if hasattr(kind, "from_json"):
+        return kind.from_json
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _union_decoder(arguments)
     if origin is tuple:
-        item_of = _decoder(arguments[0])
-        return lambda value: tuple([item_of(item) for item in _plain(list, value)])
+        return _tuple_decoder(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return _number_decoder(_number_types(kind), _union_decoder(arguments))
     if origin is not None:
-        item_of = _decoder(arguments[1])
-        return lambda value: {printable(k): item_of(v) for k, v in _plain(dict, value).items()}
-    if kind in (int, float):
-        # The most frequent values by far.
-        return lambda value: (
-            value
-            if type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
-            else _plain(kind, value)
-        )
-    return functools.partial(_plain, kind)
+        return _mapping_decoder(arguments[1])
+    return _number_decoder(_number_types(kind), functools.partial(_plain, kind))
+
+
+def _number_types(kind: typing.Any) -> frozenset[type]:
+    """Return the types that a kind of numbers may have in a file, none for another kind."""
+    kinds = set(typing.get_args(kind)) or {kind}
+    if not {int, float} & kinds or not kinds <= {int, float, types.NoneType}:
+        return frozenset()
+    return frozenset(kinds | ({int} if float in kinds else set()))
+
+
+def _number_decoder(
+    number_types: frozenset[type], slowly: Callable[[typing.Any], typing.Any]
+) -> Callable[[typing.Any], typing.Any]:
+    """Return numbers, the most frequent values by far, with one call each."""
+    if not number_types:
+        return slowly
+
+    def decode_number(value: typing.Any) -> typing.Any:
+        if type(value) in number_types and (
+            value is None or -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+        ):
+            return value
+        return slowly(value)
+
+    return decode_number
+
+
+def _are_numbers(values: Collection[typing.Any], number_types: frozenset[type]) -> bool:
+    """Return whether all values are numbers of these types, or None where that is one."""
+    if not number_types.issuperset(map(type, values)):
+        return False
+    known = [value for value in values if value is not None] if None in values else values
+    # The sum of numbers with a NaN among them is NaN.
+    return not known or (
+        -LARGEST_NUMBER <= min(known) <= max(known) <= LARGEST_NUMBER and not isnan(sum(known))
+    )
+
+
+def _tuple_decoder(kind: typing.Any) -> Callable[[typing.Any], tuple[typing.Any, ...]]:
+    number_types, item_of = _number_types(kind), _decoder(kind)
+
+    def decode_tuple(value: typing.Any) -> tuple[typing.Any, ...]:
+        if number_types and type(value) is list and _are_numbers(value, number_types):
+            return tuple(value)
+        return tuple([item_of(item) for item in _plain(list, value)])
+
+    return decode_tuple
+
+
+def _mapping_decoder(kind: typing.Any) -> Callable[[typing.Any], dict[str, typing.Any]]:
+    number_types, item_of = _number_types(kind), _decoder(kind)
+
+    def decode_mapping(value: typing.Any) -> dict[str, typing.Any]:
+        if type(value) is dict and "".join(value).isprintable():
+            if number_types and _are_numbers(value.values(), number_types):
+                return value
+            return {key: item_of(item) for key, item in value.items()}
+        return {printable(key): item_of(item) for key, item in _plain(dict, value).items()}
+
+    return decode_mapping
 
 
 def _union_decoder(kinds: tuple[typing.Any, ...]) -> Callable[[typing.Any], typing.Any]:
     others = [kind for kind in kinds if kind is not types.NoneType]
     decoders = [_decoder(kind) for kind in others]
-    if len(others) == 1:
-        return lambda value: None if value is None else decoders[0](value)
 
-    def decode(value: typing.Any) -> typing.Any:
+    def decode_one(value: typing.Any) -> typing.Any:
         if value is None and len(others) < len(kinds):
             return None
+        if len(others) == 1:
+            return decoders[0](value)
         for kind, decoder in zip(others, decoders, strict=True):
             if _is_plain(kind, value):
                 return decoder(value)
         raise TypeError(f"{value!r} is none of {kinds}")
 
-    return decode
+    return decode_one
 
 
 def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
     """Check a value that is no record: text that can be shown, numbers to compute with."""
-    if kind is not object and not _is_plain(kind, value):
+    if not _is_plain(kind, value):
         raise TypeError(f"{value!r} is no {kind.__name__}")
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, (int, float)) and not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
         raise ValueError(f"{value} is not finite, or too large to compute with")
+    if kind is object and _nested_deeper(value, _DEEPEST):
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
     return value
 
 
 def _is_plain(kind: typing.Any, value: typing.Any) -> bool:
-    if isinstance(value, bool):
+    if isinstance(value, bool) and kind is not object:
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
 

@@ -43,6 +43,8 @@ SHORTEST_S = 1e-9
 def check_ranges(least: float, /, **numbers: float | Sequence[float] | None) -> None:
     """Check that numbers of a record are large enough; unknown ones (None, NaN) are."""
     for name, found in numbers.items():
-        for number in found if isinstance(found, Sequence) else (found,):
+        if found is None:
+            continue
+        for number in (found,) if isinstance(found, (int, float)) else found:
             if number is not None and number < least:
                 raise ValueError(f"`{name}` must be at least {least}. Received: {name}={number}.")

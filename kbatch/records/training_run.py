@@ -10,6 +10,7 @@ from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_runs
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
+from kbatch.records.notes import RunNote
 from kbatch.records.record import SHORTEST_S, check_ranges
 from kbatch.records.usage import UsageRecord
 
@@ -251,7 +252,7 @@ class ExecutionRecord:
             `HyperModel.fit` of the user's returned.
         failure: Why it did not complete, None if it did.
         traceback: Python's traceback of what was raised, None where nothing was.
-        notes: What a reader of the numbers must know.
+        notes: What a reader of the numbers must know: texts, each with a code and values.
         micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
             0 where an earlier one told it, None where it was given.
         usage: What the run took of GPUs and host, None if that was not measured.
@@ -292,7 +293,7 @@ class ExecutionRecord:
     epochs: tuple[EpochRecord, ...] = ()
     reported: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     failure: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[RunNote, ...] = ()
     micro_batch_search_s: float | None = None
     usage: UsageRecord | None = None
     workers_on_device: int | None = None

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from kbatch.device.memory import (
     other_processes,
     workers_on_device,
 )
-from kbatch.document.numbers import counted, readable
+from kbatch.document.numbers import readable
 from kbatch.document.section import neighbours_text
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import OF_SEVERAL_REPLICAS, search_in_place
@@ -29,6 +29,7 @@ from kbatch.memory.record import MaxBatchSizeResult, MicroBatchLimit
 from kbatch.memory.report import slow_steps_text
 from kbatch.memory.workload import STEPS, Load
 from kbatch.records.json_codec import load_if_readable, write_record
+from kbatch.records.notes import RunNote
 from kbatch.search.data import SearchData
 from kbatch.throughput.choice import MicroBatchChoice, choice_for_smaller, micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
@@ -55,7 +56,7 @@ class FoundMicroBatch(NamedTuple):
     most: int
     memory_bound: bool
     search_s: float
-    notes: tuple[str, ...]
+    notes: tuple[RunNote, ...]
     key: str
 
 
@@ -255,19 +256,19 @@ def _gpu() -> tuple[float | None, ...]:
     return limit_bytes // step * step, None if gpu is None else gpu.power_cap_w
 
 
-def _memory_note(result: MaxBatchSizeResult, size: int, search_s: float) -> str:
+def _memory_note(result: MaxBatchSizeResult, size: int, search_s: float) -> RunNote:
     if size < result.max_batch_size:
-        return (
-            f"Micro-batches have up to {size} examples: larger ones, up to "
-            f"{result.max_batch_size}, ran out of memory in training.{_beside(result)}"
-        )
-    took = f"found in {search_s:.1f} s" if search_s else "from an earlier search"
-    found = (
-        f"Up to {size} examples fit at once ({result.reason}), {took} with "
-        f"{counted(len(result.probes), 'probe')}.{_beside(result)}"
-    )
+        larger = result.max_batch_size
+        return RunNote.of("larger_ran_out", size=size, larger=larger, more=_beside(result))
     slow = slow_steps_text(result)
-    return found if slow is None else f"{found} {slow}"
+    return RunNote.of(
+        "most_at_once",
+        size=size,
+        reason=result.reason,
+        search_s=search_s,
+        probes=len(result.probes),
+        more=_beside(result) + ("" if slow is None else f" {slow}"),
+    )
 
 
 def _beside(result: MaxBatchSizeResult) -> str:
@@ -306,7 +307,7 @@ class TimedMicroBatch(NamedTuple):
 
     size: int
     search_s: float
-    note: str
+    note: RunNote
 
 
 class FastestMicroBatch:
@@ -343,14 +344,15 @@ class FastestMicroBatch:
         largest_fit = equal_parts(batch_size, most)
         reason = self._reason_not_to_time(model, source, batch_size, most, directory)
         if reason is not None:
-            return TimedMicroBatch(largest_fit, 0.0, f"Micro-batches of {largest_fit}: {reason}.")
+            note = RunNote.of("parts_not_timed", size=largest_fit, reason=reason)
+            return TimedMicroBatch(largest_fit, 0.0, note)
         began_s, timed = time.perf_counter(), False
         for size in dict.fromkeys((max(self._largest, batch_size), batch_size)):
             profile = self._known(model, key, size, directory)
             if profile is None:
                 reason = _reason_of_cost(left_s, update_s=size * example_s)
                 if reason is not None:
-                    note = f"Micro-batches of {largest_fit}: {reason}."
+                    note = RunNote.of("parts_not_timed", size=largest_fit, reason=reason)
                     return TimedMicroBatch(largest_fit, 0.0, note)
                 timed = True
                 profile = self._timed(model, source, size, most, key, directory)
@@ -364,10 +366,10 @@ class FastestMicroBatch:
                     continue
             search_s = time.perf_counter() - began_s if timed else 0.0
             found = min(chosen, batch_size)
-            note = " ".join((_speed_note(choice, size, batch_size), *profile.notes))
+            note = _speed_note(choice, size, batch_size, profile.notes)
             return TimedMicroBatch(found, search_s, note)
         search_s = time.perf_counter() - began_s if timed else 0.0
-        note = f"Micro-batches of {largest_fit}, the most that fit: no step could be timed."
+        note = RunNote.of("no_step_timed", size=largest_fit)
         return TimedMicroBatch(largest_fit, search_s, note)
 
     def _reason_not_to_time(
@@ -455,21 +457,17 @@ def _choice(profile: TrainingProfile, most: int) -> MicroBatchChoice | None:
     return fits.choice if fits.measured else None
 
 
-def _speed_note(choice: MicroBatchChoice, timed_size: int, batch_size: int) -> str:
+def _speed_note(
+    choice: MicroBatchChoice, timed_size: int, batch_size: int, others: Sequence[str]
+) -> RunNote:
+    size, more = choice.micro_batch_size, "".join(f" {other}" for other in others)
     if timed_size > batch_size:
-        return (
-            f"The batch goes through whole: a larger one, of {timed_size}, is fastest in "
-            f"micro-batches of {choice.micro_batch_size}."
-        )
+        return RunNote.of("whole_is_fastest", larger=timed_size, size=size, more=more)
     if choice.gain is None:
-        size = choice.micro_batch_size
-        return f"Micro-batches of {size} were timed: smaller ones are not clearly faster."
-    interval = choice.gain.interval
-    between = f" ({readable(interval.low)} to {readable(interval.high)})" if interval else ""
-    return (
-        f"Micro-batches of {choice.micro_batch_size} train {readable(choice.gain.value)}{between} "
-        "times as fast as the most that fit."
-    )
+        return RunNote.of("parts_not_faster", size=size, more=more)
+    gain, interval = choice.gain.value, choice.gain.interval
+    low, high = (None, None) if interval is None else (interval.low, interval.high)
+    return RunNote.of("parts_faster", size=size, gain=gain, low=low, high=high, more=more)
 
 
 def _name(key: str, batch_size: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from kbatch.errors import InputError
+from kbatch.records.notes import RunNote
 
 
 class FreshCallbacks:
@@ -59,7 +60,7 @@ def _of_search(callback: Any) -> bool:
 _PATHS = ((keras.callbacks.ModelCheckpoint, "filepath"), (keras.callbacks.CSVLogger, "filename"))
 
 
-def give_own_paths(callbacks: Any, *, trial_id: str, execution: int) -> tuple[str, ...]:
+def give_own_paths(callbacks: Any, *, trial_id: str, execution: int) -> tuple[RunNote, ...]:
     """Let callbacks write to a folder of their execution, as keras-tuner does with TensorBoard.
 
     Else every trial writes over the file of the one before, and the last one's model is taken for
@@ -79,9 +80,13 @@ def give_own_paths(callbacks: Any, *, trial_id: str, execution: int) -> tuple[st
                 own = given.parent / trial_id / f"execution{execution}" / given.name
                 own.parent.mkdir(parents=True, exist_ok=True)
                 setattr(callback, name, str(own))
+                places = given.parent / "<trial id>" / "execution<number>" / given.name
                 notes.append(
-                    f"`{type(callback).__name__}` writes a file for each trial: "
-                    f"{given.parent / '<trial id>' / 'execution<number>' / given.name} in place of "
-                    f"{given}."
+                    RunNote.of(
+                        "own_path",
+                        callback=type(callback).__name__,
+                        own=str(places),
+                        given=str(given),
+                    )
                 )
     return tuple(dict.fromkeys(notes))

@@ -18,6 +18,7 @@ from kbatch.device.failures import (
 )
 from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.memory import workers_on_device
+from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
 from kbatch.records.usage import UsageRecord
 from kbatch.search.callbacks import FreshCallbacks
@@ -59,10 +60,10 @@ class ExecutionPlan(NamedTuple):
     validation_is_chosen: bool
     learning_rate_scaling: str | None
     sparse_gradients: str
-    scaling_note: str | None
+    scaling_note: RunNote | None
     metrics: tuple[str, ...]
     to_target: bool
-    path_notes: tuple[str, ...] = ()
+    path_notes: tuple[RunNote, ...] = ()
 
 
 def begun_record(model: keras.Model, plan: ExecutionPlan) -> ExecutionRecord:
@@ -255,7 +256,7 @@ class Execution:
             target=self._fit.target,
         )
         if clock.first_step_s is None:
-            note = "Training did not go through `model.fit`: nothing was timed or counted."
+            note = RunNote.of("nothing_timed")
             return dataclasses.replace(ended, notes=(*ended.notes, note))
         reading, (examples, durations_s) = clock.reading, clock.windows
         return dataclasses.replace(
@@ -289,17 +290,14 @@ class Execution:
             notes=tuple(dict.fromkeys((*notes, *self._sparse_note(found.size), *found.notes))),
         )
 
-    def _sparse_note(self, size: int | None) -> tuple[str, ...]:
+    def _sparse_note(self, size: int | None) -> tuple[RunNote, ...]:
         plan = self._plan
         in_parts = size is not None and size < -(-plan.batch_size // replica_count(self._model))
         note = sparse_note(self._model, plan.sparse_gradients, in_parts=in_parts)
         return () if note is None else (note,)
 
-    def _learning_rate_note(self) -> tuple[str, ...]:
+    def _learning_rate_note(self) -> tuple[RunNote, ...]:
         ruled, seen = self._started.learning_rate, self._fit.clock.first_learning_rate
         if ruled is None or seen is None or math.isclose(ruled, seen, rel_tol=1e-5):
             return ()
-        return (
-            f"The first update used the learning rate {seen:.3g}, not the {ruled:.3g} that the "
-            "model was built with: a callback or the tuner's `optimizer` set it.",
-        )
+        return (RunNote.of("first_learning_rate", used=seen, built=ruled),)

@@ -13,8 +13,8 @@ from kbatch.analysis.next_size import SizeCosts, Tried, next_size
 from kbatch.records.json_codec import RecordError, read_record
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
 from kbatch.search.oracle import Values, grid
+from kbatch.study.decision import decision_text
 from kbatch.study.loading import RECORD_NAME
-from kbatch.study.notes import decision_text
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.callbacks import StopAtTarget, TimeBudget

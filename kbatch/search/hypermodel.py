@@ -14,6 +14,7 @@ from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.memory.search import check_window
 from kbatch.records.json_codec import RecordError
+from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.auto_micro_batch import AutoMicroBatch
 from kbatch.search.callbacks import give_own_paths
@@ -349,7 +350,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         hp: keras_tuner.HyperParameters,
         files: TrialFiles | None,
         replicas: int,
-        scaling_note: str | None,
+        scaling_note: RunNote | None,
     ) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
         # A `fit` of the user's may compute the objective itself, after training.

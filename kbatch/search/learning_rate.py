@@ -8,8 +8,8 @@ import keras
 import keras_tuner
 
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.document.numbers import readable
 from kbatch.records.json_codec import RecordError, read_record
+from kbatch.records.notes import RunNote
 from kbatch.study.loading import RECORD_NAME
 from kbatch.study.trial import TrialRecord
 from kbatch.training.learning_rate import forget_scaling, scale_model, scaling_of
@@ -42,7 +42,7 @@ class TrialLearningRate:
 
     def at_fit(
         self, model: keras.Model, values: Mapping[str, Any], *, project: Path | None
-    ) -> str | None:
+    ) -> RunNote | None:
         """Apply the rule that waits for the trial of the base size; says what it used."""
         if scaling_of(model) is not None:
             return None
@@ -70,7 +70,7 @@ class BaseNoiseScale(NamedTuple):
     """
 
     value: float
-    note: str
+    note: RunNote
 
 
 def base_noise_scale(
@@ -94,22 +94,13 @@ def base_noise_scale(
 
 
 def _usable(trial: TrialRecord, scale: NoiseScale) -> BaseNoiseScale | None:
+    known: dict[str, Any] = {"trial_id": trial.trial_id, "batch_size": trial.batch_size}
     if scale.value is not None and scale.interval is not None:
-        bounds = f"{readable(scale.interval.low, 2)} to {readable(scale.interval.high, 2)}"
-        words = f"{readable(scale.value)} ({bounds})"
-        return BaseNoiseScale(
-            scale.value,
-            f"The learning rate follows the noise scale {words} of trial {trial.trial_id}, batch "
-            f"size {trial.batch_size}.",
-        )
+        known |= {"value": scale.value, "low": scale.interval.low, "high": scale.interval.high}
+        return BaseNoiseScale(scale.value, RunNote.of("noise_rule", **known))
     if not scale.at_least:
         return None
-    return BaseNoiseScale(
-        scale.at_least,
-        f"The noise scale of trial {trial.trial_id}, batch size {trial.batch_size}, is unresolved: "
-        f"at least {readable(scale.at_least)}. The learning rate follows that bound, which changes "
-        "it least.",
-    )
+    return BaseNoiseScale(scale.at_least, RunNote.of("noise_rule", low=scale.at_least, **known))
 
 
 def _completed(project: Path) -> list[TrialRecord]:

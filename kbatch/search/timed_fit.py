@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from kbatch.device.memory import DeviceMemory
 from kbatch.errors import InputError
+from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, Target
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock, replica_count
@@ -78,7 +79,7 @@ class TimedFit:
         self._meter = ReplicaMeter(model) if replica_count(model) > 1 else InputMeter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
         self.total_s = 0.0
-        self.notes: list[str] = []
+        self.notes: list[RunNote] = []
         self.budget: Budget | None = None
         self.target: Target | None = None
 
@@ -110,10 +111,7 @@ class TimedFit:
         )
         _check_end(batches.dataset, call)
         if initial_epoch:
-            self.notes.append(
-                f"It went on from epoch {initial_epoch} of another trial: counts and times are "
-                "those of the rest."
-            )
+            self.notes.append(RunNote.of("resumed", epoch=initial_epoch))
         self._fits += 1
         return self._train(batches, call)
 
@@ -148,10 +146,7 @@ class TimedFit:
         finally:
             self.total_s += time.perf_counter() - started_s
         if coupled := sorted(batch_metrics(self._model)):
-            self.notes.append(
-                f"A mean over micro-batches, not over batches: {', '.join(coupled)}, since its "
-                "function returns one value for all rows that it is given."
-            )
+            self.notes.append(RunNote.of("metrics_of_parts", names=", ".join(coupled)))
         self._add_throughput(history)
         return history
 

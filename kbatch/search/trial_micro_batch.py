@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from kbatch.errors import InputError
+from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget
 from kbatch.search.auto_micro_batch import AutoMicroBatch, TrainingLeft
 from kbatch.search.data import SearchData
@@ -58,7 +59,7 @@ class TrialCut:
         summed: bool,
         directory: Path | None,
     ):
-        self.notes: tuple[str, ...] = ()
+        self.notes: tuple[RunNote, ...] = ()
         self._model = model
         self._checks = checks
         self._data = data
@@ -75,7 +76,7 @@ class TrialCut:
         A `fit` of the user's may unfreeze layers, or compile the model again, between two
         trainings: what was seen of it before then says nothing.
         """
-        before: tuple[str, ...] = ()
+        before: tuple[RunNote, ...] = ()
         if self._applied is not None:
             if self._applied == (size, model_fingerprint(self._model)):
                 return
@@ -106,7 +107,7 @@ class TrialCut:
         note = cut(size, source)
         self.notes = (note,) if note else ()
 
-    def _accumulate(self, size: int, source: Source) -> str | None:
+    def _accumulate(self, size: int, source: Source) -> RunNote | None:
         self._build(source)
         note = self._checks.difference(self._model, source, most=size, directory=self._directory)
         known = accumulation_of(self._model)
@@ -116,7 +117,7 @@ class TrialCut:
             warnings.warn(note, stacklevel=2)
         return note
 
-    def _measure(self, size: int, source: Source) -> str | None:
+    def _measure(self, size: int, source: Source) -> RunNote | None:
         self._build(source)
         check = self._checks.find(self._model, source, most=size, directory=self._directory)
         if not check.equal:
@@ -165,7 +166,7 @@ class TrialMicroBatch:
         self.size: int | None = None
         self.most_in_memory: int | None = None
         self.search_s: float | None = None
-        self.notes: list[str] = []
+        self.notes: list[RunNote] = []
         self._auto = auto
         self._model = model
         self._build = build
@@ -224,10 +225,7 @@ class TrialMicroBatch:
         self._state.restore()
         self.size = self._most = self.most_in_memory = smaller
         self.cut.apply(smaller, self._data)
-        self.notes.append(
-            f"Memory ran out in training with micro-batches of {before}: the trial started again, "
-            f"with the same seed and batch size, with micro-batches of {smaller}."
-        )
+        self.notes.append(RunNote.of("memory_ran_out", before=before, after=smaller))
         return True
 
     def _left(self, source: Source, call: Mapping[str, Any]) -> TrainingLeft:

@@ -1,205 +1,257 @@
 """What a reader of a study's numbers must know before trusting them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from kbatch.document.numbers import listed, percent, readable
-from kbatch.document.section import one_line
-from kbatch.records.training_run import Budget
+from kbatch.document.numbers import counted, listed, percent, readable
+from kbatch.document.section import Note, one_line
+from kbatch.records.notes import RunNote
+from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.conditions import budget_text, conditions_of, end_text, epochs_text, spreads
-from kbatch.study.names import diverged, outcome, trial_names
-from kbatch.study.notes import Caveat, concerned, goodput_caveats, lagging_caveats, noise_caveats
+from kbatch.study.decision import MUCH_DATA_WAIT, decision_text
+from kbatch.study.names import at_most, diverged, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
 
-_MOST_NAMED = 5
-_CUT = "Not equal to the whole batch"
-# How a trial's own notes begin, with what they are about and the column they stand in.
-_NOTES = (
-    (_CUT, "batch cut in micro-batches", "quality"),
-    ("Not known to be equal to the whole batch", "batch cut in micro-batches", "quality"),
-    ("Up to ", "micro-batch size", "micro_batch_size"),
-    ("Micro-batches ", "micro-batch size", "micro_batch_size"),
-    ("The batch goes through whole", "micro-batch size", "micro_batch_size"),
-    ("Memory ran out in training", "micro-batch size", "micro_batch_size"),
-    ("The first update used the learning rate", "learning rate", "learning_rate"),
-    ("It went on from epoch", "rest of a training", "updates"),
-    ("The noise scale was not measured", "noise scale", "noise_scale"),
-    ("The learning rate follows the noise scale", "learning rate", "learning_rate"),
-    ("The noise scale of trial", "learning rate", "learning_rate"),
-    ("The gradient of an embedding was added up", "embeddings", "quality"),
-    ("This batch was cut into micro-batches, which adds up", "embeddings", "quality"),
-    ("A mean over micro-batches, not over batches", "metrics in micro-batches", "quality"),
-    ("Training did not go through `model.fit`", "nothing timed", "samples_per_second"),
-)
+_SPEED = ("samples_per_second",)
+_LEARNT = ("quality", "updates")
 
 
-def caveats(study: Study) -> tuple[Caveat, ...]:
-    """List what limits the conclusions from a study."""
-    rules = (
-        *(_problems, goodput_caveats, _incomplete, _other_batch, timing_caveats),
-        *(budget_caveats, _few_executions, lagging_caveats, noise_caveats, _notes),
-    )
-    return tuple(caveat for rule in rules for caveat in rule(study))
+def caveats(study: Study) -> tuple[Note, ...]:
+    """List what limits the conclusions from a study with at least one trial."""
+    rules = (_missing, _other_batch, _speed, _budget, _few_executions, _lagging, _noise, _of_trials)
+    return tuple(note for rule in rules for note in rule(study))
 
 
-def _problems(study: Study) -> Iterator[Caveat]:
+def _note(
+    label: str, text: str, columns: Sequence[str] = (), trials: Iterable[TrialRecord] = ()
+) -> Note:
+    """Make a note about the numbers of trials in columns of their table; of all trials as none."""
+    return Note("", label, text, tuple(columns), tuple(trial.trial_id for trial in trials))
+
+
+def _sizes(trials: Iterable[TrialRecord]) -> str:
+    sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in trials)
+    return f"{'batch sizes' if len(sizes) > 1 else 'batch size'} {listed(sizes)}"
+
+
+def _completed(study: Study) -> list[TrialRecord]:
+    return [trial for trial in study.trials if trial.status == "completed"]
+
+
+def _missing(study: Study) -> Iterator[Note]:
+    """Say which records, sizes and results are missing, and why."""
     for problem in study.problems:
-        yield Caveat("left out", f"Left out: {one_line(problem)}")
-
-
-def _incomplete(study: Study) -> Iterator[Caveat]:
-    """Word why trials have no result, once for those with the same reason."""
+        yield _note("left out", f"Left out: {one_line(problem)}")
+    record = study.goodput
+    if record is not None:
+        tried = {trial.batch_size for trial in study.trials}
+        left = [f"{size:,}" for size in record.batch_sizes if size not in tried]
+        texts = [decision_text(d) for d in record.decisions if d.batch_size is None]
+        if left:
+            texts.insert(
+                0,
+                f"Strategy goodput: {counted(len(tried), 'batch size')} of "
+                f"{len(record.batch_sizes)} had trials; what is known of {listed(left)} is the "
+                "model's, from their step times and the noise scale.",
+            )
+        if record.extrapolated:
+            sizes = listed(f"{size:,}" for size in record.extrapolated)
+            texts.append(f"Batches of {sizes} were not timed: their step time is a fitted line's.")
+        yield from (_note("sizes left out", text) for text in texts)
     names = trial_names(study.trials)._replace(several_policies=True)
     alike: dict[tuple[str, str], list[TrialRecord]] = {}
     for trial in study.trials:
         if trial.status != "completed":
-            alike.setdefault((outcome(trial), _reason(trial)), []).append(trial)
+            reason = one_line(trial.failure) if trial.failure else ""
+            if diverged(trial):
+                reason = f"its training {reason}"
+            else:
+                reason = f"its status is {outcome(trial)}{f': {reason}' if reason else '.'}"
+            alike.setdefault((outcome(trial), reason), []).append(trial)
     for (label, reason), trials in alike.items():
-        named = [names.name(trial) for trial in trials]
-        more = len(named) - _MOST_NAMED
-        named = [*named[:_MOST_NAMED], f"{more:,} more"] if more > 0 else named
         sizes, have = ("Batch sizes", "have") if len(trials) > 1 else ("Batch size", "has")
-        yield Caveat(
-            label,
-            f"{sizes} {listed(named)} {have} no result, {reason}",
-            ("status",),
-            tuple(trial.trial_id for trial in trials),
-        )
+        named = listed(at_most([names.name(trial) for trial in trials]))
+        yield _note(label, f"{sizes} {named} {have} no result, {reason}", ("status",), trials)
 
 
-def _reason(trial: TrialRecord) -> str:
-    reason = one_line(trial.failure) if trial.failure else ""
-    if diverged(trial):
-        return f"its training {reason}"
-    return f"its status is {outcome(trial)}{f': {reason}' if reason else '.'}"
-
-
-def _other_batch(study: Study) -> Iterator[Caveat]:
+def _other_batch(study: Study) -> Iterator[Note]:
     for trial in study.trials:
         seen = trial.executions[-1].batch_size_seen
         if seen is not None and seen != trial.batch_size:
-            yield Caveat(
+            yield _note(
                 "another batch size",
                 f"Batch size {trial.batch_size:,} was asked for, but the train step received at "
                 f"most {seen:,} examples at once: read this trial as batch size {seen:,}.",
                 ("batch_size",),
-                (trial.trial_id,),
+                [trial],
             )
 
 
-def _few_executions(study: Study) -> Iterator[Caveat]:
-    found = spreads(study.trials)
-    completed = [trial for trial in study.trials if trial.status == "completed"]
-    pairs = concerned(completed, lambda trial: len(trial.executions) == 2)
-    single = concerned(completed, lambda trial: len(trial.executions) == 1)
-    if found.pairs and pairs:
-        yield Caveat(
-            "two executions",
-            "2 executions of a trial are too few for an interval: with them it would be so wide "
-            "that it says nothing, so the mean stands alone. Repeat with executions_per_trial=3 or "
-            "more.",
-            ("samples_per_second", "quality"),
-            pairs.trial_ids,
+_UNSTABLE_SPREAD = 0.2
+_UNEVEN = 0.1
+_BUSY_LOAD_SHARE = 0.5
+
+
+def _quartile_spread(trial: TrialRecord) -> float:
+    known = [t for e in trial.executions if (t := e.throughput) is not None]
+    return max(((t.high - t.low) / t.median for t in known), default=0.0)
+
+
+def _unevenness(trial: TrialRecord) -> float:
+    got, median = trial.samples_per_second, trial.window_samples_per_second
+    return abs(got / median - 1) if got and median else 0.0
+
+
+def _workers(trial: TrialRecord) -> int:
+    return max(execution.workers_on_device or 1 for execution in trial.executions)
+
+
+def _uneven_text(found: Sequence[TrialRecord]) -> str:
+    most = max(found, key=_unevenness)
+    where = f" at {most.batch_size:,}, the most" if len(found) > 1 else ""
+    return (
+        f"Some steps took far longer than most at {_sizes(found)}. The samples/s count all steps "
+        f"and differ by more than {percent(_UNEVEN)} from the median of the timing windows: "
+        f"{readable(most.samples_per_second or 0.0)} against "
+        f"{readable(most.window_samples_per_second or 0.0)}{where}."
+    )
+
+
+class _SpeedRule(NamedTuple):
+    label: str
+    holds: Callable[[TrialRecord], bool]
+    text: Callable[[Sequence[TrialRecord]], str]
+
+
+# What limits the samples/s of single trials.
+_SPEED_RULES = (
+    _SpeedRule(
+        "waiting for data",
+        lambda trial: (trial.data_wait_share or 0) > MUCH_DATA_WAIT,
+        lambda found: (
+            f"Training waited for data more than {percent(MUCH_DATA_WAIT)} of its time at "
+            f"{_sizes(found)}: there the samples/s, and a comparison of batch sizes by them, "
+            "measure the input pipeline, not the model. `kbatch.profile_input_pipeline` tries what "
+            "would help."
+        ),
+    ),
+    _SpeedRule(
+        "one timing window",
+        lambda trial: (
+            trial.status == "completed"
+            and any(len(e.window_examples) == 1 for e in trial.executions)
+        ),
+        lambda found: (
+            f"Training was timed over one window only at {_sizes(found)}: samples/s may be far "
+            "off. Train longer for a spread."
+        ),
+    ),
+    _SpeedRule(
+        "unstable timing",
+        lambda trial: _quartile_spread(trial) > _UNSTABLE_SPREAD,
+        lambda found: (
+            f"Timing was not stable at {_sizes(found)}: the quartiles of samples/s lie more than "
+            f"{percent(_UNSTABLE_SPREAD)} of the median apart. Repeat on an idle machine."
+        ),
+    ),
+    _SpeedRule("uneven steps", lambda trial: _unevenness(trial) > _UNEVEN, _uneven_text),
+    _SpeedRule(
+        "shared device",
+        lambda trial: _workers(trial) > 1,
+        lambda found: (
+            f"The device was shared by {max(map(_workers, found))} workers at {_sizes(found)}: "
+            "there the samples/s are those of a part of it, and depend on what the others ran. "
+            "Repeat with one worker a device to compare them."
+        ),
+    ),
+)
+
+
+def _speed(study: Study) -> Iterator[Note]:
+    """Say what limits the samples/s."""
+    for rule in _SPEED_RULES:
+        if found := [trial for trial in study.trials if rule.holds(trial)]:
+            yield _note(rule.label, rule.text(found), _SPEED, found)
+    environment = study.search.environment if study.search else None
+    if environment and (environment.load_average or 0) > _BUSY_LOAD_SHARE * environment.cpu_count:
+        yield _note(
+            "busy machine",
+            f"The machine was busy at the start (load average {environment.load_average:.1f} on "
+            f"{environment.cpu_count} processors): samples/s may be too low.",
+            _SPEED,
         )
-    if found.single and single:
-        yield Caveat(
-            "one execution",
-            "A trial with one execution has no interval for its quality: a small difference may be "
-            "chance. Repeat with executions_per_trial=3 or more to know.",
-            ("quality",),
-            single.trial_ids,
+    if apart := conditions_of(study).clocks:
+        usages = [e.usage for trial in study.trials for e in trial.executions if e.usage]
+        gpus = [gpu for usage in usages for gpu in usage.gpus or ()]
+        reasons = dict.fromkeys(reason for gpu in gpus for reason in gpu.throttle_reasons or ())
+        lowered = f" What lowered it: {listed(reasons)}." if reasons else ""
+        yield _note(
+            "GPU clocks differ",
+            f"Trials ran at different clocks ({apart}), and their samples/s differ by that too."
+            f"{lowered} `nvidia-smi --lock-gpu-clocks` holds one clock for a comparison.",
+            _SPEED,
+        )
+    policies = {trial.dtype_policy for trial in study.trials}
+    if policies == {"mixed_float16"} and environment and environment.devices == ("CPU",):
+        yield _note(
+            "float16 on a processor",
+            "Every trial ran under mixed_float16 on a processor, where it is often the slower "
+            'policy: `kbatch doctor` measures that, and `dtype_policy=("float32", '
+            '"mixed_float16")` compares both in the search.',
+            _SPEED,
         )
 
 
-def _notes(study: Study) -> Iterator[Caveat]:
-    notes = dict.fromkeys(note for trial in study.trials for note in trial.notes)
-    for note in notes:
-        found = concerned(study.trials, lambda trial, note=note: note in trial.notes)
-        if found is None:
-            continue
-        everywhere = len(found.trial_ids) == len(study.trials)
-        label, column = _place(note)
-        yield Caveat(
-            label,
-            one_line(note if everywhere else f"At {found.sizes}: {note}"),
-            (column,),
-            found.trial_ids,
-        )
-
-
-def _place(note: str) -> tuple[str, str]:
-    """Return what a trial's note is about, and the column it concerns."""
-    if note.startswith(_CUT) and "(BatchNormalization)" in note:
-        return "BatchNormalization in micro-batches", "quality"
-    places = ((label, column) for begin, label, column in _NOTES if note.startswith(begin))
-    # It may be one of another version of kbatch.
-    return next(places, ("note of the trial", "batch_size"))
-
-
-_LEARNT = ("quality", "updates")
 _UNITS = {"train_s": "seconds", "updates": "updates", "examples": "examples"}
 _FAVOURS = {
-    "train_s": "That is fair to all where the device was the same and idle.",
-    "updates": "That favours large batches, which see more examples an update.",
-    "examples": "That favours small batches, which make more updates.",
+    "train_s": " That is fair to all where the device was the same and idle.",
+    "updates": " That favours large batches, which see more examples an update.",
+    "examples": " That favours small batches, which make more updates.",
 }
 
 
-def budget_caveats(study: Study) -> Iterator[Caveat]:
-    """Return the budget of a study that compares batch sizes, and whom it favours."""
-    completed = [trial for trial in study.trials if trial.status == "completed"]
-    conditions = conditions_of(study)
-    counted = all(trial.mean(lambda e: e.updates) is not None for trial in completed)
-    if not conditions.epochs or not counted or len({trial.batch_size for trial in completed}) < 2:
+def _budget(study: Study) -> Iterator[Note]:
+    """Describe the budget of a study that compares batch sizes, and whom it favours."""
+    completed, conditions = _completed(study), conditions_of(study)
+    counted_all = all(trial.mean(lambda e: e.updates) is not None for trial in completed)
+    if not conditions.epochs or not counted_all or len({t.batch_size for t in completed}) < 2:
         return
-    budgets = {end_text(execution) for trial in completed for execution in trial.executions}
-    if len(budgets) > 1:
-        text = f"The budgets differ: executions had {budget_text(conditions)}."
-        yield Caveat("budgets differ", text, _LEARNT)
-    elif conditions.ends:
-        yield _other_budget(completed, conditions.ends[0])
-    elif conditions.epochs[0] != conditions.epochs[1]:
-        text = f"The budgets differ: executions had {epochs_text(conditions.epochs)}."
-        yield Caveat("budgets differ", text, _LEARNT)
-    else:
-        yield _equal_epochs(completed, epochs_text(conditions.epochs))
-
-
-def _equal_epochs(completed: list[TrialRecord], epochs: str) -> Caveat:
-    small, large = completed[0], completed[-1]
-    return Caveat(
-        "equal-epochs budget",
-        f"Equal-epochs budget: each execution trained for {epochs}, so batch size "
-        f"{large.batch_size:,} made {_updates(large)} updates and batch size "
-        f"{small.batch_size:,} made {_updates(small)}. That favours small batches; with a budget "
-        "of time or updates the order may change.",
-        _LEARNT,
-    )
-
-
-def _other_budget(completed: list[TrialRecord], words: str) -> Caveat:
-    """Describe what was equal where it was not the number of epochs, and whom it favours."""
     first, small, large = completed[0].executions[0], completed[0], completed[-1]
-    if first.target is not None:
-        missed = concerned(completed, lambda trial: trial.cost("updates_to_target") is None)
-        never = f" {missed.sizes[0].upper()}{missed.sizes[1:]} never came there." if missed else ""
-        return Caveat(
-            "budget to a target",
-            f"Budget to a target: each execution trained {words}. Compare what that took; the "
-            f"metrics of trials that came there are alike by design.{never}",
+    budgets = {end_text(execution) for trial in completed for execution in trial.executions}
+    if len(budgets) > 1 or (not conditions.ends and len(set(conditions.epochs)) > 1):
+        had = budget_text(conditions) if len(budgets) > 1 else epochs_text(conditions.epochs)
+        yield _note("budgets differ", f"The budgets differ: executions had {had}.", _LEARNT)
+    elif not conditions.ends:
+        yield _note(
+            "equal-epochs budget",
+            f"Equal-epochs budget: each execution trained for {epochs_text(conditions.epochs)}, so "
+            f"batch size {large.batch_size:,} made {_updates(large)} updates and batch size "
+            f"{small.batch_size:,} made {_updates(small)}. That favours small batches; with a "
+            "budget of time or updates the order may change.",
             _LEARNT,
         )
-    budget = first.budget or Budget()
-    limits = [name for name, value in vars(budget).items() if value is not None]
-    what = _UNITS[limits[0]] if len(limits) == 1 else "spending"
-    return Caveat(
-        f"equal-{what} budget",
-        f"Equal-{what} budget: each execution trained for {words}, in which batch size "
-        f"{large.batch_size:,} made {_updates(large)} updates on {_examples(large)} examples and "
-        f"batch size {small.batch_size:,} made {_updates(small)} on {_examples(small)}."
-        + (f" {_FAVOURS[limits[0]]}" if len(limits) == 1 else ""),
-        _LEARNT,
-    )
+    elif first.target is not None:
+        missed = [trial for trial in completed if trial.cost("updates_to_target") is None]
+        never = f" B{_sizes(missed)[1:]} never reached it." if missed else ""
+        yield _note(
+            "budget to a target",
+            f"Budget to a target: each execution trained {conditions.ends[0]}. Compare what that "
+            f"took; the metrics of trials that reached it are alike by design.{never}",
+            _LEARNT,
+        )
+    else:
+        budget = first.budget or Budget()
+        limits = [name for name, value in vars(budget).items() if value is not None]
+        what = _UNITS[limits[0]] if len(limits) == 1 else "spending"
+        yield _note(
+            f"equal-{what} budget",
+            f"Equal-{what} budget: each execution trained for {conditions.ends[0]}, in which batch "
+            f"size {large.batch_size:,} made {_updates(large)} updates on {_examples(large)} "
+            f"examples and batch size {small.batch_size:,} made {_updates(small)} on "
+            f"{_examples(small)}." + (_FAVOURS[limits[0]] if len(limits) == 1 else ""),
+            _LEARNT,
+        )
 
 
 def _updates(trial: TrialRecord) -> str:
@@ -211,151 +263,118 @@ def _examples(trial: TrialRecord) -> str:
     return "n/a (not counted)" if examples is None else f"{examples:,.0f}"
 
 
-# Above this share of the training time, waiting for data is what the samples/s show.
-MUCH_DATA_WAIT = 0.2
-_UNSTABLE_SPREAD = 0.2
-_UNEVEN = 0.1
-_BUSY_LOAD_SHARE = 0.5
-_SPEED = ("samples_per_second",)
-
-
-def timing_caveats(study: Study) -> Iterator[Caveat]:
-    """List what limits the samples/s of a study with at least one trial."""
-    rules = (
-        _data_wait,
-        _one_window,
-        _unstable,
-        _uneven,
-        _busy_host,
-        _shared_device,
-        _clocks,
-        _float16_on_cpu,
-    )
-    for rule in rules:
-        yield from rule(study)
-
-
-def _data_wait(study: Study) -> Iterator[Caveat]:
-    def waits(trial: TrialRecord) -> bool:
-        return (trial.mean(lambda e: e.data_wait_share) or 0) > MUCH_DATA_WAIT
-
-    if found := concerned(study.trials, waits):
-        yield Caveat(
-            "waiting for data",
-            f"Training waited for data more than {percent(MUCH_DATA_WAIT)} of its time at "
-            f"{found.sizes}: there the samples/s, and a comparison of batch sizes by them, measure "
-            "the input pipeline, not the model. `kbatch.profile_input_pipeline` tries what would "
-            "help.",
-            _SPEED,
-            found.trial_ids,
+def _few_executions(study: Study) -> Iterator[Note]:
+    found, completed = spreads(study.trials), _completed(study)
+    if found.pairs:
+        yield _note(
+            "two executions",
+            "2 executions of a trial are too few for an interval: with them it would be so wide "
+            "that it says nothing, so the mean stands alone. Repeat with executions_per_trial=3 or "
+            "more.",
+            ("samples_per_second", "quality"),
+            [trial for trial in completed if len(trial.executions) == 2],
+        )
+    if found.single:
+        yield _note(
+            "one execution",
+            "A trial with one execution has no interval for its quality: a small difference may be "
+            "chance. Repeat with executions_per_trial=3 or more to know.",
+            ("quality",),
+            [trial for trial in completed if len(trial.executions) == 1],
         )
 
 
-def _one_window(study: Study) -> Iterator[Caveat]:
-    def short(trial: TrialRecord) -> bool:
-        return trial.status == "completed" and any(
-            len(execution.window_examples) == 1 for execution in trial.executions
-        )
-
-    if found := concerned(study.trials, short):
-        yield Caveat(
-            "one timing window",
-            f"Training was timed over one window only at {found.sizes}: samples/s may be off by "
-            "much. Train longer for a spread.",
-            _SPEED,
-            found.trial_ids,
-        )
+# Validation so far below training is more than a model usually fits its training data too well.
+_FAR_BELOW = 0.1
+# Before so many averaging times an average still holds some of what it began with: exp(-5) = 0.7 %.
+_AVERAGING_TIMES = 5
 
 
-def _unstable(study: Study) -> Iterator[Caveat]:
-    def unstable(trial: TrialRecord) -> bool:
-        spreads = [
-            (t.high - t.low) / t.median for e in trial.executions if (t := e.throughput) is not None
-        ]
-        return max(spreads, default=0) > _UNSTABLE_SPREAD
-
-    if found := concerned(study.trials, unstable):
-        yield Caveat(
-            "unstable timing",
-            f"Timing was not stable at {found.sizes}: the quartiles of samples/s lie more than "
-            f"{percent(_UNSTABLE_SPREAD)} of the median apart. Repeat on an idle machine.",
-            _SPEED,
-            found.trial_ids,
-        )
+class _Lag(NamedTuple):
+    below: float
+    training: float
+    validation: float
+    updates: int
+    memory: float
 
 
-def _uneven(study: Study) -> Iterator[Caveat]:
-    def difference(trial: TrialRecord) -> float:
-        got, median = trial.samples_per_second, trial.window_samples_per_second
-        return abs(got / median - 1) if got and median else 0.0
-
-    if found := concerned(study.trials, lambda trial: difference(trial) > _UNEVEN):
-        most = max(study.trials, key=difference)
-        got, median = most.samples_per_second or 0.0, most.window_samples_per_second or 0.0
-        where = f" at {most.batch_size:,}, the most" if len(found.trial_ids) > 1 else ""
-        yield Caveat(
-            "uneven steps",
-            f"Some steps took far longer than most at {found.sizes}. The samples/s count all steps "
-            f"and differ by more than {percent(_UNEVEN)} from the median of the timing windows: "
-            f"{readable(got)} against {readable(median)}{where}.",
-            _SPEED,
-            found.trial_ids,
-        )
-
-
-def _busy_host(study: Study) -> Iterator[Caveat]:
-    environment = study.search.environment if study.search else None
-    if environment is None or environment.load_average is None:
+def _lagging(study: Study) -> Iterator[Note]:
+    """List the trials whose validation accuracy shows lagging statistics, not their training."""
+    lags = [
+        (max(of_trial), trial)
+        for trial in study.trials
+        if (of_trial := [lag for e in trial.executions if (lag := _lag(e)) is not None])
+    ]
+    if not lags:
         return
-    if environment.load_average > _BUSY_LOAD_SHARE * environment.cpu_count:
-        yield Caveat(
-            "busy machine",
-            f"The machine was busy at the start (load average {environment.load_average:.1f} on "
-            f"{environment.cpu_count} processors): samples/s may be too low.",
-            _SPEED,
-        )
-
-
-def _shared_device(study: Study) -> Iterator[Caveat]:
-    def workers(trial: TrialRecord) -> int:
-        return max(execution.workers_on_device or 1 for execution in trial.executions)
-
-    if found := concerned(study.trials, lambda trial: workers(trial) > 1):
-        most = max(workers(trial) for trial in study.trials)
-        yield Caveat(
-            "shared device",
-            f"The device was shared by {most} workers at {found.sizes}: there the samples/s are "
-            "those of a part of it, and depend on what the others ran. Repeat with one worker a "
-            "device to compare them.",
-            _SPEED,
-            found.trial_ids,
-        )
-
-
-def _clocks(study: Study) -> Iterator[Caveat]:
-    apart = conditions_of(study).clocks
-    usages = [e.usage for trial in study.trials for e in trial.executions if e.usage is not None]
-    gpus = [gpu for usage in usages for gpu in usage.gpus or ()]
-    reasons = dict.fromkeys(reason for gpu in gpus for reason in gpu.throttle_reasons or ())
-    if apart:
-        lowered = f" What lowered it: {listed(reasons)}." if reasons else ""
-        yield Caveat(
-            "GPU clocks differ",
-            f"Trials ran at different clocks ({apart}), and their samples/s differ by that too."
-            f"{lowered} `nvidia-smi --lock-gpu-clocks` holds one clock for a comparison.",
-            _SPEED,
-        )
-
-
-def _float16_on_cpu(study: Study) -> Iterator[Caveat]:
-    policies = {trial.dtype_policy for trial in study.trials}
-    environment = study.search.environment if study.search else None
-    if policies != {"mixed_float16"} or environment is None or environment.devices != ("CPU",):
-        return
-    yield Caveat(
-        "float16 on a processor",
-        "Every trial ran under mixed_float16 on a processor, where it is often the slower policy: "
-        '`kbatch doctor` measures that, and `dtype_policy=("float32", "mixed_float16")` compares '
-        "both in the search.",
-        _SPEED,
+    trials = [trial for _, trial in lags]
+    most, trial = max(lags, key=lambda pair: pair[0].below)
+    where = f" at {trial.batch_size:,}" if len(lags) > 1 else ""
+    yield _note(
+        "lagging statistics",
+        f"Training accuracy is far above validation accuracy at {_sizes(trials)} "
+        f"({readable(most.training)} and {readable(most.validation)}{where}), and "
+        f"BatchNormalization's moving statistics lag: there were {counted(most.updates, 'update')},"
+        f" and the statistics average over the last {readable(most.memory)}, 1 / (1 - momentum). "
+        "Before you compare these sizes, train for more updates or lower the momentum of the "
+        "layers.",
+        ("quality",),
+        trials,
     )
+
+
+def _lag(execution: ExecutionRecord) -> _Lag | None:
+    momenta = execution.scaling.batch_norm_momenta if execution.scaling else None
+    slowest = max(momenta or (0.0,))
+    updates = execution.updates
+    if not (execution.epochs and updates and 0 < slowest < 1):
+        return None
+    memory = 1 / (1 - slowest)
+    last = execution.epochs[-1]
+    pairs = [
+        (training, validation)
+        for name in last.metrics
+        if "acc" in name
+        and (training := last.finite(name)) is not None
+        and (validation := last.finite(f"val_{name}")) is not None
+    ]
+    if not pairs or updates >= _AVERAGING_TIMES * memory:
+        return None
+    training, validation = max(pairs, key=lambda pair: pair[0] - pair[1])
+    below = training - validation
+    return _Lag(below, training, validation, updates, memory) if below > _FAR_BELOW else None
+
+
+def _noise(study: Study) -> Iterator[Note]:
+    """Say how far the noise scale may be trusted, where one was measured."""
+    measured = [trial for trial in study.trials if trial.noise_scale is not None]
+    if measured:
+        yield _note(
+            "noise scale",
+            "The noise scale is that of each trial's final weights, and grows while a model "
+            "learns: it gives the order of a useful batch size, not a bound.",
+            ("noise_scale",),
+        )
+    optimizers = dict.fromkeys(e.optimizer for trial in measured for e in trial.executions)
+    if others := [name for name in optimizers if name not in (None, "SGD")]:
+        names = listed(map(str, others))
+        yield _note(
+            f"noise scale under {names}",
+            "The noise scale is derived for SGD. Whether it gives a useful batch size under "
+            f"{names} is disputed: Merrill et al. (2025, arXiv:2505.23971) train on from one "
+            "checkpoint at several batch sizes instead. Trials of several sizes to one target "
+            "compare them directly.",
+            ("noise_scale",),
+        )
+
+
+def _of_trials(study: Study) -> Iterator[Note]:
+    """Repeat the notes of the trials, each once."""
+    noted: dict[RunNote, list[TrialRecord]] = {}
+    for trial in study.trials:
+        for note in trial.notes:
+            noted.setdefault(note, []).append(trial)
+    for note, found in noted.items():
+        everywhere = len(found) == len(study.trials)
+        text = note if everywhere else f"At {_sizes(found)}: {note}"
+        yield _note(note.label, one_line(text), (note.column,), found)

@@ -4,17 +4,25 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.batch_sizes import equal_parts
-from kbatch.analysis.intervals import FEWEST_VALUES, Interval
+from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import counted, listed, percent, readable, setting
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.caveats import MUCH_DATA_WAIT
-from kbatch.study.conditions import Conditions, budget_text, conditions_of, executions_text
-from kbatch.study.names import TrialNames, metric_words, outcome, trial_names
-from kbatch.study.notes import noise_scale_text
-from kbatch.study.study import Study
+from kbatch.study.conditions import budget_text, conditions_of, executions_text
+from kbatch.study.names import (
+    TrialNames,
+    at_most,
+    metric_words,
+    noise_scale_text,
+    outcome,
+    trial_names,
+)
+from kbatch.study.study import SizeDecision, Study
 from kbatch.study.trial import TrialRecord
 
-_MOST_NAMED = 5
+# Above this share of the training time, waiting for data is what the samples/s show.
+MUCH_DATA_WAIT = 0.2
+# A gain in samples/s below this share is none: the device is saturated.
+_SMALL_GAIN = 0.1
 
 
 class Decision(NamedTuple):
@@ -24,7 +32,7 @@ class Decision(NamedTuple):
         headline: Which batch size had the best objective.
         speed: Its throughput against the fastest, None if it was not measured or stands in the
             headline.
-        limit: Which limit binds, None where the trials do not tell.
+        limit: Which limit binds, None where the trials do not show it.
         compared: What was compared: sizes, budget, executions, device.
         certainty: How sure the order is, and how ties were decided.
     """
@@ -39,32 +47,26 @@ class Decision(NamedTuple):
 def decision(study: Study) -> Decision:
     """Word the decision of a study with at least one trial."""
     best, names = study.best_trial(), trial_names(study.trials)
+    compared = _compared(study, names)
     if best is None:
-        return Decision(
-            headline=f"No batch size can be named: {missing_reason(study)}.",
-            speed=None,
-            limit=None,
-            compared=_compared(study, names),
-            certainty=what_to_do(study),
-        )
-    tied = _tied(study, best)
+        headline = f"No batch size can be named: {missing_reason(study)}."
+        return Decision(headline, None, None, compared, what_to_do(study))
+    completed = [t for t in study.trials if t.status == "completed"]
+    others = [t for t in completed if t is not best]
+    tied = [t for t in others if t.objective_value == best.objective_value]
+    tie = (
+        f"The same value was reached by batch size {_named(tied, names)}: of tied trials the "
+        "first is named, the one with the smallest batch size. "
+        if tied
+        else ""
+    )
     return Decision(
         headline=_headline(best, tied, names),
-        speed=_speed(study, best, names),
+        speed=_speed(completed, best, names),
         limit=" ".join(limit.text for limit in binding_limits(study)) or None,
-        compared=_compared(study, names),
-        certainty=" ".join(filter(None, (_tie(tied, names), _certainty(study, best, names)))),
+        compared=compared,
+        certainty=tie + _certainty(others, best, names),
     )
-
-
-def _tied(study: Study, best: TrialRecord) -> list[TrialRecord]:
-    return [
-        trial
-        for trial in study.trials
-        if trial is not best
-        and trial.status == "completed"
-        and trial.objective_value == best.objective_value
-    ]
 
 
 def _headline(best: TrialRecord, tied: list[TrialRecord], names: TrialNames) -> str:
@@ -77,25 +79,12 @@ def _headline(best: TrialRecord, tied: list[TrialRecord], names: TrialNames) -> 
     return f"Batch size {names.name(best)} had the best {words}: {number}{unit}{others}."
 
 
-def _tie(tied: list[TrialRecord], names: TrialNames) -> str:
-    if not tied:
-        return ""
-    return (
-        f"The same value was reached by batch size {_named(tied, names)}: of tied trials the "
-        "first is named, the one with the smallest batch size."
-    )
-
-
-def _speed(study: Study, best: TrialRecord, names: TrialNames) -> str | None:
+def _speed(completed: list[TrialRecord], best: TrialRecord, names: TrialNames) -> str | None:
     rate = best.samples_per_second
-    rates = [
-        (trial.samples_per_second, trial)
-        for trial in study.trials
-        if trial.status == "completed" and trial.samples_per_second is not None
-    ]
     if rate is None:
         return None
-    fastest_rate, fastest = max(rates, key=lambda pair: pair[0])
+    fastest = max(completed, key=lambda trial: trial.samples_per_second or 0.0)
+    fastest_rate = fastest.samples_per_second or rate
     if fastest is best:
         if best.objective.name == "samples_per_second":
             return None
@@ -111,65 +100,56 @@ def _compared(study: Study, names: TrialNames) -> str:
     conditions = conditions_of(study)
     sizes = sorted({trial.batch_size for trial in study.trials})
     between = f" from {sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f" of {sizes[0]:,}"
-    varied = ("dtype policy",) if names.several_policies else ()
-    differ = (*names.hyperparameters, *varied)
+    differ = (*names.hyperparameters, *(("dtype policy",) if names.several_policies else ()))
     also = f" that differ in {listed(differ)} too" if differ else ""
+    if conditions.epochs is None:
+        budget = "none of them completed"
+    else:
+        # The end of a training to a target is worded "until ...".
+        to_target = next((t.target for t in study.trials if t.status == "completed"), None)
+        budget = f"trained {'' if to_target else 'for '}{budget_text(conditions)}"
     return (
         f"Compared: {counted(len(sizes), 'batch size')}{between} in "
         f"{counted(conditions.trials, 'trial')}{also}, {executions_text(conditions)}, "
-        f"{_budget(conditions)}, on {conditions.device or 'a device that was not recorded'}"
+        f"{budget}, on {conditions.device or 'a device that was not recorded'}"
         f"{conditions.clocks and f' ({conditions.clocks})'}."
     )
 
 
-def _budget(conditions: Conditions) -> str:
-    if conditions.epochs is None:
-        return "none of them completed"
-    text = budget_text(conditions)
-    return f"trained {text}" if text.startswith("until") else f"trained for {text}"
-
-
-def _certainty(study: Study, best: TrialRecord, names: TrialNames) -> str:
-    others = [t for t in study.trials if t.status == "completed" and t is not best]
+def _certainty(others: list[TrialRecord], best: TrialRecord, names: TrialNames) -> str:
     if not others:
         return "It is the only trial that completed, so nothing was compared."
     if len(best.executions) == 1:
         return (
             "It is a single execution without an interval: whether it would win again is not known."
         )
-    first = _interval(best)
-    if first is None:
+    own = best.objective_interval
+    if own is None:
         return (
             f"It has {counted(len(best.executions), 'execution')}, too few for an interval: "
             "whether it would win again is not known."
         )
-    intervals = [(trial, _interval(trial)) for trial in others]
-    near = [trial for trial, second in intervals if second is None or _overlap(first, second)]
+    intervals = [trial.objective_interval for trial in others]
+    near = [
+        t for t, i in zip(others, intervals, strict=True) if not (_above(own, i) or _above(i, own))
+    ]
     if not near:
         return "Its 95 % interval overlaps that of no other trial."
-    unknown = " or are not known" if any(second is None for _, second in intervals) else ""
+    unknown = " or are not known" if None in intervals else ""
     return (
         f"It cannot be told apart from batch size {_named(near, names)}: their 95 % intervals "
         f"overlap{unknown}."
     )
 
 
-def _interval(trial: TrialRecord) -> Interval | None:
-    """Return the interval of the objective over executions, None for too few of them."""
-    if len(trial.executions) < FEWEST_VALUES:
-        return None
-    return trial.objective_interval
-
-
-def _overlap(first: Interval, second: Interval) -> bool:
-    return first.low <= second.high and second.low <= first.high
+def _above(first: Interval | None, second: Interval | None) -> bool:
+    """Return whether an interval is known to lie above another."""
+    return first is not None and second is not None and first.low > second.high
 
 
 def _named(trials: Iterable[TrialRecord], names: TrialNames) -> str:
     ordered = sorted(trials, key=lambda trial: (trial.batch_size, names.order(trial)))
-    found = list(dict.fromkeys(names.name(trial) for trial in ordered))
-    more = len(found) - _MOST_NAMED
-    return listed([*found[:_MOST_NAMED], f"{more:,} more"] if more > 0 else found)
+    return listed(at_most(list(dict.fromkeys(names.name(trial) for trial in ordered))))
 
 
 def missing_reason(study: Study) -> str:
@@ -182,7 +162,7 @@ def missing_reason(study: Study) -> str:
 
 
 def what_to_do(study: Study) -> str:
-    """Advises what to change before the next search."""
+    """Advise what to change before the next search."""
     outcomes = {outcome(trial) for trial in study.trials}
     if "completed" in outcomes:
         return _missing_objective(study)
@@ -217,10 +197,6 @@ def _missing_objective(study: Study) -> str:
     return f"{among} Compile the model with that metric, or search for another objective."
 
 
-# A gain in samples/s below this share is none: the device is saturated.
-_SMALL_GAIN = 0.1
-
-
 class BindingLimit(NamedTuple):
     """What stands in the way of a larger batch size.
 
@@ -244,9 +220,15 @@ def binding_limits(study: Study) -> tuple[BindingLimit, ...]:
     if best is None:
         return ()
     names = trial_names(study.trials)
-    waiting = _input_pipeline(best, names)
-    if waiting is not None:
-        return (waiting,)
+    if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
+        return (
+            BindingLimit(
+                "input pipeline",
+                "The input pipeline binds: training waited for data "
+                f"{percent(best.data_wait_share or 0)} of its time at batch size "
+                f"{names.name(best)}.",
+            ),
+        )
     larger = [
         trial
         for trial in study.trials
@@ -254,19 +236,8 @@ def binding_limits(study: Study) -> tuple[BindingLimit, ...]:
     ]
     # Where the device gains nothing, no gain is given up for the number of updates.
     device = _saturation(best, larger) or _updates(study, best, larger)
-    limits = (_gradient_noise(best), _memory(larger) or _cut_by_memory(best), device)
+    limits = (_gradient_noise(best), _memory(best, larger), device)
     return tuple(limit for limit in limits if limit is not None)
-
-
-def _input_pipeline(best: TrialRecord, names: TrialNames) -> BindingLimit | None:
-    share = best.mean(lambda e: e.data_wait_share)
-    if share is None or share <= MUCH_DATA_WAIT:
-        return None
-    return BindingLimit(
-        "input pipeline",
-        f"The input pipeline binds: training waited for data {percent(share)} of its time at batch "
-        f"size {names.name(best)}.",
-    )
 
 
 def _gradient_noise(best: TrialRecord) -> BindingLimit | None:
@@ -284,22 +255,20 @@ def _gradient_noise(best: TrialRecord) -> BindingLimit | None:
     )
 
 
-def _memory(larger: Sequence[TrialRecord]) -> BindingLimit | None:
-    """Memory binds where the next larger size, and so every one, ran out of it."""
-    if not larger or any(trial.status != "out_of_memory" for trial in larger):
-        return None
-    smallest = min(trial.batch_size for trial in larger)
-    return BindingLimit(
-        "memory",
-        f"Memory binds: the next larger batch size, {smallest:,}, ran out of it. A smaller "
-        "`micro_batch_size` needs less.",
-    )
+def _memory(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
+    """Memory binds where every larger size ran out of it, or no more of the batch fitted at once.
 
-
-def _cut_by_memory(best: TrialRecord) -> BindingLimit | None:
-    """Memory binds where a batch was cut since no more of it fitted, not since less is faster."""
-    execution = best.executions[-1]
-    rows, most, size = execution.replica_batch_size, execution.most_in_memory, best.micro_batch_size
+    A batch may be cut since less at once is faster, too.
+    """
+    if larger and all(trial.status == "out_of_memory" for trial in larger):
+        smallest = min(trial.batch_size for trial in larger)
+        return BindingLimit(
+            "memory",
+            f"Memory binds: the next larger batch size, {smallest:,}, ran out of it. A smaller "
+            "`micro_batch_size` needs less.",
+        )
+    run = best.executions[-1]
+    rows, most, size = run.replica_batch_size, run.most_in_memory, best.micro_batch_size
     if most is None or size is None or not size < rows or size != equal_parts(rows, most):
         return None
     return BindingLimit(
@@ -314,31 +283,26 @@ def _saturation(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimi
 
     A larger batch of micro-batches as large gives the device nothing more to do at once.
     """
-    rate, rows = _spread(best), best.micro_batch_size
-    if rows is None:
-        return None
-    rates = [
-        (spread[1], trial)
+    own, rows = best.samples_per_second_interval, best.micro_batch_size
+    timed = [
+        (rates.high, trial.micro_batch_size)
         for trial in larger
         if trial.status == "completed"
+        and rows
         and (trial.micro_batch_size or 0) >= 2 * rows
-        and (spread := _spread(trial)) is not None
+        and (rates := trial.samples_per_second_interval) is not None
     ]
-    if rate is None or not rates:
+    if own is None or not timed or max(high for high, _ in timed) / own.low - 1 >= _SMALL_GAIN:
         return None
-    most = max(high for high, _ in rates) / rate[0] - 1
-    if most >= _SMALL_GAIN:
-        return None
-    largest = max(trial.micro_batch_size or 0 for _, trial in rates)
     return BindingLimit(
         "hardware saturation",
-        f"The hardware is saturated: up to {largest:,} examples at once no larger micro-batch "
-        f"trained {percent(_SMALL_GAIN)} faster.",
+        f"The hardware is saturated: up to {max(size or 0 for _, size in timed):,} examples at "
+        f"once no larger micro-batch trained {percent(_SMALL_GAIN)} faster.",
     )
 
 
 def _updates(study: Study, best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
-    """Update bind where every larger batch was faster and, in the same epochs, learnt less."""
+    """Updates bind where every larger batch was faster and, in the same epochs, learnt less."""
     conditions = conditions_of(study)
     epochs = conditions.epochs
     if conditions.ends or epochs is None or epochs[0] != epochs[1]:
@@ -346,34 +310,59 @@ def _updates(study: Study, best: TrialRecord, larger: Sequence[TrialRecord]) -> 
     completed = [trial for trial in larger if trial.status == "completed"]
     if not completed or study.quality_metric != best.objective:
         return None
-    if not all(_clearly_faster(trial, best) and _clearly_worse(trial, best) for trial in completed):
-        return None
+    own_rates, own = best.samples_per_second_interval, best.objective_interval
+    for trial in completed:
+        faster = _above(trial.samples_per_second_interval, own_rates)
+        value = trial.objective_interval
+        if not faster or not (_above(value, own) or _above(own, value)):
+            return None
     fastest = max(trial.samples_per_second or 0.0 for trial in completed)
     gain = fastest / best.samples_per_second if best.samples_per_second else 1.0
     return BindingLimit(
         "number of updates",
         f"The number of updates binds, not the device: larger batches trained up to "
-        f"{readable(gain, 2)} times as fast, but made fewer updates in the same epochs and came to "
+        f"{readable(gain, 2)} times as fast, but made fewer updates in the same epochs and reached "
         f"a worse {metric_words(best.objective.name)}.",
     )
 
 
-def _clearly_faster(trial: TrialRecord, other: TrialRecord) -> bool:
-    first, second = _spread(trial), _spread(other)
-    return first is not None and second is not None and first[0] > second[1]
+# Of the decisions of a search by goodput, by their kind.
+_SIZE_DECISIONS = {
+    "pilot": "Batch size {size} comes first: it suits most noise scales",
+    "given": (
+        "Batch size {size} comes first: it is the base batch size, whose noise scale the "
+        "learning-rate rule uses"
+    ),
+    "no target yet": "Batch size {size} comes next: no trial has reached the target yet",
+    "gain": (
+        "Batch size {size} comes next: batch size {rival} is more than 5 % better than {best} with "
+        "a probability of {chance}"
+    ),
+    "separated": (
+        "Stopped: no other batch size is likely to be as good as {best}; {rival} is more than 5 % "
+        "better with a probability of {chance}"
+    ),
+    "tie": (
+        "Stopped: other batch sizes may be as good as {best}, and are hardly better: {rival} is by "
+        "more than 5 % with a probability of {chance}"
+    ),
+}
+_ALL_TRIED = "Stopped: each batch size was tried, or is larger than one that could not be trained"
 
 
-def _clearly_worse(trial: TrialRecord, best: TrialRecord) -> bool:
-    first, second = trial.objective_interval, best.objective_interval
-    if first is None or second is None:
-        return False
-    return first.high < second.low or first.low > second.high
-
-
-def _spread(trial: TrialRecord) -> tuple[float, float] | None:
-    """Return the ends of the interval of a trial's samples/s, None where they are not known."""
-    interval = trial.samples_per_second_interval
-    return None if interval is None else (interval.low, interval.high)
+def decision_text(found: SizeDecision) -> str:
+    """Word a decision of a search by goodput in a sentence."""
+    if found.kind in _SIZE_DECISIONS:
+        text = _SIZE_DECISIONS[found.kind].format(
+            size=found.batch_size,
+            best=found.best,
+            rival=found.rival,
+            chance=percent(found.probability or 0.0),
+        )
+    else:
+        text = _ALL_TRIED if found.best else f"{_ALL_TRIED}. None reached the target"
+    others = [f"{name} {value}" for name, value in found.hyperparameters.items()]
+    return f"{text} ({listed(others)})." if others else f"{text}."
 
 
 def refuse_empty(study: Study) -> None:

@@ -1,14 +1,16 @@
-"""Names of trials, of how they ended, and of metrics on axes."""
+"""Names of trials, of how they ended, and of metrics on axes; and a few of their values as text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kbatch.document.numbers import setting
+from kbatch.analysis.learning_rate import LearningRateScaling
+from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.document.numbers import listed, readable, setting
 from kbatch.records.training_run import COST_NAMES
+from kbatch.study.study import OWN_COLUMNS
 from kbatch.study.trial import Objective, TrialRecord
 
-# Hyperparameters that every figure and table shows anyway.
-_OWN = ("batch_size", "dtype_policy")
+_MOST_NAMED = 5
 
 
 class TrialNames(NamedTuple):
@@ -47,7 +49,7 @@ def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
         hyperparameters=tuple(
             name
             for name in names
-            if name not in _OWN
+            if name not in OWN_COLUMNS
             and not name.startswith("tuner/")
             and len({trial.hyperparameters.get(name) for trial in trials}) > 1
         ),
@@ -66,18 +68,15 @@ def _rank(value: bool | int | float | str | None) -> tuple[int, float, str]:
     return (2, 0, "") if value is None else (1, 0, value)
 
 
-STATUS_WORDS = {
-    "completed": "completed",
-    "out_of_memory": "out of memory",
-    "failed": "failed",
-    "running": "running",
-    "interrupted": "interrupted",
-}
+def at_most(names: Sequence[str]) -> list[str]:
+    """Return the first five names, and how many there are more."""
+    more = len(names) - _MOST_NAMED
+    return [*names[:_MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])]
 
 
 def outcome(trial: TrialRecord) -> str:
     """Word how a trial ended: its status, or that the training diverged."""
-    return "diverged" if diverged(trial) else STATUS_WORDS[trial.status]
+    return "diverged" if diverged(trial) else trial.status.replace("_", " ")
 
 
 def diverged(trial: TrialRecord) -> bool:
@@ -86,7 +85,7 @@ def diverged(trial: TrialRecord) -> bool:
 
 
 def metric_words(name: str) -> str:
-    """Spells out a metric's name.
+    """Spell out a metric's name.
 
     >>> metric_words("val_accuracy")
     'validation accuracy'
@@ -111,3 +110,31 @@ def metric_axis_label(metric: Objective) -> str:
     better = "higher is better" if metric.direction == "max" else "lower is better"
     fraction = "0 to 1, " if is_fraction(metric.name) else ""
     return f"{words[0].upper()}{words[1:]}\n({fraction}{better})"
+
+
+def noise_scale_text(scale: NoiseScale) -> str:
+    """Write a noise scale with its interval, or what is known of an unresolved one."""
+    if scale.value is not None and scale.interval is not None:
+        interval = scale.interval
+        bounds = f"{readable(interval.low, 2)} to {readable(interval.high, 2)}"
+        return f"{readable(scale.value, 2)} ({bounds})"
+    if scale.at_least:
+        return f"n/a (unresolved: at least {readable(scale.at_least, 2)})"
+    return "n/a (unresolved)"
+
+
+# Settings that follow the batch size besides the learning rate, as text.
+SETTING_NAMES = {
+    "beta_2": "`beta_2`",
+    "weight_decay": "weight decay",
+    "batch_norm_momentum": "BatchNormalization's momentum",
+}
+
+
+def followed_value(scaling: LearningRateScaling, name: str) -> str:
+    """Format one of the settings that follow, empty where it is not known."""
+    if name == "batch_norm_momentum":
+        momenta = scaling.batch_norm_momenta
+        return listed(map(setting, momenta)) if momenta else ""
+    value = scaling.beta_2 if name == "beta_2" else scaling.weight_decay
+    return "" if value is None else setting(value)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kbatch.document.numbers import counted
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
-from kbatch.document.tables import Table
 from kbatch.study.caveats import caveats
 from kbatch.study.conditions import caption, conditions_of, examples_text
 from kbatch.study.decision import decision, refuse_empty
@@ -27,9 +26,8 @@ from kbatch.study.figures.learning_curves import learning_curves_info
 from kbatch.study.figures.noise_scale import noise_scale_info
 from kbatch.study.figures.pareto import pareto_info
 from kbatch.study.figures.time_to_target import time_to_target_info
-from kbatch.study.notes import Caveat
 from kbatch.study.study import Study
-from kbatch.study.table import marked_notes, marked_table, notes_about, trial_table
+from kbatch.study.table import lettered, marked_table, trial_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +37,8 @@ def study_section(study: Study) -> Section:
     """Compute what a report says of a study."""
     refuse_empty(study)
     environment = study.search.environment if study.search else None
-    words, found, table = decision(study), caveats(study), trial_table(study)
+    words, table = decision(study), trial_table(study)
+    notes = lettered(caveats(study), table)
     return Section(
         kind="study",
         name=study.name,
@@ -47,9 +46,9 @@ def study_section(study: Study) -> Section:
         lead=tuple(filter(None, (words.speed, words.limit, words.certainty))),
         details=(words.compared,),
         conditions=caption(conditions_of(study)),
-        figures=study_figures(study, found, table),
-        tables=(marked_table(table, found),),
-        notes=(*marked_notes(found, table), *left_out(study)),
+        figures=study_figures(study, notes),
+        tables=(marked_table(table, notes),),
+        notes=(*notes, *left_out(study)),
         command=environment.command if environment else None,
         settings=_settings(study),
         environment=environment_facts(environment),
@@ -191,7 +190,7 @@ _OFFERS = (
 )
 
 
-def study_figures(study: Study, caveats: Sequence[Caveat], table: Table) -> tuple[Figure, ...]:
+def study_figures(study: Study, notes: Sequence[Note]) -> tuple[Figure, ...]:
     """Offer the figures for which a study has the data."""
     return tuple(
         Figure(
@@ -199,7 +198,7 @@ def study_figures(study: Study, caveats: Sequence[Caveat], table: Table) -> tupl
             title=offer.title,
             height_in=offer.height_in(len(study.trials)),
             draw=functools.partial(offer.plot, study),
-            notes=notes_about(caveats, table, offer.columns),
+            notes=tuple(n for n in notes if n.mark and set(n.columns) & set(offer.columns)),
             shape=offer.shape,
         )
         for offer in _OFFERS

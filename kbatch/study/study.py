@@ -1,15 +1,14 @@
 """A study: the trials of one search, as a table, and how a search by goodput went."""
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.json_codec import RecordError, read_record, write_record
+from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.record import ShownRecord
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.trial import Objective, TrialRecord
@@ -19,7 +18,17 @@ if TYPE_CHECKING:
 
 
 # Hyperparameters that stand in columns of their own.
-_OWN = ("batch_size", "dtype_policy")
+OWN_COLUMNS = ("batch_size", "dtype_policy")
+# Columns that are means over the executions of a trial, before and after the costs of a target.
+_TIMES: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
+    "window_samples_per_second": lambda e: e.window_samples_per_second,
+    "first_step_s": lambda e: e.first_step_s,
+    "data_wait_share": lambda e: e.data_wait_share,
+    "train_s": lambda e: e.train_s,
+    "total_s": lambda e: e.total_s,
+    "examples_seen": lambda e: e.examples_seen,
+    "updates": lambda e: e.updates,
+}
 _USAGE: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
     "joules_to_target": lambda e: e.joules_to_target,
     "joules_per_sample": lambda e: e.joules_per_sample,
@@ -28,33 +37,20 @@ _USAGE: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
     "gpu_utilization": lambda e: e.usage and e.usage.gpu_utilization,
     "cpu_cores_busy": lambda e: e.usage and e.usage.cpu_cores_busy,
     "resident_bytes": lambda e: e.usage and e.usage.resident_bytes,
+    "epochs": lambda e: len(e.epochs),
 }
 
 
-def trial_rows(trials: Sequence[TrialRecord]) -> list[dict[str, object]]:
-    """Make one row a trial, averaged over its executions."""
-    taken = _metric_names(trials)
-    return [_extended(_trial_row(trial), trial, trial.metrics, taken) for trial in trials]
-
-
-def execution_rows(trials: Sequence[TrialRecord]) -> list[dict[str, object]]:
-    """Make one row an execution."""
-    taken = _metric_names(trials)
-    return [
-        _extended(_execution_row(trial, index, execution), trial, _metrics(trial, execution), taken)
-        for trial in trials
-        for index, execution in enumerate(trial.executions)
-    ]
-
-
-def _metrics(trial: TrialRecord, execution: ExecutionRecord) -> dict[str, float]:
-    return execution.best_metrics(trial.objective.name, trial.objective.direction)
-
-
-def _trial_row(trial: TrialRecord) -> dict[str, object]:
+def _row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
+    """Make the row of a trial, or of its only execution, which has this number."""
     first = trial.executions[0]
+    rates, scale = trial.samples_per_second_interval, trial.noise_scale
+    # The counts of one execution are whole numbers.
+    mean = trial.mean if number is None else lambda quantity: quantity(first)
+    cost = trial.cost if number is None else first.cost
     return {
         "trial_id": trial.trial_id,
+        **({} if number is None else {"execution": number, "seed": first.seed}),
         "status": trial.status,
         "batch_size": trial.batch_size,
         "micro_batch_size": trial.micro_batch_size,
@@ -64,82 +60,18 @@ def _trial_row(trial: TrialRecord) -> dict[str, object]:
         "optimizer": first.optimizer,
         "learning_rate": trial.learning_rate,
         "samples_per_second": trial.samples_per_second,
-        **_interval_columns(trial.samples_per_second_interval),
-        "window_samples_per_second": trial.window_samples_per_second,
-        "first_step_s": trial.mean(lambda e: e.first_step_s),
-        "data_wait_share": trial.mean(lambda e: e.data_wait_share),
-        "train_s": trial.mean(lambda e: e.train_s),
-        "total_s": trial.mean(lambda e: e.total_s),
-        "examples_seen": trial.mean(lambda e: e.examples_seen),
-        "updates": trial.mean(lambda e: e.updates),
-        **{name: trial.cost(name) for name in COST_NAMES},
-        **_noise_columns(trial.noise_scale),
-        **{name: trial.mean(quantity) for name, quantity in _USAGE.items()},
-        "epochs": trial.mean(lambda e: len(e.epochs)),
-        "executions": len(trial.executions),
-        "failure": trial.failure,
-    }
-
-
-def _execution_row(trial: TrialRecord, index: int, execution: ExecutionRecord) -> dict[str, object]:
-    return {
-        "trial_id": trial.trial_id,
-        "execution": index,
-        "seed": execution.seed,
-        "status": execution.status,
-        "batch_size": execution.batch_size,
-        "micro_batch_size": execution.micro_batch_size,
-        "accumulation_steps": execution.accumulation_steps,
-        "batch_size_seen": execution.batch_size_seen,
-        "dtype_policy": execution.dtype_policy,
-        "optimizer": execution.optimizer,
-        "learning_rate": execution.learning_rate,
-        "samples_per_second": execution.samples_per_second,
-        **_interval_columns(execution.samples_per_second_interval),
-        "window_samples_per_second": execution.window_samples_per_second,
-        "first_step_s": execution.first_step_s,
-        "data_wait_share": execution.data_wait_share,
-        "train_s": execution.train_s,
-        "total_s": execution.total_s,
-        "examples_seen": execution.examples_seen,
-        "updates": execution.updates,
-        **{name: execution.cost(name) for name in COST_NAMES},
-        **_noise_columns(execution.noise_scale),
-        **{name: quantity(execution) for name, quantity in _USAGE.items()},
-        "epochs": len(execution.epochs),
-        "failure": execution.failure,
-    }
-
-
-def _interval_columns(interval: Interval | None) -> dict[str, float | None]:
-    return {
-        "samples_per_second_low": interval and interval.low,
-        "samples_per_second_high": interval and interval.high,
-    }
-
-
-def _noise_columns(scale: NoiseScale | None) -> dict[str, float | None]:
-    """Return the noise scale; an unresolved one has a lower bound alone."""
-    return {
+        "samples_per_second_low": rates and rates.low,
+        "samples_per_second_high": rates and rates.high,
+        **{name: mean(quantity) for name, quantity in _TIMES.items()},
+        **{name: cost(name) for name in COST_NAMES},
         "noise_scale": scale and scale.value,
+        # An unresolved one has a lower bound alone.
         "noise_scale_low": scale and scale.at_least,
         "noise_scale_high": scale and scale.interval and scale.interval.high,
+        **{name: mean(quantity) for name, quantity in _USAGE.items()},
+        **({"executions": len(trial.executions)} if number is None else {}),
+        "failure": trial.failure,
     }
-
-
-def _extended(
-    row: dict[str, object], trial: TrialRecord, metrics: Mapping[str, object], taken: set[str]
-) -> dict[str, object]:
-    """Add metrics and hyperparameters without covering a column of any trial."""
-    row |= {name: value for name, value in metrics.items() if name not in row}
-    for name, value in trial.hyperparameters.items():
-        if name not in _OWN:
-            row[f"hp/{name}" if name in row or name in taken else name] = value
-    return row
-
-
-def _metric_names(trials: Sequence[TrialRecord]) -> set[str]:
-    return {name for trial in trials for name in trial.metrics}
 
 
 GOODPUT_NAME = "kbatch-goodput.json"
@@ -202,14 +134,8 @@ class GoodputRecord:
 
 
 def read_goodput(project: Path) -> GoodputRecord | None:
-    """Read the record of a project directory; None where there is none or it is damaged."""
-    file = project / GOODPUT_NAME
-    if not file.exists():
-        return None
-    try:
-        return read_record(GoodputRecord, file)
-    except RecordError:
-        return None  # It is measured again.
+    """Read the record of a project directory; None where it must be measured (again)."""
+    return load_if_readable(GoodputRecord, project / GOODPUT_NAME)
 
 
 def write_goodput(record: GoodputRecord, project: Path) -> None:
@@ -229,18 +155,14 @@ class SearchRecord:
     settings: Mapping[str, object]
     environment: EnvironmentRecord
 
-    def difference(self, settings: Mapping[str, object]) -> str | None:
+    def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""
-        known = [name for name in settings if name in self.settings]
-        names = [name for name in known if not self._goes_on(name, settings[name])]
-        listed = [f"{n}: {self.settings[n]} there, {settings[n]} here" for n in names]
-        return "; ".join(listed) or None
-
-    def _goes_on(self, name: str, value: Any) -> bool:
-        known: Any = self.settings[name]
-        if name == "batch_sizes":
-            return set(known) <= set(value)
-        return known == value
+        differing = []
+        for name, here in settings.items():
+            there: Any = self.settings.get(name, here)
+            if there != here and not (name == "batch_sizes" and set(there) <= set(here)):
+                differing.append(f"{name}: {there} there, {here} here")
+        return "; ".join(differing) or None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +215,7 @@ class Study(ShownRecord):
         """What the search optimised, None for an empty study."""
         return self.trials[0].objective if self.trials else None
 
-    @property
+    @functools.cached_property
     def quality_metric(self) -> Objective | None:
         """The metric that tells how well a model learned.
 
@@ -318,6 +240,10 @@ class Study(ShownRecord):
 
         It is the trial that the tuner names. None if no trial completed.
         """
+        return self._best
+
+    @functools.cached_property
+    def _best(self) -> TrialRecord | None:
         scored = [
             (t.objective.rank(value, batch_size=t.batch_size, trial_id=t.trial_id), t)
             for t in self.trials
@@ -350,7 +276,20 @@ class Study(ShownRecord):
         """
         import pandas as pd
 
-        rows = execution_rows(self.trials) if executions else trial_rows(self.trials)
+        taken, rows = {name for trial in self.trials for name in trial.metrics}, []
+        for trial in self.trials:
+            runs: list[tuple[TrialRecord, int | None]] = [(trial, None)]
+            if executions:
+                alone = (dataclasses.replace(trial, executions=(e,)) for e in trial.executions)
+                runs = [(run, number) for number, run in enumerate(alone)]
+            for run, number in runs:
+                row = _row(run, number)
+                row |= {name: value for name, value in run.metrics.items() if name not in row}
+                for name, value in trial.hyperparameters.items():
+                    if name not in OWN_COLUMNS:
+                        # Metrics and hyperparameters cover no column of any trial.
+                        row[f"hp/{name}" if name in row or name in taken else name] = value
+                rows.append(row)
         return pd.DataFrame(rows)
 
     def save(self, path: str | Path) -> None:

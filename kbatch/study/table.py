@@ -1,37 +1,34 @@
 """The table of the trials in words, and the marks that tie its numbers to notes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.document.numbers import percent, readable, setting
+from kbatch.analysis.learning_rate import FOLLOWERS, LearningRateScaling
+from kbatch.document.numbers import listed, percent, readable, setting
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.conditions import spreads
 from kbatch.study.decision import refuse_empty
-from kbatch.study.names import metric_words, outcome, trial_names, value_text
-from kbatch.study.notes import NOISE_FOOTNOTE, Caveat, followed_text, noise_scale_text
-from kbatch.study.study import Study
-from kbatch.study.trial import Objective, TrialRecord
-
-_COST_TEXTS: tuple[tuple[str, Callable[[float], str]], ...] = (
-    ("seconds_to_target", readable),
-    ("updates_to_target", lambda number: f"{number:,.0f}"),
-    ("examples_to_target", lambda number: f"{number:,.0f}"),
+from kbatch.study.names import (
+    SETTING_NAMES,
+    followed_value,
+    metric_words,
+    noise_scale_text,
+    outcome,
+    trial_names,
+    value_text,
 )
+from kbatch.study.study import Study
+from kbatch.study.trial import TrialRecord
 
-
-class _GpuFigure(NamedTuple):
-    title: str
-    of: Callable[[ExecutionRecord], float | None]
-    write: Callable[[float], str]
-
-
-_GPU_FIGURES = (
-    _GpuFigure("GPU utilization", lambda e: e.usage and e.usage.gpu_utilization, percent),
-    _GpuFigure("Joules per sample", lambda e: e.joules_per_sample, readable),
+_CellOf = Callable[[TrialRecord], Cell]
+# What was measured of GPUs: title, quantity, and how it is written.
+_GPU_FIGURES: tuple[
+    tuple[str, Callable[[ExecutionRecord], float | None], Callable[[float], str]], ...
+] = (
+    ("GPU utilization", lambda e: e.usage and e.usage.gpu_utilization, percent),
+    ("Joules per sample", lambda e: e.joules_per_sample, readable),
 )
 
 
@@ -42,91 +39,84 @@ def trial_table(study: Study) -> Table:
     noise scale and what was measured of the GPUs where they are known of any trial.
     """
     refuse_empty(study)
-    best = study.best_trial()
-    tuned = trial_names(study.trials).hyperparameters
-    quality = study.quality_metric
-    noise = bool(_noise_scales(study.trials))
-    used = _gpu_figures(study.trials)
-    targets = _target_titles(study.trials)
+    trials, best = study.trials, study.best_trial()
+    columns = _columns(study)
     return Table(
         title="Trials",
         best_means="best objective",
-        columns=(
-            Column("Batch size", True, "batch_size"),
-            # Not last, where a narrow page or terminal cuts it.
-            Column("Status", False, "status"),
-            Column("Micro-batch", True, "micro_batch_size"),
-            Column("Policy", False),
-            Column("Learning rate", True, "learning_rate"),
-            *(Column(name, True) for name in tuned),
-            Column("Samples/s", True, "samples_per_second"),
-            Column(_quality_title(quality), True, "quality"),
-            *(Column(title, True) for title in targets),
-            *((Column("Noise scale", True, "noise_scale"),) if noise else ()),
-            Column("Updates", True, "updates"),
-            Column("First step (s)", True),
-            Column("Waiting for data", True),
-            *(Column(figure.title, True, "gpu") for figure in used),
-        ),
+        columns=tuple(column for column, _ in columns),
         rows=tuple(
             Row(
                 trial.trial_id,
                 trial.status,
                 trial is best,
-                _cells(
-                    trial,
-                    quality,
-                    tuned,
-                    target=bool(targets),
-                    noise=noise,
-                    used=used,
-                ),
+                tuple(cell_of(trial) for _, cell_of in columns),
             )
-            for trial in study.trials
+            for trial in trials
         ),
-        footnote=_footnote(study.trials),
+        footnote=_footnote(trials),
     )
 
 
-def _cells(
-    trial: TrialRecord,
-    quality: Objective | None,
-    tuned: Sequence[str],
-    *,
-    target: bool,
-    noise: bool,
-    used: Sequence["_GpuFigure"],
-) -> tuple[Cell, ...]:
-    return (
-        Cell(f"{trial.batch_size:,}", trial.batch_size),
-        Cell(outcome(trial)),
-        _cell(trial, trial.micro_batch_size, lambda n: f"{n:,.0f}"),
-        Cell(trial.dtype_policy),
-        _cell(trial, trial.learning_rate, setting),
-        *(_hyperparameter(trial.hyperparameters.get(name)) for name in tuned),
-        _throughput(trial),
-        _quality(trial, quality),
-        *(_to_target(trial) if target else ()),
-        *((_noise_scale(trial),) if noise else ()),
-        _cell(trial, trial.mean(lambda e: e.updates), lambda n: f"{n:,.0f}"),
-        _cell(trial, trial.mean(lambda e: e.first_step_s)),
-        _cell(trial, trial.mean(lambda e: e.data_wait_share), percent),
-        *(_cell(trial, trial.mean(figure.of), figure.write) for figure in used),
-    )
+def _columns(study: Study) -> list[tuple[Column, _CellOf]]:
+    """Return the columns that the trials have, each with what makes its cells."""
+    trials, quality = study.trials, study.quality_metric
+    words = metric_words(quality.name) if quality else "quality metric"
+    return [
+        (
+            Column("Batch size", True, "batch_size"),
+            lambda t: Cell(f"{t.batch_size:,}", t.batch_size),
+        ),
+        # Not last, where a narrow page or terminal cuts it.
+        (Column("Status", False, "status"), lambda t: Cell(outcome(t))),
+        (
+            Column("Micro-batch", True, "micro_batch_size"),
+            lambda t: _cell(t, t.micro_batch_size, _whole),
+        ),
+        (Column("Policy", False), lambda t: Cell(t.dtype_policy)),
+        (
+            Column("Learning rate", True, "learning_rate"),
+            lambda t: _cell(t, t.learning_rate, setting),
+        ),
+        *(
+            (Column(name, True), lambda t, name=name: _hyperparameter(t.hyperparameters.get(name)))
+            for name in trial_names(trials).hyperparameters
+        ),
+        (Column("Samples/s", True, "samples_per_second"), _throughput),
+        (
+            Column(words[0].upper() + words[1:], True, "quality"),
+            lambda t: _quality(t, quality.name if quality else None),
+        ),
+        *_target_columns(trials),
+        *(
+            [(Column("Noise scale", True, "noise_scale"), _noise_scale)]
+            if _any_noise_scale(trials)
+            else []
+        ),
+        (
+            Column("Updates", True, "updates"),
+            lambda t: _cell(t, t.mean(lambda e: e.updates), _whole),
+        ),
+        (Column("First step (s)", True), lambda t: _cell(t, t.mean(lambda e: e.first_step_s))),
+        (Column("Waiting for data", True), lambda t: _cell(t, t.data_wait_share, percent)),
+        *(
+            (Column(title, True, "gpu"), lambda t, of=of, write=write: _cell(t, t.mean(of), write))
+            for title, of, write in _GPU_FIGURES
+            if any(trial.mean(of) is not None for trial in trials)
+        ),
+    ]
 
 
-def _gpu_figures(trials: Sequence[TrialRecord]) -> list[_GpuFigure]:
-    return [f for f in _GPU_FIGURES if any(trial.mean(f.of) is not None for trial in trials)]
+def _whole(number: float) -> str:
+    return f"{number:,.0f}"
 
 
-def _cell(trial: TrialRecord, value: float | None, write=readable) -> Cell:
+def _cell(
+    trial: TrialRecord, value: float | None, write: Callable[[float], str] = readable
+) -> Cell:
     if value is None:
-        return Cell(f"n/a ({_reason(trial)})")
+        return Cell(f"n/a ({'not measured' if trial.status == 'completed' else outcome(trial)})")
     return Cell(write(value), value)
-
-
-def _reason(trial: TrialRecord) -> str:
-    return "not measured" if trial.status == "completed" else outcome(trial)
 
 
 def _throughput(trial: TrialRecord) -> Cell:
@@ -138,42 +128,47 @@ def _throughput(trial: TrialRecord) -> Cell:
     return Cell(f"{readable(value)} ({readable(interval.low)} to {readable(interval.high)})", value)
 
 
-def _quality(trial: TrialRecord, quality: Objective | None) -> Cell:
-    value = trial.metrics.get(quality.name) if quality else None
-    interval = trial.metric_interval(quality.name) if quality else None
+def _quality(trial: TrialRecord, name: str | None) -> Cell:
+    value = trial.metrics.get(name) if name else None
+    interval = trial.metric_interval(name) if name else None
     if value is None or interval is None:
         return _cell(trial, value, lambda v: readable(v, 4))
     return Cell(_plus_minus(value, interval, 4), value)
 
 
-def _target_titles(trials: Iterable[TrialRecord]) -> tuple[str, ...]:
-    """Title the columns of a target, none where no trial has one."""
+def _plus_minus(value: float, interval: Interval, digits: int) -> str:
+    return f"{readable(value, digits)} ± {readable((interval.high - interval.low) / 2, 2)}"
+
+
+def _target_columns(trials: Iterable[TrialRecord]) -> list[tuple[Column, _CellOf]]:
+    """Return the columns of what a target took, none where no trial has one."""
     targets = dict.fromkeys(trial.target for trial in trials if trial.target is not None)
-    if not targets:
-        return ()
     words = " or ".join(f"{target.metric} {setting(target.value)}" for target in targets)
-    return (f"Seconds to {words}", f"Updates to {words}", f"Examples to {words}")
+
+    def cell(trial: TrialRecord, name: str, write: Callable[[float], str]) -> Cell:
+        if trial.target is None or trial.status != "completed":
+            return _cell(trial, None)
+        cost = trial.cost(name)
+        return Cell("never met") if cost is None else Cell(write(cost), cost)
+
+    costs = (("seconds", readable), ("updates", _whole), ("examples", _whole))
+    return [
+        (
+            Column(f"{what.capitalize()} to {words}", True),
+            lambda t, what=what, write=write: cell(t, f"{what}_to_target", write),
+        )
+        for what, write in costs
+        if targets
+    ]
 
 
-def _to_target(trial: TrialRecord) -> tuple[Cell, ...]:
-    if trial.target is not None and trial.status == "completed":
-        missed = Cell("never met")
-        costs = [(trial.cost(name), write) for name, write in _COST_TEXTS]
-        return tuple(missed if c is None else Cell(write(c), c) for c, write in costs)
-    return tuple(_cell(trial, None) for _ in _COST_TEXTS)
-
-
-def _noise_scales(trials: Iterable[TrialRecord]) -> list[NoiseScale]:
-    return [scale for trial in trials if (scale := trial.noise_scale) is not None]
+def _any_noise_scale(trials: Iterable[TrialRecord]) -> bool:
+    return any(trial.noise_scale is not None for trial in trials)
 
 
 def _noise_scale(trial: TrialRecord) -> Cell:
     scale = trial.noise_scale
     return _cell(trial, None) if scale is None else Cell(noise_scale_text(scale), scale.value)
-
-
-def _plus_minus(value: float, interval: Interval, digits: int) -> str:
-    return f"{readable(value, digits)} ± {readable((interval.high - interval.low) / 2, 2)}"
 
 
 def _hyperparameter(value: bool | int | float | str | None) -> Cell:
@@ -184,120 +179,99 @@ def _hyperparameter(value: bool | int | float | str | None) -> Cell:
     return Cell(value_text(value) if isinstance(value, float) else f"{value:,}", value)
 
 
-def _quality_title(quality: Objective | None) -> str:
-    if quality is None:
-        return "Quality metric"
-    words = metric_words(quality.name)
-    return words[0].upper() + words[1:]
-
-
 def _footnote(trials: Sequence[TrialRecord]) -> str:
     found = spreads(trials)
-    sentences = []
-    if found.intervals:
-        sentences.append("± is half the 95 % interval of the mean over executions.")
-    if found.pairs:
-        sentences.append("Two executions have a mean and no interval.")
-    if found.quartiles:
-        sentences.append(
+    executions = [e for trial in trials for e in trial.executions]
+    gpus = [gpu for e in executions if e.usage for gpu in e.usage.gpus or ()]
+    sentences = (
+        (found.intervals, "± is half the 95 % interval of the mean over executions."),
+        (found.pairs, "Two executions have a mean and no interval."),
+        (
+            found.quartiles,
             "Samples/s are examples over training time after the first steps. A single execution "
             "shows the first and third quartile of its timing windows beside them, and no interval "
-            "of its quality."
-        )
-    elif found.single:
-        sentences.append("A single execution has no interval.")
-    sentences.append("Quality is that of each execution's best epoch.")
-    if followed := followed_text(e.scaling for trial in trials for e in trial.executions):
-        sentences.append(followed)
-    if _noise_scales(trials):
-        sentences.append(NOISE_FOOTNOTE)
-    if _gpu_figures(trials):
-        sentences.append(
+            "of its quality.",
+        ),
+        (found.single and not found.quartiles, "A single execution has no interval."),
+        (True, "Quality is that of each execution's best epoch."),
+        (True, followed_text(e.scaling for e in executions)),
+        (
+            _any_noise_scale(trials),
+            "Noise scale: in examples, of the late half of training, with its 95 % interval; "
+            "batches far above it save hardly any updates.",
+        ),
+        (
+            gpus,
             "What NVML shows of the GPUs is that of the whole run, validation included, and of "
-            "every process on them."
-        )
-        if any(
-            gpu.mig for t in trials for e in t.executions if e.usage for gpu in e.usage.gpus or ()
-        ):
-            sentences.append("On an instance of a GPU (MIG) the energy is the whole board's.")
-    return " ".join(sentences)
-
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def marked_notes(caveats: Sequence[Caveat], table: Table) -> tuple[Note, ...]:
-    """Return each caveat whose column the table has a letter; the others follow without one."""
-    return tuple(note for _, note in _paired(caveats, table))
-
-
-def notes_about(
-    caveats: Sequence[Caveat], table: Table, columns: Iterable[str]
-) -> tuple[Note, ...]:
-    """Return the marked notes about any of these columns, for what else shows their numbers."""
-    wanted = set(columns)
-    pairs = _paired(caveats, table)
-    return tuple(note for caveat, note in pairs if note.mark and wanted & set(caveat.columns))
-
-
-def marked_table(table: Table, caveats: Sequence[Caveat]) -> Table:
-    """Set the marks of the notes: in the header for a whole column, else in the cells."""
-    pairs = [(caveat, note.mark) for caveat, note in _paired(caveats, table) if note.mark]
-    everywhere = {
-        (mark, column.name)
-        for caveat, mark in pairs
-        for place, column in enumerate(table.columns)
-        if column.name in caveat.columns and _concerns_all(caveat, table, place)
-    }
-    columns = tuple(
-        column._replace(marks=tuple(m for _, m in pairs if (m, column.name) in everywhere))
-        for column in table.columns
+            "every process on them.",
+        ),
+        (
+            any(gpu.mig for gpu in gpus),
+            "On an instance of a GPU (MIG) the energy is the whole board's.",
+        ),
     )
-    concerned = {mark: frozenset(caveat.trial_ids) for caveat, mark in pairs}
-    rows = tuple(_marked_row(row, table, pairs, concerned, everywhere) for row in table.rows)
-    return table._replace(columns=columns, rows=rows)
+    return " ".join(text for holds, text in sentences if holds and text)
 
 
-def _concerns_all(caveat: Caveat, table: Table, place: int) -> bool:
-    """Whether a caveat concerns all numbers of a column; all texts where it has no numbers."""
-    with_numbers = {row.key for row in table.rows if row.cells[place].sort_key is not None}
-    keys = with_numbers or {row.key for row in table.rows}
-    return not caveat.trial_ids or keys <= set(caveat.trial_ids)
+def followed_text(scalings: Iterable[LearningRateScaling | None]) -> str:
+    """Say what followed the batch size besides the learning rate, nothing where nothing did."""
+    known = [scaling for scaling in scalings if scaling and scaling.follow_batch_size]
+    if not known:
+        return ""
+    first = min(known, key=lambda scaling: scaling.batch_size)
+    last = max(known, key=lambda scaling: scaling.batch_size)
+    pairs = {name: (followed_value(first, name), followed_value(last, name)) for name in FOLLOWERS}
+    parts = [
+        f"{SETTING_NAMES[name]} ({low} to {high})"
+        for name, (low, high) in pairs.items()
+        if low and high and low != high
+    ]
+    if not parts:
+        return ""
+    return (
+        f"Settings that follow the batch size, from {first.batch_size:,} to {last.batch_size:,}: "
+        f"{listed(parts)}."
+    )
 
 
-def _marked_row(
-    row: Row,
-    table: Table,
-    pairs: Sequence[tuple[Caveat, str]],
-    concerned: Mapping[str, frozenset[str]],
-    everywhere: set[tuple[str, str]],
-) -> Row:
-    cells = tuple(
-        cell._replace(
-            marks=tuple(
-                m
-                for c, m in pairs
-                if row.key in concerned[m]
-                and column.name in c.columns
-                and (m, column.name) not in everywhere
+def lettered(notes: Iterable[Note], table: Table) -> tuple[Note, ...]:
+    """Give each note about a column of the table a letter; the others follow without one."""
+    names = {column.name for column in table.columns}
+    ordered = sorted(notes, key=lambda note: not names & set(note.columns))
+    return tuple(
+        note._replace(mark=_letter(i)) if names & set(note.columns) else note
+        for i, note in enumerate(ordered)
+    )
+
+
+def marked_table(table: Table, notes: Sequence[Note]) -> Table:
+    """Set the marks of lettered notes: in the header for a whole column, else in the cells."""
+    columns, marks_of = [], []
+    for place, column in enumerate(table.columns):
+        about = [note for note in notes if note.mark and column.name in note.columns]
+        # All of a column are its numbers; its texts where it has no numbers.
+        numbers = {row.key for row in table.rows if row.cells[place].sort_key is not None}
+        keys = numbers or {row.key for row in table.rows}
+        whole = [note for note in about if not note.keys or keys <= set(note.keys)]
+        columns.append(column._replace(marks=tuple(note.mark for note in whole)))
+        marks: dict[str, tuple[str, ...]] = {}
+        for note in (note for note in about if note not in whole):
+            for key in note.keys:
+                marks[key] = (*marks.get(key, ()), note.mark)
+        marks_of.append(marks)
+    rows = tuple(
+        row._replace(
+            cells=tuple(
+                cell._replace(marks=marks[row.key]) if row.key in marks else cell
+                for cell, marks in zip(row.cells, marks_of, strict=True)
             )
         )
-        for column, cell in zip(table.columns, row.cells, strict=True)
+        for row in table.rows
     )
-    return row._replace(cells=cells)
-
-
-def _paired(caveats: Sequence[Caveat], table: Table) -> list[tuple[Caveat, Note]]:
-    """Pair the caveats with their notes, those with a mark first."""
-    names = {column.name for column in table.columns}
-    ordered = sorted(caveats, key=lambda caveat: not names & set(caveat.columns))
-    return [
-        (c, Note(_letter(i) if names & set(c.columns) else "", c.label, c.text))
-        for i, c in enumerate(ordered)
-    ]
+    return table._replace(columns=tuple(columns), rows=rows)
 
 
 def _letter(index: int) -> str:
     """Return a, b, ... z, aa, ab, ..."""
-    before = _letter(index // len(_LETTERS) - 1) if index >= len(_LETTERS) else ""
-    return before + _LETTERS[index % len(_LETTERS)]
+    before = _letter(index // 26 - 1) if index >= 26 else ""
+    return before + chr(ord("a") + index % 26)

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, mean_interval
 from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.records.notes import RunNote
 from kbatch.records.training_run import (
     COST_NAMES,
     ExecutionRecord,
@@ -76,7 +77,8 @@ class TrialRecord:
             parts.append(f"{self.samples_per_second:.4g} samples/s")
         return f"<TrialRecord {self.trial_id!r}: {', '.join(parts)}>"
 
-    @property
+    # Figures and tables ask for each of these many times: they are worked out once.
+    @functools.cached_property
     def status(self) -> str:
         """The worst status among the executions."""
         statuses = {execution.status for execution in self.executions}
@@ -88,7 +90,7 @@ class TrialRecord:
         return next((e.failure for e in self.executions if e.failure), None)
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[RunNote, ...]:
         """What a reader of the numbers must know, each note once."""
         return tuple(dict.fromkeys(note for e in self.executions for note in e.notes))
 
@@ -118,22 +120,26 @@ class TrialRecord:
         return self.executions[-1].learning_rate
 
     @property
+    def target(self) -> Target | None:
+        """Where training was to end, None without a target."""
+        return self.executions[-1].target
+
+    @functools.cached_property
+    def throughputs(self) -> tuple[float, ...]:
+        """Throughput of each execution that has one, in examples per second."""
+        return self._known(lambda e: e.samples_per_second)
+
+    @functools.cached_property
     def samples_per_second(self) -> float | None:
         """Examples over training time after the first steps, the mean over executions."""
-        return _mean(self.throughputs)
+        return fmean(self.throughputs) if self.throughputs else None
 
     @property
     def window_samples_per_second(self) -> float | None:
         """Median over the timing windows, the mean over executions."""
         return self.mean(lambda e: e.window_samples_per_second)
 
-    @property
-    def throughputs(self) -> tuple[float, ...]:
-        """Throughput of each execution that has one, in examples per second."""
-        measured = (e.samples_per_second for e in self.executions)
-        return tuple(rate for rate in measured if rate is not None)
-
-    @property
+    @functools.cached_property
     def samples_per_second_interval(self) -> Interval | None:
         """Over executions a 95 % interval; for a single one the quartiles of its windows.
 
@@ -143,12 +149,13 @@ class TrialRecord:
             return self.executions[0].samples_per_second_interval
         return mean_interval(self.throughputs)
 
-    @property
+    @functools.cached_property
     def metrics(self) -> dict[str, float]:
         """Metrics of the best epoch under Keras's names, the mean over executions."""
-        return dict(self._mean_metrics)
+        names = dict.fromkeys(name for metrics in self._best_metrics for name in metrics)
+        return {name: fmean(self.metric_values(name)) for name in names}
 
-    @property
+    @functools.cached_property
     def objective_value(self) -> float | None:
         """Value of the objective: a metric of the best epoch, the throughput or a cost."""
         if self.objective.name == "samples_per_second":
@@ -157,38 +164,37 @@ class TrialRecord:
             return self.cost(self.objective.name)
         return self.metrics.get(self.objective.name)
 
-    @property
+    @functools.cached_property
     def objective_interval(self) -> Interval | None:
         """The 95 % interval of the objective over executions, None for fewer than three."""
-        if self.objective.name == "samples_per_second":
+        name = self.objective.name
+        if name == "samples_per_second":
             return mean_interval(self.throughputs)
-        if self.objective.name in COST_NAMES:
-            costs = [e.cost(self.objective.name) for e in self.executions]
-            return mean_interval([cost for cost in costs if cost is not None])
-        return self.metric_interval(self.objective.name)
-
-    @property
-    def target(self) -> Target | None:
-        """Where training was to end, None without a target."""
-        return self.executions[-1].target
-
-    def cost(self, name: str) -> float | None:
-        """Return the mean of one of `COST_NAMES`; None unless every execution met the target."""
-        costs = [e.cost(name) for e in self.executions]
-        met = [cost for cost in costs if cost is not None]
-        return fmean(met) if len(met) == len(costs) else None
-
-    @functools.cached_property
-    def noise_scale(self) -> NoiseScale | None:
-        """Gradient noise scale of the late halves of all executions, None if not measured."""
-        return noise_scale([e.epochs for e in self.executions])
+        if name in COST_NAMES:
+            return mean_interval(self._known(lambda e: e.cost(name)))
+        return self.metric_interval(name)
 
     @property
     def best_objective_value(self) -> float | None:
         """Best value of the objective in any execution, None for the throughput."""
         values = self.metric_values(self.objective.name)
         best = max if self.objective.direction == "max" else min
-        return best(values) if values else None
+        return best(values, default=None)
+
+    @functools.cached_property
+    def noise_scale(self) -> NoiseScale | None:
+        """Gradient noise scale of the late halves of all executions, None if not measured."""
+        return noise_scale([e.epochs for e in self.executions])
+
+    @functools.cached_property
+    def data_wait_share(self) -> float | None:
+        """Share of the training time spent waiting for data, the mean over executions."""
+        return self.mean(lambda e: e.data_wait_share)
+
+    def cost(self, name: str) -> float | None:
+        """Return the mean of one of `COST_NAMES`; None unless every execution met the target."""
+        met = self._known(lambda e: e.cost(name))
+        return fmean(met) if len(met) == len(self.executions) else None
 
     def metric_values(self, name: str) -> tuple[float, ...]:
         """Return a metric at the best epoch of each execution that has it."""
@@ -196,24 +202,23 @@ class TrialRecord:
 
     def metric_interval(self, name: str) -> Interval | None:
         """Return the 95 % interval of a metric over executions, None for fewer than three."""
-        return mean_interval(self.metric_values(name))
+        if name not in self._metric_intervals:
+            self._metric_intervals[name] = mean_interval(self.metric_values(name))
+        return self._metric_intervals[name]
 
     def mean(self, quantity: Callable[[ExecutionRecord], float | None]) -> float | None:
         """Average a quantity over the executions that have it."""
-        values = (quantity(e) for e in self.executions)
-        return _mean(tuple(value for value in values if value is not None))
+        values = self._known(quantity)
+        return fmean(values) if values else None
+
+    def _known(self, quantity: Callable[[ExecutionRecord], float | None]) -> tuple[float, ...]:
+        return tuple(value for e in self.executions if (value := quantity(e)) is not None)
+
+    @functools.cached_property
+    def _metric_intervals(self) -> dict[str, Interval | None]:
+        return {}
 
     @functools.cached_property
     def _best_metrics(self) -> list[dict[str, float]]:
-        # Figures and tables ask for each metric of each trial many times.
         objective = self.objective
         return [e.best_metrics(objective.name, objective.direction) for e in self.executions]
-
-    @functools.cached_property
-    def _mean_metrics(self) -> dict[str, float]:
-        names = dict.fromkeys(name for metrics in self._best_metrics for name in metrics)
-        return {name: fmean(self.metric_values(name)) for name in names}
-
-
-def _mean(values: tuple[float, ...]) -> float | None:
-    return fmean(values) if values else None

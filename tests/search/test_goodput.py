@@ -17,7 +17,7 @@ from kbatch.errors import InputError
 from kbatch.records.training_run import Budget
 from kbatch.search.throughput_sweep import sweep_throughput
 from kbatch.search.trial_process import capped
-from kbatch.study.notes import decision_text
+from kbatch.study.decision import decision_text
 from kbatch.study.study import read_goodput
 from kbatch.training.callbacks import TimeBudget
 
@@ -118,7 +118,7 @@ def test_a_target_that_is_never_met_is_tried_for_at_all_sizes(tmp_path):
     assert [trial.batch_size for trial in study.trials] == [8, 16, 32]
     assert study.goodput.decisions[-1].kind == "all tried"
     assert study.best_trial() is None
-    assert decision_text(study.goodput.decisions[-1]).endswith("None came to the target.")
+    assert decision_text(study.goodput.decisions[-1]).endswith("None reached the target.")
 
 
 @pytest.mark.parametrize(

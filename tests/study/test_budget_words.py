@@ -85,7 +85,7 @@ def test_the_way_to_a_target_is_told_in_caption_decision_table_and_caveats():
     )
     assert f"trained {until}" in told.compared
     (text,) = found(study, "Budget to a target")
-    assert "Batch size 256 never came there." in text
+    assert "Batch size 256 never reached it." in text
     table = trial_table(study)
     column = table.headers.index("Seconds to val_accuracy 0.95")
     assert [row.cells[column].text for row in table.rows] == ["1.50", "1.00", "never met"]

@@ -7,8 +7,7 @@ from records_factory import make_study, make_trial
 from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.recommendation.report import settings_line
 from kbatch.report.content import report_content
-from kbatch.study.notes import followed_text
-from kbatch.study.table import trial_table
+from kbatch.study.table import followed_text, trial_table
 
 SETTINGS = {"weight_decay": 0.01, "batch_norm_momenta": (0.9, 0.99)}
 

@@ -7,7 +7,7 @@ from records_factory import make_study, make_trial
 
 from kbatch.records.json_codec import read_record
 from kbatch.study.caveats import caveats
-from kbatch.study.notes import decision_text
+from kbatch.study.decision import decision_text
 from kbatch.study.study import GoodputRecord, SizeDecision, Study, read_goodput, write_goodput
 
 PILOT = SizeDecision(64, "pilot")
@@ -42,7 +42,7 @@ def test_sizes_and_times_belong_together():
         (STOP, "no other batch size is likely to be as good as 64"),
         (SizeDecision(None, "tie", 64, 128, 0.1), "128 is by more than 5 %"),
         (SizeDecision(None, "all tried", 64), "could not be trained."),
-        (SizeDecision(None, "all tried"), "could not be trained. None came to the target."),
+        (SizeDecision(None, "all tried"), "could not be trained. None reached the target."),
         (SizeDecision(32, "given"), "32 comes first: it is the base batch size"),
         (SizeDecision(64, "pilot", hyperparameters={"units": 8}), "(units 8)."),
     ],

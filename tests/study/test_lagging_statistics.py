@@ -21,9 +21,9 @@ def noted(*, training=0.88, validation=0.20, updates=40, momenta=(0.9, 0.99), sc
 def test_the_note_says_how_many_updates_came_and_over_how_many_statistics_average():
     (caveat,) = noted()
     assert "at batch size 256 (0.880 and 0.200)" in caveat.text
-    words = "40 updates came, and the statistics average over the last 100, 1 / (1 - momentum)"
+    words = "there were 40 updates, and the statistics average over the last 100, 1 / (1 - momen"
     assert words in caveat.text
-    assert (caveat.columns, caveat.trial_ids) == (("quality",), ("0256",))
+    assert (caveat.columns, caveat.keys) == (("quality",), ("0256",))
 
 
 @pytest.mark.parametrize(

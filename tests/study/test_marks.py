@@ -3,13 +3,13 @@
 import pytest
 from records_factory import make_execution, make_gpu, make_study, make_trial, make_usage
 
+from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.study.caveats import caveats
 from kbatch.study.conditions import caption, conditions_of
 from kbatch.study.decision import decision
-from kbatch.study.notes import Caveat
 from kbatch.study.report import study_section
-from kbatch.study.table import marked_notes, marked_table, notes_about, trial_table
+from kbatch.study.table import lettered, marked_table, trial_table
 
 TABLE = Table(
     "Trials",
@@ -33,28 +33,36 @@ def marks(table):
     return headers, cells
 
 
+def about(label, column, *keys):
+    return Note("", label, "text", (column,), keys)
+
+
+def marked(notes):
+    return marked_table(TABLE, lettered(notes, TABLE))
+
+
 def test_a_caveat_stands_in_the_cells_it_concerns():
-    found = [Caveat("one", "text", ("rate",), ("y",)), Caveat("two", "text", ("rate",), ("x",))]
-    assert marks(marked_table(TABLE, found)) == ([], [("b", "x", "rate"), ("a", "y", "rate")])
+    found = [about("one", "rate", "y"), about("two", "rate", "x")]
+    assert marks(marked(found)) == ([], [("b", "x", "rate"), ("a", "y", "rate")])
 
 
 @pytest.mark.parametrize("trial_ids", [(), ("x", "y"), ("x", "y", "z")])
 def test_a_caveat_of_every_number_stands_in_the_header(trial_ids):
-    found = [Caveat("all", "text", ("rate",), trial_ids)]
-    assert marks(marked_table(TABLE, found)) == ([("a", "rate")], [])
+    assert marks(marked([about("all", "rate", *trial_ids)])) == ([("a", "rate")], [])
 
 
 def test_what_concerns_no_column_has_no_mark_and_stands_last():
-    found = [Caveat("lost", "a file"), Caveat("rate", "text", ("rate",))]
-    notes = marked_notes(found, TABLE)
+    notes = lettered([Note("", "lost", "a file"), about("rate", "rate")], TABLE)
     assert [(note.mark, note.label) for note in notes] == [("a", "rate"), ("", "lost")]
-    assert notes_about(found, TABLE, ("rate", "other")) == notes[:1]
-    assert notes_about(found, TABLE, ("batch",)) == ()
 
 
 def test_letters_go_on_after_z():
-    found = [Caveat("", "", ("rate",), ("x",))] * 28
-    assert [note.mark for note in marked_notes(found, TABLE)][24:] == ["y", "z", "aa", "ab"]
+    assert [note.mark for note in lettered([about("", "rate", "x")] * 28, TABLE)][24:] == [
+        "y",
+        "z",
+        "aa",
+        "ab",
+    ]
 
 
 def test_every_caveat_of_a_study_finds_the_numbers_it_concerns():
@@ -69,8 +77,9 @@ def test_every_caveat_of_a_study_finds_the_numbers_it_concerns():
         make_trial(64, make_execution(64, **unstable)),
         make_trial(128, status="out_of_memory"),
     )
-    table = marked_table(trial_table(study), caveats(study))
-    labels = {note.mark: note.label for note in marked_notes(caveats(study), table)}
+    notes = lettered(caveats(study), trial_table(study))
+    table = marked_table(trial_table(study), notes)
+    labels = {note.mark: note.label for note in notes}
     headers, cells = marks(table)
     assert ("equal-epochs budget", "quality") in [(labels[m], name) for m, name in headers]
     assert {(labels[m], key, name) for m, key, name in cells} == {
@@ -93,7 +102,7 @@ def test_a_figure_has_the_notes_about_its_numbers():
 def test_trials_that_failed_alike_share_a_note():
     study = make_study(*(make_trial(16 + k, status="out_of_memory") for k in range(9)))
     (found,) = [c for c in caveats(study) if c.label == "out of memory"]
-    assert len(found.trial_ids) == 9
+    assert len(found.keys) == 9
     assert "20 (mixed_float16) and 4 more have no result" in found.text
 
 

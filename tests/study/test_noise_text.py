@@ -10,7 +10,7 @@ from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.report.pages import markdown_files, render_html
 from kbatch.study.caveats import caveats
-from kbatch.study.notes import noise_scale_text
+from kbatch.study.names import noise_scale_text
 from kbatch.study.table import trial_table
 
 STEADY = ([90.0, 91.0, 89.0, 90.5], [3.0, 3.1, 2.9, 3.0])

@@ -18,7 +18,7 @@ from kbatch.study.figures.common import (
     incomplete_text,
     name_sizes,
 )
-from kbatch.study.notes import noise_scale_text
+from kbatch.study.names import noise_scale_text
 from kbatch.study.study import Study
 
 HEIGHT_IN = 4.0

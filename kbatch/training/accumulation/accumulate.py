@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.document.numbers import readable
+from kbatch.records.notes import RunNote
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 from kbatch.training.model import check_model
 
@@ -193,21 +194,17 @@ def coupled_parts(model: keras.Model) -> tuple[str, ...]:
     return (*layers, *(f"{name} (loss)" for name in sorted(losses)))
 
 
-def coupling_note(parts: tuple[str, ...]) -> str:
+def coupling_note(parts: tuple[str, ...]) -> RunNote:
     """Describe in a sentence what the coupled parts mean for the result."""
-    return (
-        f"Not equal to the whole batch, since computed on each micro-batch by itself: "
-        f"{', '.join(parts)}. "
-        "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
-        "for an exact large batch."
-    )
+    normalized = any(part.endswith("(BatchNormalization)") for part in parts)
+    code = "batch_normalization_in_parts" if normalized else "coupled_parts"
+    return RunNote.of(code, parts=", ".join(parts))
 
 
-def check_note(check: PartsCheck) -> str:
+def check_note(check: PartsCheck) -> RunNote:
     """Say in a sentence what a check that did not pass means for a batch that is cut."""
-    if check.difference is None:
-        return f"Not known to be equal to the whole batch: {check_text(check)}."
-    return f"Not equal to the whole batch when it is cut into parts: {check_text(check)}."
+    code = "parts_not_compared" if check.difference is None else "parts_differ"
+    return RunNote.of(code, found=check_text(check))
 
 
 def check_text(check: PartsCheck) -> str:

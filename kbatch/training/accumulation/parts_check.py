@@ -25,6 +25,7 @@ from keras.src.backend.tensorflow import random
 
 from kbatch.device.environment import read_environment
 from kbatch.records.json_codec import load_if_readable, write_record
+from kbatch.records.notes import RunNote
 from kbatch.training.accumulation import output_losses
 from kbatch.training.accumulation.accumulate import (
     EQUAL_UP_TO,
@@ -431,7 +432,7 @@ class PartsChecks:
         *,
         most: int | None = None,
         directory: Path | None = None,
-    ) -> str | None:
+    ) -> RunNote | None:
         """Return why parts would train another model than the whole batch, or None."""
         parts = coupled_parts(model)
         if replica_count(model) == 1:

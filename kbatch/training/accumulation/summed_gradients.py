@@ -12,19 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kbatch.records.notes import RunNote
 from kbatch.training.model import check_model, with_data
 
 _SPARSE_GRADIENTS = ("summed", "keras")
-_SUMMED_NOTE = (
-    "The gradient of an embedding was added up over equal indices before the optimizer saw it, at "
-    "every size. A plain `fit` squares the rows of a repeated index one by one and takes other "
-    'steps: give `sparse_gradients="keras"` for those.'
-)
-_KEPT_NOTE = (
-    "This batch was cut into micro-batches, which adds up the gradients of equal indices: its "
-    "embeddings train otherwise than at a size that is not cut. To compare these sizes, give "
-    '`sparse_gradients="summed"`.'
-)
 
 
 def check_sparse_gradients(value: str) -> str:
@@ -57,13 +48,14 @@ def differ_in_parts(model: keras.Model) -> bool:
     return not linear and any(_may_look_up(layer) for layer in model._flatten_layers())
 
 
-def sparse_note(model: keras.Model, sparse_gradients: str, *, in_parts: bool) -> str | None:
+def sparse_note(model: keras.Model, sparse_gradients: str, *, in_parts: bool) -> RunNote | None:
     """Say how the updates of a model differ from those of a plain `fit`, None where they do not."""
     if not differ_in_parts(model):
         return None
     if sparse_gradients == "keras":
-        return _KEPT_NOTE if in_parts else None
-    return _SUMMED_NOTE if any(_is_embedding(layer) for layer in model._flatten_layers()) else None
+        return RunNote.of("embedding_in_parts") if in_parts else None
+    looks_up = any(_is_embedding(layer) for layer in model._flatten_layers())
+    return RunNote.of("embedding_summed") if looks_up else None
 
 
 def summed(gradients: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kbatch.records.notes import RunNote
 from kbatch.training.accumulation import gradient_sum
 from kbatch.training.accumulation.accumulate import coupled_parts
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
@@ -56,12 +57,9 @@ def uncut_part(model: keras.Model) -> str | None:
     return own[0] if own else None
 
 
-def uncut_note(reason: str) -> str:
+def uncut_note(reason: str) -> RunNote:
     """Say in a sentence that the noise scale was not measured, and how it would be."""
-    return (
-        f"The noise scale was not measured: {reason}. Where micro-batches are right for it, give "
-        "a `micro_batch_size` of at most half the batch."
-    )
+    return RunNote.of("noise_scale_not_measured", reason=reason)
 
 
 class _HalvingTrainStep:

@@ -1,0 +1,249 @@
+"""Notes on a training run: a code with values, worded here and nowhere else."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
+
+from kbatch.records.json_codec import decode, printable
+
+Value = bool | int | float | str | None
+
+
+class _Kind(NamedTuple):
+    """One kind of note: what it is about, the column of the trials' table, and its text."""
+
+    label: str
+    column: str
+    text: Callable[..., str]
+    # How its text began in the files of version 0.2 and before, which kept no code.
+    began: tuple[str, ...] = ()
+
+
+class RunNote(str):
+    """A note on a training run: the text, with the code and the values it was made of.
+
+    Attributes:
+        code: What it says; empty where only a text of an earlier version is known.
+        values: What the text was made of, None where only the text is known.
+    """
+
+    code: str
+    values: Mapping[str, Value] | None
+
+    @classmethod
+    def of(cls, code: str, /, **values: Value) -> Self:
+        """Word a note."""
+        kind = _KINDS.get(code)
+        # A newer kbatch may have written a code that this one does not know.
+        text = kind.text(**values) if kind else f"{code}: {values}"
+        return cls._made(text, code, values)
+
+    @classmethod
+    def from_json(cls, found: Any) -> Self:
+        """Read a note of a file, or the text of one in a file of version 0.2 or before."""
+        if isinstance(found, dict):
+            return cls.of(
+                decode(str, found["code"]), **decode(Mapping[str, Value], found["values"])
+            )
+        text = decode(str, found)
+        codes = (code for code, kind in _KINDS.items() if text.startswith(kind.began))
+        code = next(codes, "")
+        if code == "coupled_parts" and "(BatchNormalization)" in text:
+            code = "batch_normalization_in_parts"
+        return cls._made(text, code, None)
+
+    @classmethod
+    def _made(cls, text: str, code: str, values: Mapping[str, Value] | None) -> Self:
+        note = cls(printable(text))
+        note.code, note.values = code, values
+        return note
+
+    def to_json(self) -> object:
+        """Return what a file holds of it."""
+        return str(self) if self.values is None else {"code": self.code, "values": self.values}
+
+    @property
+    def label(self) -> str:
+        """What it is about, in a few words."""
+        return _KINDS[self.code].label if self.code in _KINDS else "note of the trial"
+
+    @property
+    def column(self) -> str:
+        """The column of the trials' table whose numbers it concerns."""
+        return _KINDS[self.code].column if self.code in _KINDS else "batch_size"
+
+
+def _coupled_parts(parts: str) -> str:
+    return (
+        f"Not equal to the whole batch, since computed on each micro-batch by itself: {parts}. "
+        "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
+        "for an exact large batch."
+    )
+
+
+def _most_at_once(size: int, reason: str, search_s: float, probes: int, more: str = "") -> str:
+    took = f"found in {search_s:.1f} s" if search_s else "from an earlier search"
+    noun = "probe" if probes == 1 else "probes"
+    return f"Up to {size} examples fit at once ({reason}), {took} with {probes} {noun}." + more
+
+
+def _parts_faster(size: int, gain: float, low: float | None, high: float | None, more: str) -> str:
+    between = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+    return (
+        f"Micro-batches of {size} train {gain:.3g}{between} times as fast as the most that fit."
+        + more
+    )
+
+
+def _noise_rule(
+    trial_id: str,
+    batch_size: int,
+    low: float,
+    value: float | None = None,
+    high: float | None = None,
+) -> str:
+    if value is None or high is None:
+        return (
+            f"The noise scale of trial {trial_id}, batch size {batch_size}, is unresolved: at "
+            f"least {_rounded(low, 3)}. The learning rate follows that bound, which changes it "
+            "least."
+        )
+    return (
+        f"The learning rate follows the noise scale {_rounded(value, 3)} ({_rounded(low, 2)} to "
+        f"{_rounded(high, 2)}) of trial {trial_id}, batch size {batch_size}."
+    )
+
+
+def _rounded(value: float, digits: int) -> str:
+    return f"{float(f'{value:.{digits}g}'):,g}"
+
+
+_SIZE = ("micro-batch size", "micro_batch_size")
+_CUT = ("batch cut in micro-batches", "quality")
+_RATE = ("learning rate", "learning_rate")
+_KINDS = {
+    "batch_normalization_in_parts": _Kind(
+        "BatchNormalization in micro-batches", "quality", _coupled_parts
+    ),
+    "parts_differ": _Kind(
+        *_CUT,
+        lambda found: f"Not equal to the whole batch when it is cut into parts: {found}.",
+        ("Not equal to the whole batch when it is cut",),
+    ),
+    "coupled_parts": _Kind(*_CUT, _coupled_parts, ("Not equal to the whole batch",)),
+    "parts_not_compared": _Kind(
+        *_CUT,
+        lambda found: f"Not known to be equal to the whole batch: {found}.",
+        ("Not known to be equal to the whole batch",),
+    ),
+    "most_at_once": _Kind(*_SIZE, _most_at_once, ("Up to ",)),
+    "larger_ran_out": _Kind(
+        *_SIZE,
+        lambda size, larger, more="": (
+            f"Micro-batches have up to {size} examples: larger ones, up to {larger}, ran out of "
+            f"memory in training.{more}"
+        ),
+    ),
+    "parts_not_timed": _Kind(
+        *_SIZE, lambda size, reason: f"Micro-batches of {size}: {reason}.", ("Micro-batches ",)
+    ),
+    "no_step_timed": _Kind(
+        *_SIZE,
+        lambda size: f"Micro-batches of {size}, the most that fit: no step could be timed.",
+    ),
+    "whole_is_fastest": _Kind(
+        *_SIZE,
+        lambda larger, size, more="": (
+            f"The batch goes through whole: a larger one, of {larger}, is fastest in micro-batches "
+            f"of {size}.{more}"
+        ),
+        ("The batch goes through whole",),
+    ),
+    "parts_not_faster": _Kind(
+        *_SIZE,
+        lambda size, more="": (
+            f"Micro-batches of {size} were timed: smaller ones are not clearly faster.{more}"
+        ),
+    ),
+    "parts_faster": _Kind(*_SIZE, _parts_faster),
+    "memory_ran_out": _Kind(
+        *_SIZE,
+        lambda before, after: (
+            f"Memory ran out in training with micro-batches of {before}: the trial started again, "
+            f"with the same seed and batch size, with micro-batches of {after}."
+        ),
+        ("Memory ran out in training",),
+    ),
+    "first_learning_rate": _Kind(
+        *_RATE,
+        lambda used, built: (
+            f"The first update used the learning rate {used:.3g}, not the {built:.3g} that the "
+            "model was built with: a callback or the tuner's `optimizer` set it."
+        ),
+        ("The first update used the learning rate",),
+    ),
+    "noise_rule": _Kind(
+        *_RATE,
+        _noise_rule,
+        ("The learning rate follows the noise scale", "The noise scale of trial"),
+    ),
+    "resumed": _Kind(
+        "rest of a training",
+        "updates",
+        lambda epoch: (
+            f"It went on from epoch {epoch} of another trial: counts and times are those of the "
+            "rest."
+        ),
+        ("It went on from epoch",),
+    ),
+    "noise_scale_not_measured": _Kind(
+        "noise scale",
+        "noise_scale",
+        lambda reason: (
+            f"The noise scale was not measured: {reason}. Where micro-batches are right for it, "
+            "give a `micro_batch_size` of at most half the batch."
+        ),
+        ("The noise scale was not measured",),
+    ),
+    "embedding_summed": _Kind(
+        "embeddings",
+        "quality",
+        lambda: (
+            "The gradient of an embedding was added up over equal indices before the optimizer saw "
+            "it, at every size. A plain `fit` squares the rows of a repeated index one by one and "
+            'takes other steps: give `sparse_gradients="keras"` for those.'
+        ),
+        ("The gradient of an embedding was added up",),
+    ),
+    "embedding_in_parts": _Kind(
+        "embeddings",
+        "quality",
+        lambda: (
+            "This batch was cut into micro-batches, which adds up the gradients of equal indices: "
+            "its embeddings train otherwise than at a size that is not cut. To compare these "
+            'sizes, give `sparse_gradients="summed"`.'
+        ),
+        ("This batch was cut into micro-batches, which adds up",),
+    ),
+    "metrics_of_parts": _Kind(
+        "metrics in micro-batches",
+        "quality",
+        lambda names: (
+            f"A mean over micro-batches, not over batches: {names}, since its function returns one "
+            "value for all rows that it is given."
+        ),
+        ("A mean over micro-batches, not over batches",),
+    ),
+    "nothing_timed": _Kind(
+        "nothing timed",
+        "samples_per_second",
+        lambda: "Training did not go through `model.fit`: nothing was timed or counted.",
+        ("Training did not go through `model.fit`",),
+    ),
+    "own_path": _Kind(
+        "file of each trial",
+        "batch_size",
+        lambda callback, own, given: (
+            f"`{callback}` writes a file for each trial: {own} in place of {given}."
+        ),
+    ),
+}
