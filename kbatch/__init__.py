@@ -31,12 +31,12 @@ _HOME_OF = {
     "load_study": "kbatch.study.loading",
     "plot_goodput": "kbatch.study.figures.goodput",
     "plot_gpu_timeline": "kbatch.study.figures.gpu_timeline",
-    "plot_inference_memory": "kbatch.inference.figures.memory",
-    "plot_inference_noise": "kbatch.inference.figures.noise",
-    "plot_inference_operating_curve": "kbatch.inference.figures.operating_curve",
-    "plot_inference_paths": "kbatch.inference.figures.paths",
-    "plot_inference_tails": "kbatch.inference.figures.tails",
-    "plot_inference_throughput": "kbatch.inference.figures.throughput",
+    "plot_inference_memory": "kbatch.inference.figures",
+    "plot_inference_noise": "kbatch.inference.figures",
+    "plot_inference_operating_curve": "kbatch.inference.figures",
+    "plot_inference_paths": "kbatch.inference.figures",
+    "plot_inference_tails": "kbatch.inference.figures",
+    "plot_inference_throughput": "kbatch.inference.figures",
     "plot_input_pipeline": "kbatch.input_pipeline.figure",
     "plot_learning_curves": "kbatch.study.figures.learning_curves",
     "plot_limits": "kbatch.recommendation.figure",
@@ -112,12 +112,14 @@ if TYPE_CHECKING:
     from kbatch.device.gpu_monitor import GpuMonitor
     from kbatch.device.quiet_start import quiet_start
     from kbatch.errors import OutOfMemoryError
-    from kbatch.inference.figures.memory import plot_inference_memory
-    from kbatch.inference.figures.noise import plot_inference_noise
-    from kbatch.inference.figures.operating_curve import plot_inference_operating_curve
-    from kbatch.inference.figures.paths import plot_inference_paths
-    from kbatch.inference.figures.tails import plot_inference_tails
-    from kbatch.inference.figures.throughput import plot_inference_throughput
+    from kbatch.inference.figures import (
+        plot_inference_memory,
+        plot_inference_noise,
+        plot_inference_operating_curve,
+        plot_inference_paths,
+        plot_inference_tails,
+        plot_inference_throughput,
+    )
     from kbatch.inference.measure import profile_inference
     from kbatch.inference.profile import InferenceProfile
     from kbatch.input_pipeline.figure import plot_input_pipeline

@@ -156,18 +156,16 @@ def _print_table(profile: "InferenceProfile", console: "Console") -> None:
 
 
 def _write(profile: "InferenceProfile", directory: Path, console: "Console") -> None:
-    import importlib
-
+    from kbatch.inference import figures
     from kbatch.plotting.saving import save_figure
 
     profile.save(directory / "profile.json")
     profile.to_dataframe().to_csv(directory / "profile.csv", index=False)
     console.print(f"profile: {directory / 'profile.json'}", highlight=False, soft_wrap=True)
     for name in _FIGURES:
-        home = importlib.import_module(f"kbatch.inference.figures.{name}")
         path = directory / f"{name}.png"
         try:
-            save_figure(getattr(home, f"plot_inference_{name}")(profile), path)
+            save_figure(getattr(figures, f"plot_inference_{name}")(profile), path)
         except ValueError as error:
             console.print(f"no figure {name}: {error}", highlight=False, markup=False)
             continue

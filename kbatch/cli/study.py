@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbatch.study.figures.catalogue import FIGURES
+from kbatch.study.figures import FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +83,7 @@ def add_plot(commands: Any) -> None:
 
 def _plot(options: argparse.Namespace) -> None:
     from kbatch.plotting.saving import save_figure
-    from kbatch.study.figures.catalogue import draw_figure
+    from kbatch.study.figures import draw_figure
 
     output = options.output or Path(f"kbatch-{options.figure}.png")
     axes = draw_figure(options.figure, options.study, target=options.target, width_in=options.width)

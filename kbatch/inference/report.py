@@ -1,7 +1,6 @@
 """An inference profile in words: the lines and rows of a terminal, and the section of a page."""
 
 import functools
-import importlib
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,8 +11,9 @@ from kbatch.analysis.scaling_curve import Latency
 from kbatch.document.numbers import counted, listed, memory_text, percent, readable
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.inference import figures
 from kbatch.inference.answers import InferenceAnswer
-from kbatch.inference.figures.common import (
+from kbatch.inference.figures import (
     conditions_line,
     inference_alt_text,
     inference_clocks,
@@ -34,7 +34,7 @@ _QUESTIONS = (
     ("knee", "Largest throughput over latency", "has the largest throughput over latency"),
     ("fastest", "Largest measured throughput", "had the largest throughput"),
 )
-# Module of the figure, its title, and the function there that fails without the data.
+# Name of the figure, its title, and the function of `figures` that fails without the data.
 _FIGURES = (
     ("throughput", "Throughput and time of a batch", "inference_info"),
     ("operating_curve", "Throughput against the time of a batch", "inference_info"),
@@ -376,24 +376,23 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
 def _figures(profile: InferenceProfile) -> tuple[Figure, ...]:
     """Offer the figures for which a profile has the data."""
     series = listed(f"{path} under {policy}" for path, policy in profile.series)
-    figures = []
+    found = []
     for name, title, data in _FIGURES:
-        module = importlib.import_module(f"kbatch.inference.figures.{name}")
         try:
-            getattr(module, data)(profile)
+            getattr(figures, data)(profile)
         except ValueError:  # The error tells a caller what to measure; a report leaves it out.
             continue
         alt_text = f"A chart: {title.lower()}, for {series}. The table of timings has the numbers."
         if data == "inference_info":
             alt_text = inference_alt_text(inference_info(profile))
-        figures.append(
+        found.append(
             Figure(
                 name=f"inference-{name.replace('_', '-')}",
                 title=title,
-                height_in=module.HEIGHT_IN,
-                draw=functools.partial(getattr(module, f"plot_inference_{name}"), profile),
+                height_in=figures.HEIGHTS_IN[name],
+                draw=functools.partial(getattr(figures, f"plot_inference_{name}"), profile),
                 alt_text=alt_text,
                 shape="alone" if name == "throughput" else "small",
             )
         )
-    return tuple(figures)
+    return tuple(found)

@@ -59,27 +59,21 @@ def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
     low, high = sorted(axis.get_view_interval())
     write = _short if short else _plain
     most = next(subs for span, subs in _LABELS if high < span * low)
-    locators = [
-        *(
-            LogLocator(subs=subs, numticks=_MOST_DECADES)
-            for subs in (most, *_FEWER)
-            if len(subs) <= len(most)
-        ),
+    fewer = (subs for subs in (most, *_FEWER) if len(subs) <= len(most))
+    single: list[float] = []
+    for locator in (
+        *(LogLocator(subs=subs, numticks=_MOST_DECADES) for subs in fewer),
         *(LogLocator(numticks=count) for count in range(_MOST_STEPS, 1, -1)),
         *(MaxNLocator(nbins=count) for count in range(_MOST_STEPS, 0, -1)),
-    ]
-    ticks = [
-        [float(place) for place in locator.tick_values(low, high) if low <= place <= high]
-        for locator in locators
-    ]
-    # Two at least, to compare; where they have no room, one.
-    fitting = [
-        locator
-        for locator, places in zip(locators, ticks, strict=True)
-        if len(places) > 1 and _fit(axis, places, write)
-    ]
-    single = FixedLocator(max(ticks, key=len)[-1:])
-    axis.set_major_locator(fitting[0] if fitting else single)
+    ):
+        places = [float(place) for place in locator.tick_values(low, high) if low <= place <= high]
+        # Two at least, to compare; where they have no room, one.
+        if len(places) > 1 and _fit(axis, places, write):
+            axis.set_major_locator(locator)
+            break
+        single = max(single, places, key=len)
+    else:
+        axis.set_major_locator(FixedLocator(single[-1:]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 

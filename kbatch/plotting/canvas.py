@@ -1,18 +1,17 @@
-"""Where figures are drawn: new or given Axes, and their plain look."""
+"""Where figures are drawn: new or given Axes, split into panels, with title, legend and caption."""
 
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.patheffects import AbstractPathEffect, withStroke
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from mpl_toolkits.axes_grid1 import make_axes_locatable
 
 from kbatch.document.numbers import shortened
-from kbatch.plotting.palette import ALARM_TEXT, GRID, INK, MUTED, PAPER
+from kbatch.plotting.palette import ALARM_TEXT, GRID, INK, MUTED
 
 WIDTH_IN = 6.4
 # A narrower figure has no room for its labels, and no page is wider.
@@ -32,6 +31,12 @@ _LINE_SPACING = 1.35
 _CAPTION = "_caption"
 # In characters: a study of thousands of hyperparameters lists them.
 _LONGEST_LINE = 600
+# What a row of the legend holds, and what the mark before a name takes of it.
+_ROW_CHARACTERS = 78
+_HANDLE_CHARACTERS = 6
+_TITLE_CHARACTERS = 58
+# What a line of a title holds, where one is longer.
+_TITLE_LINE_CHARACTERS = 64
 
 
 def new_axes(height_in: float) -> Axes:
@@ -60,20 +65,30 @@ def draw_so_wide(draw: Callable[[Axes | None], Axes], width_in: float) -> Axes:
             f"A figure's width must lie between {LEAST_WIDTH_IN:g} and {MOST_WIDTH_IN:g} inches. "
             f"Received: {width_in:g}."
         )
-    usual = draw(None).get_figure(root=True)
-    if usual is None:
-        raise ValueError("The figure has no Axes to be drawn on.")
-    height_in = usual.get_figheight()
-    drawn = draw(detached_axes(height_in, width_in=width_in)).get_figure(root=True)
+    usual = figure_of(draw(None))
+    drawn = draw(detached_axes(usual.get_figheight(), width_in=width_in))
+    figure = figure_of(drawn)
     # What is narrower has its captions in more lines.
-    more_lines = _caption_lines(drawn) - _caption_lines(usual)
-    height_in += max(0.0, more_lines * 1.2 * _LINE_SPACING * SMALL_PT / 72)
-    return draw(detached_axes(height_in, width_in=width_in))
+    more_lines = _caption_lines(figure) - _caption_lines(usual)
+    if more_lines > 0:
+        more_in = more_lines * 1.2 * _LINE_SPACING * SMALL_PT / 72
+        figure.set_figheight(usual.get_figheight() + more_in)
+    return drawn
 
 
-def _caption_lines(figure: Figure | SubFigure | None) -> int:
-    texts = [] if figure is None else figure.findobj(Text)
-    captions = (text for text in texts if text.get_label() == _CAPTION)
+def figure_of(ax_or_figure: Axes | Figure) -> Figure:
+    """Return the figure that Axes belong to."""
+    figure = ax_or_figure.get_figure(root=True)
+    if figure is None:
+        raise ValueError(
+            "The Axes have been removed from their figure: plot again. "
+            f"Received: ax_or_figure={ax_or_figure!r}."
+        )
+    return figure
+
+
+def _caption_lines(figure: Figure) -> int:
+    captions = (t for t in figure.findobj(Text) if t.get_label() == _CAPTION)
     return sum(1 + text.get_text().count("\n") for text in captions)
 
 
@@ -98,76 +113,65 @@ def _width_in(ax: Axes) -> float:
     return WIDTH_IN if figure is None else figure.get_figwidth()
 
 
-def plain_axes(ax: Axes | None, height_in: float) -> Axes:
-    """Return tidy Axes: those of a caller, or new ones."""
-    panel = new_axes(height_in) if ax is None else ax
-    tidy(panel)
-    return panel
+def panels(
+    ax: Axes | None, height_in: float, heights: Sequence[float] = (1,), *, share_x: bool = True
+) -> list[Axes]:
+    """Make tidy panels, one above the other, in a new figure or in the place of Axes."""
+    first = new_axes(height_in) if ax is None else ax
+    place, shared = first.get_subplotspec(), first if share_x else None
+    if len(heights) == 1:
+        below = []
+    elif place is None:
+        divider, pad = make_axes_locatable(first), 0.15 if share_x else 0.6
+        sizes = [f"{100 * height / heights[0]:.0f}%" for height in heights[1:]]
+        below = [divider.append_axes("bottom", size, pad=pad, sharex=shared) for size in sizes]
+    else:
+        gap = 0.08 if share_x else 0.12
+        rows = place.subgridspec(len(heights), 1, height_ratios=heights, hspace=gap)
+        first.set_subplotspec(rows[0])
+        below = [first.figure.add_subplot(rows[i], sharex=shared) for i in range(1, len(heights))]
+    found = [first, *below]
+    for panel in found:
+        tidy(panel)
+    for panel in found[:-1] if share_x else ():
+        panel.tick_params(labelbottom=False)
+    return found
 
 
-def stacked(ax: Axes) -> tuple[Axes, Axes]:
-    """Split Axes in two of equal height, one above the other, that share the x axis."""
-    upper, lower = piled(ax, 2)
-    return upper, lower
+def beside(
+    ax: Axes, widths: Sequence[float], *, at: int = 0, gap: float = 0.04
+) -> tuple[list[Axes], Axes]:
+    """Split Axes into several, side by side, that share the y axis.
 
-
-def piled(ax: Axes, count: int) -> list[Axes]:
-    """Split Axes in several of equal height, the first on top, that share the x axis."""
+    The given Axes stand at one place among them. Last are Axes below all, for a caption.
+    """
     place = ax.get_subplotspec()
+    order = [i for i in range(len(widths)) if i != at]
     if place is None:
-        divider = make_axes_locatable(ax)
-        below = [
-            divider.append_axes("bottom", "100%", pad=0.15, sharex=ax) for _ in range(count - 1)
+        divider, below = make_axes_locatable(ax), ax
+        more = [
+            divider.append_axes(
+                "left" if i < at else "right",
+                f"{100 * widths[i] / widths[at]:.0f}%",
+                pad=0.15,
+                sharey=ax,
+            )
+            for i in order
         ]
     else:
-        rows = place.subgridspec(count, 1, hspace=0.08)
-        ax.set_subplotspec(rows[0])
-        below = [ax.figure.add_subplot(rows[i], sharex=ax) for i in range(1, count)]
-    panels = [ax, *below]
-    for panel in panels[:-1]:
-        panel.tick_params(labelbottom=False)
-    return panels
-
-
-def beside(ax: Axes, count: int) -> tuple[list[Axes], Axes]:
-    """Split Axes in several of equal width, side by side, that share the y axis."""
-    place = ax.get_subplotspec()
-    if place is None:
-        divider = make_axes_locatable(ax)
-        more = [divider.append_axes("right", "100%", pad=0.15, sharey=ax) for _ in range(count - 1)]
-        panels, below = [ax, *more], ax
-    else:
         rows = place.subgridspec(2, 1, height_ratios=(1, 1e-3), hspace=0)
-        cells = rows[0].subgridspec(1, count, wspace=0.04)
-        ax.set_subplotspec(cells[0])
-        more = [ax.figure.add_subplot(cells[i], sharey=ax) for i in range(1, count)]
-        panels, below = [ax, *more], ax.figure.add_subplot(rows[1])
+        cells = rows[0].subgridspec(1, len(widths), width_ratios=widths, wspace=gap)
+        ax.set_subplotspec(cells[at])
+        more = [ax.figure.add_subplot(cells[i], sharey=ax) for i in order]
+        below = ax.figure.add_subplot(rows[1])
         below.set_axis_off()
     for panel in more:
         panel.tick_params(labelleft=False)
-    return panels, below
-
-
-def beside_table(ax: Axes, share: float) -> tuple[Axes, Axes]:
-    """Return a part of the place of Axes, on their left, to a table."""
-    place = ax.get_subplotspec()
-    if place is None:
-        size = f"{100 * share / (1 - share):.0f}%"
-        table = make_axes_locatable(ax).append_axes("left", size, pad=0.1, sharey=ax)
-        below = ax
-    else:
-        rows = place.subgridspec(2, 1, height_ratios=(1, 1e-3), hspace=0)
-        cells = rows[0].subgridspec(1, 2, width_ratios=(share, 1 - share), wspace=0.02)
-        ax.set_subplotspec(cells[1])
-        table = ax.figure.add_subplot(cells[0], sharey=ax)
-        below = ax.figure.add_subplot(rows[1])
-        below.set_axis_off()
-    table.set_axis_off()
-    return table, below
+    return [*more[:at], ax, *more[at:]], below
 
 
 def tidy(ax: Axes) -> None:
-    """Return Axes a light horizontal grid and take away what carries no data."""
+    """Draw a light horizontal grid and take away what carries no data."""
     ax.set_axisbelow(True)
     ax.grid(visible=True, axis="y", color=GRID, linewidth=0.6, linestyle="-")
     ax.grid(visible=False, axis="x", which="both")
@@ -179,12 +183,12 @@ def tidy(ax: Axes) -> None:
         text.set(color=INK, fontsize=TEXT_PT)
 
 
-def halo() -> list[AbstractPathEffect]:
-    """Keep text readable that crosses a line."""
-    return [withStroke(linewidth=2.5, foreground=PAPER)]
+def vertical_grid(ax: Axes) -> None:
+    """Draw a vertical grid, for an x axis whose values are read off."""
+    ax.grid(visible=True, axis="x", color=GRID, linewidth=0.6)
 
 
-def say(ax: Axes, text: str) -> None:
+def write_message(ax: Axes, text: str) -> None:
     """Write in the middle of Axes that hold no data why they hold none."""
     ax.set_yticks([])
     ax.text(
@@ -200,15 +204,67 @@ def say(ax: Axes, text: str) -> None:
     )
 
 
+def write_title(
+    ax: Axes,
+    title: str,
+    *,
+    columns: int = 0,
+    fewest: int = 2,
+    series_of: Axes | None = None,
+    rows_below: int = 0,
+    characters: int = _TITLE_CHARACTERS,
+) -> None:
+    """Write the title of the upper panel, with the names of the series in rows below it.
+
+    Series are named where there are a few at least, at most so many `columns` in a row. They may
+    be those of another panel. The layout looks at the middle of a title, which must lie above its
+    panel: over a narrow one it has fewer characters.
+    """
+    rows, share = rows_below, width_share(ax)
+    handles, names = (series_of or ax).get_legend_handles_labels()
+    if columns and len(names) >= fewest:
+        names = [shortened(name, _ROW_CHARACTERS - _HANDLE_CHARACTERS) for name in names]
+        longest = max(map(len, names)) + _HANDLE_CHARACTERS
+        columns = max(1, min(columns, int(share * _ROW_CHARACTERS) // longest))
+        rows += -(-len(names) // columns)
+        legend = ax.legend(
+            handles,
+            names,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=columns,
+            borderaxespad=0,
+            frameon=False,
+            fontsize=TEXT_PT,
+            labelcolor=INK,
+            columnspacing=1.2,
+            handletextpad=0.5,
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        # It may be wider than the first of several panels, whose width it must not decide.
+        legend.set_in_layout(False)
+    title = shortened(title, characters)
+    ax.set_title(
+        textwrap.fill(title, int(share * _TITLE_LINE_CHARACTERS)),
+        loc="left",
+        pad=6 + 1.6 * TEXT_PT * rows,
+        fontsize=TEXT_PT + 1.5,
+        color=INK,
+        fontweight="bold",
+        parse_math=False,
+    )
+
+
 def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) -> None:
-    """Write small lines below the x axis label of Axes."""
+    """Write small lines below the x axis label of Axes, the empty ones left out."""
     width_in = _width_in(ax)
     # Before the layout a place is about right, and too wide in a narrow figure.
     width_pt = 72 * min(width_in * ax.get_position().width, width_in - _BESIDE_CAPTION_IN)
     characters = max(30, int(width_pt / (SMALL_PT * _CHARACTER_EM)))
     top_pt = below_pt
     for color, texts in ((ALARM_TEXT, [alarm] if alarm else []), (MUTED, lines)):
-        short = (shortened(line, _LONGEST_LINE) for line in texts)
+        short = (shortened(line, _LONGEST_LINE) for line in texts if line)
         wrapped = [part for line in short for part in _wrapped(line, characters)]
         ax.annotate(
             "\n".join(wrapped),

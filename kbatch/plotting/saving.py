@@ -8,6 +8,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kbatch.plotting.canvas import figure_of
 from kbatch.plotting.palette import ALARM_TEXT, GRID, INK, MUTED, PAPER, series_style
 from kbatch.records.json_codec import write_whole_file
 
@@ -68,7 +69,10 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str, *, transparent: bool 
         raise ValueError(
             f"A figure's `path` must end in `.png`, `.svg` or `.pdf`. Received: suffix={suffix!r}."
         )
-    figure = _figure_of(ax_or_figure)
+    figure = figure_of(ax_or_figure)
+    labels = [str(axes.get_label()) for axes in figure.axes]
+    # A label that matplotlib made, such as `<colorbar>`, describes nothing.
+    description = " ".join(label for label in labels if label and not label.startswith("<"))
     content = io.BytesIO()
     with matplotlib.rc_context(
         {"svg.hashsalt": "kbatch", "svg.fonttype": "path", "pdf.fonttype": 42}
@@ -77,26 +81,10 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str, *, transparent: bool 
             content,
             format=suffix[1:],
             dpi=_PNG_DPI,
-            metadata=_METADATA[suffix] | {_DESCRIPTION[suffix]: _description(figure)},
+            metadata=_METADATA[suffix] | {_DESCRIPTION[suffix]: description or None},
             transparent=transparent,
         )
     return content.getvalue()
-
-
-def _figure_of(ax_or_figure: Axes | Figure) -> Figure:
-    figure = ax_or_figure.get_figure(root=True)
-    if figure is None:
-        raise ValueError(
-            "The Axes have been removed from their figure: plot again. "
-            f"Received: ax_or_figure={ax_or_figure!r}."
-        )
-    return figure
-
-
-def _description(figure: Figure) -> str | None:
-    """Join the labels of all Axes, None where there is none."""
-    labels = (str(axes.get_label()) for axes in figure.axes)
-    return " ".join(label for label in labels if label and not label.startswith("<")) or None
 
 
 class SvgPage:

@@ -13,10 +13,9 @@ from matplotlib.axes import Axes
 from rich.console import Console
 
 from kbatch.document.numbers import counted, shortened
-from kbatch.plotting.canvas import detached_axes, plain_axes, say
+from kbatch.plotting.canvas import detached_axes, panels, write_message, write_title
 from kbatch.plotting.palette import PAPER, series_style
 from kbatch.plotting.saving import figure_bytes
-from kbatch.plotting.series import name_panel
 from kbatch.records.json_codec import write_whole_file
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.trial_files import TrialFiles
@@ -266,10 +265,10 @@ def draw_live(study: Study, *, running: str | None, status: str) -> "Axes":
         study.search,
     )
     if not shown.trials:
-        panel = plain_axes(detached_axes(HEIGHT_IN), HEIGHT_IN)
-        name_panel(panel, shown.name)
+        (panel,) = panels(detached_axes(HEIGHT_IN), HEIGHT_IN)
+        write_title(panel, shown.name)
         panel.set_xticks([])
-        say(panel, "No epoch has ended yet.")
+        write_message(panel, "No epoch has ended yet.")
         panel.set_label("An empty chart: no epoch of the search has ended yet.")
         return panel
     upper = plot_trials(shown, detached_axes(HEIGHT_IN))

@@ -6,37 +6,30 @@ from typing import NamedTuple
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.document.numbers import counted, setting
 from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
-from kbatch.records.training_run import Budget, ExecutionRecord
+from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.names import is_fraction
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
 
+BARS = "Bars: 95 % interval of the mean over executions."
+PAIRS = "Two executions a trial: the mean without bars, too few for an interval."
+
 
 class Conditions(NamedTuple):
-    """What was compared, and where.
+    """What was compared, and where."""
 
-    Attributes:
-        device: The device in a few words, None if it was not recorded.
-        versions: Versions of TensorFlow and Keras, such as `"TensorFlow 2.21.0"`.
-        policies: Dtype policies that were active.
-        trials: Trials in the study.
-        executions: Fewest and most executions of a trial.
-        epochs: Fewest and most epochs of an execution that completed, None if none did.
-        examples: Fewest and most training examples of a first epoch, None if none completed.
-        ends: What ended the executions that completed, in words, where it was not the number of
-            epochs.
-        clocks: Between which GPU clocks the trials ran, in words, where they are far apart.
-    """
-
-    device: str | None
-    versions: tuple[str, ...]
-    policies: tuple[str, ...]
+    device: str | None  # None if it was not recorded.
+    versions: tuple[str, ...]  # Of TensorFlow and Keras, such as `"TensorFlow 2.21.0"`.
+    policies: tuple[str, ...]  # Dtype policies that were active.
     trials: int
-    executions: tuple[int, int]
+    executions: tuple[int, int]  # Fewest and most of a trial.
+    # Fewest and most epochs of an execution that completed, and training examples of a first
+    # epoch; None if none completed.
     epochs: tuple[int, int] | None
     examples: tuple[int, int] | None
+    # What ended the executions that completed, where it was not the number of epochs.
     ends: tuple[str, ...] = ()
-    clocks: str = ""
+    clocks: str = ""  # Between which GPU clocks the trials ran, where they are far apart.
 
 
 def conditions_of(study: Study) -> Conditions:
@@ -44,7 +37,6 @@ def conditions_of(study: Study) -> Conditions:
     environment = study.search.environment if study.search else None
     completed = [e for t in study.trials for e in t.executions if e.status == "completed"]
     timed = [e for e in completed if e.epochs]
-    examples = [e.epochs[0].examples for e in timed]
     return Conditions(
         device=environment.device if environment else None,
         versions=tuple(versions_text(environment)),
@@ -52,8 +44,8 @@ def conditions_of(study: Study) -> Conditions:
         trials=len(study.trials),
         executions=_bounds(len(t.executions) for t in study.trials),
         epochs=_bounds(len(e.epochs) for e in timed) if timed else None,
-        examples=_bounds(examples) if examples else None,
-        ends=tuple(dict.fromkeys(filter(None, (end_text(e) for e in timed)))),
+        examples=_bounds(e.epochs[0].examples for e in timed) if timed else None,
+        ends=tuple(dict.fromkeys(filter(None, map(end_text, timed)))),
         clocks=clocks_text(
             (
                 f"{trial.batch_size:,}",
@@ -65,6 +57,11 @@ def conditions_of(study: Study) -> Conditions:
     )
 
 
+def _bounds(values: Iterable[int]) -> tuple[int, int]:
+    ordered = sorted(values)
+    return ordered[0], ordered[-1]
+
+
 def caption(conditions: Conditions) -> str:
     """Write the conditions as one line, parts separated by a middle dot."""
     parts = [
@@ -72,10 +69,10 @@ def caption(conditions: Conditions) -> str:
         *conditions.versions,
         ", ".join(conditions.policies),
         f"{counted(conditions.trials, 'trial')}, {executions_text(conditions)}",
+        f"budget: {budget_text(conditions)} each" if conditions.epochs else "",
+        conditions.clocks,
     ]
-    if conditions.epochs:
-        parts.append(f"budget: {budget_text(conditions)} each")
-    return " · ".join([*parts, conditions.clocks] if conditions.clocks else parts)
+    return " · ".join(filter(None, parts))
 
 
 def executions_text(conditions: Conditions) -> str:
@@ -95,24 +92,18 @@ def budget_text(conditions: Conditions) -> str:
 
 def end_text(execution: ExecutionRecord) -> str:
     """Describe what ends an execution, an empty text where it is the number of epochs."""
-    budget, target = execution.budget, execution.target
-    limits = [] if budget is None else _limits(budget)
+    budget, target, limits = execution.budget, execution.target, []
+    if budget is not None and budget.train_s is not None:
+        limits.append(f"{setting(budget.train_s)} s of training")
+    if budget is not None and budget.updates is not None:
+        limits.append(counted(budget.updates, "update"))
+    if budget is not None and budget.examples is not None:
+        limits.append(counted(budget.examples, "example"))
     if target is None:
         return " or ".join(limits)
     sign = "≥" if target.direction == "max" else "≤"
     until = f"until {target.metric} {sign} {setting(target.value)}"
     return f"{until}, at most {' or '.join(limits)}" if limits else until
-
-
-def _limits(budget: Budget) -> list[str]:
-    texts = []
-    if budget.train_s is not None:
-        texts.append(f"{setting(budget.train_s)} s of training")
-    if budget.updates is not None:
-        texts.append(counted(budget.updates, "update"))
-    if budget.examples is not None:
-        texts.append(counted(budget.examples, "example"))
-    return texts
 
 
 def examples_text(examples: tuple[int, int]) -> str:
@@ -130,25 +121,13 @@ def _range_text(bounds: tuple[int, int], noun: str) -> str:
     return counted(low, noun) if low == high else f"{low:,} to {counted(high, noun)}"
 
 
-def _bounds(values: Iterable[int]) -> tuple[int, int]:
-    ordered = sorted(values)
-    return ordered[0], ordered[-1]
-
-
 class Spreads(NamedTuple):
-    """Which spreads there are among trials.
+    """Which spreads there are among trials."""
 
-    Attributes:
-        intervals: Whether a trial has executions enough for a 95 % interval.
-        pairs: Whether a trial has several executions, but too few for an interval.
-        single: Whether a trial has one execution.
-        quartiles: Whether a trial of one execution has quartiles over its timing windows.
-    """
-
-    intervals: bool
-    pairs: bool
-    single: bool
-    quartiles: bool
+    intervals: bool  # Whether a trial has executions enough for a 95 % interval.
+    pairs: bool  # Whether a trial has several executions, but too few for an interval.
+    single: bool  # Whether a trial has one execution.
+    quartiles: bool  # Whether a trial of one execution has quartiles over its timing windows.
 
 
 def spreads(trials: Iterable[TrialRecord]) -> Spreads:
@@ -164,14 +143,18 @@ def spreads(trials: Iterable[TrialRecord]) -> Spreads:
     )
 
 
-class Estimate(NamedTuple):
-    """A value with its spread.
+def bars_text(study: Study) -> str:
+    """Describe what the bars of throughput and of metrics are; empty where there are none."""
+    found = spreads(study.trials)
+    if found.intervals:
+        return BARS
+    if found.quartiles:
+        return "Bars of throughput: quartiles of the timing windows of one execution."
+    return ""
 
-    Attributes:
-        value: The value.
-        low: Lower end of its interval, None if it has none; not below 0 for an accuracy.
-        high: Upper end of its interval, None if it has none; not above 1 for an accuracy.
-    """
+
+class Estimate(NamedTuple):
+    """A value with the ends of its interval, None if it has none."""
 
     value: float
     low: float | None
@@ -185,40 +168,24 @@ class Estimate(NamedTuple):
 
 def throughput_estimate(trial: TrialRecord) -> Estimate | None:
     """Return the throughput of a trial in examples per second, None if it was not measured."""
-    return estimate(trial.samples_per_second, trial.samples_per_second_interval)
+    rate, interval = trial.samples_per_second, trial.samples_per_second_interval
+    return _estimate("samples_per_second", rate, interval)
 
 
 def metric_estimate(trial: TrialRecord, name: str) -> Estimate | None:
     """Return a metric of a trial at its best epoch, None if it was not measured."""
-    value, interval = trial.metrics.get(name), trial.metric_interval(name)
-    return estimate(value, _within_range(name, value, interval))
+    return _estimate(name, trial.metrics.get(name), trial.metric_interval(name))
 
 
 def objective_estimate(trial: TrialRecord) -> Estimate | None:
     """Return the objective of a trial, None if it was not measured."""
-    value = trial.objective_value
-    return estimate(value, _within_range(trial.objective.name, value, trial.objective_interval))
+    return _estimate(trial.objective.name, trial.objective_value, trial.objective_interval)
 
 
-def estimate(value: float | None, interval: Interval | None) -> Estimate | None:
-    """Join a value and its interval, None without a value."""
-    if value is None:
-        return None
-    return Estimate(value, interval and interval.low, interval and interval.high)
-
-
-def bars_text(study: Study) -> str:
-    """Describe what the bars of throughput and of metrics are; empty where there are none."""
-    found = spreads(study.trials)
-    if found.intervals:
-        return "Bars: 95 % interval of the mean over executions."
-    if found.quartiles:
-        return "Bars of throughput: quartiles of the timing windows of one execution."
-    return ""
-
-
-def _within_range(name: str, value: float | None, interval: Interval | None) -> Interval | None:
-    """Cut the interval of an accuracy where accuracies end."""
-    if value is None or interval is None or not is_fraction(name) or not 0 <= value <= 1:
-        return interval
-    return Interval(max(0.0, interval.low), min(1.0, interval.high))
+def _estimate(name: str, value: float | None, interval: Interval | None) -> Estimate | None:
+    """Join a value and its interval, which ends where accuracies end."""
+    if value is None or interval is None:
+        return None if value is None else Estimate(value, None, None)
+    if is_fraction(name) and 0 <= value <= 1:
+        return Estimate(value, max(0.0, interval.low), min(1.0, interval.high))
+    return Estimate(value, interval.low, interval.high)

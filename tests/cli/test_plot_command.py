@@ -4,7 +4,7 @@ import pytest
 from figure_studies import learned_study, max_batch_result, target_study
 
 from kbatch.cli import main as cli
-from kbatch.study.figures.catalogue import FIGURES
+from kbatch.study.figures import FIGURES
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,18 @@ from inference_factory import make_failed, make_memory, make_profile, make_timin
 from matplotlib.figure import Figure
 
 import kbatch
-from kbatch.inference.figures.common import inference_alt_text, inference_info
-from kbatch.inference.figures.memory import memory_series
-from kbatch.inference.figures.noise import noise_points, noise_reach
-from kbatch.inference.figures.paths import PathRatio, label_places, path_ratios
-from kbatch.inference.figures.tails import missing_notes, tail_points
+from kbatch.inference.figures import (
+    PathRatio,
+    inference_alt_text,
+    inference_info,
+    label_places,
+    memory_series,
+    missing_notes,
+    noise_points,
+    noise_reach,
+    path_ratios,
+    tail_points,
+)
 from kbatch.inference.record import TargetCheck
 from kbatch.inference.report import inference_lines, inference_section
 from kbatch.plotting.saving import figure_bytes
@@ -43,11 +50,9 @@ def test_the_info_holds_every_series_and_size():
     (series,) = info.series
     assert series.label == "compiled"
     assert series.failed == (512,)
-    point = series.points[1]
-    assert point.time_ms == pytest.approx(1000 * time_s(8), rel=0.02)
-    assert point.time_bounds[0] <= point.time_ms <= point.time_bounds[1]
-    assert point.rate_bounds[0] <= point.samples_per_second <= point.rate_bounds[1]
-    assert point.samples_per_second == pytest.approx(8 / time_s(8), rel=0.02)
+    assert [point.batch_size for point in series.points] == [1, 8, 64]
+    assert series.times_ms[1] == pytest.approx(1000 * time_s(8), rel=0.02)
+    assert series.rates[1] == pytest.approx(8 / time_s(8), rel=0.02)
     assert [name for name, _ in info.answers] == ["knee", "efficient", "fastest"]
 
 
@@ -86,7 +91,7 @@ def test_each_figure_takes_given_axes(name):
 
 def test_throughput_and_time_are_drawn_with_units_and_answers():
     text = words(kbatch.plot_inference_throughput(make_profile()))
-    for part in ("(samples/s)", "(ms)", "compiled", "xla", "knee 10", "fastest 64"):
+    for part in ("(samples/s)", "(ms)", "compiled", "xla", "knee: 10", "fastest: 64"):
         assert part in text, part
 
 
@@ -94,7 +99,13 @@ def test_every_point_is_drawn():
     ax = kbatch.plot_inference_throughput(make_profile())
     drawn = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
     for series in inference_info(make_profile()).series:
-        assert drawn[series.label] == [p.samples_per_second for p in series.points]
+        assert drawn[series.label] == series.rates
+    upper, lower = ax.figure.axes
+    for panel, bars in ((upper, upper.collections), (lower, lower.collections)):
+        lines = [line for line in panel.lines if line.get_label() in drawn]
+        for line, each in zip(lines, bars, strict=False):
+            for value, segment in zip(line.get_ydata(), each.get_segments(), strict=True):
+                assert segment[0][1] <= value <= segment[1][1]
 
 
 def test_the_fit_is_drawn_where_a_line_holds_and_else_points_are_joined():
@@ -165,7 +176,7 @@ def test_figures_of_ratios_stand_apart_and_in_order():
 
 def test_memory_has_the_limit_and_the_size_that_is_expected_to_reach_it():
     (series,) = memory_series(make_profile())
-    assert series.sizes == (1, 2, 4, 8, 16, 32, 64)
+    assert list(series.peak_bytes) == [1, 2, 4, 8, 16, 32, 64]
     assert series.guarded == (128,)
     assert series.largest_expected == int((0.8 * 2**26 - 2**24) / 2**18)
     text = words(kbatch.plot_inference_memory(make_profile()))
@@ -251,7 +262,7 @@ def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
     profile = make_profile(*(make_timing(size) for size in (1, 2, 4, 8)))
     size = profile.efficient.batch_size
     assert size > 8
-    assert f"efficient {size} (not measured)" in words(kbatch.plot_inference_throughput(profile))
+    assert f"efficient, not measured: {size}" in words(kbatch.plot_inference_throughput(profile))
     text = inference_alt_text(inference_info(profile))
     assert f"Marked as efficient: {size}, which was not measured." in text
     assert f"batch size {size}, not measured" in "\n".join(inference_lines(profile))

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 from inference_factory import make_failed, make_profile, make_timing
 
-from kbatch.inference.figures.common import conditions_line
+from kbatch.inference.figures import conditions_line
 from kbatch.inference.record import OutputChange, TargetCheck, TwinRecord
 from kbatch.inference.report import (
     inference_lines,

@@ -15,10 +15,13 @@ def test_the_info_holds_window_limit_and_fit():
     assert info.window_bytes == pytest.approx((0.8 * 8 * GIB, 0.9 * 8 * GIB))
     assert info.fit == (result.fit.fixed_bytes, result.fit.bytes_per_example)
     assert (info.answer, info.answer_bytes) == (2250, result.peak_memory_bytes)
-    kinds = {p.batch_size: (p.above_window, p.confirms, p.peak_bytes is None) for p in info.probes}
-    assert kinds[2600] == (True, False, False)
-    assert kinds[2250] == (False, True, False)
-    assert kinds[4000] == (False, False, True)
+    sizes = {kind: [size for size, _ in runs] for kind, runs in info.runs.items()}
+    assert sizes == {
+        "below the limit": [1, 40, 800, 2250],
+        "above the window": [2600],
+        "run once more to confirm": [2250],
+        "out of memory": [4000],
+    }
 
 
 def test_every_run_is_drawn_and_what_ran_out_lies_on_the_limit():

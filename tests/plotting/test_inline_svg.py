@@ -1,5 +1,6 @@
 """SVG figures that share a page."""
 
+import functools
 import re
 
 from records_factory import make_study
@@ -9,6 +10,7 @@ from kbatch.plotting.saving import SvgPage, figure_bytes
 from kbatch.study.figures.trials import HEIGHT_IN, plot_trials
 
 
+@functools.cache
 def drawing():
     axes = plot_trials(make_study(), detached_axes(HEIGHT_IN))
     return figure_bytes(axes, ".svg", transparent=True).decode()

@@ -18,7 +18,7 @@ from kbatch.records.json_codec import RecordError, write_record
 from kbatch.report.content import report_content
 from kbatch.report.load import load_record
 from kbatch.study.decision import decision
-from kbatch.study.figures.catalogue import STUDY_FIGURES
+from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.loading import load_study
 
 STUDIES = {

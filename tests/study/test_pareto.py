@@ -20,24 +20,19 @@ def naive(first, second):
 def test_it_is_what_no_other_choice_beats(seed):
     # Small integers, so that many are equal in one quality or in both.
     first, second = np.random.default_rng(seed).integers(0, 6, (2, 12)).tolist()
-    front = pareto_front(first, second)
+    front = pareto_front(list(zip(first, second, strict=True)))
     assert set(front) == naive(first, second)
     assert [first[i] for i in front] == sorted(first[i] for i in front)
 
 
 def test_along_the_front_one_quality_rises_and_the_other_falls():
     first, second = np.random.default_rng(1).normal(size=(2, 50)).tolist()
-    front = pareto_front(first, second)
+    front = pareto_front(list(zip(first, second, strict=True)))
     values = [second[i] for i in front]
     assert values == sorted(values, reverse=True)
     assert len(front) > 2
 
 
 def test_one_choice_and_none():
-    assert pareto_front([1.0], [2.0]) == (0,)
-    assert pareto_front([], []) == ()
-
-
-def test_lengths_must_agree():
-    with pytest.raises(ValueError, match="2 and 1 values"):
-        pareto_front([1.0, 2.0], [1.0])
+    assert pareto_front([(1.0, 2.0)]) == (0,)
+    assert pareto_front([]) == ()

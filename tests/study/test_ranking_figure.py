@@ -19,7 +19,7 @@ def test_the_best_stand_first_and_those_without_a_result_last(name, direction):
     ]
     failed = make_trial(8, status="failed", objective=objective)
     info = ranking_info(make_study(failed, *trials), most=10)
-    assert [row.cells[0] for row in info.rows] == ["32", "64", "16", "8"]
+    assert info.columns[0].cells == ["32", "64", "16", "8"]
     assert scores(info) == sorted(scores(info), reverse=direction == "max")
     assert (info.rows[-1].objective, info.rows[-1].outcome) == (None, "failed")
 
@@ -42,14 +42,14 @@ def test_it_shows_so_many_rows_and_counts_the_rest():
 
 def test_hyperparameters_that_differ_are_columns_before_what_follows_from_them():
     info = ranking_info(tuned_study(60), most=10)
-    assert info.headers[:3] == ("Batch", "units", "learning_rate")
-    assert sum(info.widths) + 2 * len(info.widths) <= 46 + 2
-    assert (
-        any("a_hyperparamet…" in note for note in info.notes) or "a_hyperparamet…" in info.headers
-    )
+    titles = [column.title for column in info.columns]
+    assert titles[:3] == ["Batch", "units", "learning_rate"]
+    assert sum(column.width + 2 for column in info.columns) <= 46 + 2
+    assert any("a_hyperparamet…" in note for note in info.notes) or "a_hyperparamet…" in titles
     alone = ranking_info(learned_study(), most=10)
-    assert alone.headers == ("Batch", "Samples/s", "Learning rate", "Micro-batch")
-    assert alone.rows[-1].cells[1] == "-"
+    titles = [column.title for column in alone.columns]
+    assert titles == ["Batch", "Samples/s", "Learning rate", "Micro-batch"]
+    assert alone.columns[1].cells[-1] == "-"
 
 
 def test_rows_cells_and_dots_are_drawn_at_one_height():

@@ -1,3 +1,4 @@
+import functools
 import math
 import re
 import subprocess
@@ -17,6 +18,12 @@ from kbatch.plotting.saving import save_figure
 from kbatch.study.figures.trials import alt_text, best_label, plot_trials, trials_info
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective
+
+
+@functools.cache
+def usual_panels():
+    """The panels of a usual study, for tests that only read them."""
+    return panels(make_study())
 
 
 def panels(study, ax=None):
@@ -84,10 +91,9 @@ def test_several_executions_have_an_interval_for_both():
 
 
 def test_every_completed_trial_is_drawn_in_both_panels():
-    study = make_study()
-    info = trials_info(study)
+    info = trials_info(make_study())
     for panel, values in zip(
-        panels(study),
+        usual_panels(),
         (
             [p.samples_per_second.value for p in info.completed],
             [p.quality.value for p in info.completed],
@@ -100,7 +106,7 @@ def test_every_completed_trial_is_drawn_in_both_panels():
 
 
 def test_labels_units_and_conditions_are_in_the_figure():
-    upper, lower = panels(make_study())
+    upper, lower = usual_panels()
     assert upper.get_ylabel() == "Throughput\n(samples/s)"
     assert lower.get_ylabel() == "Validation accuracy\n(0 to 1, higher is better)"
     assert lower.get_xlabel() == "Batch size (examples per update)"
@@ -114,7 +120,7 @@ def test_labels_units_and_conditions_are_in_the_figure():
 
 
 def test_the_best_trial_is_labelled_in_the_panel_of_the_objective():
-    upper, lower = panels(make_study())
+    upper, lower = usual_panels()
     assert "best, batch size 64: 0.9810" in texts(lower)
     assert "best" not in texts(upper)
     fastest = Objective("samples_per_second", "max")
@@ -156,7 +162,7 @@ def test_each_policy_has_its_colour_marker_and_legend():
         style = series_style(index)
         assert (to_hex(line.get_color()), line.get_marker()) == style
     assert [t.get_text() for t in upper.get_legend().get_texts()] == list(series)
-    assert panels(make_study())[0].get_legend() is None
+    assert usual_panels()[0].get_legend() is None
 
 
 def test_several_trials_of_a_size_are_not_joined_by_a_line():
@@ -167,8 +173,8 @@ def test_several_trials_of_a_size_are_not_joined_by_a_line():
 
 
 def test_bars_stand_where_there_are_intervals():
-    single, repeated = make_study(), make_study(make_trial(64, *[make_execution()] * 3))
-    assert [len(panel.collections) for panel in panels(single)] == [1, 0]
+    repeated = make_study(make_trial(64, *[make_execution()] * 3))
+    assert [len(panel.collections) for panel in usual_panels()] == [1, 0]
     assert [len(panel.collections) for panel in panels(repeated)] == [1, 1]
 
 

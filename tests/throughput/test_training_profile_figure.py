@@ -25,7 +25,7 @@ def test_the_info_holds_every_size_and_what_was_measured():
     assert info.failed == (1024,)
     assert [p.micro_batch_size for p in info.points] == [1, 4, 16, 64, 256]
     assert info.memory_bytes[16] == 4_600_000
-    assert dict(info.answers) == {"90 % of peak": 180, "fastest": 256}
+    assert info.answers == (("90 % of peak", 180, True), ("fastest", 256, True))
     assert info.line_s[0] == pytest.approx((1, 2.1e-3), rel=0.02)
     assert info.line_s[-1] == pytest.approx((256, 27.6e-3), rel=0.02)
 
@@ -148,7 +148,8 @@ def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
     size = profile.efficient.batch_size
     assert size > 16
     info = training_profile_info(profile)
-    assert dict(info.answers) == {"90 % of peak, not measured": size, "fastest": 16}
+    assert info.answers == (("90 % of peak", size, False), ("fastest", 16, True))
+    assert f"Marked as 90 % of peak, not measured: {size}." in training_profile_alt_text(info)
     assert f"90 % of peak, not measured: {size}" in words(kbatch.plot_training_profile(profile))
 
 

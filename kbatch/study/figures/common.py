@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axis import Axis
 
 from kbatch.document.numbers import counted, listed
-from kbatch.plotting.axes import plain_log_labels
-from kbatch.plotting.canvas import TEXT_PT, label_room
-from kbatch.plotting.palette import PAPER, series_style, size_color
+from kbatch.plotting import canvas, draw
+from kbatch.plotting.palette import series_style, size_color
+from kbatch.study.conditions import caption, conditions_of
 from kbatch.study.names import TrialNames, is_fraction, metric_axis_label, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
 
+BATCH_LABEL = "Batch size (examples per update)"
 MOST_SERIES = 6
 # Series stand side by side at a batch size, at most this far apart in powers of two, and
 # together at most this share of the distance between batch sizes.
@@ -24,13 +25,6 @@ _DODGE = 0.12
 _WIDTH = 0.25
 # So many trials without a result are named each.
 _MOST_NAMED = 4
-# From this ratio on, small values would lie in one heap on a linear axis.
-_LOG_FROM = 12
-# Steps between labels, as matplotlib picks them.
-_STEPS = (1, 2, 2.5, 5, 10)
-_MOST_STEPS = 9
-# Between two labels, in characters.
-_GAP = 1.5
 
 
 class Series(NamedTuple):
@@ -69,6 +63,14 @@ def places(trials: Sequence[TrialRecord], series: Sequence[Series]) -> dict[str,
         for trial_id in one.trial_ids
     }
     return {trial.trial_id: trial.batch_size * 2 ** offsets[trial.trial_id] for trial in trials}
+
+
+def write_conditions(
+    panel: Axes, study: Study, *notes: str, alarm: str = "", below_pt: float = 36
+) -> None:
+    """Write notes and the conditions of a study below a panel."""
+    lines = (*notes, caption(conditions_of(study)))
+    canvas.write_caption(panel, *lines, alarm=alarm, below_pt=below_pt)
 
 
 def incomplete_text(study: Study) -> str:
@@ -117,53 +119,34 @@ def best_of_size(study: Study) -> dict[int, TrialRecord]:
     return dict(sorted(found.items()))
 
 
-def best_of_size_note(study: Study) -> tuple[str, ...]:
-    """Describe that the best trials are shown, nothing where each size has one trial."""
-    sizes = {trial.batch_size for trial in study.trials}
-    if len(sizes) == len(study.trials):
-        return ()
-    return (
-        f"Shown: the best trial of each batch size, {len(sizes):,} of "
-        f"{counted(len(study.trials), 'trial')}.",
-    )
+def best_of_size_note(study: Study) -> str:
+    """Describe that the best trials are shown, empty where each size has one trial."""
+    sizes, trials = {trial.batch_size for trial in study.trials}, len(study.trials)
+    if len(sizes) == trials:
+        return ""
+    of = f"{len(sizes):,} of {counted(trials, 'trial')}"
+    return f"Shown: the best trial of each batch size, {of}."
 
 
 def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
     """Name the curves of batch sizes in the legend, at most so many of them."""
     for number in range(0, len(sizes), -(-len(sizes) // most)):
-        panel.plot(
-            [],
-            [],
-            color=size_color(sizes[number], sizes),
-            marker=series_style(number).marker,
-            markersize=6,
-            markeredgecolor=PAPER,
-            label=f"{sizes[number]:,}",
-        )
+        color, marker = size_color(sizes[number], sizes), series_style(number).marker
+        draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
 
 
 def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
-    """Label the y axis with a metric; an accuracy has no tick outside 0 to 1."""
+    """Label the y axis with a metric and keep its range."""
     panel.set_ylabel(metric_axis_label(metric), parse_math=False)
-    if is_fraction(metric.name) and values and max(values) <= 1:
-        low, high = panel.get_ylim()
-        ticks = [tick for tick in panel.get_yticks() if max(low, -1e-9) <= tick <= 1 + 1e-9]
-        panel.set_yticks([tick for tick in ticks if tick <= high])
-        panel.set_ylim(low, high)
+    panel.set_ylim(panel.get_ylim())
+    tick_fraction(panel.yaxis, metric.name, values)
 
 
-def throughput_x_axis(panel: Axes, rates: Sequence[float]) -> None:
-    """Make the x axis one of throughput: from zero, or logarithmic over more than a decade."""
-    panel.set_xlabel("Throughput (samples/s)", fontsize=TEXT_PT)
-    if max(rates) > _LOG_FROM * min(rates):
-        panel.set_xscale("log")
-        panel.set_xlim(min(rates) / 1.3, max(rates) * 1.5)
-        plain_log_labels(panel.xaxis)
-    else:
-        # A ratio scale: from zero, twice as far is twice as fast.
-        panel.set_xlim(0, 1.12 * max(rates))
-        steps = label_room(panel) / (len(f"{max(rates):,.0f}") + _GAP)
-        panel.xaxis.set_major_locator(
-            MaxNLocator(nbins=max(1, min(_MOST_STEPS, int(steps))), steps=_STEPS)
-        )
-        panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+def tick_fraction(axis: Axis, name: str, values: Sequence[float]) -> bool:
+    """Leave the axis of an accuracy no tick outside 0 to 1; return whether it is one."""
+    if not is_fraction(name) or not values or max(values) > 1:
+        return False
+    low, high = axis.get_view_interval()
+    low, high = max(low, -1e-9), min(high, 1 + 1e-9)
+    axis.set_ticks([tick for tick in axis.get_majorticklocs() if low <= tick <= high])
+    return True

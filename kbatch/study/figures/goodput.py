@@ -7,21 +7,19 @@ from matplotlib.axes import Axes
 from kbatch.analysis.goodput import goodput
 from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import counted, listed, readable
+from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
-from kbatch.plotting.canvas import plain_axes, write_caption
-from kbatch.plotting.palette import MUTED, series_style
-from kbatch.plotting.series import (
-    annotate,
-    draw_band,
-    draw_series,
-    mark_missing,
-    name_panel,
-    ring,
-)
+from kbatch.plotting.palette import series_style
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import Estimate, bars_text, caption, conditions_of, throughput_estimate
+from kbatch.study.conditions import Estimate, bars_text, throughput_estimate
 from kbatch.study.decision import refuse_empty
-from kbatch.study.figures.common import best_of_size, best_of_size_note, none_completed
+from kbatch.study.figures.common import (
+    BATCH_LABEL,
+    best_of_size,
+    best_of_size_note,
+    none_completed,
+    write_conditions,
+)
 from kbatch.study.names import metric_words, outcome
 from kbatch.study.study import Study
 
@@ -40,7 +38,6 @@ class GoodputPoint(NamedTuple):
 class GoodputInfo(NamedTuple):
     """What the figure shows: the batch sizes that were timed, and the noise scale in examples."""
 
-    name: str
     points: tuple[GoodputPoint, ...]
     incomplete_sizes: tuple[tuple[int, str], ...]  # With the reason.
     noise_scale: float
@@ -49,7 +46,6 @@ class GoodputInfo(NamedTuple):
     best: int  # The batch size of the largest goodput.
     best_range: tuple[int, int]  # Over the interval of the noise scale.
     notes: tuple[str, ...]
-    conditions: str
 
 
 def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputInfo:
@@ -94,7 +90,6 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
             f"interval, over which {largest} would have the largest goodput."
         )
     return GoodputInfo(
-        name=study.name,
         points=tuple(points),
         incomplete_sizes=tuple((s, outcome(t)) for s, t in trials.items() if s not in rates),
         noise_scale=scale,
@@ -102,13 +97,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         source=source,
         best=bests[0],
         best_range=(low, high),
-        notes=tuple(
-            filter(
-                None,
-                (used, _other_best(study, bests[0]), bars_text(study), *best_of_size_note(study)),
-            )
-        ),
-        conditions=caption(conditions_of(study)),
+        notes=(used, _other_best(study, bests[0]), bars_text(study), best_of_size_note(study)),
     )
 
 
@@ -156,7 +145,7 @@ def alt_text(info: GoodputInfo) -> str:
     return (
         f"A chart of throughput and goodput over {counted(len(info.points), 'batch size')}, in "
         f"examples per second. Goodput is {values}. It is largest at {info.best:,}. "
-        f"{' '.join(info.notes)}"
+        f"{' '.join(filter(None, info.notes))}"
     )
 
 
@@ -184,33 +173,27 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
             with what to do.
     """
     info = goodput_info(study, noise_scale=noise_scale)
-    panel = plain_axes(ax, HEIGHT_IN)
+    (panel,) = canvas.panels(ax, HEIGHT_IN)
     panel.set_label(alt_text(info))
     sizes = [p.batch_size for p in info.points]
-    missing = [size for size, _ in info.incomplete_sizes]
-    batch_axis(panel, [*sizes, *missing], "Batch size (examples per update)")
-    rates, values = [p.throughput for p in info.points], [p.goodput.value for p in info.points]
-    draw_series(
-        panel,
-        _THROUGHPUT,
-        label="throughput",
-        places=sizes,
-        values=[rate.value for rate in rates],
-        bounds=[rate.bar for rate in rates],
-    )
-    draw_series(panel, _GOODPUT, label="goodput", places=sizes, values=values)
-    draw_band(panel, sizes, [p.goodput.bar for p in info.points], series_style(_GOODPUT).color)
+    batch_axis(panel, [*sizes, *dict(info.incomplete_sizes)], BATCH_LABEL)
+    rates = [p.throughput.value for p in info.points]
+    bars = [p.throughput.bar for p in info.points]
+    draw.series(panel, _THROUGHPUT, sizes, rates, label="throughput", bounds=bars)
+    values = [p.goodput.value for p in info.points]
+    draw.series(panel, _GOODPUT, sizes, values, label="goodput")
+    draw.band(panel, sizes, [p.goodput.bar for p in info.points], series_style(_GOODPUT).color)
     panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
-    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.set_ylabel(f"Throughput (samples/s), goodput\n(samples/s of batch size {sizes[0]:,})")
-    panel.axvline(info.best, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+    draw.guide(panel, info.best)
     most = values[sizes.index(info.best)]
-    ring(panel, info.best, most)
+    draw.ring(panel, info.best, most)
     side = "left" if info.best == sizes[0] else "right" if info.best == sizes[-1] else "center"
     words = f"largest: {info.best:,}\n{readable(most)}"
-    annotate(panel, words, (info.best, most), (0, -14), ha=side, va="top", bold=True)
+    draw.text(panel, words, (info.best, most), (0, -14), ha=side, va="top", bold=True)
     for size, words in info.incomplete_sizes:
-        mark_missing(panel, size, words)
-    name_panel(panel, info.name, columns=2)
-    write_caption(panel, *info.notes, info.conditions)
+        draw.missing(panel, size, words)
+    canvas.write_title(panel, study.name, columns=2)
+    write_conditions(panel, study, *info.notes)
     return panel

@@ -1,17 +1,18 @@
 """The timeline of the GPUs: utilization, memory and power while a block of code ran."""
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
 from kbatch.document.numbers import counted, listed, memory_text, percent, readable
-from kbatch.plotting.canvas import new_axes, piled, tidy, write_caption
+from kbatch.plotting import canvas
 from kbatch.plotting.palette import series_style
-from kbatch.plotting.series import legend_columns, name_panel
-from kbatch.records.usage import GpuSample, GpuUsage, UsageRecord
+from kbatch.records.usage import GpuUsage, UsageRecord
 from kbatch.study.decision import refuse_empty
 from kbatch.study.study import Study
+
+if TYPE_CHECKING:
+    from kbatch.device.gpu_monitor import GpuMonitor
 
 _GIB = 2.0**30
 _PANEL_IN = 1.35
@@ -22,33 +23,13 @@ HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
 _MARKS = 25
 
 
-class HasUsage(Protocol):
-    """A `GpuMonitor`, or what keeps a usage like one."""
-
-    @property
-    def usage(self) -> UsageRecord | None:
-        """What the block took, None until it ends."""
-        ...
-
-    @property
-    def unavailable(self) -> str | None:
-        """Why no GPU was read, None where one was."""
-        ...
-
-
-class GpuTrace(NamedTuple):
-    """One quantity of one GPU over time, empty where it does not tell it."""
-
-    times_s: tuple[float, ...]  # From the start of the block.
-    values: tuple[float, ...]  # In the unit of the panel.
-
-
 class GpuPanel(NamedTuple):
     """One quantity of all GPUs."""
 
     label: str  # With the unit.
     top: float | None  # Upper end of its axis, None where it is that of the data.
-    traces: tuple[GpuTrace, ...]
+    # Of each GPU seconds from the start of the block with values, none where it does not tell it.
+    traces: tuple[tuple[tuple[float, float], ...], ...]
 
 
 class GpuTimelineInfo(NamedTuple):
@@ -61,7 +42,7 @@ class GpuTimelineInfo(NamedTuple):
     notes: tuple[str, ...]
 
 
-def gpu_timeline_info(watched: Study | UsageRecord | HasUsage) -> GpuTimelineInfo:
+def gpu_timeline_info(watched: "Study | UsageRecord | GpuMonitor") -> GpuTimelineInfo:
     """Compute the timeline of the GPUs of a block of code, or of a study's best trial."""
     title, usage, reason = _watched(watched)
     if usage is None or usage.gpus is None:
@@ -70,45 +51,41 @@ def gpu_timeline_info(watched: Study | UsageRecord | HasUsage) -> GpuTimelineInf
             f"driver. Received: no GPU was read. {reason}"
         )
     gpus = usage.gpus
-    # Memory is shown against what there is.
-    totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
     memory = {
         "driver": ("reserved", "by TensorFlow at its start, not what it needs"),
         "tensorflow": ("held", "by TensorFlow's tensors"),
     }
     sources = {gpu.memory_source for gpu in gpus}
     words = [memory[source] for source in memory if source in sources]
-    quantities = (
-        ("Utilization\n(%)", 105.0, 100.0, lambda s: s.utilization),
-        (
-            f"Memory {' or '.join(word for word, _ in words)}\n(GiB)",
-            1.05 * max(totals) / _GIB if totals else None,
-            1 / _GIB,
-            lambda s: s.memory_used_bytes,
-        ),
-        ("Power\n(W)", None, 1.0, lambda s: s.power_w),
-    )
-    panels = (
-        GpuPanel(label, top, tuple(_trace(gpu, factor, of) for gpu in gpus))
-        for label, top, factor, of in quantities
-    )
+    # Memory is shown against what there is.
+    totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
+    most_gib = 1.05 * max(totals) / _GIB if totals else None
+    memory_label = f"Memory {' or '.join(word for word, _ in words)}\n(GiB)"
+    panels = []
+    for label, top, name, factor in (
+        ("Utilization\n(%)", 105.0, "utilization", 100.0),
+        (memory_label, most_gib, "memory_used_bytes", 1 / _GIB),
+        ("Power\n(W)", None, "power_w", 1.0),
+    ):
+        pairs = ([(s.time_s, getattr(s, name)) for s in gpu.samples] for gpu in gpus)
+        traces = tuple(
+            tuple((time_s, factor * value) for time_s, value in known if value is not None)
+            for known in pairs
+        )
+        if any(traces):
+            panels.append(GpuPanel(label, top, traces))
     shown = max(len(gpu.samples) for gpu in gpus)
     means = f", shown as {shown:,} means" if usage.readings > shown else ""
     meaning = (
         f"{counted(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
         f"kernel ran. Memory: {'; '.join(f'{word}, {text}' for word, text in words)}."
     )
-    return GpuTimelineInfo(
-        title=title,
-        gpus=tuple(_name(gpu) for gpu in gpus),
-        panels=tuple(panel for panel in panels if any(trace.values for trace in panel.traces)),
-        duration_s=usage.duration_s,
-        notes=(*(_summary(gpu) for gpu in gpus), meaning),
-    )
+    notes = (*map(_summary, gpus), meaning)
+    return GpuTimelineInfo(title, tuple(map(_name, gpus)), tuple(panels), usage.duration_s, notes)
 
 
 def _watched(
-    watched: Study | UsageRecord | HasUsage,
+    watched: "Study | UsageRecord | GpuMonitor",
 ) -> tuple[str, UsageRecord | None, str]:
     if isinstance(watched, UsageRecord):
         return "GPU timeline", watched, watched.unavailable or ""
@@ -123,11 +100,6 @@ def _watched(
             return f"{watched.name}: batch size {trial.batch_size:,}", usage, ""
     reasons = dict.fromkeys(usage.unavailable for _, usage in found if usage.unavailable)
     return watched.name, None, " ".join(reasons) or "Its trials did not watch any."
-
-
-def _trace(gpu: GpuUsage, factor: float, of: Callable[[GpuSample], float | None]) -> GpuTrace:
-    pairs = [(s.time_s, value * factor) for s in gpu.samples if (value := of(s)) is not None]
-    return GpuTrace(tuple(t for t, _ in pairs), tuple(v for _, v in pairs))
 
 
 def _name(gpu: GpuUsage) -> str:
@@ -166,7 +138,7 @@ def alt_text(info: GpuTimelineInfo) -> str:
     )
 
 
-def plot_gpu_timeline(watched: Study | UsageRecord | HasUsage, ax: Axes | None = None) -> Axes:
+def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | None = None) -> Axes:
     """Plot utilization, memory and power of each GPU over time.
 
     Example:
@@ -188,29 +160,29 @@ def plot_gpu_timeline(watched: Study | UsageRecord | HasUsage, ax: Axes | None =
         ValueError: If no GPU was read, with the reason and what to do.
     """
     info = gpu_timeline_info(watched)
-    first = new_axes(_REST_IN + _PANEL_IN * len(info.panels)) if ax is None else ax
-    panels = piled(first, len(info.panels))
-    first.set_label(alt_text(info))
+    count = len(info.panels)
+    panels = canvas.panels(ax, _REST_IN + _PANEL_IN * count, (1,) * count)
+    panels[0].set_label(alt_text(info))
     for panel, quantity in zip(panels, info.panels, strict=True):
-        tidy(panel)
         for number, (gpu, trace) in enumerate(zip(info.gpus, quantity.traces, strict=True)):
-            style = series_style(number)
+            color, marker = series_style(number)
+            places, values = zip(*trace, strict=True) if trace else ((), ())
             panel.plot(
-                trace.times_s,
-                trace.values,
-                color=style.color,
+                places,
+                values,
+                color=color,
                 linewidth=1.3,
-                marker=style.marker,
-                markevery=max(1, len(trace.times_s) // _MARKS),
+                marker=marker,
+                markevery=max(1, len(trace) // _MARKS),
                 markersize=3.5,
                 label=gpu,
             )
-        highest = max(value for trace in quantity.traces for value in trace.values)
+        highest = max(value for trace in quantity.traces for _, value in trace)
         panel.set_ylim(0, quantity.top or 1.12 * highest or 1.0)
         panel.set_ylabel(quantity.label)
-        panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        panel.yaxis.set_major_formatter("{x:,g}")
     panels[-1].set_xlim(0, info.duration_s)
     panels[-1].set_xlabel("Time (s)")
-    name_panel(first, info.title, columns=legend_columns(info.gpus, most=2))
-    write_caption(panels[-1], *info.notes)
-    return first
+    canvas.write_title(panels[0], info.title, columns=2)
+    canvas.write_caption(panels[-1], *info.notes)
+    return panels[0]

@@ -1,19 +1,16 @@
 """The figure of the learning curves: one a batch size, against what training spent."""
 
 import itertools
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import FEWEST_VALUES, mean_interval
-from kbatch.document.numbers import counted, listed, readable, shortened
+from kbatch.document.numbers import counted, listed, readable
+from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
-from kbatch.plotting.canvas import TEXT_PT, beside, label_room, new_axes, say, tidy, write_caption
-from kbatch.plotting.palette import ALARM, PAPER, series_style, size_color
-from kbatch.plotting.series import draw_band, name_panel
-from kbatch.study.conditions import caption, conditions_of
+from kbatch.plotting.palette import ALARM, series_style, size_color
 from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     best_of_size,
@@ -22,6 +19,7 @@ from kbatch.study.figures.common import (
     name_sizes,
     none_completed,
     quality_axis,
+    write_conditions,
 )
 from kbatch.study.names import diverged, metric_words
 from kbatch.study.study import Study
@@ -63,13 +61,11 @@ class LearningCurve(NamedTuple):
 class LearningCurvesInfo(NamedTuple):
     """What the figure shows; a text that does not apply is empty."""
 
-    name: str
     curves: tuple[LearningCurve, ...]  # By batch size.
     quality: Objective | None  # None if no trial has a metric of quality.
     nothing: str
     notes: tuple[str, ...]
     incomplete: str
-    conditions: str
 
 
 def learning_curves_info(study: Study) -> LearningCurvesInfo:
@@ -81,7 +77,7 @@ def learning_curves_info(study: Study) -> LearningCurvesInfo:
         for size, trial in best_of_size(study).items()
         if quality is not None and (points := _points(trial, quality.name))
     )
-    nothing, notes = "", list(best_of_size_note(study))
+    nothing, notes = "", [best_of_size_note(study)]
     if curves:
         notes.append("Training time has the tracing of the first step in it, but no validation.")
         most = max(len(trial.executions) for trial in study.trials)
@@ -94,13 +90,11 @@ def learning_curves_info(study: Study) -> LearningCurvesInfo:
     else:
         nothing = none_completed(study)
     return LearningCurvesInfo(
-        name=study.name,
         curves=curves,
         quality=quality,
         nothing=nothing,
         notes=tuple(notes),
         incomplete=incomplete_text(study) if curves else "",
-        conditions=caption(conditions_of(study)),
     )
 
 
@@ -176,51 +170,43 @@ def plot_learning_curves(
             f"Received: against={against!r}."
         )
     info = learning_curves_info(study)
-    first = new_axes(HEIGHT_IN) if ax is None else ax
+    (first,) = canvas.panels(ax, HEIGHT_IN)
     budgets = BUDGETS if against is None and info.curves else (against or BUDGETS[0],)
-    panels, below = beside(first, len(budgets)) if len(budgets) > 1 else ([first], first)
+    panels, below, below_pt = [first], first, 36
+    if len(budgets) > 1:
+        panels, below = canvas.beside(first, (1,) * len(budgets))
+        below_pt = 36 if below is first else 4
     first.set_label(alt_text(info))
     for panel, budget in zip(panels, budgets, strict=True):
-        tidy(panel)
-        fits = label_room(panel) > len(_LABELS["examples"])
-        panel.set_xlabel((_LABELS if fits else _SHORT_LABELS)[budget], fontsize=TEXT_PT)
+        canvas.tidy(panel)
+        fits = canvas.label_room(panel) > len(_LABELS["examples"])
+        panel.set_xlabel((_LABELS if fits else _SHORT_LABELS)[budget], fontsize=canvas.TEXT_PT)
         if info.curves:
             _draw_curves(panel, info.curves, budget)
             panel.set_xscale("log")
             plain_log_labels(panel.xaxis, short=len(budgets) > 1)
     if not info.curves or info.quality is None:
-        name_panel(first, info.name)
+        canvas.write_title(first, study.name)
         first.set_xticks([])
-        say(first, info.nothing)
+        canvas.write_message(first, info.nothing)
     else:
         name_sizes(first, [curve.batch_size for curve in info.curves], most=_MOST_NAMES)
         values = [point.value for curve in info.curves for point in curve.points]
         quality_axis(first, info.quality, values)
-        # The layout looks at the middle of a title, which must lie above the first panel.
-        title = f"{info.name}: learning by batch size"
-        title = title if len(title) <= _TITLE_CHARACTERS else info.name
-        name_panel(first, shortened(title, _TITLE_CHARACTERS), columns=_MOST_NAMES)
-    below_pt = 36 if below is first else 4
-    write_caption(below, *info.notes, info.conditions, alarm=info.incomplete, below_pt=below_pt)
+        title, most = f"{study.name}: learning by batch size", _TITLE_CHARACTERS
+        title = title if len(title) <= most else study.name
+        canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=most)
+    write_conditions(below, study, *info.notes, alarm=info.incomplete, below_pt=below_pt)
     return first
 
 
-def _draw_curves(panel: Axes, curves: Sequence[LearningCurve], budget: str) -> None:
+def _draw_curves(panel: Axes, curves: tuple[LearningCurve, ...], budget: str) -> None:
     sizes = [curve.batch_size for curve in curves]
     for number, curve in enumerate(curves):
-        color = size_color(curve.batch_size, sizes)
+        color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
         places = [getattr(point, budget) for point in curve.points]
         values = [point.value for point in curve.points]
-        draw_band(panel, places, [point.bar for point in curve.points], color)
+        draw.band(panel, places, [point.bar for point in curve.points], color)
         panel.plot(places, values, color=color, linewidth=1.4)
-        panel.plot(
-            places[-1:],
-            values[-1:],
-            marker="X" if curve.diverged else series_style(number).marker,
-            color=ALARM if curve.diverged else color,
-            markersize=6.5,
-            markeredgecolor=PAPER,
-            markeredgewidth=0.8,
-            linestyle="none",
-            zorder=3,
-        )
+        look = (ALARM, "X") if curve.diverged else (color, marker)
+        draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)

@@ -6,17 +6,16 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.document.numbers import counted, listed
+from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
-from kbatch.plotting.canvas import label_room, plain_axes, width_share, write_caption
-from kbatch.plotting.palette import GRID, PAPER, series_style, size_color
-from kbatch.plotting.series import name_panel
-from kbatch.study.conditions import caption, conditions_of
+from kbatch.plotting.palette import GRID, series_style, size_color
 from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     best_of_size,
     best_of_size_note,
     incomplete_text,
     name_sizes,
+    write_conditions,
 )
 from kbatch.study.names import noise_scale_text
 from kbatch.study.study import Study
@@ -48,12 +47,10 @@ class NoiseCurve(NamedTuple):
 class NoiseScaleInfo(NamedTuple):
     """What the figure shows."""
 
-    name: str
     curves: tuple[NoiseCurve, ...]  # By batch size.
     epochs: int
     notes: tuple[str, ...]
     incomplete: str  # Empty where all trials have a result.
-    conditions: str
 
 
 def noise_scale_info(study: Study) -> NoiseScaleInfo:
@@ -76,17 +73,15 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
             f"Received: {counted(len(study.trials), 'trial')} without gradient moments."
         )
     return NoiseScaleInfo(
-        name=study.name,
         curves=tuple(curves),
         epochs=max((e for curve in curves for run in curve.runs for e, _ in run), default=1),
         notes=(
             "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half "
             "of training, with its 95 % interval; an arrow stands for a lower bound, where there "
             "is no more.",
-            *best_of_size_note(measured),
+            best_of_size_note(measured),
         ),
         incomplete=incomplete_text(study),
-        conditions=caption(conditions_of(study)),
     )
 
 
@@ -124,14 +119,25 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
         ValueError: If the study is empty or no noise scale was measured, with what to run.
     """
     info = noise_scale_info(study)
-    panel = plain_axes(ax, HEIGHT_IN)
+    (panel,) = canvas.panels(ax, HEIGHT_IN)
     panel.set_label(alt_text(info))
     panel.set_yscale("log")
-    sizes = [curve.batch_size for curve in info.curves]
-    width = max(1, info.epochs - 1)
+    sizes, width = [curve.batch_size for curve in info.curves], max(1, info.epochs - 1)
+    lines = sum(len(curve.runs) for curve in info.curves)
+    marked = info.epochs <= _MOST_MARKED and lines <= _MOST_LINES
     for number, curve in enumerate(info.curves):
         color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
-        _draw_runs(panel, info, curve, color, marker)
+        for run in filter(None, curve.runs):
+            epochs, values = zip(*run, strict=True)
+            panel.plot(
+                epochs,
+                values,
+                color=color,
+                linewidth=1.1 if marked else 0.8,
+                alpha=1.0 if marked else 0.6,
+                marker=marker if marked else None,
+                markersize=3.5,
+            )
         share = (number + 0.5) / len(sizes)
         place = info.epochs + (1.5 * _MARGIN + _LATE * share) * width
         _draw_late(panel, place, curve.late, color, marker)
@@ -139,73 +145,33 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     begin, end = info.epochs + _MARGIN * width, info.epochs + (2 * _MARGIN + _LATE) * width
     panel.axvspan(begin, end, color=GRID, alpha=0.35, linewidth=0, zorder=0.2)
     panel.set_xlim(1 - _MARGIN * width, end)
-    _tick_epochs(panel, info.epochs, info.epochs + (1.5 * _MARGIN + _LATE / 2) * width)
-    panel.set_xlabel("Epoch")
-    panel.set_ylabel("Gradient noise scale\n(examples)")
-    plain_log_labels(panel.yaxis)
-    columns = min(_NAMES_IN_ROW, len(sizes))
-    name_panel(panel, f"{info.name}: noise scale by batch size", columns=columns)
-    write_caption(panel, *info.notes, info.conditions, alarm=info.incomplete)
-    return panel
-
-
-def _tick_epochs(panel: Axes, epochs: int, middle: float) -> None:
-    """Number the epochs as far as there is room before the words for the late half."""
-    steps = max(1, round(epochs / (_MOST_EPOCHS * width_share(panel))))
-    room = label_room(panel) / (middle - 1)
+    # Epochs are numbered as far as there is room before the words for the late half.
+    middle = info.epochs + (1.5 * _MARGIN + _LATE / 2) * width
+    steps = max(1, round(info.epochs / (_MOST_EPOCHS * canvas.width_share(panel))))
+    room = canvas.label_room(panel) / (middle - 1)
     kept = [
         epoch
-        for epoch in range(steps, epochs + 1, steps)
+        for epoch in range(steps, info.epochs + 1, steps)
         if epoch > 1 + steps / 2 and (middle - epoch) * room > _LATE_CHARACTERS
     ]
     panel.set_xticks([1, *kept, middle], ["1", *map(str, kept), "late half"])
+    panel.set_xlabel("Epoch")
+    panel.set_ylabel("Gradient noise scale\n(examples)")
+    plain_log_labels(panel.yaxis)
+    title = f"{study.name}: noise scale by batch size"
+    canvas.write_title(panel, title, columns=_NAMES_IN_ROW, fewest=1)
+    write_conditions(panel, study, *info.notes, alarm=info.incomplete)
+    return panel
 
 
-def _draw_runs(
-    panel: Axes,
-    info: NoiseScaleInfo,
-    curve: NoiseCurve,
-    color: tuple[float, float, float],
-    marker: str,
-) -> None:
-    lines = sum(len(curve.runs) for curve in info.curves)
-    marked = info.epochs <= _MOST_MARKED and lines <= _MOST_LINES
-    for run in curve.runs:
-        panel.plot(
-            [epoch for epoch, _ in run],
-            [value for _, value in run],
-            color=color,
-            linewidth=1.1 if marked else 0.8,
-            alpha=1.0 if marked else 0.6,
-            marker=marker if marked else None,
-            markersize=3.5,
-        )
-
-
-def _draw_late(
-    panel: Axes, place: float, late: NoiseScale, color: tuple[float, float, float], marker: str
-) -> None:
-    if late.value is None:
-        if late.at_least:
-            panel.annotate(
-                "",
-                (place, late.at_least),
-                xytext=(0, 22),
-                textcoords="offset points",
-                arrowprops={"arrowstyle": "<|-", "color": color, "linewidth": 1.2, "shrinkB": 0},
-            )
-            panel.plot([place], [late.at_least], marker="_", color=color, markersize=7)
-        return
-    if late.interval is not None:
-        low = max(late.interval.low, late.value / 100)
-        panel.vlines(place, low, late.interval.high, color=color, linewidth=1.8, alpha=0.6)
-    panel.plot(
-        [place],
-        [late.value],
-        marker=marker,
-        color=color,
-        markersize=6.5,
-        markeredgecolor=PAPER,
-        linestyle="none",
-        zorder=3,
-    )
+def _draw_late(panel: Axes, place: float, late: NoiseScale, color: draw.Color, marker: str) -> None:
+    """Draw the noise scale of the late half with its interval, or an arrow up from its bound."""
+    if late.value is not None:
+        bounds = draw.ends(late.interval)
+        if bounds:
+            bounds = max(bounds[0], late.value / 100), bounds[1]
+        draw.bars(panel, [place], [bounds], color)
+        draw.points(panel, [place], [late.value], color, marker, size=6.5, zorder=3)
+    elif late.at_least:
+        draw.arrow(panel, (place, late.at_least), 22, color)
+        panel.plot([place], [late.at_least], marker="_", color=color, markersize=7)

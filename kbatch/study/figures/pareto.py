@@ -4,27 +4,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from kbatch.document.numbers import counted, listed, readable, shortened
-from kbatch.plotting.canvas import plain_axes, say, width_share, write_caption
+from kbatch.plotting import canvas, draw
+from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.labels import Label, place_labels
-from kbatch.plotting.palette import GRID, INK, MUTED, PAPER, series_style
-from kbatch.plotting.series import legend_columns, name_panel
-from kbatch.study.conditions import (
-    Estimate,
-    bars_text,
-    caption,
-    conditions_of,
-    metric_estimate,
-    throughput_estimate,
-)
+from kbatch.plotting.palette import INK, MUTED, series_style
+from kbatch.study.conditions import Estimate, bars_text, metric_estimate, throughput_estimate
 from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     incomplete_text,
     none_completed,
     quality_axis,
-    throughput_x_axis,
     trial_series,
+    write_conditions,
 )
 from kbatch.study.names import metric_words, trial_names
 from kbatch.study.study import Study
@@ -33,6 +27,11 @@ from kbatch.study.trial import Objective
 HEIGHT_IN = 4.0
 _MOST_NAMED = 14
 _NAME_CHARACTERS = 30
+# From this ratio on, small values would lie in one heap on a linear axis.
+_LOG_FROM = 12
+# Steps between labels, as matplotlib picks them, and between two labels in characters.
+_STEPS, _MOST_STEPS = (1, 2, 2.5, 5, 10), 9
+_GAP = 1.5
 
 
 class ParetoPoint(NamedTuple):
@@ -50,14 +49,12 @@ class ParetoPoint(NamedTuple):
 class ParetoInfo(NamedTuple):
     """What the figure shows; a text that does not apply is empty."""
 
-    name: str
     points: tuple[ParetoPoint, ...]  # By throughput.
     series: tuple[str, ...]  # What the trials of each have in common.
     quality: Objective | None  # None if no trial has a metric of quality.
     bars: str
     nothing: str
     incomplete: str
-    conditions: str
 
     @property
     def front(self) -> tuple[ParetoPoint, ...]:
@@ -80,7 +77,7 @@ def pareto_info(study: Study) -> ParetoInfo:
         and (value := metric_estimate(trial, quality.name)) is not None
     ]
     sign = 1 if quality is None or quality.direction == "max" else -1
-    front = pareto_front([r.value for _, r, _ in measured], [sign * v.value for *_, v in measured])
+    front = pareto_front([(rate.value, sign * value.value) for _, rate, value in measured])
     points = [
         ParetoPoint(
             trial.trial_id,
@@ -96,36 +93,28 @@ def pareto_info(study: Study) -> ParetoInfo:
     ]
     nothing = "n/a (no trial has both a throughput and a metric of quality)"
     return ParetoInfo(
-        name=study.name,
         points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
         series=tuple(one.label for one in series),
         quality=quality,
         bars=bars_text(study),
         nothing="" if points else nothing if completed else none_completed(study),
         incomplete=incomplete_text(study) if completed else "",
-        conditions=caption(conditions_of(study)),
     )
 
 
-def pareto_front(first: Sequence[float], second: Sequence[float]) -> tuple[int, ...]:
+def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
     """Find the choices that no other one beats.
 
     One choice beats another if it is better in one quality and not worse in the other. Equal
     choices do not beat each other.
 
-    >>> pareto_front([1.0, 2.0, 3.0], [0.9, 0.8, 0.85])
+    >>> pareto_front([(1.0, 0.9), (2.0, 0.8), (3.0, 0.85)])
     (0, 2)
     """
-    if len(first) != len(second):
-        raise ValueError(
-            "`first` and `second` must have one value a choice each. Received: "
-            f"{len(first)} and {len(second)} values."
-        )
     front: list[int] = []
-    for place in sorted(range(len(first)), key=lambda i: (first[i], second[i]), reverse=True):
-        best = front[-1] if front else None
-        equal = best is not None and (first[place], second[place]) == (first[best], second[best])
-        if best is None or equal or second[place] > second[best]:
+    for place in sorted(range(len(choices)), key=choices.__getitem__, reverse=True):
+        choice, best = choices[place], choices[front[-1]] if front else None
+        if best is None or choice == best or choice[1] > best[1]:
             front.append(place)
     return tuple(reversed(front))
 
@@ -168,65 +157,60 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
         ValueError: If the study is empty, with what to run.
     """
     info = pareto_info(study)
-    panel = plain_axes(ax, HEIGHT_IN)
+    (panel,) = canvas.panels(ax, HEIGHT_IN)
     panel.set_label(alt_text(info))
     if not info.points or info.quality is None:
-        name_panel(panel, info.name)
-        say(panel, info.nothing)
+        canvas.write_title(panel, study.name)
+        canvas.write_message(panel, info.nothing)
         panel.set_xticks([])
-        write_caption(panel, info.conditions, alarm=info.incomplete, below_pt=10)
+        write_conditions(panel, study, alarm=info.incomplete, below_pt=10)
         return panel
-    panel.grid(visible=True, axis="x", color=GRID, linewidth=0.6)
-    throughput_x_axis(panel, [p.throughput.value for p in info.points])
-    for kind in sorted({(p.series, p.on_front) for p in info.points}):
-        _draw_points(panel, [p for p in info.points if (p.series, p.on_front) == kind])
+    canvas.vertical_grid(panel)
+    _throughput_axis(panel, [p.throughput.value for p in info.points])
+    # Points that are alike together: hundreds of trials make few marks for a file to hold.
+    for number, on_front in sorted({(p.series, p.on_front) for p in info.points}):
+        alike = [p for p in info.points if (p.series, p.on_front) == (number, on_front)]
+        rates, values = [p.throughput.value for p in alike], [p.quality.value for p in alike]
+        color, marker = series_style(number)
+        draw.bars(panel, rates, [p.quality.bar for p in alike], color)
+        draw.bars(panel, values, [p.throughput.bar for p in alike], color, across=True)
+        hollow, size, zorder = (False, 7, 3) if on_front else (True, 5.5, 2.5)
+        draw.points(panel, rates, values, color, marker, size=size, hollow=hollow, zorder=zorder)
     panel.margins(y=0.14)
     panel.autoscale_view(scalex=False)
     quality_axis(panel, info.quality, [p.quality.value for p in info.points])
+    # The border of what some trial beats, from edge to edge.
+    left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
     higher = info.quality.direction == "max"
-    _draw_front(panel, info.front, higher=higher)
-    shown = sorted({p.series for p in info.points})
-    for number in shown if len(shown) > 1 else ():
-        style = series_style(number)
-        panel.plot([], [], style.marker, color=style.color, label=info.series[number])
-    name_panel(panel, info.name, columns=legend_columns((info.series[n] for n in shown), most=3))
+    rates = [left, *(p.throughput.value for p in info.front), info.front[-1].throughput.value]
+    values = [p.quality.value for p in info.front]
+    values = [values[0], *values, bottom if higher else top]
+    panel.plot(rates, values, drawstyle="steps-pre", color=MUTED, linewidth=1.1, zorder=1)
+    panel.set_ylim(bottom, top)
+    for number in sorted({p.series for p in info.points}):
+        draw.points(panel, [], [], *series_style(number), label=info.series[number])
+    canvas.write_title(panel, study.name, columns=3)
     _label_points(panel, info, up=1 if higher else -1)
     filled = "Filled: no other trial is both faster and better. Labels: batch size."
     legend = filled if len(info.points) > 1 else "Label: batch size."
-    write_caption(panel, f"{legend} {info.bars}", info.conditions, alarm=info.incomplete)
+    write_conditions(panel, study, f"{legend} {info.bars}", alarm=info.incomplete)
     return panel
 
 
-def _draw_points(panel: Axes, points: Sequence[ParetoPoint]) -> None:
-    """Draw points that are alike: hundreds of trials make few marks for a file to hold."""
-    style, on_front = series_style(points[0].series), points[0].on_front
-    bars = {"color": style.color, "linewidth": 1.2, "alpha": 0.45, "zorder": 1.5}
-    across = [(p.throughput.value, *p.quality.bar) for p in points if p.quality.bar]
-    along = [(p.quality.value, *p.throughput.bar) for p in points if p.throughput.bar]
-    for draw, spans in ((panel.vlines, across), (panel.hlines, along)):
-        if spans:
-            draw(*zip(*spans, strict=True), **bars)
-    panel.plot(
-        [p.throughput.value for p in points],
-        [p.quality.value for p in points],
-        marker=style.marker,
-        markersize=7 if on_front else 5.5,
-        markerfacecolor=style.color if on_front else PAPER,
-        markeredgecolor=PAPER if on_front else style.color,
-        markeredgewidth=0.8 if on_front else 1.1,
-        linestyle="none",
-        zorder=3 if on_front else 2.5,
-    )
-
-
-def _draw_front(panel: Axes, front: Sequence[ParetoPoint], *, higher: bool) -> None:
-    """Draw the border of what some trial beats, from edge to edge."""
-    left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
-    places = [left, *(p.throughput.value for p in front), front[-1].throughput.value]
-    edge = bottom if higher else top
-    values = [front[0].quality.value, *(p.quality.value for p in front), edge]
-    panel.plot(places, values, drawstyle="steps-pre", color=MUTED, linewidth=1.1, zorder=1)
-    panel.set_ylim(bottom, top)
+def _throughput_axis(panel: Axes, rates: Sequence[float]) -> None:
+    """Make the x axis one of throughput: from zero, or logarithmic over more than a decade."""
+    panel.set_xlabel("Throughput (samples/s)", fontsize=canvas.TEXT_PT)
+    if max(rates) > _LOG_FROM * min(rates):
+        panel.set_xscale("log")
+        panel.set_xlim(min(rates) / 1.3, max(rates) * 1.5)
+        plain_log_labels(panel.xaxis)
+    else:
+        # A ratio scale: from zero, twice as far is twice as fast.
+        panel.set_xlim(0, 1.12 * max(rates))
+        steps = int(canvas.label_room(panel) / (len(f"{max(rates):,.0f}") + _GAP))
+        locator = MaxNLocator(nbins=max(1, min(_MOST_STEPS, steps)), steps=_STEPS)
+        panel.xaxis.set_major_locator(locator)
+        panel.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def _label_points(panel: Axes, info: ParetoInfo, *, up: int) -> None:
@@ -235,7 +219,7 @@ def _label_points(panel: Axes, info: ParetoInfo, *, up: int) -> None:
     inside = ((-1, -up), (0, -up), (1, -up), (-1, 0), (1, 0), (1, up), (-1, up), (0, up))
     few = len(info.points) <= _MOST_NAMED
     # A narrow figure has no room for settings.
-    named = few and width_share(panel) == 1
+    named = few and canvas.width_share(panel) == 1
     labels = [
         Label(
             (p.throughput.value, p.quality.value),
@@ -247,5 +231,4 @@ def _label_points(panel: Axes, info: ParetoInfo, *, up: int) -> None:
         )
         for p in sorted(info.points if few else info.front, key=lambda p: not p.on_front)
     ]
-    marks = [(p.throughput.value, p.quality.value) for p in info.points]
-    place_labels(panel, labels, marks, inside=True)
+    place_labels(panel, labels, [(p.throughput.value, p.quality.value) for p in info.points])

@@ -10,15 +10,19 @@ from matplotlib.axes import Axes
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import mean_interval
 from kbatch.document.numbers import counted, listed, readable, setting
+from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
-from kbatch.plotting.canvas import new_axes, say, stacked, tidy, write_caption
 from kbatch.plotting.labels import Label, place_labels
-from kbatch.plotting.palette import GRID, MUTED, PAPER, series_style
-from kbatch.plotting.series import annotate, draw_series, mark_missing, name_panel
+from kbatch.plotting.palette import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
-from kbatch.study.conditions import Estimate, caption, conditions_of
+from kbatch.study.conditions import BARS, Estimate
 from kbatch.study.decision import refuse_empty
-from kbatch.study.figures.common import incomplete_text, none_completed
+from kbatch.study.figures.common import (
+    BATCH_LABEL,
+    incomplete_text,
+    none_completed,
+    write_conditions,
+)
 from kbatch.study.names import metric_words, outcome
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
@@ -48,7 +52,6 @@ class TargetPoint(NamedTuple):
 class TimeToTargetInfo(NamedTuple):
     """What the figure shows; a text that does not apply is empty."""
 
-    name: str
     target: Target
     points: tuple[TargetPoint, ...]
     incomplete_sizes: tuple[tuple[int, str], ...]  # With the reason.
@@ -57,7 +60,6 @@ class TimeToTargetInfo(NamedTuple):
     nothing: str
     notes: tuple[str, ...]
     incomplete: str
-    conditions: str
 
     @property
     def met(self) -> tuple[TargetPoint, ...]:
@@ -87,17 +89,27 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
     runs = [(p.batch_size, updates) for p in points if p.met for updates in p.runs]
     enough = len({size for size, _ in runs}) >= 3
     fit = fit_steps_to_target(*zip(*runs, strict=True)) if enough else None
+    notes = [
+        "The target is looked at when an epoch ends: costs are those of whole epochs. Training "
+        "time has the tracing of the first step in it, but no validation."
+    ]
+    if len(study.trials) > len({trial.batch_size for trial in study.trials}):
+        notes.append("Shown: the trial of each batch size that needed the fewest updates.")
+    if any(point.updates.bar for point in points):
+        notes.append(BARS)
+    if {e.learning_rate_scaling for t in study.trials for e in t.executions} == {None}:
+        notes.append(
+            "One learning rate for all batch sizes: large ones may need more updates for it alone."
+        )
     return TimeToTargetInfo(
-        name=study.name,
         target=aim,
         points=tuple(points),
         incomplete_sizes=tuple(incomplete),
         fit=fit,
         fit_text=_fit_text(fit, sum(point.met for point in points)),
         nothing="" if points else none_completed(study),
-        notes=tuple(_notes(study, points)),
+        notes=tuple(notes),
         incomplete=incomplete_text(study) if points else "",
-        conditions=caption(conditions_of(study)),
     )
 
 
@@ -169,22 +181,6 @@ def _fit_text(fit: StepsToTarget | None, met: int) -> str:
     )
 
 
-def _notes(study: Study, points: Sequence[TargetPoint]) -> list[str]:
-    notes = [
-        "The target is looked at when an epoch ends: costs are those of whole epochs. Training "
-        "time has the tracing of the first step in it, but no validation."
-    ]
-    if len(study.trials) > len({trial.batch_size for trial in study.trials}):
-        notes.append("Shown: the trial of each batch size that needed the fewest updates.")
-    if any(point.updates.bar for point in points):
-        notes.append("Bars: 95 % interval of the mean over executions.")
-    if {e.learning_rate_scaling for t in study.trials for e in t.executions} == {None}:
-        notes.append(
-            "One learning rate for all batch sizes: large ones may need more updates for it alone."
-        )
-    return notes
-
-
 def alt_text(info: TimeToTargetInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
     if not info.points:
@@ -232,50 +228,52 @@ def plot_time_to_target(
         ValueError: If the study is empty or has no target, with what to do.
     """
     info = time_to_target_info(study, target=target)
-    upper, lower = stacked(new_axes(HEIGHT_IN) if ax is None else ax)
+    upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     upper.set_label(alt_text(info))
     sizes = [p.batch_size for p in info.points] + [size for size, _ in info.incomplete_sizes]
-    batch_axis(lower, sizes, "Batch size (examples per update)")
-    tidy(upper)
-    tidy(lower)
-    _draw_panel(upper, info, [point.seconds for point in info.points], None)
-    _draw_panel(lower, info, [point.updates for point in info.points], info.fit)
+    batch_axis(lower, sizes, BATCH_LABEL)
+    _draw_costs(upper, info, [point.seconds for point in info.points], None)
+    _draw_costs(lower, info, [point.updates for point in info.points], info.fit)
     for size, words in info.incomplete_sizes:
-        mark_missing(upper, size)
-        mark_missing(lower, size, words)
+        draw.missing(upper, size)
+        draw.missing(lower, size, words)
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
-    name_panel(upper, f"{info.name}: to {info.target_text}")
-    write_caption(lower, info.fit_text, *info.notes, info.conditions)
+    canvas.write_title(upper, f"{study.name}: to {info.target_text}")
+    write_conditions(lower, study, info.fit_text, *info.notes)
     return upper
 
 
-def _draw_panel(
+def _draw_costs(
     panel: Axes, info: TimeToTargetInfo, costs: Sequence[Estimate], fit: StepsToTarget | None
 ) -> None:
     if not info.points:
-        say(panel, info.nothing)
+        canvas.write_message(panel, info.nothing)
         return
     panel.set_yscale("log")
+    sizes, (color, marker) = [p.batch_size for p in info.points], series_style(0)
     met = [(p.batch_size, c) for p, c in zip(info.points, costs, strict=True) if p.met]
     missed = [(p.batch_size, c.value) for p, c in zip(info.points, costs, strict=True) if not p.met]
     if met:
         begin, first = met[0][0], met[0][1].value
-        ends = np.array([begin, max(info.points[-1].batch_size, begin)], float)
+        ends = np.array([begin, max(sizes[-1], begin)], float)
         panel.plot(ends, first * begin / ends, color=MUTED, linewidth=1.0, linestyle="--", zorder=1)
-    draw_series(
+    draw.series(
         panel,
         0,
+        [size for size, _ in met],
+        [cost.value for _, cost in met],
         label="target met",
-        places=[size for size, _ in met],
-        values=[cost.value for _, cost in met],
         bounds=[cost.bar for _, cost in met],
         joined=fit is None,
     )
+    # What was spent without meeting the target: it takes more.
     for place in missed:
-        _draw_missed(panel, place)
+        draw.points(panel, place[:1], place[1:], color, marker, hollow=True)
+        draw.arrow(panel, place, 20, color)
+        draw.text(panel, "not met", place, (0, 21), va="bottom")
     if fit is not None:
-        _draw_fit(panel, fit, info.points[0].batch_size, info.points[-1].batch_size)
+        _draw_fit(panel, fit, sizes[0], sizes[-1])
     # The line of perfect scaling leaves the panel: what was measured is what matters.
     low = min(cost.bar[0] if cost.bar else cost.value for cost in costs)
     high = max(cost.bar[1] if cost.bar else cost.value for cost in costs)
@@ -283,29 +281,8 @@ def _draw_panel(
     below = stretch**3 if info.incomplete_sizes else stretch**1.5
     panel.set_ylim(low / below, high * (stretch**3 if missed else stretch))
     plain_log_labels(panel.yaxis)
-    if met and len(info.points) > 1:
-        _name_perfect_scaling(panel, info, costs)
-
-
-def _draw_missed(panel: Axes, place: tuple[float, float]) -> None:
-    """Draw what was spent without meeting the target: it takes more."""
-    style = series_style(0)
-    panel.plot(
-        *([each] for each in place),
-        marker=style.marker,
-        markersize=6,
-        markerfacecolor=PAPER,
-        markeredgecolor=style.color,
-        linestyle="none",
-    )
-    panel.annotate(
-        "",
-        place,
-        xytext=(0, 20),
-        textcoords="offset points",
-        arrowprops={"arrowstyle": "<-", "color": style.color, "linewidth": 1.0, "shrinkB": 3},
-    )
-    annotate(panel, "not met", place, (0, 21), va="bottom")
+    if met and len(sizes) > 1:
+        _name_perfect_scaling(panel, list(zip(sizes, costs, strict=True)), begin, first)
 
 
 def _draw_fit(panel: Axes, fit: StepsToTarget, smallest: int, largest: int) -> None:
@@ -319,27 +296,26 @@ def _draw_fit(panel: Axes, fit: StepsToTarget, smallest: int, largest: int) -> N
     if interval is not None:
         low, high = np.clip((interval.low, interval.high), smallest, largest)
         panel.axvspan(low, high, color=GRID, alpha=0.5, linewidth=0, zorder=0.2)
-    panel.axvline(critical, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
-    top = panel.get_xaxis_transform()
-    words = f"B_crit {critical:,.0f}"
-    annotate(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
+    draw.guide(panel, critical)
+    words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
+    draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
 
 
-def _name_perfect_scaling(panel: Axes, info: TimeToTargetInfo, costs: Sequence[Estimate]) -> None:
+def _name_perfect_scaling(
+    panel: Axes, costs: Sequence[tuple[int, Estimate]], begin: int, first: float
+) -> None:
     """Name the line where its name stays in the panel and covers neither mark, bar nor curve."""
-    points = [(float(p.batch_size), c.value) for p, c in zip(info.points, costs, strict=True)]
-    begin, first = points[info.points.index(info.met[0])]
-    marks = points[-1:]
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        along = (np.geomspace(*ends, _BETWEEN, endpoint=False) for ends in ((x0, x1), (y0, y1)))
-        marks += zip(*along, strict=True)
-    for (size, _), cost in zip(points, costs, strict=True):
+    marks = [(float(costs[-1][0]), costs[-1][1].value)]
+    for (x0, from_cost), (x1, to_cost) in itertools.pairwise(costs):
+        ends = (x0, x1), (from_cost.value, to_cost.value)
+        marks += zip(*(np.geomspace(*two, _BETWEEN, endpoint=False) for two in ends), strict=True)
+    for size, cost in costs:
         marks += [(size, value) for value in np.geomspace(*cost.bar, 6)] if cost.bar else []
     # There the line leaves the panel, or ends.
-    end = min(points[-1][0], begin * first / panel.get_ylim()[0])
+    end = min(costs[-1][0], begin * first / panel.get_ylim()[0])
     for share in _NAME_SHARES:
         size = begin * (end / begin) ** share
         place = (size, first * begin / size)
         label = Label(place, "perfect scaling", ((-1, -1), (1, 1)), MUTED)
-        if not place_labels(panel, [label], marks, inside=True):
+        if not place_labels(panel, [label], marks):
             return

@@ -2,36 +2,18 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
 from kbatch.document.numbers import counted, listed, readable, shortened
+from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
-from kbatch.plotting.canvas import (
-    label_room,
-    new_axes,
-    say,
-    stacked,
-    tidy,
-    width_share,
-    write_caption,
-)
-from kbatch.plotting.palette import MUTED
-from kbatch.plotting.series import (
-    annotate,
-    draw_series,
-    legend_columns,
-    mark_missing,
-    name_missing,
-    name_panel,
-    ring,
-)
 from kbatch.study.conditions import (
+    BARS,
+    PAIRS,
     Conditions,
     Estimate,
-    Spreads,
     caption,
     conditions_of,
     metric_estimate,
@@ -40,14 +22,16 @@ from kbatch.study.conditions import (
 )
 from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
+    BATCH_LABEL,
     MOST_SERIES,
     Series,
     incomplete_text,
     none_completed,
     places,
+    quality_axis,
     trial_series,
 )
-from kbatch.study.names import is_fraction, metric_axis_label, metric_words, outcome, trial_names
+from kbatch.study.names import metric_words, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
@@ -76,12 +60,11 @@ class TrialsInfo(NamedTuple):
     name: str
     points: tuple[TrialPoint, ...]
     series: tuple[Series, ...]
-    differ: tuple[str, ...]  # The hyperparameters that trials differ in.
     quality: Objective | None  # The metric of the lower panel.
     best: TrialPoint | None
     objective: Objective
+    notes: tuple[str, ...]
     conditions: Conditions
-    spreads: Spreads
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -99,9 +82,9 @@ class TrialsInfo(NamedTuple):
         return tuple(point for point in self.points if point.status != "completed")
 
     @property
-    def quality_words(self) -> str:
-        """The metric of the lower panel in words."""
-        return metric_words(self.quality.name) if self.quality else "quality"
+    def by_throughput(self) -> bool:
+        """Whether the fastest trial is the best one."""
+        return self.objective.name == "samples_per_second"
 
 
 def trials_info(study: Study) -> TrialsInfo:
@@ -123,16 +106,32 @@ def trials_info(study: Study) -> TrialsInfo:
         )
         for trial in study.trials
     }
+    found = spreads(study.trials)
+    notes = [note for note, shown in ((BARS, found.intervals), (PAIRS, found.pairs)) if shown]
+    if found.single:
+        who = "Trials with one execution" if notes else "One execution a trial"
+        bars = (
+            "bars above are quartiles of the timing windows, no bars below."
+            if found.quartiles
+            else "no bars, because training was too short to time it more than once."
+        )
+        notes.append(f"{who}: {bars}")
+    completed = any(point.status == "completed" for point in points.values())
+    if completed and not all(one.joined for one in series):
+        combinations, differ = len({p.settings for p in points.values()}), names.hyperparameters
+        why = "several trials have the same batch size and settings"
+        if differ and combinations > MOST_SERIES:
+            why = f"the trials also differ in {listed(differ)} ({combinations:,} combinations)"
+        notes.append(f"Points are not joined: {why}.")
     return TrialsInfo(
         name=study.name,
         points=tuple(points.values()),
         series=series,
-        differ=names.hyperparameters,
         quality=quality,
         best=points[best.trial_id] if best else None,
         objective=study.trials[0].objective,
+        notes=tuple(notes),
         conditions=conditions_of(study),
-        spreads=spreads(study.trials),
     )
 
 
@@ -141,9 +140,8 @@ def best_label(info: TrialsInfo) -> str:
     point = info.best
     if point is None:
         return ""
-    throughput = info.objective.name == "samples_per_second"
-    estimate = point.samples_per_second if throughput else point.quality
-    unit = " samples/s" if throughput else ""
+    estimate = point.samples_per_second if info.by_throughput else point.quality
+    unit = " samples/s" if info.by_throughput else ""
     number = f": {readable(estimate.value, 4)}{unit}" if estimate else ""
     return f"{', '.join(('best', f'batch size {point.batch_size:,}', *point.settings))}{number}"
 
@@ -152,25 +150,24 @@ def alt_text(info: TrialsInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
     sizes = info.batch_sizes
     between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-    words = info.quality_words
+    words = metric_words(info.quality.name) if info.quality else "quality"
     sentences = [
         f"Two charts of {counted(len(info.points), 'trial')} over batch size, {between}, on a "
         f"logarithmic axis: throughput above, {words} below."
     ]
     if len(info.series) > 1:
         sentences.append(f"A series each for {listed(one.label for one in info.series)}.")
-    for name, unit, estimates in (
-        ("Throughput", " samples/s", [p.samples_per_second for p in info.completed]),
-        (words[0].upper() + words[1:], "", [p.quality for p in info.completed]),
+    for name, unit, field in (
+        ("Throughput", " samples/s", "samples_per_second"),
+        (words[0].upper() + words[1:], "", "quality"),
     ):
-        pairs = zip(info.completed, estimates, strict=True)
-        measured = [(point.batch_size, e.value) for point, e in pairs if e]
+        measured = [(e.value, p.batch_size) for p in info.completed if (e := getattr(p, field))]
         if measured:
-            low = min(measured, key=lambda pair: pair[1])
-            high = max(measured, key=lambda pair: pair[1])
+            low, low_size = min(measured)
+            high, high_size = max(measured, key=lambda pair: pair[0])
             sentences.append(
-                f"{name} lies between {readable(low[1])}{unit} at batch size {low[0]:,} and "
-                f"{readable(high[1])}{unit} at {high[0]:,}."
+                f"{name} lies between {readable(low)}{unit} at batch size {low_size:,} and "
+                f"{readable(high)}{unit} at {high_size:,}."
             )
     if info.best:
         sentences.append(f"Marked as {best_label(info)}.")
@@ -206,99 +203,85 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
         ValueError: If the study is empty, with what to run.
     """
     info = trials_info(study)
-    upper, lower = stacked(new_axes(HEIGHT_IN) if ax is None else ax)
+    upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     upper.set_label(alt_text(info))
-    tidy(upper)
-    tidy(lower)
-    batch_axis(lower, info.batch_sizes, "Batch size (examples per update)")
-    for panel, estimates in (
-        (upper, [p.samples_per_second for p in info.points]),
-        (lower, [p.quality for p in info.points]),
-    ):
-        drawn = _draw_series(panel, info, estimates)
-        if not info.completed:
-            say(panel, none_completed(study))
-        elif not drawn:
-            say(panel, "n/a (not measured in any trial)")
-    # Words beside each other that have no room stand below.
-    failed = {point.batch_size: [] for point in info.incomplete}
-    crowded = _MISSING_CHARACTERS * len(failed) > label_room(lower)
+    batch_axis(lower, info.batch_sizes, BATCH_LABEL)
+    _draw_series(upper, info, "samples_per_second", none_completed(study))
+    _draw_series(lower, info, "quality", none_completed(study))
+    failed: dict[int, list[str]] = {point.batch_size: [] for point in info.incomplete}
     for point in info.incomplete:
-        mark_missing(upper, point.place)
-        mark_missing(lower, point.place)
+        draw.missing(upper, point.place)
+        draw.missing(lower, point.place)
         failed[point.batch_size].append(point.outcome)
+    # Words beside each other that have no room stand below.
+    crowded = _MISSING_CHARACTERS * len(failed) > canvas.label_room(lower)
     for size, outcomes in failed.items() if not crowded else ():
-        name_missing(lower, size, ",\n".join(dict.fromkeys(outcomes)))
-    columns = legend_columns((one.label for one in info.series), most=3) if info.completed else 0
+        draw.reason(lower, size, ",\n".join(dict.fromkeys(outcomes)))
     # Throughput may be unknown where quality is not, and the other way round.
     fuller = max(upper, lower, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
-    name_panel(upper, info.name, columns=columns, series_of=fuller)
+    canvas.write_title(upper, info.name, columns=3, series_of=fuller)
     upper.set_ylabel("Throughput\n(samples/s)")
-    quality = metric_axis_label(info.quality) if info.quality else "Quality metric"
-    lower.set_ylabel(quality, parse_math=False)
+    lower.set_ylabel("Quality metric")
     if info.completed:
-        _make_room(upper, lower, info)
+        # Throughput is a ratio scale: from zero, twice as high is twice as fast. The panels get
+        # room for the labels of the best trial and of those that failed.
+        upper.set_ylim(bottom=0, top=upper.get_ylim()[1] * (1.25 if info.by_throughput else 1.08))
+        upper.yaxis.set_major_formatter("{x:,.0f}")
+        bottom, top = lower.get_ylim()
+        below = 0.25 if info.incomplete else 0.12
+        lower.set_ylim(bottom - below * (top - bottom), top + 0.14 * (top - bottom))
+    if info.quality:
+        values = [point.quality.value for point in info.completed if point.quality]
+        quality_axis(lower, info.quality, values)
     if info.best:
         _label_best(upper, lower, info, info.best)
     alarm = incomplete_text(study) if crowded else ""
-    write_caption(lower, caption(info.conditions), *_notes(info), alarm=alarm)
+    canvas.write_caption(lower, caption(info.conditions), *info.notes, alarm=alarm)
     return upper
 
 
-def _draw_series(panel: Axes, info: TrialsInfo, estimates: Sequence[Estimate | None]) -> bool:
-    """Draw what was measured, and return whether anything was."""
-    any_drawn = False
+def _draw_series(panel: Axes, info: TrialsInfo, field: str, nothing: str) -> None:
+    """Draw what was measured, or say why there is nothing."""
     for index, series in enumerate(info.series):
         members = set(series.trial_ids)
-        drawn = [
+        found = [
             (point.place, estimate)
-            for point, estimate in zip(info.points, estimates, strict=True)
-            if point.trial_id in members and point.status == "completed" and estimate
+            for point in info.completed
+            if point.trial_id in members and (estimate := getattr(point, field))
         ]
-        if drawn:
-            any_drawn = True
-            draw_series(
+        if found:
+            draw.series(
                 panel,
                 index,
+                [place for place, _ in found],
+                [estimate.value for _, estimate in found],
                 label=series.label,
-                places=[place for place, _ in drawn],
-                values=[estimate.value for _, estimate in drawn],
-                bounds=[estimate.bar for _, estimate in drawn],
+                bounds=[estimate.bar for _, estimate in found],
                 joined=series.joined,
             )
-    return any_drawn
-
-
-def _make_room(upper: Axes, lower: Axes, info: TrialsInfo) -> None:
-    """Widen the panels for the labels of the best trial and of those that failed."""
-    # Throughput is a ratio scale: from zero, twice as high is twice as fast.
-    by_throughput = info.objective.name == "samples_per_second"
-    upper.set_ylim(bottom=0, top=upper.get_ylim()[1] * (1.25 if by_throughput else 1.08))
-    upper.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    bottom, top = lower.get_ylim()
-    span = top - bottom
-    lower.set_ylim(bottom - (0.25 if info.incomplete else 0.12) * span, top + 0.14 * span)
-    values = [point.quality.value for point in info.completed if point.quality]
-    if info.quality and is_fraction(info.quality.name) and values and max(values) <= 1:
-        bottom = max(lower.get_ylim()[0], -1e-9)
-        lower.set_yticks([tick for tick in lower.get_yticks() if bottom <= tick < 1 + 1e-9])
+    if not panel.lines:
+        text = "n/a (not measured in any trial)" if info.completed else nothing
+        canvas.write_message(panel, text)
 
 
 def _label_best(upper: Axes, lower: Axes, info: TrialsInfo, best: TrialPoint) -> None:
     """Ring the best trial in both panels; label it in the objective's, where there is room."""
     for panel, estimate in ((upper, best.samples_per_second), (lower, best.quality)):
-        panel.axvline(best.place, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+        draw.guide(panel, best.place)
         if estimate:
-            ring(panel, best.place, estimate.value)
-    by_throughput = info.objective.name == "samples_per_second"
-    panel, estimate = (upper, best.samples_per_second) if by_throughput else (lower, best.quality)
+            draw.ring(panel, best.place, estimate.value)
+    panel, estimate = upper, best.samples_per_second
+    if not info.by_throughput:
+        panel, estimate = lower, best.quality
     if estimate is None:
         return
-    above = by_throughput or info.objective.direction == "max"
     low, high = panel.get_xlim()
     share = math.log(best.place / low) / math.log(high / low)
     side = "left" if share < 0.25 else "right" if share > 0.75 else "center"
-    text, characters = best_label(info), round(width_share(panel) * _LABEL_CHARACTERS)
+    right_pt = {"left": -6, "right": 6, "center": 0}[side]
+    above = info.by_throughput or info.objective.direction == "max"
+    va, up_pt = ("bottom", 11) if above else ("top", -11)
+    text, characters = best_label(info), round(canvas.width_share(panel) * _LABEL_CHARACTERS)
     if len(text) > characters:
         # The number in a line of its own.
         words, _, number = text.rpartition(": ")
@@ -306,38 +289,5 @@ def _label_best(upper: Axes, lower: Axes, info: TrialsInfo, best: TrialPoint) ->
         if len(lines) > _LABEL_LINES:
             lines = [*lines[: _LABEL_LINES - 1], "…:"]
         text = "\n".join((*(shortened(line, characters) for line in lines), number))
-    annotate(
-        panel,
-        text,
-        (best.place, estimate.value),
-        ({"left": -6, "right": 6, "center": 0}[side], 11 if above else -11),
-        ha=side,
-        va="bottom" if above else "top",
-        bold=True,
-    )
-
-
-def _notes(info: TrialsInfo) -> list[str]:
-    """Say what the bars are, and why points are not joined."""
-    found = info.spreads
-    notes = []
-    if found.intervals:
-        notes.append("Bars: 95 % interval of the mean over executions.")
-    if found.pairs:
-        notes.append("Two executions a trial: the mean without bars, too few for an interval.")
-    if found.single:
-        who = "Trials with one execution" if notes else "One execution a trial"
-        bars = (
-            "bars above are quartiles of the timing windows, no bars below."
-            if found.quartiles
-            else "no bars, because training was too short to time it more than once."
-        )
-        notes.append(f"{who}: {bars}")
-    if info.completed and not all(one.joined for one in info.series):
-        combinations = len({point.settings for point in info.points})
-        if info.differ and combinations > MOST_SERIES:
-            why = f"the trials also differ in {listed(info.differ)} ({combinations:,} combinations)"
-        else:
-            why = "several trials have the same batch size and settings"
-        notes.append(f"Points are not joined: {why}.")
-    return notes
+    place = (best.place, estimate.value)
+    draw.text(panel, text, place, (right_pt, up_pt), ha=side, va=va, bold=True)

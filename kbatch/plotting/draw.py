@@ -1,0 +1,205 @@
+"""The marks of all figures: series, bars, rings, lines, texts and what has no result."""
+
+from collections.abc import Iterable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
+from matplotlib.transforms import Transform
+
+from kbatch.analysis.intervals import Interval
+from kbatch.plotting.canvas import SMALL_PT, TEXT_PT
+from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series_style
+
+Color = str | tuple[float, float, float]
+# Both ends of an interval, None where there is none.
+Bounds = Sequence[tuple[float, float] | None]
+# What the name of an answer takes of a panel, and above the highest point of its height.
+_ANSWER_ROW, _ANSWER_ROOM = 0.085, 0.11
+
+
+def ends(interval: Interval | None, factor: float = 1.0) -> tuple[float, float] | None:
+    """Return both ends of an interval, in the unit of an axis."""
+    return None if interval is None else (factor * interval.low, factor * interval.high)
+
+
+def series(
+    panel: Axes,
+    index: int,
+    places: Sequence[float],
+    values: Sequence[float],
+    *,
+    label: str,
+    bounds: Bounds = (),
+    joined: bool = True,
+    fit: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> None:
+    """Draw one series with its bars, joined by a line or with a fitted one."""
+    color, marker = series_style(index)
+    bars(panel, places, bounds, color)
+    line = "-" if joined and fit is None else "none"
+    points(panel, places, values, color, marker, label=label, line=line)
+    if fit is not None:
+        panel.plot(*fit, color=color, linewidth=1.2)
+
+
+def points(
+    panel: Axes,
+    places: Sequence[float],
+    values: Sequence[float],
+    color: Color,
+    marker: str,
+    *,
+    size: float = 6,
+    hollow: bool = False,
+    line: str = "none",
+    label: str | None = None,
+    zorder: float = 2,
+) -> None:
+    """Draw marks with an edge that keeps them apart."""
+    panel.plot(
+        places,
+        values,
+        color=color,
+        linestyle=line,
+        linewidth=1.4,
+        marker=marker,
+        markersize=size,
+        markerfacecolor=PAPER if hollow else color,
+        markeredgecolor=color if hollow else PAPER,
+        markeredgewidth=1.1 if hollow else 0.8,
+        label=label,
+        zorder=zorder,
+    )
+
+
+def bars(
+    panel: Axes, places: Sequence[float], bounds: Bounds, color: Color, *, across: bool = False
+) -> None:
+    """Draw the intervals that there are as upright bars, or across."""
+    spans = [(x, *b) for x, b in zip(places, bounds, strict=False) if b is not None]
+    if spans:
+        lines = panel.hlines if across else panel.vlines
+        lines(*zip(*spans, strict=True), color=color, linewidth=1.6, alpha=0.55)
+
+
+def band(panel: Axes, places: Sequence[float], bounds: Bounds, color: Color) -> None:
+    """Shade the intervals along a line where it has them."""
+    spans = [(x, *b) for x, b in zip(places, bounds, strict=True) if b is not None]
+    if spans:
+        across, lows, highs = zip(*spans, strict=True)
+        panel.fill_between(across, lows, highs, color=color, alpha=0.18, linewidth=0)
+
+
+def ring(panel: Axes, place: float, value: float) -> None:
+    """Draw a ring around the point that is named."""
+    panel.plot(
+        [place],
+        [value],
+        marker="o",
+        markersize=13,
+        markerfacecolor="none",
+        markeredgecolor=INK,
+        markeredgewidth=1.2,
+        linestyle="none",
+    )
+
+
+def text(
+    panel: Axes,
+    words: str,
+    place: tuple[float, float],
+    offset_pt: tuple[float, float] = (0, 0),
+    *,
+    ha: str = "center",
+    va: str = "center",
+    color: Color = INK,
+    bold: bool = False,
+    size: float | None = None,
+    xycoords: str | Transform = "data",
+) -> None:
+    """Write a small text beside a place, readable across lines."""
+    panel.annotate(
+        words,
+        place,
+        xycoords=xycoords,
+        xytext=offset_pt,
+        textcoords="offset points",
+        ha=ha,
+        va=va,
+        fontsize=size or (TEXT_PT if bold else SMALL_PT),
+        fontweight="bold" if bold else "normal",
+        color=color,
+        path_effects=[withStroke(linewidth=2.5, foreground=PAPER)],
+        parse_math=False,
+    )
+
+
+def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -> None:
+    """Draw an arrow upwards from a value of which only the lower bound is known."""
+    panel.annotate(
+        "",
+        place,
+        xytext=(0, up_pt),
+        textcoords="offset points",
+        arrowprops={"arrowstyle": "<|-", "color": color, "linewidth": 1.2, "shrinkB": 0},
+    )
+
+
+def guide(panel: Axes, place: float) -> None:
+    """Draw a dotted line upwards at a place that is named."""
+    panel.axvline(place, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+
+
+def limit(
+    panel: Axes, value: float, words: str, *, color: str = ALARM, below: bool = False
+) -> None:
+    """Draw a dashed line across at a limit, with its name above or below the left end."""
+    panel.axhline(value, color=color, linewidth=1.0, linestyle="--", zorder=0.6)
+    va, offset_pt = ("top", -3) if below else ("bottom", 3)
+    ink, edge = ALARM_TEXT if color == ALARM else color, panel.get_yaxis_transform()
+    text(panel, words, (0.01, value), (0, offset_pt), ha="left", va=va, color=ink, xycoords=edge)
+
+
+def answers(
+    panel: Axes, named: Iterable[tuple[str, int, bool]], smallest: int, largest: int
+) -> None:
+    """Name the sizes that answer something above all points, with what was not measured."""
+    words: dict[int, str] = {}
+    for name, size, measured in named:
+        name = name if measured else f"{name}, not measured"
+        words[size] = f"{words[size]}, {name}" if size in words else name
+    panel.set_ylim(bottom=0, top=(1.05 + _ANSWER_ROOM * len(words)) * panel.get_ylim()[1])
+    top = panel.get_xaxis_transform()
+    for row, size in enumerate(sorted(words)):
+        if smallest <= size <= largest:
+            guide(panel, size)
+        # A size beyond the axis stands at its end.
+        place = (min(max(size, smallest), largest), 0.99 - _ANSWER_ROW * row)
+        side, offset_pt = ("right", -4) if size**2 > smallest * largest else ("left", 4)
+        line = f"{words[size]}: {size:,}"
+        text(panel, line, place, (offset_pt, 0), ha=side, va="top", xycoords=top)
+
+
+def missing(panel: Axes, place: float, words: str = "") -> None:
+    """Mark a run without a result at the bottom edge, and write above why there is none."""
+    panel.plot(
+        [place],
+        [0],
+        transform=panel.get_xaxis_transform(),
+        color=ALARM,
+        marker="X",
+        markersize=8,
+        markeredgecolor=PAPER,
+        linestyle="none",
+        clip_on=False,
+        zorder=4,
+    )
+    if words:
+        reason(panel, place, words)
+
+
+def reason(panel: Axes, place: float, words: str) -> None:
+    """Write above such marks why there is no result."""
+    words = words.replace("out of memory", "out of\nmemory")
+    edge = panel.get_xaxis_transform()
+    text(panel, words, (place, 0), (0, 8), va="bottom", color=ALARM_TEXT, xycoords=edge)
