@@ -16,7 +16,7 @@ from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.record import TimingRecord
 from kbatch.memory.search import MemoryFit, fit_memory
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.axes import batch_axis, plain_log_labels
+from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style
 
 # By the name behind `plot_inference_`.
@@ -41,8 +41,8 @@ class TimedSeries(NamedTuple):
     dtype_policy: str
     points: tuple[TimingRecord, ...]  # Those that were timed.
     failed: tuple[int, ...]  # Batch sizes that ran out of memory.
-    # The fitted time of a batch, in milliseconds, along the axis; empty where no line holds.
-    line: tuple[tuple[float, float], ...]
+    # The fitted time of a batch, in seconds, along the axis; empty where no line holds.
+    line_s: tuple[tuple[float, float], ...]
 
     @property
     def times_ms(self) -> list[float]:
@@ -129,7 +129,7 @@ def _line(profile: InferenceProfile) -> tuple[tuple[float, float], ...]:
         return ()
     smallest, largest = latency.curve.batch_sizes[[0, -1]]
     places = np.geomspace(smallest, largest, _LINE_POINTS)
-    return tuple((float(size), 1000 * latency.latency_s(size)) for size in places)
+    return tuple((float(size), latency.latency_s(size)) for size in places)
 
 
 def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
@@ -202,26 +202,16 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
     upper, lower = canvas.panels(ax, HEIGHTS_IN["throughput"], (1, 1))
     batch_axis(lower, info.batch_sizes, _BATCH_LABEL)
     for index, one in enumerate(info.series):
-        intervals = [(p.batch_size, p.batch_time_interval_s) for p in one.points]
-        rate_bounds = [i and (b / i.high, b / i.low) for b, i in intervals]
-        time_bounds = [draw.ends(interval, 1000) for _, interval in intervals]
-        line_sizes, line_ms = zip(*one.line, strict=True) if one.line else ((), ())
-        line_rates = [1000 * size / time_ms for size, time_ms in one.line]
-        for panel, values, bounds, line in (
-            (upper, one.rates, rate_bounds, line_rates),
-            (lower, one.times_ms, time_bounds, line_ms),
-        ):
-            fit, sizes = (line_sizes, line) if one.line else None, [b for b, _ in intervals]
-            draw.series(panel, index, sizes, values, label=one.label, bounds=bounds, fit=fit)
+        timings = [
+            draw.Timing(p.batch_size, p.batch_size, p.batch_time_s or 0.0, p.batch_time_interval_s)
+            for p in one.points
+        ]
+        draw.rates_and_times(upper, lower, index, timings, label=one.label, line_s=one.line_s)
         for size in one.failed:
             draw.missing(lower, size, "out of memory")
     for target in info.targets:
         draw.limit(lower, target.latency_ms, target.words)
-    upper.yaxis.set_major_formatter("{x:,.0f}")
-    lower.set_yscale("log")
-    plain_log_labels(lower.yaxis)
-    upper.set_ylabel("Throughput\n(samples/s)")
-    lower.set_ylabel("Time of a batch\n(ms)")
+    rate_and_time_axes(upper, lower, "batch")
     canvas.write_title(upper, info.name, columns=4)
     named = ((name, answer.batch_size, not answer.extrapolated) for name, answer in info.answers)
     draw.answers(upper, named, info.batch_sizes[0], info.batch_sizes[-1])

@@ -54,6 +54,15 @@ def batch_ticks(batch_sizes: Iterable[int], most: int = _MOST_TICKS) -> list[int
     return ticks
 
 
+def rate_and_time_axes(upper: Axes, lower: Axes, timed: str) -> None:
+    """Make one y axis that of throughput, and the logarithmic one below that of what is timed."""
+    upper.yaxis.set_major_formatter("{x:,.0f}")
+    upper.set_ylabel("Throughput\n(samples/s)")
+    lower.set_yscale("log")
+    plain_log_labels(lower.yaxis)
+    lower.set_ylabel(f"Time of a {timed}\n(ms)")
+
+
 def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
     """Label an axis that is logarithmic already."""
     low, high = sorted(axis.get_view_interval())

@@ -1,6 +1,7 @@
 """The marks of all figures: series, bars, rings, lines, texts and what has no result."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
@@ -40,6 +41,44 @@ def series(
     points(panel, places, values, color, marker, label=label, line=line)
     if fit is not None:
         panel.plot(*fit, color=color, linewidth=1.2)
+
+
+class Timing(NamedTuple):
+    """What was timed at one place of the batch axis."""
+
+    place: float
+    examples: int
+    time_s: float
+    interval_s: Interval | None
+
+
+def rates_and_times(
+    upper: Axes,
+    lower: Axes,
+    index: int,
+    timings: Sequence[Timing],
+    *,
+    label: str,
+    line_s: Sequence[tuple[float, float]] = (),
+) -> None:
+    """Draw one series of throughput above and of the time below.
+
+    A fitted time, by the number of examples, stands for the line that joins the points.
+    """
+    places = [t.place for t in timings]
+    rates, times_ms = [t.examples / t.time_s for t in timings], [1e3 * t.time_s for t in timings]
+    rate_bounds = [
+        t.interval_s and (t.examples / t.interval_s.high, t.examples / t.interval_s.low)
+        for t in timings
+    ]
+    time_bounds = [ends(t.interval_s, 1e3) for t in timings]
+    rate_fit = time_fit = None
+    if line_s:
+        along = [size for size, _ in line_s]
+        rate_fit = along, [size / time_s for size, time_s in line_s]
+        time_fit = along, [1e3 * time_s for _, time_s in line_s]
+    series(upper, index, places, rates, label=label, bounds=rate_bounds, fit=rate_fit)
+    series(lower, index, places, times_ms, label=label, bounds=time_bounds, fit=time_fit)
 
 
 def points(

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from kbatch.document.numbers import counted, memory_text, readable
 from kbatch.document.section import where_measured
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.axes import batch_axis, plain_log_labels
+from kbatch.plotting.axes import batch_axis, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
 from kbatch.throughput.text import training_clocks
@@ -142,23 +142,12 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
     panels = canvas.panels(ax, HEIGHT_IN, (1, 1, 1) if info.memory_bytes else (1, 1))
     upper, middle, lowest = panels[0], panels[1], panels[-1]
     batch_axis(lowest, info.sizes, "Micro-batch size (examples at once)")
-    sizes = [point.micro_batch_size for point in info.points]
-    rates = [point.samples_per_second or 0.0 for point in info.points]
-    rate_bounds = [draw.ends(point.samples_per_second_interval) for point in info.points]
-    times_ms = [1e3 * (point.step_time_s or 0.0) for point in info.points]
-    time_bounds = [draw.ends(point.step_time_interval_s, 1e3) for point in info.points]
-    rate_fit = time_fit = None
-    if info.line_s:
-        along, seconds = zip(*info.line_s, strict=True)
-        rate_fit = along, [size / step_s for size, step_s in info.line_s]
-        time_fit = along, [1e3 * step_s for step_s in seconds]
-    draw.series(upper, 0, sizes, rates, label="throughput", bounds=rate_bounds, fit=rate_fit)
-    draw.series(middle, 0, sizes, times_ms, label="step time", bounds=time_bounds, fit=time_fit)
-    upper.yaxis.set_major_formatter("{x:,.0f}")
-    upper.set_ylabel("Throughput\n(samples/s)")
-    middle.set_yscale("log")
-    plain_log_labels(middle.yaxis)
-    middle.set_ylabel("Time of a step\n(ms)")
+    timings = [
+        draw.Timing(p.micro_batch_size, p.batch_size, p.step_time_s or 0.0, p.step_time_interval_s)
+        for p in info.points
+    ]
+    draw.rates_and_times(upper, middle, 0, timings, label="training", line_s=info.line_s)
+    rate_and_time_axes(upper, middle, "step")
     if info.memory_bytes:
         _draw_memory(lowest, info)
     for size in info.failed:
