@@ -1,14 +1,16 @@
 """The marks of all figures: series, bars, rings, lines, texts and what has no result."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
-from matplotlib.transforms import Transform
+from matplotlib.transforms import Bbox, Transform
 
 from kbatch.analysis.intervals import Interval
-from kbatch.plotting.canvas import SMALL_PT, TEXT_PT
+from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_of
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series_style
 
 Color = str | tuple[float, float, float]
@@ -16,6 +18,11 @@ Color = str | tuple[float, float, float]
 Bounds = Sequence[tuple[float, float] | None]
 # What the name of an answer takes of a panel, and above the highest point of its height.
 _ANSWER_ROW, _ANSWER_ROOM = 0.085, 0.11
+# Mean width of a character of a label, and its height, in font sizes.
+_LABEL_EM, _LINE_EM = 0.62, 1.25
+# Between a mark and its label; half the width of a mark.
+_GAP_PT = 5.0
+_MARK_PT = 4.0
 
 
 def ends(interval: Interval | None, factor: float = 1.0) -> tuple[float, float] | None:
@@ -242,3 +249,53 @@ def reason(panel: Axes, place: float, words: str) -> None:
     words = words.replace("out of memory", "out of\nmemory")
     edge = panel.get_xaxis_transform()
     text(panel, words, (place, 0), (0, 8), va="bottom", color=ALARM_TEXT, xycoords=edge)
+
+
+class Label(NamedTuple):
+    """A label of a point, and where it may stand."""
+
+    place: tuple[float, float]  # In the units of the data.
+    text: str
+    # Sides of the point in order of preference, each -1, 0 or 1 to the right and up.
+    sides: tuple[tuple[int, int], ...]
+    color: str
+    bold: bool = False
+    short: str = ""  # What it says where the text finds no place.
+
+
+def place_labels(
+    panel: Axes, labels: Sequence[Label], marks: Sequence[tuple[float, float]]
+) -> None:
+    """Write labels in the panel where they cover neither each other nor a mark.
+
+    The first ones have the choice; what finds no place is left out.
+    """
+    box = panel.get_position()
+    panel_pt = 72 * figure_of(panel).get_size_inches() * (box.width, box.height)
+    # Places in the Axes, in points; before the layout they are about right.
+    to_shares = panel.transData + panel.transAxes.inverted()
+    data = np.asarray([*marks, *(label.place for label in labels)], float).reshape(-1, 2)
+    places_pt = to_shares.transform(data) * panel_pt
+    taken = places_pt[:, None] + np.array([[[-_MARK_PT] * 2, [_MARK_PT] * 2]])
+    count = len(marks)
+    for label, place_pt in zip(labels, places_pt[len(marks) :], strict=True):
+        for words, side in itertools.product(filter(None, (label.text, label.short)), label.sides):
+            size_pt = SMALL_PT * np.array((len(words) * _LABEL_EM, _LINE_EM))
+            middle_pt = place_pt + side * (_GAP_PT + size_pt / 2)
+            low, high = middle_pt - size_pt / 2, middle_pt + size_pt / 2
+            inside = np.all(low >= 0) and np.all(high <= panel_pt)
+            if inside and not Bbox([low, high]).count_overlaps(taken[:count]):
+                taken[count] = low, high
+                count += 1
+                text(
+                    panel,
+                    words,
+                    label.place,
+                    (side[0] * _GAP_PT, side[1] * _GAP_PT),
+                    ha={-1: "right", 0: "center", 1: "left"}[side[0]],
+                    va={-1: "top", 0: "center", 1: "bottom"}[side[1]],
+                    color=label.color,
+                    bold=label.bold,
+                    size=SMALL_PT,
+                )
+                break

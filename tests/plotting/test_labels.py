@@ -3,7 +3,7 @@ import random
 import pytest
 
 from kbatch.plotting.canvas import detached_axes
-from kbatch.plotting.labels import Label, place_labels
+from kbatch.plotting.draw import Label, place_labels
 
 
 def panel():
@@ -24,9 +24,9 @@ def test_labels_cover_neither_each_other_nor_a_mark(count):
     places = [(rng.uniform(0, 100), rng.uniform(0, 100)) for _ in range(count)]
     axes = panel()
     labels = [Label(place, f"{n:,}", ((1, 1), (-1, -1)), "black") for n, place in enumerate(places)]
-    left = place_labels(axes, labels, places)
+    place_labels(axes, labels, places)
     found = boxes(axes)
-    assert len(found) + len(left) == count
+    assert 0.8 * count < len(found) <= count
     assert not any(a.overlaps(b) for i, a in enumerate(found) for b in found[:i])
     marks = axes.transData.transform(places)
     assert not any(box.contains(*mark) for box in found for mark in marks)
@@ -40,5 +40,5 @@ def test_the_first_label_has_the_place_and_a_short_text_is_tried_after_the_long_
         Label(place, "second", ((1, 0),), "black"),
         Label((97.0, 20.0), "a text that is too long", ((0, 1),), "black", short="1"),
     ]
-    assert place_labels(axes, labels, []) == ["second"]
+    place_labels(axes, labels, [])
     assert [text.get_text() for text in axes.texts] == ["first", "1"]

@@ -85,22 +85,16 @@ def test_perfect_scaling_halves_with_the_batch_from_the_smallest_on():
         assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
 
 
-@pytest.mark.parametrize("sizes", [(16, 64, 256), (256, 512), (4, 8, 16, 64, 1024)])
 @pytest.mark.parametrize("width_in", [6.4, 3.6])
-def test_the_name_of_perfect_scaling_stays_in_its_panel(sizes, width_in):
-    study = target_study(3, sizes=sizes, missed=(2048,))
-    shown = panels(plot_time_to_target(study, detached_axes(6.0, width_in=width_in)))
-    shown[0].figure.draw_without_rendering()
-    named = [
-        (panel.get_window_extent(), text.get_window_extent())
-        for panel in shown
-        for text in panel.texts
-        if text.get_text() == "perfect scaling"
-    ]
-    assert named
-    for panel, name in named:
-        assert panel.x0 <= name.x0 < name.x1 <= panel.x1
-        assert panel.y0 <= name.y0 < name.y1 <= panel.y1
+def test_what_was_measured_and_perfect_scaling_are_named_above_the_panels(width_in):
+    study = target_study(3, sizes=(256, 512), missed=(2048,))
+    upper, _ = panels(plot_time_to_target(study, detached_axes(6.0, width_in=width_in)))
+    upper.figure.draw_without_rendering()
+    legend = upper.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["target met", "perfect scaling"]
+    box = legend.get_window_extent()
+    assert upper.get_window_extent().y1 <= box.y0
+    assert box.x1 <= upper.figure.bbox.x1
 
 
 def test_the_curve_is_the_fit_and_the_critical_size_is_marked():

@@ -331,15 +331,6 @@ def test_given_axes_are_used_with_and_without_a_grid():
     assert boxes[0].height == pytest.approx(boxes[1].height)
 
 
-def test_nothing_global_changes_and_no_figure_stays_open(tmp_path):
-    before = dict(matplotlib.rcParams)
-    ax = plot_trials(make_study())
-    for suffix in ("png", "svg", "pdf"):
-        save_figure(ax, tmp_path / f"trials.{suffix}")
-    assert dict(matplotlib.rcParams) == before
-    assert pyplot.get_fignums() == []
-
-
 def test_in_a_notebook_pyplot_owns_the_figure(tmp_path):
     code = (
         "import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel');"
@@ -353,17 +344,28 @@ def test_in_a_notebook_pyplot_owns_the_figure(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "r.html")], check=True)
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
-def test_the_same_study_gives_the_same_bytes(tmp_path, suffix):
-    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
-    save_figure(plot_trials(several_policies()), first)
-    save_figure(plot_trials(several_policies()).figure, second)
-    assert first.read_bytes() == second.read_bytes()
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The bytes of a figure in each format, saved by its Axes and drawn again by its figure."""
+    folder, before = tmp_path_factory.mktemp("saved"), dict(matplotlib.rcParams)
+    found = {}
+    for suffix in (".svg", ".pdf", ".png"):
+        first, second = folder / f"a{suffix}", folder / f"b{suffix}"
+        save_figure(plot_trials(several_policies()), first)
+        save_figure(plot_trials(several_policies()).figure, second)
+        found[suffix] = first.read_bytes(), second.read_bytes()
+    assert dict(matplotlib.rcParams) == before
+    assert pyplot.get_fignums() == []
+    return found
 
 
-def test_a_pdf_embeds_truetype_fonts_and_has_no_date(tmp_path):
-    save_figure(plot_trials(make_study()), tmp_path / "trials.pdf")
-    content = (tmp_path / "trials.pdf").read_bytes()
+def test_the_same_study_gives_the_same_bytes_and_nothing_global_changes(saved):
+    for first, second in saved.values():
+        assert first == second
+
+
+def test_a_pdf_embeds_truetype_fonts_and_has_no_date(saved):
+    content, _ = saved[".pdf"]
     assert b"/Subtype /Type3" not in content
     assert re.search(rb"/FontFile2|/CIDFontType2|/ObjStm", content)
     assert b"CreationDate" not in content

@@ -9,7 +9,6 @@ from matplotlib.ticker import MaxNLocator
 from kbatch.document.numbers import counted, listed, readable, shortened
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
-from kbatch.plotting.labels import Label, place_labels
 from kbatch.plotting.palette import INK, MUTED, series_style
 from kbatch.study.conditions import Estimate, bars_text, metric_estimate, throughput_estimate
 from kbatch.study.decision import refuse_empty
@@ -221,7 +220,7 @@ def _label_points(panel: Axes, info: ParetoInfo, *, up: int) -> None:
     # A narrow figure has no room for settings.
     named = few and canvas.width_share(panel) == 1
     labels = [
-        Label(
+        draw.Label(
             (p.throughput.value, p.quality.value),
             shortened(p.name, _NAME_CHARACTERS) if named else f"{p.batch_size:,}",
             outside if p.on_front else inside,
@@ -231,4 +230,4 @@ def _label_points(panel: Axes, info: ParetoInfo, *, up: int) -> None:
         )
         for p in sorted(info.points if few else info.front, key=lambda p: not p.on_front)
     ]
-    place_labels(panel, labels, [(p.throughput.value, p.quality.value) for p in info.points])
+    draw.place_labels(panel, labels, [(p.throughput.value, p.quality.value) for p in info.points])

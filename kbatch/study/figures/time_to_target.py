@@ -1,6 +1,5 @@
 """The figure of the cost of a target: seconds and updates by batch size."""
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from kbatch.analysis.intervals import mean_interval
 from kbatch.document.numbers import counted, listed, readable, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
-from kbatch.plotting.labels import Label, place_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
 from kbatch.study.conditions import BARS, Estimate
@@ -29,10 +27,6 @@ from kbatch.study.trial import TrialRecord
 
 HEIGHT_IN = 5.6
 _CURVE_POINTS = 100
-# Points on each piece of a curve that a name must not cover.
-_BETWEEN = 12
-# Where on its line the name of perfect scaling is tried, from the start to where the line leaves.
-_NAME_SHARES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 
 
 class TargetPoint(NamedTuple):
@@ -239,7 +233,7 @@ def plot_time_to_target(
         draw.missing(lower, size, words)
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
-    canvas.write_title(upper, f"{study.name}: to {info.target_text}")
+    canvas.write_title(upper, f"{study.name}: to {info.target_text}", columns=2, fewest=1)
     write_conditions(lower, study, info.fit_text, *info.notes)
     return upper
 
@@ -255,18 +249,13 @@ def _draw_costs(
     met = [(p.batch_size, c) for p, c in zip(info.points, costs, strict=True) if p.met]
     missed = [(p.batch_size, c.value) for p, c in zip(info.points, costs, strict=True) if not p.met]
     if met:
-        begin, first = met[0][0], met[0][1].value
-        ends = np.array([begin, max(sizes[-1], begin)], float)
-        panel.plot(ends, first * begin / ends, color=MUTED, linewidth=1.0, linestyle="--", zorder=1)
-    draw.series(
-        panel,
-        0,
-        [size for size, _ in met],
-        [cost.value for _, cost in met],
-        label="target met",
-        bounds=[cost.bar for _, cost in met],
-        joined=fit is None,
-    )
+        places, values = [size for size, _ in met], [cost.value for _, cost in met]
+        bars = [cost.bar for _, cost in met]
+        draw.series(panel, 0, places, values, label="target met", bounds=bars, joined=fit is None)
+        if places[0] < sizes[-1]:
+            ends = np.array([places[0], sizes[-1]], float)
+            line = {"linewidth": 1.0, "linestyle": "--", "label": "perfect scaling"}
+            panel.plot(ends, values[0] * places[0] / ends, color=MUTED, zorder=1, **line)
     # What was spent without meeting the target: it takes more.
     for place in missed:
         draw.points(panel, place[:1], place[1:], color, marker, hollow=True)
@@ -281,8 +270,6 @@ def _draw_costs(
     below = stretch**3 if info.incomplete_sizes else stretch**1.5
     panel.set_ylim(low / below, high * (stretch**3 if missed else stretch))
     plain_log_labels(panel.yaxis)
-    if met and len(sizes) > 1:
-        _name_perfect_scaling(panel, list(zip(sizes, costs, strict=True)), begin, first)
 
 
 def _draw_fit(panel: Axes, fit: StepsToTarget, smallest: int, largest: int) -> None:
@@ -299,23 +286,3 @@ def _draw_fit(panel: Axes, fit: StepsToTarget, smallest: int, largest: int) -> N
     draw.guide(panel, critical)
     words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
     draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
-
-
-def _name_perfect_scaling(
-    panel: Axes, costs: Sequence[tuple[int, Estimate]], begin: int, first: float
-) -> None:
-    """Name the line where its name stays in the panel and covers neither mark, bar nor curve."""
-    marks = [(float(costs[-1][0]), costs[-1][1].value)]
-    for (x0, from_cost), (x1, to_cost) in itertools.pairwise(costs):
-        ends = (x0, x1), (from_cost.value, to_cost.value)
-        marks += zip(*(np.geomspace(*two, _BETWEEN, endpoint=False) for two in ends), strict=True)
-    for size, cost in costs:
-        marks += [(size, value) for value in np.geomspace(*cost.bar, 6)] if cost.bar else []
-    # There the line leaves the panel, or ends.
-    end = min(costs[-1][0], begin * first / panel.get_ylim()[0])
-    for share in _NAME_SHARES:
-        size = begin * (end / begin) ** share
-        place = (size, first * begin / size)
-        label = Label(place, "perfect scaling", ((-1, -1), (1, 1)), MUTED)
-        if not place_labels(panel, [label], marks):
-            return
