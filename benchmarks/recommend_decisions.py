@@ -16,14 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.next_size import Tried
-from kbatch.recommendation.choice import (
-    TimedUpdate,
-    TrainedRuns,
-    decide,
-    promising_sizes,
-    relative_time,
-)
+from kbatch.analysis.next_size import FinishedRun
+from kbatch.recommendation.choice import TrainedRuns, decide
+from kbatch.recommendation.limits import TimedUpdate, relative_time
 from kbatch.throughput.record import TimedRounds
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -69,14 +64,14 @@ def draw(task: Task, rng: np.random.Generator) -> dict[str, tuple[int, int]]:
     ways = [TimedUpdate(size, size, time_s) for size, time_s in times_s.items()]
     alone = min(ways, key=lambda way: relative_time(way, noise_scale=told))
     rounds = [TimedRounds(size, size, (0,), (time_s,)) for size, time_s in times_s.items()]
-    runs = [Tried(PILOT, needed[PILOT] * times_s[PILOT], needed[PILOT], told, told / 2)]
-    while len(runs) < MOST_RUNS and (sizes := promising_sizes(TrainedRuns(rounds, None, runs))):
+    runs = [FinishedRun(PILOT, needed[PILOT] * times_s[PILOT], needed[PILOT], told, told / 2)]
+    while len(runs) < MOST_RUNS and (sizes := TrainedRuns(rounds, None, runs).worth_training()):
         size = sizes[0]
         best = min(run.cost for run in runs if run.cost is not None)
         cost, most = needed[size] * times_s[size], round(LOST * best / times_s[size])
         lost = cost > LOST * best
-        runs.append(Tried(size, None if lost else cost, most if lost else needed[size]))
-    answer = decide(TrainedRuns(rounds, None, runs), rate_ratio=lambda size: 1.0)
+        runs.append(FinishedRun(size, None if lost else cost, most if lost else needed[size]))
+    answer = decide(TrainedRuns(rounds, None, runs), base_batch_size=PILOT, rule=None)
     if answer.batch_size is None:
         raise AssertionError("A pilot at its loss decides.")
     return {"noise scale": (alone.batch_size, 1), "trained sizes": (answer.batch_size, len(runs))}

@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from kbatch.analysis.next_size import SizeCosts, Tried, next_size, pilot_size
+from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size, pilot_size
 
 SIZES = (16, 32, 64, 128, 256, 512)
 OVERHEADS = (10, 50, 200)  # a / b, in examples
@@ -49,8 +49,8 @@ class Task:
         cost = self.seconds[size]
         cap = min(cap, max(c for c in self.seconds.values() if c < math.inf))
         if cost > cap:
-            return Tried(size, None, cap / self.costs.update_costs[size], self.told), cap
-        return Tried(size, cost, self.updates[size], self.told), cost
+            return FinishedRun(size, None, cap / self.costs.update_costs[size], self.told), cap
+        return FinishedRun(size, cost, self.updates[size], self.told), cost
 
 
 def by_goodput(task, most):
@@ -88,7 +88,7 @@ def by_formula(task):
     size = pilot_size(task.costs)
     run, cost = task.run(size)
     named = min(SIZES, key=lambda s: (1 + task.told / s) * task.costs.update_costs[s])
-    return [Tried(named, task.seconds[named], None)] if run.cost else [run], cost
+    return [FinishedRun(named, task.seconds[named], None)] if run.cost else [run], cost
 
 
 RULES = {

@@ -6,11 +6,10 @@ import numpy as np
 from input_profile_factory import make_profile
 from records_factory import make_environment
 
-from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
-from kbatch.recommendation.choice import decide
+from kbatch.recommendation.choice import decide, trained_runs
 from kbatch.recommendation.pilot_record import FitTime, PilotRecord, PilotStretch, SizeCheck
-from kbatch.recommendation.record import Recommendation, trained_runs
+from kbatch.recommendation.record import Recommendation
 from kbatch.throughput.record import TimedRounds
 
 SIZES = tuple(2**k for k in range(3, 11))
@@ -133,9 +132,8 @@ def decided(made, *, short_s=None):
     )
     answer = decide(
         found,
-        rate_ratio=lambda size: learning_rate_ratio(
-            batch_size=size, base_batch_size=made.base_batch_size, rule=made.learning_rate_rule
-        ),
+        base_batch_size=made.base_batch_size,
+        rule=made.learning_rate_rule,
         missing=made.pilot.missing if made.pilot else None,
         budget_s=made.budget_s,
         short_s=short_s,

@@ -61,7 +61,7 @@ EXPERIMENTS = {
     },
     "input_pipeline": {"blocks", "changes", "measure", "tf_data_graph"},
     "search": ...,
-    "recommendation": {"fit_overhead", "measure", "pilot", "recommend"},
+    "recommendation": {"measure", "pilot", "recommend"},
     "cli": {"demo"},
 }
 # A script of a person's own runs behind these, and may set variables before TensorFlow starts.

@@ -26,9 +26,13 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
         TypeError: If a bound is no integer.
         ValueError: If no power of two lies between the bounds.
     """
-    low, high = _bound(low, "low"), _bound(high, "high")
-    first = max(0, (low - 1).bit_length()) if low > 0 else 0
-    sizes = tuple(2**k for k in range(first, max(0, high).bit_length()))
+    for name, value in (("low", low), ("high", high)):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(
+                f"`{name}` must be an integer, in examples. Received: {name}={value!r}."
+            )
+    low, high = operator.index(low), operator.index(high)
+    sizes = tuple(2**k for k in range(max(0, low - 1).bit_length(), max(0, high).bit_length()))
     if low < 1 or not sizes:
         raise ValueError(
             "`powers_of_two(low, high)` needs 1 <= low <= high with a power of two between "
@@ -39,32 +43,33 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
 
 def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
     """Check that `batch_sizes` are ascending positive integers."""
-    received = _listed(batch_sizes)
-    hint = "Give ascending positive integers, such as `kbatch.powers_of_two(16, 1024)`."
+    if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
+        raise TypeError(
+            "`batch_sizes` must be a sequence of integers, such as "
+            f"`kbatch.powers_of_two(16, 1024)`. Received: batch_sizes={batch_sizes!r}."
+        )
+    received = list(batch_sizes)
+
+    def refusal(wrong: str) -> str:
+        hint = "Give ascending positive integers, such as `kbatch.powers_of_two(16, 1024)`."
+        return f"`batch_sizes` {wrong}. {hint} Received: batch_sizes={received}."
+
     try:
         sizes = tuple(operator.index(size) for size in received)
     except TypeError as error:
-        raise TypeError(
-            f"`batch_sizes` must be integers. {hint} Received: batch_sizes={received}."
-        ) from error
+        raise TypeError(refusal("must be integers")) from error
     if any(isinstance(size, bool) for size in received):
-        raise TypeError(f"`batch_sizes` must be integers. {hint} Received: batch_sizes={received}.")
-    if not sizes:
-        raise ValueError(f"`batch_sizes` is empty. {hint} Received: batch_sizes={received}.")
-    if min(sizes) < 1:
-        raise ValueError(
-            f"`batch_sizes` must be positive. {hint} Received: batch_sizes={received}."
-        )
-    if max(sizes) > LARGEST_SIZE:
-        raise ValueError(
-            f"`batch_sizes` must be at most 2**53. {hint} Received: batch_sizes={received}."
-        )
-    if len(set(sizes)) < len(sizes):
-        raise ValueError(f"`batch_sizes` repeats a size. {hint} Received: batch_sizes={received}.")
-    if sizes != tuple(sorted(sizes)):
-        raise ValueError(
-            f"`batch_sizes` must be in ascending order. {hint} Received: batch_sizes={received}."
-        )
+        raise TypeError(refusal("must be integers"))
+    faults = {
+        "is empty": not sizes,
+        "must be positive": min(sizes, default=1) < 1,
+        "must be at most 2**53": max(sizes, default=1) > LARGEST_SIZE,
+        "repeats a size": len(set(sizes)) < len(sizes),
+        "must be in ascending order": sizes != tuple(sorted(sizes)),
+    }
+    for wrong, found in faults.items():
+        if found:
+            raise ValueError(refusal(wrong))
     return sizes
 
 
@@ -92,18 +97,3 @@ def equal_parts(batch_size: int, largest: int) -> int:
     """
     parts = -(-batch_size // largest)
     return -(-batch_size // parts)
-
-
-def _bound(value: int, name: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"`{name}` must be an integer, in examples. Received: {name}={value!r}.")
-    return operator.index(value)
-
-
-def _listed(batch_sizes: Iterable[int]) -> list[int]:
-    if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
-        raise TypeError(
-            "`batch_sizes` must be a sequence of integers, such as "
-            f"`kbatch.powers_of_two(16, 1024)`. Received: batch_sizes={batch_sizes!r}."
-        )
-    return list(batch_sizes)

@@ -1,6 +1,4 @@
-"""What a batch size is worth: steps to a target, statistical efficiency and goodput.
-
-Statistical efficiency and goodput: what a batch size is worth.
+"""What a batch size is worth: statistical efficiency, goodput and steps to a target.
 
 With noise scale B_noise and a base batch size M0 (Qiao et al. 2021, Pollux, OSDI, section 3.1):
 
@@ -10,11 +8,10 @@ With noise scale B_noise and a base batch size M0 (Qiao et al. 2021, Pollux, OSD
 Where the step time is t(B) = a + b B, goodput is largest at B = sqrt((a / b) B_noise): the
 geometric mean of what the hardware and what the gradient noise ask for.
 
-Steps to a target, S(B) = S_min (1 + B_crit / B).
-
-McCandlish et al. (2018), arXiv:1812.06162, equation 2.11 solved for the steps: no batch
-needs fewer than S_min steps and none fewer than E_min = S_min B_crit examples; at B_crit both
-are twice their least. It is a line in 1 / B, fitted as one.
+Steps to a target are S(B) = S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162,
+equation 2.11 solved for the steps): no batch needs fewer than S_min steps and none fewer than
+E_min = S_min B_crit examples; at B_crit both are twice their least. It is a line in 1 / B, fitted
+as one.
 """
 
 import dataclasses

@@ -1,24 +1,15 @@
-"""Confidence intervals: of a mean, a median, a ratio over rounds, and a quantile's bound.
+"""Confidence intervals: of a mean, a median, a ratio over rounds, and a bound of a quantile.
 
-The confidence interval of a median, from order statistics.
-
-Of n independent values, the number below the median is Binomial(n, 1/2). So the median lies
-between the k-th smallest and the k-th largest with confidence 1 - 2 P(Binomial(n, 1/2) < k),
-whatever the distribution (David and Nagaraja 2003, Order Statistics, section 7.1): rounds that a
-neighbour slowed widen it less than they widen an interval of the mean.
-
-Values measured once a round, and the ratio of two contenders over the rounds.
+Of n independent values the number below the q-quantile is Binomial(n, q), whatever their
+distribution, so order statistics bound it (David and Nagaraja 2003, Order Statistics, section
+7.1). The median lies between the k-th smallest and the k-th largest value with confidence
+1 - 2 P(Binomial(n, 1/2) < k): rounds that a neighbour slowed widen this interval less than that
+of the mean. The k-th smallest is an upper bound of the q-quantile with confidence
+P(Binomial(n, q) < k); not even the largest is one unless 1 - q^n reaches the confidence: p95 at
+95 % needs 59 calls, p99 needs 299.
 
 Contenders that take turns within a round meet the same machine, so the ratio of a round holds
-where the machine drifts. Ratios are averaged as logarithms: twice as fast and half as fast
-cancel.
-
-Upper confidence bounds for a quantile, from order statistics.
-
-Of n independent calls, those below the q-quantile are Binomial(n, q). So the k-th smallest is
-an upper bound of the quantile with confidence P(Binomial(n, q) < k), whatever the distribution
-(David and Nagaraja 2003, Order Statistics, section 7.1). Not even the largest is one unless
-1 - q^n reaches the confidence: p95 at 95 % needs 59 calls, p99 needs 299.
+where the machine drifts. Ratios are averaged as logarithms: twice as fast and half as fast cancel.
 """
 
 import dataclasses
@@ -28,15 +19,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
-# 97.5 % quantiles of Student's t distribution for 1 to 30 degrees of freedom.
-_T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 # Student's t is 12.7 for two values and 4.3 for three.
 FEWEST_VALUES = 3
+# Even the smallest and the largest of five values hold the median with 94 % only.
+FEWEST_VALUES_OF_A_MEDIAN = 6
+# From here on the interval of a median leaves out the lowest and the highest round.
+_ROUNDS_FOR_ORDER = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,20 +65,11 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 def t_quantile(degrees_of_freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t distribution."""
-    if degrees_of_freedom <= len(_T_975):
-        return _T_975[degrees_of_freedom - 1]
-    # First Cornish-Fisher term: off by less than 0.001 past 30 degrees of freedom.
-    z = 1.95996
-    return z + (z**3 + z) / (4 * degrees_of_freedom)
-
-
-# Even the smallest and the largest of five values hold the median with 94 % only.
-FEWEST_VALUES_OF_A_MEDIAN = 6
-_TAIL = 0.025
+    return float(special.stdtrit(degrees_of_freedom, 0.975))
 
 
 def median_interval(values: Sequence[float]) -> Interval | None:
-    """Compute the 95 % interval of a median.
+    """Compute the 95 % interval of a median; None for fewer than six values.
 
     >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
     Interval(low=1.0, high=6.0)
@@ -96,16 +77,9 @@ def median_interval(values: Sequence[float]) -> Interval | None:
     count = len(values)
     if count < FEWEST_VALUES_OF_A_MEDIAN:
         return None
+    rank = int(np.searchsorted(special.bdtr(np.arange(count), count, 0.5), 0.025, side="right"))
     ordered = sorted(values)
-    rank, below = 0, 2.0**-count
-    while below <= _TAIL:
-        rank += 1
-        below += math.comb(count, rank) * 2.0**-count
     return Interval(float(ordered[rank - 1]), float(ordered[count - rank]))
-
-
-# From here on the sign test's interval leaves out the lowest and the highest round.
-_ROUNDS_FOR_ORDER = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +100,8 @@ class RoundEstimate:
 def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
     """Summarise positive values of several rounds.
 
-    With nine rounds or more the interval is that of the sign test, between order statistics: one
-    disturbed round does not widen it. With fewer it is Student's, of the logarithms.
+    With nine rounds or more the interval is that of a median: one disturbed round does not widen
+    it. With fewer it is Student's, of the logarithms.
     """
     if not len(values):
         return None
@@ -135,8 +109,11 @@ def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
         raise ValueError(
             f"Values of rounds must be positive and finite. Received: values={list(values)}."
         )
-    median = float(np.median(values))
-    return RoundEstimate(median, _interval(sorted(values)), len(values))
+    interval = median_interval(values)
+    if len(values) < _ROUNDS_FOR_ORDER:
+        logs = mean_interval([math.log(value) for value in values])
+        interval = logs and Interval(math.exp(logs.low), math.exp(logs.high))
+    return RoundEstimate(float(np.median(values)), interval, len(values))
 
 
 def ratio_over_rounds(
@@ -149,24 +126,6 @@ def ratio_over_rounds(
             f"{len(numerator)} and {len(denominator)} rounds."
         )
     return over_rounds([n / d for n, d in zip(numerator, denominator, strict=True)])
-
-
-def _interval(ascending: Sequence[float]) -> Interval | None:
-    rounds = len(ascending)
-    if rounds >= _ROUNDS_FOR_ORDER:
-        outside = _left_out(rounds)
-        return Interval(float(ascending[outside]), float(ascending[-1 - outside]))
-    logarithms = mean_interval([math.log(value) for value in ascending])
-    return logarithms and Interval(math.exp(logarithms.low), math.exp(logarithms.high))
-
-
-def _left_out(rounds: int) -> int:
-    """Count the values that may be left out at each end for 95 %, at least six rounds given."""
-    outside, values = 2 / 2**rounds, 0
-    while outside + 2 * math.comb(rounds, values + 1) / 2**rounds <= 0.05:
-        values += 1
-        outside += 2 * math.comb(rounds, values) / 2**rounds
-    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,10 +183,10 @@ def quantile_upper_bound(
     calls = len(ordered)
     if calls < needed:
         return QuantileBound(None, quantile, confidence, calls, needed - calls)
-    # Below k = number of calls, for all but rounding, P(Binomial < k) reaches the confidence.
-    below = np.cumsum(_binomial(calls, quantile)[:-1])
-    rank = min(int(np.searchsorted(below, confidence)), calls - 1)
-    return QuantileBound(float(ordered[rank]), quantile, confidence, calls, 0)
+    # Of as many calls as are needed the last one is the bound, whatever the rounding.
+    below = special.bdtr(np.arange(calls - 1), calls, quantile)
+    value = ordered[np.searchsorted(below, confidence)]
+    return QuantileBound(float(value), quantile, confidence, calls, 0)
 
 
 def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
@@ -258,13 +217,5 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
 
 
 def chance_of_at_most(successes: int, n: int, p: float) -> float:
-    """Compute P(Binomial(n, p) <= successes), for fewer successes than n."""
-    return float(np.sum(_binomial(n, p)[: successes + 1]))
-
-
-def _binomial(n: int, p: float) -> np.ndarray:
-    """Return the probabilities of 0 to n successes, by logarithms so that n may be large."""
-    k = np.arange(1, n + 1)
-    log_choose = np.concatenate([[0.0], np.cumsum(np.log(n - k + 1) - np.log(k))])
-    successes = np.arange(n + 1)
-    return np.exp(log_choose + successes * math.log(p) + (n - successes) * math.log1p(-p))
+    """Compute P(Binomial(n, p) <= successes)."""
+    return float(special.bdtr(successes, n, p))

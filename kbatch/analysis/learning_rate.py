@@ -1,8 +1,6 @@
 """How the learning rate and other settings follow the batch size.
 
-Learning-rate rules: how the learning rate follows the batch size.
-
-With kappa = batch_size / base_batch_size = B' / B:
+With kappa = batch_size / base_batch_size = B' / B the rules of the learning rate are
 
     linear    lr' = kappa lr          SGD; Goyal et al. (2017), arXiv:1706.02677, section 2.1
     sqrt      lr' = sqrt(kappa) lr    Adam-like; Malladi et al. (2022), arXiv:2205.10287, sec. 5
@@ -16,20 +14,19 @@ below B_noise, and no further growth far above, where it tends to (B_noise + B) 
 McCandlish et al. found exponents between 0.5 and 1 in place of SGD's 1; the root is the choice
 that meets the sqrt rule far below B_noise.
 
-Timescales that stay in examples: what follows the batch size besides the learning rate.
+With rho the factor of the learning rate, other settings keep their timescale in examples:
 
-With kappa = batch_size / base_batch_size and rho the factor of the learning rate:
-
-    beta2'  = beta2 ** kappa         half-life of Adam's second moment, in examples
+    beta2'  = beta2 ** kappa         half-life of Adam's second moment
                                      (Marek et al. 2025, arXiv:2507.07101)
     lambda' = lambda kappa / rho     tau = B / (eta lambda D), the passes over the data that the
                                      weights average over (Bergsma et al. 2025, arXiv:2505.13738;
                                      Wang and Aitchison 2024, arXiv:2405.13698)
-    m'      = m ** kappa             half-life of BatchNormalization's moving statistics, in
-                                     examples (Busbridge et al. 2023, arXiv:2307.13813, def. 1.2)
+    m'      = m ** kappa             half-life of BatchNormalization's moving statistics
+                                     (Busbridge et al. 2023, arXiv:2307.13813, def. 1.2)
 
 They hold whether or not the learning rate follows the batch size: without a rule rho is 1, and the
-decay per example, eta lambda / B, stays as well.
+decay per example, eta lambda / B, stays as well. Where eta' lambda' would be above 1 it is 1: an
+update cannot take away more than the whole weight, and a larger share would turn its sign.
 """
 
 import dataclasses
@@ -37,6 +34,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 RULES = ("linear", "sqrt", "noise")
+FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum")
 
 
 def scale_learning_rate(
@@ -71,12 +69,9 @@ def scale_learning_rate(
         ValueError: If the rule is unknown, a batch size is not positive, or the rule is
             `"noise"` and the noise scale missing or negative.
     """
+    sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     return learning_rate * learning_rate_ratio(
-        batch_size=batch_size,
-        base_batch_size=base_batch_size,
-        rule=rule,
-        noise_scale=noise_scale,
-        adaptive=adaptive,
+        **sizes, rule=rule, noise_scale=noise_scale, adaptive=adaptive
     )
 
 
@@ -92,8 +87,13 @@ def learning_rate_ratio(
     kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
     match check_rule(rule, "rule"):
         case "noise" if kappa != 1:
-            scale = _check_noise_scale(noise_scale)
-            gain = kappa * (scale + base_batch_size) / (scale + batch_size)
+            if noise_scale is None or not 0 <= noise_scale < math.inf:
+                raise ValueError(
+                    "The rule 'noise' needs `noise_scale`, finite and not negative: measure it "
+                    "with `gradient_noise_scale`, or take another rule where it is unresolved. "
+                    f"Received: noise_scale={noise_scale}."
+                )
+            gain = kappa * (noise_scale + base_batch_size) / (noise_scale + batch_size)
             return math.sqrt(gain) if adaptive else gain
         case "linear":
             return kappa
@@ -101,20 +101,6 @@ def learning_rate_ratio(
             return math.sqrt(kappa)
         case _:
             return 1.0
-
-
-def capped_learning_rate_ratio(
-    *, batch_size: int, base_batch_size: int, rule: str | None, noise_scale: float | None
-) -> float:
-    """Return the factor that a rule applies to the learning rate, no further than the noise scale.
-
-    A batch far above B_noise averages away what is no longer there: its best learning rate is
-    that of B_noise (McCandlish et al. 2018, arXiv:1812.06162, equation 2.6).
-    """
-    reached = max(base_batch_size, round(noise_scale or 0))
-    return learning_rate_ratio(
-        batch_size=min(batch_size, reached), base_batch_size=base_batch_size, rule=rule
-    )
 
 
 def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
@@ -137,19 +123,6 @@ def check_rule(rule: str | None, name: str) -> str | None:
     return rule
 
 
-def _check_noise_scale(noise_scale: float | None) -> float:
-    if noise_scale is None or not 0 <= noise_scale < math.inf:
-        raise ValueError(
-            "The rule 'noise' needs `noise_scale`, finite and not negative: measure it with "
-            "`gradient_noise_scale`, or take another rule where it is unresolved. "
-            f"Received: noise_scale={noise_scale}."
-        )
-    return noise_scale
-
-
-FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum")
-
-
 def scale_beta_2(beta_2: float, *, batch_size: int, base_batch_size: int) -> float:
     """Scale the decay of Adam's second moment so that its half-life in examples stays.
 
@@ -162,12 +135,18 @@ def scale_beta_2(beta_2: float, *, batch_size: int, base_batch_size: int) -> flo
 
 
 def scale_weight_decay(
-    weight_decay: float, *, batch_size: int, base_batch_size: int, learning_rate_ratio: float
+    weight_decay: float,
+    *,
+    batch_size: int,
+    base_batch_size: int,
+    learning_rate_ratio: float,
+    learning_rate: float | None = None,
 ) -> float:
     """Scale a decoupled weight decay so that its timescale in examples stays.
 
     An update takes the share eta lambda of a weight away, as in Keras's AdamW. To first order in
-    that share the decay over a pass through the data is then the same at every batch size.
+    that share the decay over a pass through the data is then the same at every batch size. With the
+    `learning_rate` of the base batch size, which need not be known, the share is at most 1.
 
     >>> scale_weight_decay(0.004, batch_size=256, base_batch_size=64, learning_rate_ratio=2.0)
     0.008
@@ -178,7 +157,8 @@ def scale_weight_decay(
             f"Received: learning_rate_ratio={learning_rate_ratio}."
         )
     kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
-    return weight_decay * kappa / learning_rate_ratio
+    most = max(weight_decay, 1 / learning_rate) if learning_rate else math.inf
+    return min(weight_decay * kappa, most) / learning_rate_ratio
 
 
 def scale_batch_norm_momentum(momentum: float, *, batch_size: int, base_batch_size: int) -> float:
@@ -285,7 +265,9 @@ def learning_rate_scaling(
     if beta_2 is not None and "beta_2" in follow_batch_size:
         beta_2 = scale_beta_2(beta_2, **sizes)
     if weight_decay is not None and "weight_decay" in follow_batch_size:
-        weight_decay = scale_weight_decay(weight_decay, **sizes, learning_rate_ratio=ratio)
+        weight_decay = scale_weight_decay(
+            weight_decay, **sizes, learning_rate_ratio=ratio, learning_rate=learning_rate
+        )
     momenta = set(batch_norm_momenta)
     if "batch_norm_momentum" in follow_batch_size:
         momenta = {scale_batch_norm_momentum(momentum, **sizes) for momentum in momenta}

@@ -1,31 +1,32 @@
-"""A line through measurements with relative errors, whether it fits, and what it says of a step.
-
-Lack of fit: whether measurements leave a fitted curve by more than their noise.
-
-Several measurements at one place show the noise without the curve. Where their centre is off by
-more than that noise explains, the curve is wrong. Medians throughout: one hiccup is neither
-noise nor a departure.
-
-A line y = a + b x through measurements whose errors are relative.
+"""A line y = a + b x through measurements whose errors are relative, and whether it fits them.
 
 Durations of steps or calls and numbers of updates scatter by a share of their size, and now
 and then one is far too long. So residuals are divided by the median at their x, and Huber's weights
 limit what a single measurement can do (Huber 1981, Robust Statistics, chapter 7, for the
 covariance as well).
+
+Several measurements at one place show the noise without the line. Where their centre is off by
+more than that noise explains, the line is wrong. Medians throughout: one hiccup is neither noise
+nor a departure.
 """
 
 import dataclasses
 import math
-import statistics
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from kbatch.analysis.intervals import Interval, t_quantile
 from kbatch.analysis.ratio import Ratio, ratio_of_estimates
 
 # A departure of less than this share changes no decision on a batch size.
 _NEGLIGIBLE = 0.02
+# Huber's constant: full weight up to as many standard deviations; 99 % efficient for normal errors.
+_FULL_WEIGHT = 2.0
+_MOST_ROUNDS = 100
+# A normal distribution's standard deviation over its median absolute one.
+_DEVIATION = 1.4826
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,39 +51,22 @@ def measure_departure(places: np.ndarray, residuals: np.ndarray) -> Departure:
     """Compare how far the centres are off with how the measurements scatter."""
     distinct, index, counts = np.unique(places, return_inverse=True, return_counts=True)
     groups = [residuals[index == i] for i in range(len(distinct))]
-    centres = np.array([np.median(group) for group in groups])
-    worst = float(np.max(np.abs(centres)))
+    centres = np.abs([np.median(group) for group in groups])
+    worst = float(np.max(centres))
     spare = len(places) - len(distinct)
     if spare == 0:
         return Departure(None, worst, None)
-    noise = _spread_within(groups)
+    # Shamos's median of differences: deviations of two or three values from their own median
+    # would be too small.
+    pairs = [(group, np.triu_indices(len(group), 1)) for group in groups]
+    differences = np.concatenate([np.abs(group[i] - group[j]) for group, (i, j) in pairs])
+    noise = _DEVIATION / math.sqrt(2) * float(np.median(differences))
     if len(distinct) == 2:
         return Departure(noise, worst, None)
     # Bonferroni over the places; the median of normal values has pi / 2 times the mean's variance.
-    allowance = _t_quantile(0.025 / len(distinct), spare) * noise * np.sqrt(np.pi / 2 / counts)
-    holds = bool(np.all(np.abs(centres) <= np.maximum(allowance, _NEGLIGIBLE)))
-    return Departure(noise, worst, holds)
-
-
-def _spread_within(groups: list[np.ndarray]) -> float:
-    """Estimate the standard deviation within groups by Shamos's median of differences.
-
-    Deviations of two or three values from their own median would be too small.
-    """
-    pairs = [(group, np.triu_indices(len(group), 1)) for group in groups]
-    differences = np.concatenate([np.abs(group[i] - group[j]) for group, (i, j) in pairs])
-    return 1.4826 / math.sqrt(2) * float(np.median(differences))
-
-
-def _t_quantile(tail: float, degrees_of_freedom: int) -> float:
-    """Approximate a quantile of Student's t by two Cornish-Fisher terms."""
-    z, n = statistics.NormalDist().inv_cdf(1 - tail), degrees_of_freedom
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-
-
-# Huber's constant: full weight up to as many standard deviations; 99 % efficient for normal errors.
-_FULL_WEIGHT = 2.0
-_MOST_ROUNDS = 100
+    quantile = special.stdtrit(spare, 1 - 0.025 / len(distinct))
+    allowance = quantile * noise * np.sqrt(np.pi / 2 / counts)
+    return Departure(noise, worst, bool(np.all(centres <= np.maximum(allowance, _NEGLIGIBLE))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,62 +100,68 @@ class Line:
     @property
     def intercept_in_x(self) -> Ratio:
         """The x whose part b x of the line equals the intercept, a / b."""
-        return self._over_slope(self.intercept, self.covariance)
+        return self._ratio(self.intercept, self.slope, self.covariance)
 
     @property
     def slope_over_intercept(self) -> Ratio:
         """One over that x, b / a."""
-        return ratio_of_estimates(
-            self.slope,
-            self.intercept,
-            covariance=self.covariance[::-1, ::-1],
-            degrees_of_freedom=self.degrees_of_freedom,
-        )
+        return self._ratio(self.slope, self.intercept, self.covariance[::-1, ::-1])
 
     def reaches(self, y: float) -> Ratio:
         """Return the x at which the line reaches y, (y - a) / b."""
-        return self._over_slope(y - self.intercept, self.covariance * [[1, -1], [-1, 1]])
+        covariance = self.covariance * [[1, -1], [-1, 1]]
+        return self._ratio(y - self.intercept, self.slope, covariance)
+
+    def over_slope(self, y: float) -> Ratio:
+        """Divide a number without an error by the slope, y / b."""
+        return self._ratio(y, self.slope, np.diag([0.0, self.covariance[1, 1]]))
 
     def __call__(self, x: float) -> float:
         """Evaluate the line at x."""
         return self.intercept + self.slope * x
 
-    def _over_slope(self, numerator: float, covariance: np.ndarray) -> Ratio:
+    def _ratio(self, numerator: float, denominator: float, covariance: np.ndarray) -> Ratio:
+        freedom = self.degrees_of_freedom
         return ratio_of_estimates(
-            numerator,
-            self.slope,
-            covariance=covariance,
-            degrees_of_freedom=self.degrees_of_freedom,
+            numerator, denominator, covariance=covariance, degrees_of_freedom=freedom
         )
 
     def _interval(self, value: float, variance: float) -> Interval:
-        half_width = t_quantile(self.degrees_of_freedom) * float(np.sqrt(variance))
+        half_width = t_quantile(self.degrees_of_freedom) * math.sqrt(variance)
         return Interval(value - half_width, value + half_width)
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     """Fit a line through measurements with relative errors."""
     x, y = check_measurements(x, y)
-    unit = np.array([1.0, 1 / np.max(x)])
-    scale = _centres(x, y)
+    count, unit = len(y), np.array([1.0, 1 / np.max(x)])
+    # Residuals in units of the fitted value would let a line that does not fit make them small by
+    # being large: the unit is the median at the x of each measurement.
+    places, index = np.unique(x, return_inverse=True)
+    scale = np.array([np.median(y[index == i]) for i in range(len(places))])[index]
     design = np.stack([np.ones_like(x), x], axis=1) * unit / scale[:, None]
     weights, residuals = np.ones_like(y), np.full_like(y, np.inf)
     for _ in range(_MOST_ROUNDS):
         root = np.sqrt(weights)
         coefficients = np.linalg.lstsq(design * root[:, None], y / scale * root, rcond=None)[0]
         previous, residuals = residuals, y / scale - design @ coefficients
-        weights = _huber_weights(residuals)
-        if np.allclose(residuals, previous, rtol=0, atol=1e-8):
+        # The standard deviation, less the two degrees of freedom that the line took.
+        deviation = _DEVIATION * np.median(np.abs(residuals)) * math.sqrt(count / (count - 2))
+        # Residuals that are rounding alone are all as good.
+        limit = max(_FULL_WEIGHT * deviation, 1e-12)
+        weights = np.minimum(1.0, limit / np.maximum(np.abs(residuals), 1e-300))
+        if np.max(np.abs(residuals - previous)) <= 1e-8:
             break
-    covariance = _covariance(design, residuals, weights) * np.outer(unit, unit)
-    intercept, slope = coefficients * unit
-    departure = measure_departure(x, residuals)
+    # The covariance of an M-estimate, whose psi is weights * residuals.
+    full = float(np.mean(weights == 1.0))
+    variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
+    intercept, slope = (coefficients * unit).tolist()
     return Line(
-        float(intercept),
-        float(slope),
-        covariance,
-        degrees_of_freedom=len(y) - 2,
-        departure=departure,
+        intercept,
+        slope,
+        variance * np.linalg.inv(design.T @ design) * np.outer(unit, unit),
+        degrees_of_freedom=count - 2,
+        departure=measure_departure(x, residuals),
     )
 
 
@@ -194,31 +184,6 @@ def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarr
             f"Received: x={x.tolist()}, y={y.tolist()}."
         )
     return x, y
-
-
-def _centres(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the median at the x of each measurement.
-
-    Residuals in units of the fitted value would let a line that does not fit make them small
-    by being large.
-    """
-    return np.array([np.median(y[x == place]) for place in x])
-
-
-def _huber_weights(residuals: np.ndarray) -> np.ndarray:
-    # The standard deviation by the median absolute one, less the two that the line took.
-    scale = 1.4826 * np.median(np.abs(residuals)) * math.sqrt(len(residuals) / (len(residuals) - 2))
-    # Residuals that are rounding alone are all as good.
-    limit = max(_FULL_WEIGHT * scale, 1e-12)
-    return np.minimum(1.0, limit / np.maximum(np.abs(residuals), 1e-300))
-
-
-def _covariance(design: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the covariance of an M-estimate: its psi is weights * residuals."""
-    count = len(residuals)
-    full = float(np.mean(weights == 1.0))
-    variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
-    return variance * np.linalg.inv(design.T @ design)
 
 
 @dataclasses.dataclass(frozen=True)

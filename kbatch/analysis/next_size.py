@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from kbatch.analysis.intervals import Interval
 
@@ -56,12 +57,12 @@ class SizeCosts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
+class FinishedRun:
     """A run that ended.
 
     Attributes:
         batch_size: In examples.
-        cost: T, what it took to come to the target; None where it did not.
+        cost: T, what it took to reach the target; None where it did not.
         updates: Its updates: to the target, or in all where it was cut short before it; None where
             it failed or diverged.
         noise_scale: Gradient noise scale in it, in examples; None if unresolved.
@@ -84,7 +85,7 @@ class NextSize(NamedTuple):
         batch_size: Size to try, None to stop.
         kind: `"pilot"` for a first size that was chosen here, `"given"` for one that was not;
             `"gain"`, `"no target yet"`; or why to stop: `"separated"`, `"tie"`, `"all tried"`.
-        best: Size of the best run so far, None where none came to the target.
+        best: Size of the best run so far, None where none reached the target.
         rival: The untried size that is most likely to be better, None without one.
         probability: Probability that it is better by more than the margin, None without a model.
     """
@@ -96,45 +97,59 @@ class NextSize(NamedTuple):
     probability: float | None = None
 
 
-def next_size(costs: SizeCosts, tried: Sequence[Tried], *, pilot: int | None = None) -> NextSize:
+def next_size(
+    costs: SizeCosts, tried: Sequence[FinishedRun], *, pilot: int | None = None
+) -> NextSize:
     """Choose the batch size to try next, or describe why none is."""
-    left = _left(costs, tried)
     if not tried:
         return NextSize(pilot_size(costs), "pilot") if pilot is None else NextSize(pilot, "given")
-    reached = [run for run in tried if run.cost is not None]
-    best = min(reached, key=lambda run: (run.cost or 0.0, run.batch_size), default=None)
+    best = best_run(tried)
+    left = sorted(size for size in untried(costs, tried) if size < smallest_broken(tried))
     if not left:
         return NextSize(None, "all tried", best and best.batch_size)
-    told = [run for run in tried if run.updates]
-    if not told:
-        return NextSize(_nearest(left, tried[-1].batch_size), "no target yet")
-    outlook = _outlook(costs, told, left)
+    if not any(run.updates for run in tried):
+        last = tried[-1].batch_size
+        nearest = min(left, key=lambda size: (abs(math.log(size / last)), size))
+        return NextSize(nearest, "no target yet")
+    mixture = _Mixture.of(costs, tried, left)
     if best is None or best.cost is None:
-        return NextSize(left[int(np.argmin(outlook.medians()))], "no target yet")
-    chances = outlook.chances(best.cost * (1 - MARGIN))
+        return NextSize(left[int(np.argmin(mixture.medians()))], "no target yet")
+    chances = mixture.chances(best.cost * (1 - MARGIN))
     rival = int(np.argmax(chances))
     found = (best.batch_size, left[rival], float(chances[rival]))
     if chances[rival] >= _LEAST_PROBABILITY:
-        return NextSize(left[int(np.argmax(outlook.gains(best.cost)))], "gain", *found)
-    may_tie = outlook.chances(best.cost * (1 + MARGIN)).max() >= _LEAST_PROBABILITY
+        return NextSize(left[int(np.argmax(mixture.gains(best.cost)))], "gain", *found)
+    may_tie = mixture.chances(best.cost * (1 + MARGIN)).max() >= _LEAST_PROBABILITY
     return NextSize(None, "tie" if may_tie else "separated", *found)
 
 
-@dataclasses.dataclass(frozen=True)
-class UpdatesForecast:
-    """What sizes need to the target, by all runs so far.
+def best_run(tried: Sequence[FinishedRun]) -> FinishedRun | None:
+    """Return the run that reached the target at the least cost, the smaller size of equals."""
+    reached = [run for run in tried if run.cost is not None]
+    return min(reached, key=lambda run: (run.cost or 0.0, run.batch_size), default=None)
 
-    Attributes:
-        updates: S of each size, the median.
-        intervals: The 95 % interval of each.
-        critical: B_crit, the median, in examples.
-        critical_interval: Its 95 % interval.
+
+def untried(costs: SizeCosts, tried: Sequence[FinishedRun]) -> set[int]:
+    """Return the sizes that no run was made of."""
+    return costs.update_costs.keys() - {run.batch_size for run in tried}
+
+
+def smallest_broken(tried: Sequence[FinishedRun]) -> float:
+    """Return the smallest size that could not be trained: neither it nor a larger one is tried."""
+    return min((run.batch_size for run in tried if not run.updates), default=math.inf)
+
+
+def pilot_size(costs: SizeCosts) -> int:
+    """Return the size that costs least above the best one, averaged over noise scales.
+
+    They range from the smallest to the largest size, evenly in their logarithm.
     """
-
-    updates: Mapping[int, float]
-    intervals: Mapping[int, Interval]
-    critical: float
-    critical_interval: Interval
+    sizes = np.array(sorted(costs.update_costs), float)
+    updates = np.array([costs.update_costs[int(size)] for size in sizes])
+    noise = np.geomspace(sizes[0], sizes[-1], 33)[:, None]
+    logs = np.log(updates * (1 + noise / sizes))
+    regrets = logs - logs.min(axis=1, keepdims=True)
+    return int(sizes[int(np.argmin(regrets.mean(axis=0)))])
 
 
 class SizeForecast(NamedTuple):
@@ -155,115 +170,121 @@ class SizeForecast(NamedTuple):
     may_tie: bool
 
 
-def forecast_updates(costs: SizeCosts, runs: Sequence[Tried]) -> UpdatesForecast | None:
+@dataclasses.dataclass(frozen=True)
+class CostForecast:
+    """What every size needs to the target, by all runs so far.
+
+    Attributes:
+        updates: S of each size, the median.
+        intervals: The 95 % interval of each.
+        critical: B_crit, the median, in examples.
+        critical_interval: Its 95 % interval.
+    """
+
+    updates: Mapping[int, float]
+    intervals: Mapping[int, Interval]
+    critical: float
+    critical_interval: Interval
+    _mixture: "_Mixture" = dataclasses.field(repr=False, compare=False)
+
+    def against(self, best: int) -> dict[int, SizeForecast]:
+        """Compare every size with one that reached the target."""
+        mixture, sizes = self._mixture, list(self.updates)
+        medians, log_means, log_halves = mixture.medians(), *mixture.logs()
+        cost = float(medians[sizes.index(best)])
+        least = mixture.start_cost + np.exp(log_means - log_halves) * mixture.update_costs
+        better, near = (
+            mixture.chances(cost * (1 + sign * MARGIN)) >= _LEAST_PROBABILITY for sign in (-1, 1)
+        )
+        columns = (cost / medians, cost / least, mixture.gains(cost), better, near)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return {size: SizeForecast(*row) for size, row in zip(sizes, rows, strict=True)}
+
+
+def forecast_updates(costs: SizeCosts, runs: Sequence[FinishedRun]) -> CostForecast | None:
     """Forecast the updates to the target of every size, those of the runs too."""
-    told = [run for run in runs if run.updates]
-    if not any(run.cost is not None for run in told):
+    if not any(run.cost is not None and run.updates for run in runs):
         return None
     sizes = sorted(costs.update_costs)
-    outlook = _outlook(costs, told, sizes)
-    guesses, _ = _critical_sizes(costs, told)
-    low, middle, high = (_quantile(guesses, outlook.weights, p) for p in (0.025, 0.5, 0.975))
-    means = outlook.log_means
-    half = outlook.log_halves
-    return UpdatesForecast(
-        updates=dict(zip(sizes, np.exp(means).tolist(), strict=True)),
-        intervals={
-            size: Interval(math.exp(mean - d), math.exp(mean + d))
-            for size, mean, d in zip(sizes, means, half, strict=True)
-        },
+    mixture = _Mixture.of(costs, runs, sizes)
+    weights = mixture.weights
+    low, middle, high = np.interp(
+        [0.025, 0.5, 0.975], np.cumsum(weights) - weights / 2, mixture.critical_sizes
+    ).tolist()
+    logs = list(zip(sizes, *(column.tolist() for column in mixture.logs()), strict=True))
+    return CostForecast(
+        updates={size: math.exp(mean) for size, mean, _ in logs},
+        intervals={size: Interval(math.exp(m - d), math.exp(m + d)) for size, m, d in logs},
         critical=middle,
         critical_interval=Interval(low, high),
+        _mixture=mixture,
     )
 
 
-def outlook_of(costs: SizeCosts, runs: Sequence[Tried], *, best: int) -> dict[int, SizeForecast]:
-    """Forecast what every size promises against one that came to the target."""
-    sizes = sorted(costs.update_costs)
-    outlook = _outlook(costs, [run for run in runs if run.updates], sizes)
-    medians = outlook.medians()
-    cost = float(medians[sizes.index(best)])
-    least = costs.start_cost + np.exp(outlook.log_means - outlook.log_halves) * outlook.update_costs
-    gains = outlook.gains(cost)
-    better, near = (outlook.chances(cost * (1 + sign * MARGIN)) for sign in (-1, 1))
-    return {
-        size: SizeForecast(
-            cost / float(medians[i]),
-            cost / float(least[i]),
-            float(gains[i]),
-            bool(better[i] >= _LEAST_PROBABILITY),
-            bool(near[i] >= _LEAST_PROBABILITY),
-        )
-        for i, size in enumerate(sizes)
-    }
+class _Mixture(NamedTuple):
+    """What sizes cost: log-normal updates for each B_crit of a grid, in arrays (parts, sizes)."""
 
-
-def pilot_size(costs: SizeCosts) -> int:
-    """Return the size that costs least above the best one, averaged over noise scales.
-
-    They range from the smallest to the largest size, evenly in their logarithm.
-    """
-    sizes = np.array(sorted(costs.update_costs), float)
-    updates = np.array([costs.update_costs[int(size)] for size in sizes])
-    noise = np.geomspace(sizes[0], sizes[-1], 33)[:, None]
-    logs = np.log(updates * (1 + noise / sizes))
-    regrets = logs - logs.min(axis=1, keepdims=True)
-    return int(sizes[int(np.argmin(regrets.mean(axis=0)))])
-
-
-def _quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    return float(np.interp(share, np.cumsum(weights) - weights / 2, values))
-
-
-def _left(costs: SizeCosts, tried: Sequence[Tried]) -> list[int]:
-    """List the sizes that may still be tried: none above one that could not be trained."""
-    taken = {run.batch_size for run in tried}
-    broken = min((run.batch_size for run in tried if not run.updates), default=None)
-    sizes = [size for size in sorted(costs.update_costs) if size not in taken]
-    return [size for size in sizes if broken is None or size < broken]
-
-
-def _nearest(sizes: Sequence[int], size: int) -> int:
-    return min(sizes, key=lambda other: (abs(math.log(other / size)), other))
-
-
-class _Outlook(NamedTuple):
-    """What untried sizes would cost: a mixture of log-normal updates, one part a B_crit.
-
-    Attributes:
-        weights: Of shape (parts,).
-        means: Of log S, of shape (parts, sizes).
-        deviations: Of log S, of shape (parts, sizes).
-        update_costs: Of shape (sizes,).
-        start_cost: Of a run.
-    """
-
+    critical_sizes: np.ndarray
     weights: np.ndarray
     means: np.ndarray
     deviations: np.ndarray
     update_costs: np.ndarray
     start_cost: float
 
-    @property
-    def log_means(self) -> np.ndarray:
-        """The mean of log S of each size."""
-        return self.weights @ self.means
+    @classmethod
+    def of(cls, costs: SizeCosts, tried: Sequence[FinishedRun], sizes: Sequence[int]) -> "_Mixture":
+        """Condition the model on the runs, and ask it for some sizes."""
+        runs = [run for run in tried if run.updates]
+        guesses, logs = _critical_sizes(costs, runs)
+        every = sorted({*sizes, *(run.batch_size for run in runs)})
+        known = np.array(every, float)
+        means = np.log1p(guesses[:, None] / known)
+        # Of the level, and of a random walk to both sides of the pilot.
+        octaves = np.log2(known / runs[0].batch_size)
+        a, b = octaves[:, None], octaves
+        together = np.where(a * b > 0, np.minimum(np.abs(a), np.abs(b)), 0.0)
+        covariance = np.tile(_LEVEL**2 + _WALK**2 * together, (len(guesses), 1, 1))
+        for run in sorted(runs, key=lambda run: run.cost is None):  # What reached the target first.
+            i = every.index(run.batch_size)
+            deviation = np.sqrt(covariance[:, i, i] + run.spread**2)
+            off = (math.log(run.updates or 1) - means[:, i]) / deviation
+            if run.cost is not None:
+                logs, pull, shrink = logs - 0.5 * off**2, off, np.ones_like(off)
+            else:  # The moments of a normal distribution cut off below.
+                off = np.minimum(off, _FURTHEST)
+                survival = special.ndtr(-off)
+                pull = np.exp(-0.5 * off**2) / math.sqrt(2 * math.pi) / survival
+                logs, shrink = logs + np.log(survival), pull * (pull - off)
+            across = covariance[:, :, i] / deviation[:, None]
+            means = means + pull[:, None] * across
+            covariance -= shrink[:, None, None] * across[:, :, None] * across[:, None, :]
+        weights = np.exp(logs - logs.max())
+        asked = [every.index(size) for size in sizes]
+        variances = np.diagonal(covariance, axis1=1, axis2=2)[:, asked]
+        return cls(
+            guesses,
+            weights / weights.sum(),
+            means[:, asked],
+            np.sqrt(np.maximum(variances, 0.0) + _RUN**2),
+            np.array([costs.update_costs[size] for size in sizes]),
+            costs.start_cost,
+        )
 
-    @property
-    def log_halves(self) -> np.ndarray:
-        """Half of its 95 % interval."""
-        spread = (self.means - self.log_means) ** 2 + self.deviations**2
-        return _NORMAL_975 * np.sqrt(self.weights @ spread)
+    def logs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean of log S of each size, and half of its 95 % interval."""
+        means = self.weights @ self.means
+        spread = (self.means - means) ** 2 + self.deviations**2
+        return means, _NORMAL_975 * np.sqrt(self.weights @ spread)
 
     def medians(self) -> np.ndarray:
         """Return the typical cost of each size."""
-        return self.start_cost + np.exp(self.log_means) * self.update_costs
+        return self.start_cost + np.exp(self.weights @ self.means) * self.update_costs
 
     def chances(self, cost: float) -> np.ndarray:
         """Return the probability that each size costs less."""
         room = max(cost - self.start_cost, 1e-12)
         z = (np.log(room / self.update_costs) - self.means) / self.deviations
-        return self.weights @ _normal(z)
+        return self.weights @ special.ndtr(z)
 
     def gains(self, cost: float) -> np.ndarray:
         """Return the mean of what each size would save, below 0 cut off, over what it costs."""
@@ -275,59 +296,16 @@ class _Outlook(NamedTuple):
         return self.weights @ saved / self.medians()
 
 
-def _outlook(costs: SizeCosts, runs: Sequence[Tried], sizes: Sequence[int]) -> _Outlook:
-    guesses, logs = _critical_sizes(costs, runs)
-    every = sorted({*sizes, *(run.batch_size for run in runs)})
-    known = np.array(every, float)
-    means = np.log1p(guesses[:, None] / known)
-    covariance = np.tile(_covariance(known, known, runs[0].batch_size), (len(guesses), 1, 1))
-    for run in sorted(runs, key=lambda run: run.cost is None):  # What came to the target first.
-        i = every.index(run.batch_size)
-        deviation = np.sqrt(covariance[:, i, i] + run.spread**2)
-        off = (math.log(run.updates or 1) - means[:, i]) / deviation
-        if run.cost is not None:
-            logs, pull, shrink = logs - 0.5 * off**2, off, np.ones_like(off)
-        else:  # The moments of a normal distribution cut off below.
-            off = np.minimum(off, _FURTHEST)
-            survival = _normal(-off)
-            pull = np.exp(-0.5 * off**2) / math.sqrt(2 * math.pi) / survival
-            logs, shrink = logs + np.log(survival), pull * (pull - off)
-        across = covariance[:, :, i] / deviation[:, None]
-        means = means + pull[:, None] * across
-        covariance -= shrink[:, None, None] * across[:, :, None] * across[:, None, :]
-    weights = np.exp(logs - logs.max())
-    asked = [every.index(size) for size in sizes]
-    variances = np.diagonal(covariance, axis1=1, axis2=2)[:, asked]
-    return _Outlook(
-        weights / weights.sum(),
-        means[:, asked],
-        np.sqrt(np.maximum(variances, 0.0) + _RUN**2),
-        np.array([costs.update_costs[size] for size in sizes]),
-        costs.start_cost,
-    )
-
-
-def _critical_sizes(costs: SizeCosts, runs: Sequence[Tried]) -> tuple[np.ndarray, np.ndarray]:
+def _critical_sizes(costs: SizeCosts, runs: Sequence[FinishedRun]) -> tuple[np.ndarray, np.ndarray]:
     """Return B_crit on a grid with the logarithm of what is believed of each."""
     known = [run.noise_scale for run in runs if run.noise_scale]
     bounds = [run.noise_at_least for run in runs if run.noise_at_least]
-    sizes = sorted(costs.update_costs)
     if known:
         centre, spread = float(np.mean(np.log(known))), _RESOLVED
     elif bounds:
         centre, spread = math.log(2 * max(bounds)), _BOUNDED
     else:
-        centre, spread = 0.5 * math.log(sizes[0] * sizes[-1]), _UNKNOWN
+        ends = min(costs.update_costs), max(costs.update_costs)
+        centre, spread = 0.5 * math.log(ends[0] * ends[1]), _UNKNOWN
     offsets = np.linspace(-3, 3, 61)
     return np.exp(centre + spread * offsets), -0.5 * offsets**2
-
-
-def _covariance(first: np.ndarray, second: np.ndarray, pilot: float) -> np.ndarray:
-    """Return the covariance of the level and of a random walk to both sides of the pilot."""
-    a, b = np.log2(first / pilot)[:, None], np.log2(second / pilot)
-    together = np.where(a * b > 0, np.minimum(np.abs(a), np.abs(b)), 0.0)
-    return _LEVEL**2 + _WALK**2 * together
-
-
-def _normal(z: np.ndarray) -> np.ndarray:
-    return np.vectorize(lambda value: 0.5 * math.erfc(-value / math.sqrt(2)))(z)

@@ -1,24 +1,9 @@
-"""The gradient noise scale B_noise = tr(Sigma) / |G|^2, and the moments behind it.
+"""The gradient noise scale B_noise = tr(Sigma) / |G|^2, with an interval, and its moments.
 
-The gradient noise scale B_noise = tr(Sigma) / |G|^2, with an interval.
-
-McCandlish et al. (2018), arXiv:1812.06162, equation 2.9, the simple noise scale. Both moments
-are averaged over steps first and divided last. Neighbouring steps resemble each other while
-training moves, and so do the means of neighbouring epochs. So both are averaged in blocks, and the
-interval is Fieller's for the means of the blocks. A block is at least as long as the cube root of
-the number of steps (Flegal and Jones 2010, Ann. Stat. 38, 1034-1070), and as 2 tau - 1 for
-
-    tau = (1 + rho) / (1 - rho)        the correlation time of an AR(1) process
-
-where rho is the correlation of neighbours, corrected for its bias in short series (Marriott and
-Pope 1954, Biometrika 41, 390-402). There are three blocks at least, so a short series that is
-strongly correlated still has an interval that is too narrow.
-
-Moments behind the gradient noise scale of McCandlish et al. (2018), arXiv:1812.06162.
-
-Let G be the true gradient and Sigma the covariance of per-example gradients. A gradient
-averaged over n examples has E|g|^2 = |G|^2 + tr(Sigma) / n. One update that is split into
-K micro-batches of n_k examples (N in all, w_k = n_k / N) shows the squared norm at two sizes
+McCandlish et al. (2018), arXiv:1812.06162, equation 2.9, the simple noise scale. Let G be the true
+gradient and Sigma the covariance of per-example gradients. A gradient averaged over n examples has
+E|g|^2 = |G|^2 + tr(Sigma) / n. One update that is split into K micro-batches of n_k examples (N in
+all, w_k = n_k / N) shows the squared norm at two sizes
 
     m = sum_k w_k |g_k|^2        M = |sum_k w_k g_k|^2
 
@@ -29,6 +14,17 @@ update, and E M = |G|^2 + tr(Sigma) / N. Hence, unbiased (appendix A.1, here for
 
 Exact it is for weights n_k / N only. With sample weights or token masks the examples of an
 update have different shares, and N is an upper bound of what they count for.
+
+Both moments are averaged over steps first and divided last. Neighbouring steps resemble each other
+while training moves, and so do the means of neighbouring epochs. So both are averaged in blocks,
+and the interval is Fieller's for the means of the blocks. A block is at least as long as the cube
+root of the number of steps (Flegal and Jones 2010, Ann. Stat. 38, 1034-1070), and as 2 tau - 1 for
+
+    tau = (1 + rho) / (1 - rho)        the correlation time of an AR(1) process
+
+where rho is the correlation of neighbours, corrected for its bias in short series (Marriott and
+Pope 1954, Biometrika 41, 390-402). There are three blocks at least, so a short series that is
+strongly correlated still has an interval that is too narrow.
 """
 
 import dataclasses
@@ -160,22 +156,22 @@ class _Run(NamedTuple):
 
     def blocks(self, number: int) -> "_Run":
         """Average so many stretches, about as long as each other."""
-        count = len(self.weights)
-        starts = np.arange(number) * count // number
+        starts = np.arange(number) * len(self.weights) // number
         weights = np.add.reduceat(self.weights, starts)
-        variances = np.add.reduceat(self.variances * self.weights, starts) / weights
-        squared_norms = np.add.reduceat(self.squared_norms * self.weights, starts) / weights
+        variances, squared_norms = (
+            np.add.reduceat(values * self.weights, starts) / weights for values in self[:2]
+        )
         return _Run(variances, squared_norms, weights)
 
 
 def _late_half(variances: ArrayLike, squared_norms: ArrayLike, weights: ArrayLike) -> _Run:
-    pairs = [np.asarray(variances, float), np.asarray(squared_norms, float)]
-    counts = np.asarray(weights, float)
+    pairs = np.asarray(variances, float), np.asarray(squared_norms, float)
     if pairs[0].ndim != 1 or pairs[0].shape != pairs[1].shape:
         raise ValueError(
             "`variances` and `squared_norms` must have one value an epoch each. Received: "
             f"shapes {pairs[0].shape} and {pairs[1].shape}."
         )
+    counts = np.asarray(weights, float)
     if counts.shape not in ((), pairs[0].shape) or not np.all(np.isfinite(counts) & (counts > 0)):
         raise ValueError(
             f"`weights` must be a positive number or one for each of the {len(pairs[0])} epochs. "
@@ -190,7 +186,14 @@ def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> NoiseScale:
     runs = [run for run in runs if len(run.weights)]
     if not runs:
         return NoiseScale(None, None, None, None, None, 0)
-    variances, squared_norms, weights = _joined(_cut(runs, max(shortest, _block_length(runs))))
+    # Blocks of the length, or shorter ones for three in all.
+    counts, length = [len(run.weights) for run in runs], max(shortest, _block_length(runs))
+    numbers = [max(1, count // length) for count in counts]
+    for parts in (2, 3):
+        if sum(numbers) < FEWEST_VALUES:
+            numbers = [min(count, max(1, count * parts // max(counts))) for count in counts]
+    blocks = [run.blocks(number) for run, number in zip(runs, numbers, strict=True)]
+    variances, squared_norms, weights = map(np.concatenate, zip(*blocks, strict=True))
     ratio = ratio_of_means(variances, squared_norms, weights=weights)
     return NoiseScale(
         ratio.value,
@@ -198,28 +201,13 @@ def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> NoiseScale:
         ratio.at_least,
         variance=float(np.average(variances, weights=weights)),
         squared_norm=float(np.average(squared_norms, weights=weights)),
-        measurements=sum(len(run.weights) for run in runs),
+        measurements=sum(counts),
     )
-
-
-def _cut(runs: Sequence[_Run], length: int) -> list[_Run]:
-    """Cut each run into blocks of a length, or shorter ones for three in all."""
-    counts = [len(run.weights) for run in runs]
-    numbers = [max(1, count // length) for count in counts]
-    for parts in (2, 3):
-        if sum(numbers) < FEWEST_VALUES:
-            numbers = [min(count, max(1, count * parts // max(counts))) for count in counts]
-    return [run.blocks(number) for run, number in zip(runs, numbers, strict=True)]
-
-
-def _joined(runs: Sequence[_Run]) -> _Run:
-    variances, squared_norms, weights = zip(*runs, strict=True)
-    return _Run(np.concatenate(variances), np.concatenate(squared_norms), np.concatenate(weights))
 
 
 def _block_length(runs: Sequence[_Run]) -> int:
     """Return 2 tau - 1, from the correlation of neighbours within the runs."""
-    variances, squared_norms, weights = _joined(runs)
+    variances, squared_norms, weights = map(np.concatenate, zip(*runs, strict=True))
     pairs = len(weights) - len(runs)
     if pairs < 2:
         return 1
@@ -284,8 +272,15 @@ def gradient_moments(
             "`micro_sq_norms` and `batch_sq_norms` must have one value a step each. Received: "
             f"shapes {m.shape} and {batch.shape}."
         )
-    examples = _one_a_step(batch_size, "batch_size", m.shape)
-    micros = _one_a_step(accumulation_steps, "accumulation_steps", m.shape)
+    sizes = {"batch_size": batch_size, "accumulation_steps": accumulation_steps}
+    for name, values in sizes.items():
+        found = np.asarray(values, float)
+        if found.shape not in ((), m.shape) or not np.all(np.isfinite(found) & (found >= 1)):
+            raise ValueError(
+                f"`{name}` must be a positive number or one for each of the {len(m)} steps. "
+                f"Received: {name}={values}."
+            )
+    examples, micros = (np.broadcast_to(np.asarray(v, float), m.shape) for v in sizes.values())
     if len(m) and not np.any(micros > 1):
         raise ValueError(
             "The noise scale needs gradients of two sizes: split the update into at least two "
@@ -299,28 +294,14 @@ def gradient_moments(
         )
     usable = np.isfinite(m) & np.isfinite(batch) & (micros > 1)
     m, batch, examples, micros = m[usable], batch[usable], examples[usable], micros[usable]
-    _check_norms(m, batch)
-    variance = (m - batch) * examples / (micros - 1)
-    return GradientMoments(variance, batch - variance / examples)
-
-
-def _one_a_step(sizes: ArrayLike, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    values = np.asarray(sizes, float)
-    if values.shape not in ((), shape) or not np.all(np.isfinite(values) & (values >= 1)):
-        raise ValueError(
-            f"`{name}` must be a positive number or one for each of the {shape[0]} steps. "
-            f"Received: {name}={sizes}."
-        )
-    return np.broadcast_to(values, shape)
-
-
-def _check_norms(micro_sq_norms: np.ndarray, batch_sq_norms: np.ndarray) -> None:
-    wrong = (batch_sq_norms < 0) | (micro_sq_norms < batch_sq_norms * (1 - _ROUNDING))
+    wrong = (batch < 0) | (m < batch * (1 - _ROUNDING))
     if np.any(wrong):
         step = int(np.argmax(wrong))
         raise ValueError(
             "A mean of squared norms is never below the squared norm of the mean, nor that below "
             "0: check that `micro_sq_norms` comes first and that both are taken before clipping "
             "and without the loss scale. Received at the first such step: "
-            f"micro_sq_norm={micro_sq_norms[step]}, batch_sq_norm={batch_sq_norms[step]}."
+            f"micro_sq_norm={m[step]}, batch_sq_norm={batch[step]}."
         )
+    variance = (m - batch) * examples / (micros - 1)
+    return GradientMoments(variance, batch - variance / examples)

@@ -77,6 +77,4 @@ def ratio_of_means(
     means = shares @ pairs
     deviations = shares[:, None] * (pairs - means)
     covariance = count / (count - 1) * deviations.T @ deviations
-    return ratio_of_estimates(
-        means[0], means[1], covariance=covariance, degrees_of_freedom=count - 1
-    )
+    return ratio_of_estimates(*means, covariance=covariance, degrees_of_freedom=count - 1)

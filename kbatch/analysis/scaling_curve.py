@@ -1,40 +1,31 @@
 """How latency grows with the batch size, and which batch sizes a latency answers for.
 
-Latency against batch size where no line holds: monotone interpolation of what was measured.
-
-The medians at each size, pooled where a larger size came out faster (isotonic regression, Barlow
-et al. 1972), are joined by straight pieces of log latency over log2 of the batch size. It goes
-no further than the measurements.
-
-Latency of inference against batch size, t(b) = (b + n_half) / r_inf.
-
-Hockney and Jesshope (1988), Parallel Computers 2, section 1.3.2: r_inf is the throughput of an
-unboundedly large batch, and a batch of n_half reaches half of it. It is the line t = a + c b
-with c = 1 / r_inf and a = n_half / r_inf. Where the measurements leave the line by more than
-their noise, a monotone interpolation of them takes its place.
-
-Batch sizes that a latency answers for: knee, efficient, fastest, and within a target.
-
-On the line t(b) = (b + n_half) / r_inf:
+Latency of inference against batch size, t(b) = (b + n_half) / r_inf (Hockney and Jesshope 1988,
+Parallel Computers 2, section 1.3.2): r_inf is the throughput of an unboundedly large batch, and a
+batch of n_half reaches half of it. It is the line t = a + c b with c = 1 / r_inf and
+a = n_half / r_inf. On it
 
     knee          n_half                 throughput over latency, b / t^2, is largest
     efficient     n_half p / (1 - p)     a share p of r_inf: 9 n_half for 90 %
     within T      r_inf T - n_half       the largest with t(b) <= T
 
-Where no line holds the same is read off the interpolation, whose peak is the largest throughput
-that was measured. Its pieces are straight in logarithms, so the largest b / t^2 lies at a
-measured size.
+Where the measurements leave the line by more than their noise, the same is read off a monotone
+interpolation of them, whose peak is the largest throughput that was measured: the medians at each
+size, pooled where a larger size came out faster (isotonic regression, Barlow et al. 1972), joined
+by straight pieces of log latency over log2 of the batch size. It goes no further than the
+measurements. Its pieces are straight in logarithms, so the largest b / t^2 lies at a measured size.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from kbatch.analysis.intervals import Interval, t_quantile
 from kbatch.analysis.line_fit import Line, check_measurements, fit_line
-from kbatch.analysis.ratio import Ratio, ratio_of_estimates
+from kbatch.analysis.ratio import Ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,29 +79,30 @@ class LatencyCurve:
         share = np.log(rate / rates[j - 1]) / np.log(rates[j] / rates[j - 1])
         return _between(self.batch_sizes[j - 1], self.batch_sizes[j], share)
 
+    def scaled(self, factors: np.ndarray) -> "LatencyCurve":
+        """Multiply the latencies, and let none fall."""
+        latencies = np.maximum.accumulate(self.latencies_s * factors)
+        return dataclasses.replace(self, latencies_s=latencies)
+
 
 def fit_latency_curve(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> LatencyCurve:
-    """Join measurements at several batch sizes: takes and raise what `fit_latency` does."""
+    """Join measurements at several batch sizes: takes and raises what `fit_latency` does."""
     sizes, latencies = check_measurements(batch_sizes, latencies_s)
     places, index, counts = np.unique(sizes, return_inverse=True, return_counts=True)
-    medians = np.array([np.median(latencies[index == i]) for i in range(len(places))])
-    return LatencyCurve(places, np.exp(_not_descending(np.log(medians), counts)), counts)
+    # Adjacent values that descend are pooled into their weighted mean.
+    pools: list[tuple[float, float, int]] = []
+    for i, weight in enumerate(counts.tolist()):
+        pools.append((float(np.log(np.median(latencies[index == i]))), weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, v, m), (b, w, n) = pools[-2:]
+            pools[-2:] = [((a * v + b * w) / (v + w), v + w, m + n)]
+    values = np.repeat([pool[0] for pool in pools], [pool[2] for pool in pools])
+    return LatencyCurve(places, np.exp(values), counts)
 
 
 def _between(low: float, high: float, share: float) -> float:
     """Go from one size to another by a share of the octaves between them."""
     return float(low * (high / low) ** share)
-
-
-def _not_descending(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Pool adjacent values that descend into their weighted mean."""
-    pools: list[tuple[float, float, int]] = []
-    for value, weight in zip(values, weights, strict=True):
-        pools.append((float(value), float(weight), 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, v, m), (b, w, n) = pools[-2:]
-            pools[-2:] = [((a * v + b * w) / (v + w), v + w, m + n)]
-    return np.repeat([pool[0] for pool in pools], [pool[2] for pool in pools])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,13 +125,7 @@ class Latency:
     @property
     def peak_throughput(self) -> Ratio:
         """r_inf, in examples per second; without a value where the line may be flat."""
-        covariance = np.diag([0.0, self.line.covariance[1, 1]])
-        return ratio_of_estimates(
-            1.0,
-            self.line.slope,
-            covariance=covariance,
-            degrees_of_freedom=self.line.degrees_of_freedom,
-        )
+        return self.line.over_slope(1.0)
 
     @property
     def half_peak_batch_size(self) -> Ratio:
@@ -251,16 +237,18 @@ def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> BatchAnswer
         raise ValueError(f"`share` must lie between 0 and 1. Received: share={share}.")
     if latency.follows_line:
         return _of_ratio(latency, latency.half_peak_batch_size, math.ceil, share / (1 - share))
-    curve = latency.curve
-    error = _error(latency)
+    curve, error = latency.curve, _error(latency)
     rates = curve.batch_sizes / curve.latencies_s
     best = int(np.argmax(rates))
     size = curve.smallest_of_rate(share * rates[best])
     interval = None
     if error is not None and size is not None:
-        low = _scaled(curve, 1 - error).smallest_of_rate(share * rates[best] * (1 - error[best]))
-        high = _scaled(curve, 1 + error).smallest_of_rate(share * rates[best] * (1 + error[best]))
-        interval = _interval(curve, low, high)
+        low, high = (
+            curve.scaled(1 + off).smallest_of_rate(share * rates[best] * (1 + off[best]))
+            for off in (-error, error)
+        )
+        smallest, largest = curve.batch_sizes[[0, -1]].tolist()
+        interval = Interval(smallest if low is None else low, largest if high is None else high)
     return _answer(latency, size, interval, math.ceil)
 
 
@@ -303,25 +291,33 @@ def batch_size_within(latency: Latency, *, latency_s: float) -> BatchAnswer:
     curve, error = latency.curve, _error(latency)
     interval = None
     if error is not None:
-        low = _scaled(curve, 1 + error).largest_within(latency_s)
-        high = _scaled(curve, 1 - error).largest_within(latency_s)
-        interval = Interval(low or 0.0, high or 0.0)
+        ends = (
+            curve.scaled(factors).largest_within(latency_s) for factors in (1 + error, 1 - error)
+        )
+        interval = Interval(*(end or 0.0 for end in ends))
     return _answer(latency, curve.largest_within(latency_s), interval, math.floor)
 
 
-def _of_ratio(latency: Latency, ratio: Ratio, whole, factor: float = 1.0) -> BatchAnswer:
+def _of_ratio(
+    latency: Latency, ratio: Ratio, whole: Callable[[float], int], factor: float = 1.0
+) -> BatchAnswer:
     if ratio.value is None or ratio.interval is None:
         return BatchAnswer(None, None, False)
     interval = Interval(factor * ratio.interval.low, factor * ratio.interval.high)
     return _answer(latency, max(1.0, factor * ratio.value), interval, whole)
 
 
-def _answer(latency: Latency, size: float | None, interval: Interval | None, whole) -> BatchAnswer:
+def _answer(
+    latency: Latency,
+    size: float | None,
+    interval: Interval | None,
+    whole: Callable[[float], int],
+) -> BatchAnswer:
     """Make a size whole; the rounding of its last digits must not cost an example."""
     if size is None or size < 1 - _ROUNDING:
         return BatchAnswer(None, interval, False)
     nearest = round(size)
-    number = nearest if abs(size - nearest) <= _ROUNDING * nearest else int(whole(size))
+    number = nearest if abs(size - nearest) <= _ROUNDING * nearest else whole(size)
     smallest, largest = latency.curve.batch_sizes[[0, -1]]
     return BatchAnswer(number, interval, not smallest <= number <= largest)
 
@@ -346,13 +342,3 @@ def _error(latency: Latency) -> np.ndarray | None:
         return None
     half_width = t_quantile(spare) * latency.line.departure.noise * np.sqrt(np.pi / 2 / counts)
     return np.minimum(half_width, 0.9)
-
-
-def _scaled(curve: LatencyCurve, factors: np.ndarray) -> LatencyCurve:
-    latencies = np.maximum.accumulate(curve.latencies_s * factors)
-    return dataclasses.replace(curve, latencies_s=latencies)
-
-
-def _interval(curve: LatencyCurve, low: float | None, high: float | None) -> Interval:
-    smallest, largest = (float(size) for size in curve.batch_sizes[[0, -1]])
-    return Interval(smallest if low is None else low, largest if high is None else high)

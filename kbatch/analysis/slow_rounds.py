@@ -9,9 +9,9 @@ two groups are far likelier than one and lie apart: elsewhere slow rounds are no
 themselves, and a fit without them would find the model faster than it is.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,17 +33,8 @@ _MOST_STEPS = 200
 _SAME = 1e-6
 
 
-@dataclasses.dataclass(frozen=True)
-class _TwoGroups:
-    """Normal distributions of the logarithms of fast and slow rounds.
-
-    Attributes:
-        centres: Of the fast rounds of each size.
-        slower: How much higher the slow rounds lie, at every size.
-        spread: Standard deviation of the fast rounds.
-        slow_spread: That of the slow rounds.
-        share: Share of the slow rounds.
-    """
+class _TwoGroups(NamedTuple):
+    """Centres of the fast rounds of each size; how much higher the slow ones lie, and how many."""
 
     centres: np.ndarray
     slower: float
@@ -59,10 +50,20 @@ class _TwoGroups:
             _log_normal(residuals - self.slower, self.slow_spread) + math.log(self.share),
         )
 
-    def apart(self) -> bool:
-        """Whether the groups have two peaks, further apart than noise of the calls."""
-        scatter = math.sqrt((self.spread**2 + self.slow_spread**2) / 2)
-        return self.slower > max(_TOLERANCE, _APART * scatter)
+    def likelier(self, logs: np.ndarray, sizes: np.ndarray) -> "_TwoGroups":
+        """Make one step of expectation and maximization."""
+        fast, slow = self.log_densities(logs, sizes)
+        slowness = np.exp(slow - np.logaddexp(fast, slow))
+        calm, late = (1 - slowness) / self.spread**2, slowness / self.slow_spread**2
+        pulled = calm * logs + late * (logs - self.slower)
+        centres = np.bincount(sizes, pulled) / np.bincount(sizes, calm + late)
+        residuals = logs - centres[sizes]
+        share = float(np.mean(slowness))
+        late_count, calm_count = share * len(logs), (1 - share) * len(logs)
+        slower = float(slowness @ residuals) / late_count
+        spread = max(_LEAST_SPREAD, math.sqrt((1 - slowness) @ residuals**2 / calm_count))
+        slow_spread = max(spread, math.sqrt(slowness @ (residuals - slower) ** 2 / late_count))
+        return _TwoGroups(centres, slower, spread, slow_spread, min(max(share, 0.001), 0.999))
 
 
 def calm_values(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
@@ -72,61 +73,29 @@ def calm_values(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
     [(1.0, 0.97, 1.05), (2.0, 2.02, 1.98)]
     """
     everything = [tuple(group) for group in groups]
-    if sum(map(len, groups)) - len(groups) < 3:
+    counts = [len(group) for group in groups]
+    if sum(counts) - len(groups) < 3:
         return everything
-    logs = np.log(np.concatenate([np.asarray(group, float) for group in groups]))
-    sizes = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    found = _two_groups(logs, sizes)
+    logs, sizes = np.log(np.concatenate(everything)), np.repeat(np.arange(len(groups)), counts)
+    residuals = logs - (np.bincount(sizes, logs) / counts)[sizes]
+    spread = max(_LEAST_SPREAD, float(np.std(residuals)))
+    low = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
+    found = _TwoGroups(low, 2 * spread, spread / 2, spread / 2, 0.4)
+    for _ in range(_MOST_STEPS):
+        before, found = found, found.likelier(logs, sizes)
+        if np.max(np.abs(found.centres - before.centres)) < _SAME:
+            break
     fast, slow = found.log_densities(logs, sizes)
-    gain = 2 * float(np.sum(np.logaddexp(fast, slow)) - _one_group(logs, sizes))
-    if gain < _LIKELIER or not found.apart():
-        return everything
+    gain = 2 * float(np.sum(np.logaddexp(fast, slow)) - np.sum(_log_normal(residuals, spread)))
+    scatter = math.sqrt((found.spread**2 + found.slow_spread**2) / 2)
     calm = (fast > slow) | (logs <= found.centres[sizes])
-    if np.sum(calm) < _FEWEST or np.mean(calm) < _LEAST_CALM:
+    told_apart = gain >= _LIKELIER and found.slower > max(_TOLERANCE, _APART * scatter)
+    if not told_apart or np.sum(calm) < _FEWEST or np.mean(calm) < _LEAST_CALM:
         return everything
     return [
         tuple(value for value, kept in zip(group, calm[sizes == i], strict=True) if kept)
         for i, group in enumerate(everything)
     ]
-
-
-def _one_group(logs: np.ndarray, sizes: np.ndarray) -> float:
-    """Return the logarithm of the likelihood of one normal distribution a size."""
-    residuals = logs - _means(logs, np.ones_like(logs), sizes)[sizes]
-    return float(np.sum(_log_normal(residuals, max(_LEAST_SPREAD, float(np.std(residuals))))))
-
-
-def _two_groups(logs: np.ndarray, sizes: np.ndarray) -> _TwoGroups:
-    residuals = logs - _means(logs, np.ones_like(logs), sizes)[sizes]
-    spread = max(_LEAST_SPREAD, float(np.std(residuals)))
-    low = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(sizes[-1] + 1)])
-    found = _TwoGroups(low, 2 * spread, spread / 2, spread / 2, 0.4)
-    for _ in range(_MOST_STEPS):
-        before, found = found, _likelier(found, logs, sizes)
-        if np.max(np.abs(found.centres - before.centres)) < _SAME:
-            break
-    return found
-
-
-def _likelier(found: _TwoGroups, logs: np.ndarray, sizes: np.ndarray) -> _TwoGroups:
-    """Make one step of expectation and maximization."""
-    fast, slow = found.log_densities(logs, sizes)
-    slowness = np.exp(slow - np.logaddexp(fast, slow))
-    calmness = 1 - slowness
-    precision = calmness / found.spread**2 + slowness / found.slow_spread**2
-    pulled = calmness * logs / found.spread**2
-    pulled += slowness * (logs - found.slower) / found.slow_spread**2
-    centres = _means(pulled / precision, precision, sizes)
-    residuals = logs - centres[sizes]
-    slower = float(np.average(residuals, weights=slowness))
-    spread = max(_LEAST_SPREAD, math.sqrt(np.average(residuals**2, weights=calmness)))
-    slow_spread = max(spread, math.sqrt(np.average((residuals - slower) ** 2, weights=slowness)))
-    share = float(np.clip(np.mean(slowness), 0.001, 0.999))
-    return _TwoGroups(centres, slower, spread, slow_spread, share)
-
-
-def _means(values: np.ndarray, weights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return np.bincount(sizes, weights * values) / np.bincount(sizes, weights)
 
 
 def _log_normal(residuals: np.ndarray, spread: float) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 
 SHORTEST_WINDOW_S = 0.05
 MOST_WINDOWS = 200
+_MOST_PIECES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +38,8 @@ def throughput_of_windows(
     if not len(examples):
         return None
     rates = np.asarray(examples, float) / np.asarray(durations_s, float)
-    low, median, high = np.quantile(rates, [0.25, 0.5, 0.75])
-    mean = float(np.sum(examples) / np.sum(durations_s))
-    return Throughput(mean, float(median), float(low), float(high), len(rates))
+    low, median, high = np.quantile(rates, [0.25, 0.5, 0.75]).tolist()
+    return Throughput(float(np.sum(examples) / np.sum(durations_s)), median, low, high, len(rates))
 
 
 def steady_windows(
@@ -52,21 +52,17 @@ def steady_windows(
     """
     counted = [(n, s) for n, s, ok in zip(examples, durations_s, steady, strict=True) if ok]
     shortest = max(SHORTEST_WINDOW_S, sum(s for _, s in counted) / MOST_WINDOWS)
-    window_examples: list[int] = []
-    window_durations: list[float] = []
+    windows: list[tuple[int, float]] = []
     rows, seconds = 0, 0.0
     for n, s in counted:
         rows, seconds = rows + n, seconds + s
         if seconds >= shortest:
-            window_examples.append(rows)
-            window_durations.append(seconds)
+            windows.append((rows, seconds))
             rows, seconds = 0, 0.0
-    if rows and window_examples:
-        window_examples[-1] += rows
-        window_durations[-1] += seconds
-    elif rows:
-        window_examples, window_durations = [rows], [seconds]
-    return window_examples, window_durations
+    if rows:
+        more_rows, more_s = windows.pop() if windows else (0, 0.0)
+        windows.append((more_rows + rows, more_s + seconds))
+    return [rows for rows, _ in windows], [seconds for _, seconds in windows]
 
 
 class PowerIntegral(NamedTuple):
@@ -116,9 +112,6 @@ def counted_energy_j(first_mj: int | None, last_mj: int | None) -> float | None:
     return (last_mj - first_mj) / 1e3
 
 
-MOST_PIECES = 100
-
-
 class ThinnedSeries:
     """Keeps the means of consecutive pieces of a series, all of one length but the last.
 
@@ -138,54 +131,36 @@ class ThinnedSeries:
         most: Largest number of pieces, even.
     """
 
-    def __init__(self, *, columns: int, most: int = MOST_PIECES):
+    def __init__(self, *, columns: int, most: int = _MOST_PIECES):
         if most < 2 or most % 2:
             raise ValueError(f"`most` must be even and positive. Received: most={most}.")
-        self._most = most
-        self._columns = columns
-        self._pieces: list[list[tuple[float, int]]] = []
+        # Sum and count of each column, a row a piece.
+        self._pieces = np.zeros((most, columns, 2))
         self._length = 1
-        self._room = 0
         self.readings = 0
 
     def add(self, reading: Sequence[float | None]) -> None:
         """Take one more reading."""
-        self.readings += 1
-        if not self._room:
-            if len(self._pieces) == self._most:
-                self._join_neighbours()
-            self._pieces.append([(0.0, 0)] * self._columns)
-            self._room = self._length
-        self._room -= 1
-        last = self._pieces[-1]
+        if self.readings == len(self._pieces) * self._length:
+            joined = self._pieces[::2] + self._pieces[1::2]
+            self._pieces = np.concatenate([joined, np.zeros_like(joined)])
+            self._length *= 2
+        last = self._pieces[self.readings // self._length]
         for column, value in enumerate(reading):
             if value is not None:
-                total, count = last[column]
-                last[column] = (total + value, count + 1)
+                last[column] += (value, 1)
+        self.readings += 1
 
     @property
     def means(self) -> list[tuple[float | None, ...]]:
         """The mean of each piece, a number a column, None where none is known."""
-        return [tuple(_mean(sums) for sums in piece) for piece in self._pieces]
+        return [_means(piece) for piece in self._pieces[: -(-self.readings // self._length)]]
 
     @property
     def mean(self) -> tuple[float | None, ...]:
         """The mean of all readings, a number a column, None where none is known."""
-        return tuple(_mean(_joined(column)) for column in self._by_column())
-
-    def _by_column(self) -> list[list[tuple[float, int]]]:
-        return [[piece[column] for piece in self._pieces] for column in range(self._columns)]
-
-    def _join_neighbours(self) -> None:
-        pairs = zip(self._pieces[::2], self._pieces[1::2], strict=True)
-        self._pieces = [[_joined(sums) for sums in zip(*pair, strict=True)] for pair in pairs]
-        self._length *= 2
+        return _means(self._pieces.sum(axis=0))
 
 
-def _joined(sums: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    return sum(total for total, _ in sums), sum(count for _, count in sums)
-
-
-def _mean(sums: tuple[float, int]) -> float | None:
-    total, count = sums
-    return total / count if count else None
+def _means(sums: np.ndarray) -> tuple[float | None, ...]:
+    return tuple(total / count if count else None for total, count in sums.tolist())

@@ -1,194 +1,48 @@
-"""Which batch size to use: how long each one takes to a loss, and the least expected time.
-
-The time from update to update in `fit`, by the size of the batch.
-
-Beside the train step it holds what Keras does for each update, which does not grow with the batch,
-the wait for data, and a batch's share of what each epoch takes to start, which do: seconds at one
-batch size say nothing of another.
-
-How long a batch size takes to a target, by step time, gradient noise and what `fit` adds.
-
-Updates to a target are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
-equation 2.11). A step takes t(B), and an update in `fit` no less than p(B), with the wait for data:
-
-    T(B) = S_min max(t(B), p(B)) (1 + B_noise / B)
-
-Which batch size to use: the least expected time to a loss, of the sizes that came to it.
+"""Which batch size to use: the least expected time to a loss, of the sizes that reached it.
 
     expected time = updates to the loss x time of an update in `fit`
 
-The updates are those of the goodput model (`goodput_search`), which every run so far corrects: one
-run a size is off by a tenth, and its neighbours say so too. A size that was not trained has a
+The updates are those of the goodput model (`analysis.next_size`), which every run so far corrects:
+one run a size is off by a tenth, and its neighbours say so too. A size that was not trained has a
 forecast and no evidence: the learning rate that the rule gives it may be too large for the model.
 So it is never the answer; where it may be faster, it is named beside the answer.
+
+`CandidateSearch` asks for the size to train next, `decide` makes the answer of all runs.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from kbatch.analysis.intervals import Interval, over_rounds, ratio_over_rounds
+from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds, ratio_over_rounds
+from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.next_size import (
+    CostForecast,
+    FinishedRun,
     SizeCosts,
     SizeForecast,
-    Tried,
-    UpdatesForecast,
+    best_run,
     forecast_updates,
-    outlook_of,
+    smallest_broken,
+    untried,
 )
 from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.document.numbers import readable
+from kbatch.recommendation.limits import TimedUpdate, TimeInFit, fastest_of_each, update_time_s
+from kbatch.recommendation.pilot_record import PilotRecord, SizeCheck
 from kbatch.throughput.record import TimedRounds
 
-
-@dataclasses.dataclass(frozen=True)
-class TimeInFit:
-    """The time of an update: straight lines through the times of one or two batch sizes.
-
-    Attributes:
-        smaller_size: A batch size, in examples.
-        smaller_s: Seconds that it takes.
-        larger_size: A larger one; the same where only one was measured, which is taken to have no
-            fixed part.
-        larger_s: Seconds that it takes.
-        beside: What `fit` adds to the step of a batch that goes through the device in parts: the
-            lines are of whole batches, whose step takes another time. None where not known.
-        example_s: Seconds that the data take an example, at the least.
-    """
-
-    smaller_size: int
-    smaller_s: float
-    larger_size: int
-    larger_s: float
-    beside: "TimeInFit | None" = None
-    example_s: float = 0.0
-
-    @classmethod
-    def through(
-        cls,
-        times_s: Mapping[int, float],
-        *,
-        beside: "TimeInFit | None" = None,
-        example_s: float = 0.0,
-    ) -> Self:
-        """Make it from measured times."""
-        known = sorted(times_s.items())
-        if not 1 <= len(known) <= 2 or not all(b >= 1 and 0 < s < math.inf for b, s in known):
-            raise ValueError(
-                "A time in `fit` goes through positive times of one or two batch sizes. "
-                f"Received: times_s={dict(known)}."
-            )
-        return cls(*known[0], *known[-1], beside, example_s)
-
-    def time_s(self, batch_size: int) -> float:
-        """Return the seconds of an update; outside of the sizes no part is below 0."""
-        return max(self._line_s(batch_size), self.example_s * batch_size)
-
-    def update_s(self, step_s: float, batch_size: int, *, in_parts: bool) -> float:
-        """Return the seconds of an update in `fit` whose train step takes so long."""
-        if in_parts and self.beside is not None:
-            return max(step_s + self.beside.time_s(batch_size), self.example_s * batch_size)
-        return max(step_s, self.time_s(batch_size))
-
-    def _line_s(self, batch_size: int) -> float:
-        slope = self._slope
-        if batch_size > self.larger_size:
-            return self.larger_s + max(0.0, slope) * (batch_size - self.larger_size)
-        if batch_size > self.smaller_size:
-            return self.smaller_s + slope * (batch_size - self.smaller_size)
-        fixed_s = min(max(0.0, self.smaller_s - slope * self.smaller_size), self.smaller_s)
-        return fixed_s + (self.smaller_s - fixed_s) * batch_size / self.smaller_size
-
-    @property
-    def _slope(self) -> float:
-        """Seconds an example."""
-        if self.larger_size == self.smaller_size:
-            return self.larger_s / self.larger_size
-        return (self.larger_s - self.smaller_s) / (self.larger_size - self.smaller_size)
-
-
-# A difference of less than this share changes no decision on a batch size.
-TIE = 0.02
-
-
-@dataclasses.dataclass(frozen=True)
-class TimedUpdate:
-    """A way to make an update, and the time it takes.
-
-    Attributes:
-        batch_size: B, in examples.
-        micro_batch_size: Examples that go through the device at once; B without accumulation.
-        time_s: t, in seconds.
-    """
-
-    batch_size: int
-    micro_batch_size: int
-    time_s: float
-
-    def __post_init__(self):
-        if not 1 <= self.micro_batch_size <= self.batch_size or not 0 < self.time_s < math.inf:
-            raise ValueError(
-                "An update has 1 <= micro_batch_size <= batch_size and takes a positive time. "
-                f"Received: batch_size={self.batch_size}, "
-                f"micro_batch_size={self.micro_batch_size}, time_s={self.time_s}."
-            )
-
-    @property
-    def accumulated(self) -> bool:
-        """Whether the batch goes through the device in parts."""
-        return self.micro_batch_size < self.batch_size
-
-    @property
-    def samples_per_second(self) -> float:
-        """B / t."""
-        return self.batch_size / self.time_s
-
-
-def noise_bounds(noise: NoiseScale) -> tuple[float, float]:
-    """Return the least and the largest noise scale that the measurement allows, in examples."""
-    if noise.value is None or noise.interval is None:
-        return noise.at_least or 0.0, math.inf
-    return noise.interval.low, noise.interval.high
-
-
-def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
-    """Return the fastest update of each batch size, ascending; the larger micro-batch of equals."""
-    by_size: dict[int, list[TimedUpdate]] = {}
-    for update in updates:
-        by_size.setdefault(update.batch_size, []).append(update)
-    if not by_size:
-        raise ValueError("`updates` must hold at least one timed update. Received: none.")
-    return tuple(_fastest(by_size[size]) for size in sorted(by_size))
-
-
-def relative_time(
-    update: TimedUpdate, *, noise_scale: float, in_fit: TimeInFit | None = None
-) -> float:
-    """Compute the time to a target, in units that are the same for all batch sizes."""
-    if not noise_scale >= 0:
-        raise ValueError(
-            f"`noise_scale` must not be negative. Received: noise_scale={noise_scale}."
-        )
-    time_s = update_time_s(update, in_fit)
-    if noise_scale == math.inf:
-        return time_s / update.batch_size
-    return time_s * (1 + noise_scale / update.batch_size) / (1 + noise_scale)
-
-
-def update_time_s(update: TimedUpdate, in_fit: TimeInFit | None = None) -> float:
-    """Return max(t, p(B)): the train step, or what `fit` takes.
-
-    Where the batch goes through the device in parts, it is t and what `fit` adds.
-    """
-    if in_fit is None:
-        return update.time_s
-    return in_fit.update_s(update.time_s, update.batch_size, in_parts=update.accumulated)
-
-
-def _fastest(updates: Sequence[TimedUpdate]) -> TimedUpdate:
-    limit = (1 + TIE) * min(update.time_s for update in updates)
-    near = [update for update in updates if update.time_s <= limit]
-    return max(near, key=lambda update: update.micro_batch_size)
+TARGET, CUT_SHORT, DIVERGED = "target", "cut short", "diverged"
+# Why no size can be named, beside what a pilot lacks.
+NO_TIMES, NO_PILOT, UNTOLD = "no times", "no pilot", "untold"
+# A larger size is tried where its examples are faster by this, at best so many times as large.
+_WORTH, _STEP = 1.05, 4
+# A run that has cost this much more than the best one has lost, as in a search by goodput.
+_LOST = 1.3
+_STRETCHES = 30
+_BUDGETS = (1, 1.5, 2, 3, 4, 6, 8, 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,13 +58,6 @@ class Estimate:
     interval: Interval | None
 
 
-TARGET, CUT_SHORT, DIVERGED = "target", "cut short", "diverged"
-# Why no size can be named.
-NO_TIMES, NO_PILOT, PILOT_DIVERGED = "no times", "no pilot", "pilot diverged"
-FEW_UPDATES, NO_PROGRESS, UNTOLD = "few updates", "no progress", "untold"
-# A size is tried where it may be faster by this; the next one upwards is this many times as large.
-_WORTH, _STEP = 1.05, 4
-_BUDGETS = (1, 1.5, 2, 3, 4, 6, 8, 10)
 _UNKNOWN = Estimate(None, None)
 
 
@@ -260,7 +107,7 @@ class BatchDecision:
     """The batch size to use, and what it was chosen from.
 
     Attributes:
-        batch_size: The size of the least expected time, of those that came to the target; None
+        batch_size: The size of the least expected time, of those that reached the target; None
             where none can be named.
         micro_batch_size: Examples that go through the device at once; without a batch size those
             of the largest throughput, None where nothing was timed.
@@ -269,7 +116,7 @@ class BatchDecision:
             `"few updates"` or `"no progress"`, `"untold"` of an older version; None where there is
             one.
         sizes: All sizes that were timed, ascending.
-        as_good: Sizes that came to the target too, and may take no more than 5 % longer.
+        as_good: Sizes that reached the target too, and may take no more than 5 % longer.
         untested: Sizes that may be faster by more than 5 %, the most promising first.
         critical: B_crit by the sizes that were trained; None where the pilot was the only one.
         older: Whether it is computed as the version did that wrote the file, which stored none.
@@ -286,20 +133,15 @@ class BatchDecision:
     older: bool = False
 
 
-class TrainedRuns(NamedTuple):
-    """What was measured: the evidence for a decision.
-
-    Attributes:
-        rounds: The updates that were timed, all in the same rounds.
-        in_fit: What an update takes in `fit`; None for the train step alone.
-        tried: The runs, the pilot's first; none where that came to no loss.
-    """
+@dataclasses.dataclass(frozen=True)
+class TrainedRuns:
+    """What was measured: the evidence for a decision."""
 
     rounds: Sequence[TimedRounds]
-    in_fit: TimeInFit | None
-    tried: Sequence[Tried]
+    in_fit: TimeInFit | None  # None for the train step alone.
+    tried: Sequence[FinishedRun]  # The pilot's first; none where that reached no loss.
 
-    @property
+    @functools.cached_property
     def ways(self) -> dict[int, TimedUpdate]:
         """The fastest way of each size, ascending."""
         if not self.rounds:
@@ -307,122 +149,196 @@ class TrainedRuns(NamedTuple):
         times = (TimedUpdate(t.batch_size, t.micro_batch_size, t.median_s) for t in self.rounds)
         return {way.batch_size: way for way in fastest_of_each(times)}
 
-    @property
+    @functools.cached_property
     def costs(self) -> SizeCosts:
         """Seconds of an update of each size in `fit`, the pilot's too where it was not timed."""
         costs = {b: update_time_s(way, self.in_fit) for b, way in self.ways.items()}
-        for run in self.tried[:1]:
-            costs.setdefault(run.batch_size, _between(costs, run.batch_size))
+        for size in [run.batch_size for run in self.tried[:1] if run.batch_size not in costs]:
+            # Read off the two nearest sizes that were timed.
+            near = sorted(costs, key=lambda timed: abs(math.log(timed / size)))[:2]
+            costs[size] = TimeInFit.through({b: costs[b] for b in near}).time_s(size)
         return SizeCosts(dict(sorted(costs.items())))
+
+    @functools.cached_property
+    def forecast(self) -> CostForecast | None:
+        """What every size needs to the target; None where no run reached it."""
+        return forecast_updates(self.costs, self.tried)
+
+    @functools.cached_property
+    def reached(self) -> list[int]:
+        """The sizes that reached the target, ascending."""
+        return sorted(run.batch_size for run in self.tried if run.cost is not None)
+
+    @property
+    def critical(self) -> NoiseScale | None:
+        """B_crit by the sizes that were trained; None where the pilot was the only one."""
+        count = sum(1 for run in self.tried if run.updates)
+        if count < 2 or self.forecast is None:
+            return None
+        span = self.forecast.critical_interval
+        return NoiseScale(self.forecast.critical, span, span.low, None, None, count)
+
+    def times_s(self, size: int) -> dict[int, float]:
+        """Return the seconds of an update of a size in `fit`, by the round."""
+        way = self.ways.get(size)
+        return {
+            number: update_time_s(TimedUpdate(size, timed.micro_batch_size, step_s), self.in_fit)
+            for timed in self.rounds
+            if way is not None
+            and (timed.batch_size, timed.micro_batch_size) == (size, way.micro_batch_size)
+            for number, step_s in zip(timed.rounds, timed.durations_s, strict=True)
+        }
+
+    def outlook(self, size: int, best: int | None = None) -> SizeOutlook:
+        """Describe a size, and compare it with the best one where there is one."""
+        way, seconds, forecast = self.ways.get(size), self.costs.update_costs, self.forecast
+        by_round = self.times_s(size)
+        rates = over_rounds([size / s for s in by_round.values()])
+        row = SizeOutlook(
+            size,
+            way.micro_batch_size if way else size,
+            None,
+            Estimate(size / seconds[size], rates and rates.interval),
+        )
+        if best is None or forecast is None:
+            return row
+        updates, intervals = forecast.updates, forecast.intervals
+        best_s = updates[best] * seconds[best]
+        run = next((run for run in self.tried if run.batch_size == size), None)
+        if run is not None and not run.updates:
+            return dataclasses.replace(row, ended_by=DIVERGED)
+        if run is not None and run.cost is None:
+            had_s = (run.updates or 0.0) * seconds[size]
+            return dataclasses.replace(
+                row,
+                ended_by=CUT_SHORT,
+                updates=Estimate(run.updates, None),
+                seconds=Estimate(had_s, None),
+                relative_time=Estimate(had_s / best_s, None),
+            )
+        relative = Estimate(1.0, Interval(1.0, 1.0))
+        if size != best:
+            # In the rounds that both were timed in; the errors of their updates are independent.
+            ends = (math.log(intervals[b].high / updates[b]) for b in (size, best))
+            factor, ratio = math.exp(math.hypot(*ends)), updates[size] / updates[best]
+            other = self.times_s(best)
+            pairs = [(s, other[number]) for number, s in by_round.items() if number in other]
+            relative = _product(
+                updates[size] * seconds[size] / best_s,
+                Interval(ratio / factor, ratio * factor),
+                ratio_over_rounds([s for s, _ in pairs], [s for _, s in pairs]),
+            )
+        return dataclasses.replace(
+            row,
+            ended_by=TARGET if run else None,
+            updates=Estimate(updates[size], intervals[size]),
+            seconds=_product(
+                updates[size] * seconds[size], intervals[size], over_rounds([*by_round.values()])
+            ),
+            relative_time=relative,
+        )
+
+    def promising(self, best: int) -> dict[int, SizeForecast]:
+        """Forecast the sizes that did not reach the target and may be faster than the best one."""
+        if self.forecast is None:
+            return {}
+        end = smallest_broken(self.tried)
+        return {
+            size: outlook
+            for size, outlook in self.forecast.against(best).items()
+            if size not in self.reached and size < end and outlook.may_gain
+        }
+
+    def worth_training(self) -> list[int]:
+        """List the sizes that are worth training next, the one to train first in front.
+
+        Those that may be more than 5 % faster by all runs, the largest expected gain first. But
+        where the best size so far is the largest that was trained, four times that size or a larger
+        one is first: the noise scale is often far too small under adaptive optimizers, and only a
+        run shows where larger batches get worse. None is trained twice, or as large as one that
+        failed or diverged.
+        """
+        run = best_run(self.tried)
+        if run is None:
+            return []
+        best, outlooks = run.batch_size, self.promising(run.batch_size)
+        left = outlooks.keys() & untried(self.costs, self.tried)
+        worth = sorted(left, key=lambda size: (-outlooks[size].gain, size))
+        example_s = {size: seconds / size for size, seconds in self.costs.update_costs.items()}
+        # Updates never shrink by more than the batch grows.
+        beyond = [b for b, s in example_s.items() if b > best and s < example_s[best] / _WORTH]
+        if best < max(one.batch_size for one in self.tried) or not beyond:
+            return worth
+        first = min(beyond, key=lambda size: abs(math.log(size / (_STEP * best))))
+        return worth if worth and worth[0] > first else [first, *(b for b in worth if b != first)]
+
+
+def _product(value: float, first: Interval, second: RoundEstimate | None) -> Estimate:
+    found = second and second.interval
+    if found is None:
+        return Estimate(value, None)
+    return Estimate(value, Interval(first.low * found.low, first.high * found.high))
+
+
+def trained_runs(
+    timings: Sequence[TimedRounds],
+    *,
+    in_fit: TimeInFit | None,
+    pilot: PilotRecord | None,
+    checks: Sequence[SizeCheck],
+) -> TrainedRuns:
+    """Collect the evidence for a batch size: the pilot, and the trainings to its loss."""
+    if pilot is None or not timings:
+        return TrainedRuns(timings, in_fit, ())
+    noise, needed = pilot.noise_scale, pilot.updates_to_target
+    first = FinishedRun(pilot.batch_size, 0.0, needed, noise.value, noise.at_least)
+    costs = TrainedRuns(timings, in_fit, (first,)).costs.update_costs
+    first = dataclasses.replace(first, cost=needed * costs[pilot.batch_size])
+    others = (check.as_run(costs[check.batch_size]) for check in checks)
+    return TrainedRuns(timings, in_fit, (first, *others))
 
 
 def decide(
     found: TrainedRuns,
     *,
-    rate_ratio: Callable[[int], float],
+    base_batch_size: int,
+    rule: str | None,
     missing: str | None = None,
     budget_s: float = 0.0,
     short_s: Mapping[int, float] | None = None,
 ) -> BatchDecision:
     """Choose the batch size with the least expected time, the smaller one of two equals."""
-    ways = found.ways
-    missing = missing or (None if ways else NO_TIMES)
-    if missing is None and not any(run.cost is not None for run in found.tried):
-        missing = NO_PILOT
-    if missing is not None:
-        fastest = max(ways.values(), key=lambda w: w.samples_per_second, default=None)
-        micro = fastest and fastest.micro_batch_size
-        return BatchDecision(None, micro, None, missing, throughputs(found))
-    costs = found.costs
-    forecast = forecast_updates(costs, found.tried)
+    missing = missing or (None if found.ways else NO_TIMES) or (None if found.reached else NO_PILOT)
+    forecast = found.forecast if missing is None else None
     if forecast is None:
-        raise AssertionError("A run came to the target.")
-    times_s = {size: forecast.updates[size] * s for size, s in costs.update_costs.items()}
-    reached = sorted(run.batch_size for run in found.tried if run.cost is not None)
-    best = min(reached, key=lambda size: (times_s[size], size))
-    sizes = tuple(_row(found, size, forecast=forecast, best=best) for size in costs.update_costs)
-    outlooks = outlook_of(costs, found.tried, best=best)
+        fastest = max(found.ways.values(), key=lambda w: w.samples_per_second, default=None)
+        micro = fastest and fastest.micro_batch_size
+        return BatchDecision(None, micro, None, missing, tuple(map(found.outlook, found.ways)))
+    costs = found.costs.update_costs
+    best = min(found.reached, key=lambda size: (forecast.updates[size] * costs[size], size))
+    sizes = tuple(found.outlook(size, best) for size in costs)
+    outlooks, promising = forecast.against(best), found.promising(best)
+    short_s = short_s or {}
     return BatchDecision(
         batch_size=best,
         micro_batch_size=next(row.micro_batch_size for row in sizes if row.batch_size == best),
-        learning_rate_ratio=rate_ratio(best),
+        learning_rate_ratio=learning_rate_ratio(
+            batch_size=best, base_batch_size=base_batch_size, rule=rule
+        ),
         missing=None,
         sizes=sizes,
-        as_good=tuple(b for b in reached if b != best and outlooks[b].may_tie),
-        untested=_untested(found.tried, outlooks, budget_s=budget_s, short_s=short_s or {}),
-        critical=critical_of(found.tried, forecast),
-    )
-
-
-def promising_sizes(found: TrainedRuns) -> list[int]:
-    """List the sizes that are worth training next, the one to train first in front.
-
-    Those that may be more than 5 % faster by all runs, the largest expected gain first. But where
-    the best size so far is the largest that was trained, four times that size or a larger one is
-    first: the noise scale is often far too small under adaptive optimizers, and only a run shows
-    where larger batches get worse.
-    None is trained twice, or as large as one that failed or diverged.
-    """
-    reached = [run for run in found.tried if run.cost is not None]
-    if not reached:
-        return []
-    best = min(reached, key=lambda run: run.cost or 0.0).batch_size
-    outlooks = outlook_of(found.costs, found.tried, best=best)
-    trained = {run.batch_size for run in found.tried}
-    worth = [b for b in _promising(found.tried, outlooks) if b not in trained]
-    worth.sort(key=lambda size: -outlooks[size].gain)
-    beyond = _beyond(found, best) if best == max(trained) else None
-    if beyond is None or (worth and worth[0] > beyond):
-        return worth
-    return [beyond, *(size for size in worth if size != beyond)]
-
-
-def _beyond(found: TrainedRuns, best: int) -> int | None:
-    """Return the size nearest to four times the best one, None where none is faster an example."""
-    example_s = {size: seconds / size for size, seconds in found.costs.update_costs.items()}
-    # Updates never shrink by more than the batch grows.
-    faster = [b for b, s in example_s.items() if b > best and s < example_s[best] / _WORTH]
-    return min(faster, key=lambda size: abs(math.log(size / (_STEP * best))), default=None)
-
-
-def throughputs(found: TrainedRuns) -> tuple[SizeOutlook, ...]:
-    """Return what is known of the sizes where their trainings are not compared."""
-    return tuple(_row(found, size) for size in found.ways)
-
-
-def critical_of(tried: Sequence[Tried], forecast: UpdatesForecast) -> NoiseScale | None:
-    """Return B_crit by the sizes that were trained; None where the pilot was the only one."""
-    told = [run for run in tried if run.updates]
-    if len(told) < 2:
-        return None
-    span = forecast.critical_interval
-    return NoiseScale(forecast.critical, span, span.low, None, None, len(told))
-
-
-def _promising(tried: Sequence[Tried], outlooks: Mapping[int, SizeForecast]) -> list[int]:
-    """List the sizes that did not come to the target, and may be faster than the best."""
-    reached = {run.batch_size for run in tried if run.cost is not None}
-    broken = min((run.batch_size for run in tried if not run.updates), default=math.inf)
-    return [b for b, o in outlooks.items() if b not in reached and b < broken and o.may_gain]
-
-
-def _untested(
-    tried: Sequence[Tried],
-    outlooks: Mapping[int, SizeForecast],
-    *,
-    budget_s: float,
-    short_s: Mapping[int, float],
-) -> tuple[UntestedSize, ...]:
-    sizes = sorted(_promising(tried, outlooks), key=lambda size: -outlooks[size].speedup)
-    return tuple(
-        UntestedSize(
-            size,
-            outlooks[size].speedup,
-            outlooks[size].most_speedup,
-            # The pilot takes a part of what is added too.
-            _round_budget(budget_s + 2 * short_s[size]) if short_s.get(size, 0.0) > 0 else None,
-        )
-        for size in sizes
+        as_good=tuple(b for b in found.reached if b != best and outlooks[b].may_tie),
+        untested=tuple(
+            UntestedSize(
+                size,
+                promising[size].speedup,
+                promising[size].most_speedup,
+                # The pilot takes a part of what is added too.
+                _round_budget(budget_s + 2 * short_s[size]) if short_s.get(size, 0.0) > 0 else None,
+            )
+            for size in sorted(promising, key=lambda size: -promising[size].speedup)
+        ),
+        critical=found.critical,
     )
 
 
@@ -431,78 +347,106 @@ def _round_budget(seconds: float) -> float:
     return next(step * unit for step in _BUDGETS if step * unit >= seconds * (1 - 1e-9))
 
 
-def _row(
-    found: TrainedRuns,
-    size: int,
-    *,
-    forecast: UpdatesForecast | None = None,
-    best: int | None = None,
-) -> SizeOutlook:
-    way, by_round = found.ways.get(size), _by_round(found, size)
-    costs = found.costs.update_costs
-    rates = over_rounds([size / s for s in by_round.values()])
-    micro = way.micro_batch_size if way else size
-    rate = Estimate(size / costs[size], rates and rates.interval)
-    if forecast is None or best is None:
-        return SizeOutlook(size, micro, None, rate)
-    run = next((run for run in found.tried if run.batch_size == size), None)
-    best_s = forecast.updates[best] * costs[best]
-    if run is not None and run.cost is None:
-        if not run.updates:
-            return SizeOutlook(size, micro, DIVERGED, rate)
-        had_s = run.updates * costs[size]
-        least = (run.updates, had_s, had_s / best_s)
-        return SizeOutlook(size, micro, CUT_SHORT, rate, *(Estimate(v, None) for v in least))
-    updates = forecast.updates[size]
-    time_s = over_rounds(list(by_round.values()))
-    seconds = _product(forecast.intervals[size], time_s and time_s.interval, updates * costs[size])
-    return SizeOutlook(
-        size,
-        micro,
-        TARGET if run else None,
-        rate,
-        Estimate(updates, forecast.intervals[size]),
-        seconds,
-        _relative(found, size, best, forecast),
-    )
+class CheckPlan(NamedTuple):
+    """How a size is trained: to a loss, held-out or of training, as the pilot was."""
+
+    batch_size: int
+    micro_batch_size: int
+    base_batch_size: int
+    rule: str | None
+    target: float
+    held_out: bool
+    stretch: int  # Updates between two looks at the loss.
+    most_updates: int  # After which another size has won.
+    budget_s: float  # Building included.
+    seed: int | None
 
 
-def _relative(found: TrainedRuns, size: int, best: int, forecast: UpdatesForecast) -> Estimate:
-    """Compare with the answer, in the rounds that both were timed in."""
-    costs, updates = found.costs.update_costs, forecast.updates
-    value = updates[size] * costs[size] / (updates[best] * costs[best])
-    if size == best:
-        return Estimate(1.0, Interval(1.0, 1.0))
-    # Their errors are taken as independent.
-    factor = math.exp(
-        math.hypot(*(math.log(forecast.intervals[b].high / updates[b]) for b in (size, best)))
-    )
-    ratio = updates[size] / updates[best]
-    one, other = _by_round(found, size), _by_round(found, best)
-    common = [number for number in one if number in other]
-    times = ratio_over_rounds([one[n] for n in common], [other[n] for n in common])
-    return _product(Interval(ratio / factor, ratio * factor), times and times.interval, value)
+class CandidateSearch:
+    """Which sizes to train to the pilot's loss, while one may be better and time is left.
+
+    >>> while (plan := search.ask(left_s=clock.left_s, most_s=clock.most_s)) is not None:
+    ...     search.tell(run_size_check(build, data, plan=plan), left_s=clock.left_s)
+
+    Of the sizes that can finish in the time left, the one with the largest expected gain is next.
+
+    Attributes:
+        checks: The runs.
+        ended: Why they ended before the best size was found, None if they did not.
+        short_s: Seconds that the budget lacked for the sizes that may be faster, by the size.
+    """
+
+    def __init__(
+        self,
+        timings: Sequence[TimedRounds],
+        *,
+        in_fit: TimeInFit | None,
+        pilot: PilotRecord | None,
+        base_batch_size: int,
+        rule: str | None,
+    ):
+        self.checks: tuple[SizeCheck, ...] = ()
+        self.ended: str | None = None
+        self.short_s: dict[int, float] = {}
+        self._timings, self._in_fit, self._pilot = timings, in_fit, pilot
+        self._settings = base_batch_size, rule
+        self._build_s = (pilot and pilot.build_s) or 0.0
+        self._failures: list[str] = []
+        self._left_s = 0.0
+
+    def ask(self, *, left_s: float, most_s: float) -> CheckPlan | None:
+        """Return the run to make next, which is ended after `most_s`; None to stop."""
+        pilot, self._left_s = self._pilot, left_s
+        found = trained_runs(self._timings, in_fit=self._in_fit, pilot=pilot, checks=self.checks)
+        if pilot is None or pilot.missing is not None or not found.tried:
+            self.ended = "the pilot reached no loss that other sizes could be trained to"
+            return None
+        needed_s = {
+            size: self._build_s + _training_s(found, pilot, size) for size in found.worth_training()
+        }
+        size = next((size for size, seconds in needed_s.items() if seconds <= left_s), None)
+        if size is None:
+            short = [
+                f"batch size {size:,} would need about {readable(seconds, 2)} s and "
+                f"{readable(left_s, 2)} s of `budget_s` were left"
+                for size, seconds in list(needed_s.items())[:1]
+            ]
+            self.ended = "; ".join([*self._failures, *short]) or None
+            self.short_s = {size: seconds - left_s for size, seconds in needed_s.items()}
+            return None
+        least_s = min(run.cost for run in found.tried if run.cost is not None)
+        return CheckPlan(
+            size,
+            found.ways[size].micro_batch_size,
+            *self._settings,
+            target=pilot.target or 0.0,
+            held_out=pilot.has_held_out,
+            stretch=max(1, round(_updates(found, pilot, size) / _STRETCHES)),
+            most_updates=max(1, round(_LOST * least_s / found.costs.update_costs[size])),
+            budget_s=most_s,
+            seed=pilot.seed,
+        )
+
+    def tell(self, check: SizeCheck, *, left_s: float, failure: str | None = None) -> None:
+        """Take the run that was asked for, why it failed, and the seconds that are left."""
+        # The pilot may have been built while something else ran beside it.
+        self._build_s = min(self._build_s, max(0.0, self._left_s - left_s - check.trained_s))
+        self.checks = (*self.checks, check)
+        if failure is not None:
+            self._failures.append(f"at batch size {check.batch_size:,} {failure}")
 
 
-def _by_round(found: TrainedRuns, size: int) -> dict[int, float]:
-    """Return the seconds of an update of a size in `fit`, by the round."""
-    way = found.ways.get(size)
-    return {
-        number: update_time_s(TimedUpdate(size, timed.micro_batch_size, step_s), found.in_fit)
-        for timed in found.rounds
-        if way is not None
-        and (timed.batch_size, timed.micro_batch_size) == (size, way.micro_batch_size)
-        for number, step_s in zip(timed.rounds, timed.durations_s, strict=True)
-    }
+def _training_s(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> float:
+    """Estimate the seconds of a run after its first update, looks at the held-out loss included."""
+    looks_s = pilot.look_s or 0.0
+    update_s, beside_s = found.ways[batch_size].time_s, 0.0
+    if pilot.trained_s:
+        # What an update of the pilot took beside its train step; a run starts no epochs.
+        base = found.ways.get(pilot.batch_size)
+        pilot_s = (pilot.trained_s - looks_s * len(pilot.stretches)) / pilot.updates
+        beside_s = max(0.0, pilot_s - (base.time_s if base else 0.0))
+    return _updates(found, pilot, batch_size) * (update_s + beside_s) + _STRETCHES * looks_s
 
 
-def _product(first: Interval, second: Interval | None, value: float) -> Estimate:
-    if second is None:
-        return Estimate(value, None)
-    return Estimate(value, Interval(first.low * second.low, first.high * second.high))
-
-
-def _between(costs: Mapping[int, float], batch_size: int) -> float:
-    """Read the seconds of an update off the two nearest sizes that were timed."""
-    near = sorted(costs, key=lambda size: abs(math.log(size / batch_size)))[:2]
-    return TimeInFit.through({size: costs[size] for size in near}).time_s(batch_size)
+def _updates(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> float:
+    return found.forecast.updates[batch_size] if found.forecast else pilot.updates_to_target

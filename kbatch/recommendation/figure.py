@@ -13,8 +13,8 @@ from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, series_style
-from kbatch.recommendation.choice import TARGET, update_time_s
-from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
+from kbatch.recommendation.choice import TARGET
+from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION, update_time_s
 from kbatch.recommendation.record import Recommendation
 
 HEIGHT_IN = 5.2

@@ -1,35 +1,175 @@
-"""The limit that binds: what keeps a larger batch from coming to a target sooner.
+"""What an update of each batch size costs, and which limit keeps a larger one from being better.
+
+Updates to a target are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
+equation 2.11). A step takes t(B), and an update in `fit` no less than p(B), with the wait for data:
+
+    T(B) = S_min max(t(B), p(B)) (1 + B_noise / B)
 
 Memory and the input pipeline bind where the way to a target would be shorter without them. Else
 a larger batch gains by throughput and loses by gradient noise, and the one binds that comes first
 on the batch axis: saturation, where the device runs at 90 % of its peak, or the noise scale, from
-which on more than half of a batch's examples are wasted. With t(B) = a + b B, n_half = a / b,
-
-    T(B) = S_min (a + b B) (1 + B_noise / B)        least at B = sqrt(n_half B_noise)
-
-and saturation lies at 9 n_half: it comes first where the best batch runs at three quarters of the
-peak or more, and twice as large a one at less than 1.15 times its throughput.
+which on more than half of a batch's examples are wasted. With t(B) = a + b B, n_half = a / b, T(B)
+is least at B = sqrt(n_half B_noise), and saturation lies at 9 n_half: it comes first where the best
+batch runs at three quarters of the peak or more, and twice as large a one at less than 1.15 times
+its throughput.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
-from kbatch.recommendation.choice import (
-    TimedUpdate,
-    TimeInFit,
-    fastest_of_each,
-    noise_bounds,
-    relative_time,
-)
 
 MEMORY = "memory"
 SATURATION = "hardware saturation"
 NOISE = "gradient noise"
 INPUT = "input pipeline"
 LIMITS = (MEMORY, SATURATION, NOISE, INPUT)
+# What is measured beside the limits: short trainings.
+OTHER_SIZES = "other batch sizes"
+# A difference of less than this share changes no decision on a batch size.
+TIE = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeInFit:
+    """The time from update to update in `fit`: lines through the times of one or two batch sizes.
+
+    Beside the train step it holds what Keras does for each update, which does not grow with the
+    batch, the wait for data, and a batch's share of what each epoch takes to start, which do.
+
+    Attributes:
+        smaller_size: A batch size, in examples.
+        smaller_s: Seconds that it takes.
+        larger_size: A larger one; the same where only one was measured, which is taken to have no
+            fixed part.
+        larger_s: Seconds that it takes.
+        beside: What `fit` adds to the step of a batch that goes through the device in parts: the
+            lines are of whole batches, whose step takes another time. None where not known.
+        example_s: Seconds that the data take an example, at the least.
+    """
+
+    smaller_size: int
+    smaller_s: float
+    larger_size: int
+    larger_s: float
+    beside: "TimeInFit | None" = None
+    example_s: float = 0.0
+
+    @classmethod
+    def through(
+        cls,
+        times_s: Mapping[int, float],
+        *,
+        beside: "TimeInFit | None" = None,
+        example_s: float = 0.0,
+    ) -> Self:
+        """Make it from measured times."""
+        known = sorted(times_s.items())
+        if not 1 <= len(known) <= 2 or not all(b >= 1 and 0 < s < math.inf for b, s in known):
+            raise ValueError(
+                "A time in `fit` goes through positive times of one or two batch sizes. "
+                f"Received: times_s={dict(known)}."
+            )
+        return cls(*known[0], *known[-1], beside, example_s)
+
+    def time_s(self, batch_size: int) -> float:
+        """Return the seconds of an update; outside of the sizes no part is below 0."""
+        slope = self.larger_s / self.larger_size
+        if self.larger_size != self.smaller_size:
+            slope = (self.larger_s - self.smaller_s) / (self.larger_size - self.smaller_size)
+        if batch_size > self.larger_size:
+            line_s = self.larger_s + max(0.0, slope) * (batch_size - self.larger_size)
+        elif batch_size > self.smaller_size:
+            line_s = self.smaller_s + slope * (batch_size - self.smaller_size)
+        else:
+            fixed_s = min(max(0.0, self.smaller_s - slope * self.smaller_size), self.smaller_s)
+            line_s = fixed_s + (self.smaller_s - fixed_s) * batch_size / self.smaller_size
+        return max(line_s, self.example_s * batch_size)
+
+    def update_s(self, step_s: float, batch_size: int, *, in_parts: bool) -> float:
+        """Return the seconds of an update in `fit` whose train step takes so long."""
+        if in_parts and self.beside is not None:
+            return max(step_s + self.beside.time_s(batch_size), self.example_s * batch_size)
+        return max(step_s, self.time_s(batch_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedUpdate:
+    """A way to make an update, and the time t that it takes."""
+
+    batch_size: int
+    micro_batch_size: int
+    time_s: float
+
+    def __post_init__(self):
+        if not 1 <= self.micro_batch_size <= self.batch_size or not 0 < self.time_s < math.inf:
+            raise ValueError(
+                "An update has 1 <= micro_batch_size <= batch_size and takes a positive time. "
+                f"Received: batch_size={self.batch_size}, "
+                f"micro_batch_size={self.micro_batch_size}, time_s={self.time_s}."
+            )
+
+    @property
+    def accumulated(self) -> bool:
+        """Whether the batch goes through the device in parts."""
+        return self.micro_batch_size < self.batch_size
+
+    @property
+    def samples_per_second(self) -> float:
+        """B / t."""
+        return self.batch_size / self.time_s
+
+
+def update_time_s(update: TimedUpdate, in_fit: TimeInFit | None = None) -> float:
+    """Return max(t, p(B)): the train step, or what `fit` takes.
+
+    Where the batch goes through the device in parts, it is t and what `fit` adds.
+    """
+    if in_fit is None:
+        return update.time_s
+    return in_fit.update_s(update.time_s, update.batch_size, in_parts=update.accumulated)
+
+
+def relative_time(
+    update: TimedUpdate, *, noise_scale: float, in_fit: TimeInFit | None = None
+) -> float:
+    """Compute the time to a target, in units that are the same for all batch sizes."""
+    if not noise_scale >= 0:
+        raise ValueError(
+            f"`noise_scale` must not be negative. Received: noise_scale={noise_scale}."
+        )
+    time_s = update_time_s(update, in_fit)
+    if noise_scale == math.inf:
+        return time_s / update.batch_size
+    return time_s * (1 + noise_scale / update.batch_size) / (1 + noise_scale)
+
+
+def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
+    """Return the fastest update of each batch size, ascending; the larger micro-batch of equals."""
+    by_size: dict[int, list[TimedUpdate]] = {}
+    for update in updates:
+        by_size.setdefault(update.batch_size, []).append(update)
+    if not by_size:
+        raise ValueError("`updates` must hold at least one timed update. Received: none.")
+
+    def fastest(size: int) -> TimedUpdate:
+        limit = (1 + TIE) * min(update.time_s for update in by_size[size])
+        near = [update for update in by_size[size] if update.time_s <= limit]
+        return max(near, key=lambda update: update.micro_batch_size)
+
+    return tuple(fastest(size) for size in sorted(by_size))
+
+
+def noise_bounds(noise: NoiseScale) -> tuple[float, float]:
+    """Return the least and the largest noise scale that the measurement allows, in examples."""
+    if noise.value is None or noise.interval is None:
+        return noise.at_least or 0.0, math.inf
+    return noise.interval.low, noise.interval.high
 
 
 def binding_limits(
@@ -44,9 +184,25 @@ def binding_limits(
     """Return which limit binds, for all that the measurements allow."""
     ways = fastest_of_each(updates)
     free = fastest_of_each((*ways, *without_memory_limit))
+
+    def binding(scale: float, in_fit: TimeInFit | None) -> set[str]:
+        def least(of: Sequence[TimedUpdate], time: TimeInFit | None) -> float:
+            return min(relative_time(way, noise_scale=scale, in_fit=time) for way in of)
+
+        now = least(ways, in_fit)
+        gains = {MEMORY: now / least(free, in_fit), INPUT: now / least(ways, own_time)}
+        limit = max(gains, key=lambda name: gains[name])
+        if gains[limit] > CLOSEST_RATIO:
+            return {limit}
+        if now / least(free, own_time) > CLOSEST_RATIO:
+            return {MEMORY, INPUT}  # Each hides what the removal of the other would give.
+        if saturation is None:
+            return {SATURATION, NOISE}
+        return {SATURATION if end < scale else NOISE for end in (saturation.low, saturation.high)}
+
     found: set[str] = set()
     for scale, in_fit in itertools.product(noise_bounds(noise), spans_in_fit or (None,)):
-        found |= _binding_at(ways, free, scale, (in_fit, own_time), saturation)
+        found |= binding(scale, in_fit)
     return tuple(limit for limit in LIMITS if limit in found)
 
 
@@ -61,43 +217,12 @@ def with_more_memory(
     whole = [update for update in fastest_of_each(updates) if not update.accumulated]
     if len(whole) < 2:
         return ()
-    last, before = whole[-1], whole[-2]
-    per_example_s = (last.time_s - before.time_s) / (last.batch_size - before.batch_size)
-    if per_example_s <= 0:
+    before, last = whole[-2:]
+    example_s = (last.time_s - before.time_s) / (last.batch_size - before.batch_size)
+    if example_s <= 0:
         return ()
-    sizes = itertools.takewhile(
-        lambda size: size <= largest_batch_size,
-        (last.batch_size * 2**k for k in itertools.count(1)),
-    )
+    doubled = (last.batch_size * 2**k for k in itertools.count(1))
     return tuple(
-        TimedUpdate(size, size, last.time_s + per_example_s * (size - last.batch_size))
-        for size in sizes
+        TimedUpdate(size, size, last.time_s + example_s * (size - last.batch_size))
+        for size in itertools.takewhile(lambda size: size <= largest_batch_size, doubled)
     )
-
-
-def _binding_at(
-    ways: Sequence[TimedUpdate],
-    free: Sequence[TimedUpdate],
-    noise_scale: float,
-    times: tuple[TimeInFit | None, TimeInFit | None],
-    saturation: Interval | None,
-) -> set[str]:
-    in_fit, own_time = times
-    least = _least(ways, noise_scale, in_fit)
-    gains = {
-        MEMORY: least / _least(free, noise_scale, in_fit),
-        INPUT: least / _least(ways, noise_scale, own_time),
-    }
-    limit = max(gains, key=lambda name: gains[name])
-    if gains[limit] > CLOSEST_RATIO:
-        return {limit}
-    if least / _least(free, noise_scale, own_time) > CLOSEST_RATIO:
-        return {MEMORY, INPUT}  # Each hides what the removal of the other would give.
-    if saturation is None:
-        return {SATURATION, NOISE}
-    first = {size < noise_scale for size in (saturation.low, saturation.high)}
-    return {SATURATION if saturated else NOISE for saturated in first}
-
-
-def _least(ways: Sequence[TimedUpdate], noise_scale: float, in_fit: TimeInFit | None) -> float:
-    return min(relative_time(w, noise_scale=noise_scale, in_fit=in_fit) for w in ways)

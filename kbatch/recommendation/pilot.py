@@ -1,4 +1,4 @@
-"""Short trainings: the pilot, whose micro-batches show the noise scale, and other sizes."""
+"""Short runs of `fit`: the pilot, other sizes to its loss, and epochs beside the step alone."""
 
 import math
 import statistics
@@ -13,10 +13,28 @@ import tensorflow as tf
 
 from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.errors import InputError
-from kbatch.recommendation.pilot_record import PilotRecord, PilotStretch, SizeCheck, useful_count
+from kbatch.recommendation.choice import CheckPlan
+from kbatch.recommendation.pilot_record import (
+    FitTime,
+    PilotRecord,
+    PilotStretch,
+    SizeCheck,
+    useful_count,
+)
 from kbatch.records.training_run import MOMENT_METRICS
+from kbatch.timing.rounds import interleaved
 from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
-from kbatch.training.data.forms import Batches, FitData, in_batches, tensors_of, with_held_out
+from kbatch.training.data.forms import (
+    Batches,
+    FitData,
+    called_for,
+    in_batches,
+    is_dataset,
+    rebatched,
+    tensors_of,
+    with_held_out,
+)
+from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source, batch_of
 from kbatch.training.learning_rate import (
     current_learning_rate,
     scale_late_layers,
@@ -24,125 +42,90 @@ from kbatch.training.learning_rate import (
     scaling_of,
 )
 from kbatch.training.state import seeded
-from kbatch.training.train_step import held_on_device, updates_made
+from kbatch.training.train_step import borrowed_step, held_on_device, updates_made
 
 _MOST_UPDATES = 10
 _STRETCHES_IN_BUDGET = 50
-# Of fewer stretches it is not told whether the later half brought little.
+# Fewer stretches do not show whether the later half brought little.
 _FEWEST_STRETCHES = 24
+_VALIDATION_BATCH_SIZE = 256
+# A look is taken some fifty times.
+_MOST_HELD_OUT = 1024
 
 
-class PilotPlan(NamedTuple):
-    """How a pilot trains.
+def run_pilot(
+    build: Callable[[], keras.Model],
+    data: FitData,
+    *,
+    batch_size: int,
+    budget_s: float,
+    epochs: int | None = None,
+    seed: int | None = None,
+) -> PilotRecord:
+    """Train until the later half of the updates brought little, or what is allowed is spent.
 
-    Attributes:
-        batch_size: Examples of an update; the learning rate suits them.
-        budget_s: Seconds that it may take, building included; half of them follow the first update
-            in any case.
-        epochs: Most passes over the data.
-        seed: Seed of weights and order.
-    """
-
-    batch_size: int
-    budget_s: float
-    epochs: int | None = None
-    seed: int | None = None
-
-
-def run_pilot(build: Callable[[], keras.Model], data: FitData, *, plan: PilotPlan) -> PilotRecord:
-    """Train until the later half of its updates brought little, or what the plan allows is spent.
-
-    Little is 2 % of the way that the held-out loss went, or the training loss without one.
+    Little is 2 % of the way that the held-out loss went, or the training loss without one. Of the
+    budget, building included, half follows the first update in any case.
     """
     began_s = time.perf_counter()
     stretches: list[PilotStretch] = []
 
     def keep(found: Stretch) -> str | None:
-        metrics = found.metrics
-        moments = (metrics.get(name) for name in MOMENT_METRICS)
-        loss = metrics.get("loss")
+        moments = (found.metrics.get(name) for name in MOMENT_METRICS)
+        loss = found.metrics.get("loss")
         stretches.append(PilotStretch(found.updates, loss, found.held_out_loss, *moments))
         if loss is None:
             return "diverged"
         enough = max(_FEWEST_STRETCHES, 2 * useful_count(stretches))
         return "progress" if len(stretches) >= enough else None
 
-    with seeded(plan.seed):
+    with seeded(seed):
         model = build()
-        batches = held_out_batches(data, model, batch_size=plan.batch_size, seed=plan.seed)
-        in_epoch = _updates_in_epoch(batches.dataset, plan)
-        half = max(1, (plan.batch_size + 1) // 2)
+        batches = held_out_batches(data, model, batch_size=batch_size, seed=seed)
+        in_epoch = _updates_in_epoch(batches.dataset, batch_size, count=epochs is not None)
+        half = max(1, (batch_size + 1) // 2)
         with warnings.catch_warnings():
             # What looks at a batch as a whole is measured in parts, and said to be.
             warnings.simplefilter("ignore")
             accumulate_gradients(model, half, moments_every=1)
         learning_rate = current_learning_rate(model.optimizer)
-        course = fit_in_stretches(
-            model,
-            batches,
+        watch = _StretchWatch(
+            keep,
             stretch=min(_MOST_UPDATES, in_epoch or _MOST_UPDATES),
-            ends_s=began_s + plan.budget_s,
-            least_s=plan.budget_s / 2,
-            longest_s=plan.budget_s / _STRETCHES_IN_BUDGET,
-            most_updates=plan.epochs * in_epoch if plan.epochs and in_epoch else math.inf,
-            on_stretch=keep,
+            ends_s=began_s + budget_s,
+            least_s=budget_s / 2,
+            longest_s=budget_s / _STRETCHES_IN_BUDGET,
+            most_updates=epochs * in_epoch if epochs and in_epoch else math.inf,
         )
+        watch.fit(model, batches)
     return PilotRecord(
-        plan.batch_size,
+        batch_size,
         half,
         learning_rate,
         tuple(stretches),
         time.perf_counter() - began_s,
-        "epochs" if course.ended_by == "updates" else course.ended_by,
-        plan.seed,
-        course.trained_s,
-        course.built_s - began_s,
-        course.look_s,
+        "epochs" if watch.ended_by == "updates" else watch.ended_by,
+        seed,
+        watch.trained_s,
+        watch.built_s - began_s,
+        watch.look_s,
     )
 
 
-def _updates_in_epoch(dataset: tf.data.Dataset, plan: PilotPlan) -> int | None:
+def _updates_in_epoch(dataset: tf.data.Dataset, batch_size: int, *, count: bool) -> int | None:
     """Count the updates in a pass over the data, None where they do not tell and need not."""
     updates = int(dataset.cardinality())
     if updates == tf.data.UNKNOWN_CARDINALITY:
         # A pass is made where epochs are counted; else two batches are enough to know.
-        updates = sum(1 for _ in (dataset if plan.epochs else dataset.take(2)))
-        if updates >= 2 and not plan.epochs:
+        updates = sum(1 for _ in (dataset if count else dataset.take(2)))
+        if updates >= 2 and not count:
             return None
     if 0 <= updates < 2:
         raise InputError(
             "A pilot needs data for two updates at least: give more examples, or a smaller "
-            f"`base_batch_size`. Received: {updates} batches of {plan.batch_size} examples."
+            f"`base_batch_size`. Received: {updates} batches of {batch_size} examples."
         )
     return updates if updates > 0 else None
-
-
-class CheckPlan(NamedTuple):
-    """How a size is trained.
-
-    Attributes:
-        batch_size: In examples.
-        micro_batch_size: Examples that go through the device at once.
-        base_batch_size: Batch size that the model's settings suit, in examples.
-        rule: How the learning rate follows the batch size, or None.
-        target: Loss to come to.
-        held_out: Whether it is that of the examples held out, or that of training.
-        stretch: Updates between two looks at it.
-        most_updates: Updates after which another size has won.
-        budget_s: Seconds that it may take, building included.
-        seed: Seed of weights, order and held-out examples, as of the pilot.
-    """
-
-    batch_size: int
-    micro_batch_size: int
-    base_batch_size: int
-    rule: str | None
-    target: float
-    held_out: bool
-    stretch: int
-    most_updates: int
-    budget_s: float
-    seed: int | None
 
 
 def run_size_check(
@@ -169,63 +152,21 @@ def run_size_check(
                     warnings.simplefilter("ignore")  # As in the pilot.
                     accumulate_gradients(model, plan.micro_batch_size)
             learning_rate = current_learning_rate(model.optimizer)
-            course = fit_in_stretches(
-                model,
-                batches,
-                stretch=plan.stretch,
-                ends_s=ends_s,
-                most_updates=plan.most_updates,
-                on_stretch=end,
+            watch = _StretchWatch(
+                end, stretch=plan.stretch, ends_s=ends_s, most_updates=plan.most_updates
             )
+            watch.fit(model, batches)
             scaling = scaling_of(model)
     return SizeCheck(
         plan.batch_size,
         plan.micro_batch_size,
         learning_rate,
-        course.updates,
+        watch.updates,
         losses[-1] if math.isfinite(losses[-1]) else None,
-        course.trained_s,
-        "lost" if course.ended_by == "updates" else course.ended_by,
+        watch.trained_s,
+        "lost" if watch.ended_by == "updates" else watch.ended_by,
         scaling,
     )
-
-
-_VALIDATION_BATCH_SIZE = 256
-# A look is taken some fifty times.
-_MOST_HELD_OUT = 1024
-
-
-class Stretch(NamedTuple):
-    """Some updates in a row.
-
-    Attributes:
-        updates: How many.
-        metrics: What training reported over them, by name; None where it is not finite.
-        held_out_loss: Loss on the examples held out after them, None without any or not finite.
-    """
-
-    updates: int
-    metrics: Mapping[str, float | None]
-    held_out_loss: float | None
-
-
-class Course(NamedTuple):
-    """What a training in stretches took.
-
-    Attributes:
-        updates: Updates in all.
-        ended_by: `"updates"` or `"budget"`, or what was answered to a stretch.
-        trained_s: Seconds since the first update, looks included.
-        built_s: When its first update was made, by `time.perf_counter`; what the first look took
-            beyond others is added.
-        look_s: Seconds of a look at the held-out loss, the median.
-    """
-
-    updates: int
-    ended_by: str
-    trained_s: float
-    built_s: float
-    look_s: float
 
 
 def held_out_batches(
@@ -244,95 +185,99 @@ def held_out_batches(
         seed=seed,
     )
     given: Any = batches.validation_data
-    if isinstance(given, tf.data.Dataset):
-        held = list(given.take(_MOST_HELD_OUT // _VALIDATION_BATCH_SIZE))
+    if given is None:
+        held = []
+    elif isinstance(given, tf.data.Dataset):
+        held = given.take(_MOST_HELD_OUT // _VALIDATION_BATCH_SIZE)
     else:
-        held = [] if given is None else _cut(given, seed)
+        arrays, rows = tensors_of(FitData(*keras.utils.unpack_x_y_sample_weight(given)))
+        order = np.sort(np.random.default_rng(seed).permutation(rows)[:_MOST_HELD_OUT])
+        held = (
+            keras.tree.map_structure(
+                lambda leaf, kept=order[start : start + _VALIDATION_BATCH_SIZE]: (
+                    None if leaf is None else tf.gather(leaf, kept)
+                ),
+                arrays,
+            )
+            for start in range(0, len(order), _VALIDATION_BATCH_SIZE)
+        )
     return batches._replace(validation_data=[held_on_device(batch) for batch in held])
 
 
-def _cut(given: Any, seed: int | None) -> list[Any]:
-    arrays, rows = tensors_of(FitData(*keras.utils.unpack_x_y_sample_weight(given)))
-    order = np.sort(np.random.default_rng(seed).permutation(rows)[:_MOST_HELD_OUT])
-    starts = range(0, len(order), _VALIDATION_BATCH_SIZE)
-    return [
-        keras.tree.map_structure(
-            lambda leaf, kept=order[start : start + _VALIDATION_BATCH_SIZE]: (
-                None if leaf is None else tf.gather(leaf, kept)
-            ),
-            arrays,
-        )
-        for start in starts
-    ]
+class Stretch(NamedTuple):
+    """Some updates in a row; a metric or loss that is not finite is None."""
+
+    updates: int
+    metrics: Mapping[str, float | None]
+    held_out_loss: float | None
 
 
-def fit_in_stretches(
-    model: keras.Model,
-    batches: Batches,
-    *,
-    stretch: int,
-    ends_s: float,
-    on_stretch: Callable[[Stretch], str | None],
-    least_s: float = 0.0,
-    longest_s: float = math.inf,
-    most_updates: float = math.inf,
-) -> Course:
-    """Train until time or updates are spent, or a stretch was enough.
+class _StretchWatch(keras.callbacks.Callback):
+    """Trains until time or updates are spent, or a stretch was enough.
 
     All of it is one epoch to Keras: starting one takes as long as tens of updates of a small model.
+
+    Args:
+        on_stretch: Takes each stretch, and returns why training ends after it, or None.
+        stretch: Updates between two looks at the held-out examples.
+        ends_s: When the time is spent, by `time.perf_counter`.
+        least_s: Seconds that follow the first update in any case.
+        longest_s: Seconds between two looks at the most.
+        most_updates: Updates at the most.
     """
-    scale_late_layers(model, batches.dataset)
-    watch = _Watch(batches.validation_data, on_stretch)
-    watch.stretch, watch.longest_s, watch.most_updates = stretch, longest_s, most_updates
-    watch.ends_s, watch.least_s = ends_s, least_s
-    trained: Any = model
-    trained.fit(
-        batches.dataset.repeat(),
-        steps_per_epoch=2**31,
-        callbacks=[watch],
-        verbose=0,
-        shuffle=False,
-    )
-    look_s = statistics.median(watch.looks_s)
-    built_s = watch.first_s + watch.looks_s[0] - look_s
-    trained_s = time.perf_counter() - watch.first_s
-    return Course(watch.updates, watch.ended_by, trained_s, built_s, look_s)
 
-
-class _Watch(keras.callbacks.Callback):
-    """Counts updates, looks at the held-out examples, and ends training."""
-
-    stretch: int
-    longest_s: float
-    most_updates: float
-    ends_s: float
-    least_s: float
-
-    def __init__(self, held_out: list[Any], on_stretch: Callable[[Stretch], str | None]):
+    def __init__(
+        self,
+        on_stretch: Callable[[Stretch], str | None],
+        *,
+        stretch: int,
+        ends_s: float,
+        least_s: float = 0.0,
+        longest_s: float = math.inf,
+        most_updates: float = math.inf,
+    ):
         super().__init__()
+        self._on_stretch, self._stretch, self._most_updates = on_stretch, stretch, most_updates
+        self._ends_s, self._least_s, self._longest_s = ends_s, least_s, longest_s
         self.updates = 0
         self.ended_by = "budget"
-        self.first_s = math.nan
-        self.looks_s: list[float] = []
-        self._held_out = held_out
-        self._on_stretch = on_stretch
+        self.trained_s = self.built_s = self.look_s = math.nan
+        self._held_out: list[Any] = []
         self._made = self._looked_at = self._before = 0
-        self._looked_s = math.nan
+        self._first_s = self._looked_s = math.nan
+        self._looks_s: list[float] = []
+
+    def fit(self, model: Any, batches: Batches) -> None:
+        """Train."""
+        held_out: Any = batches.validation_data
+        self._held_out = held_out
+        scale_late_layers(model, batches.dataset)
+        model.fit(
+            batches.dataset.repeat(),
+            steps_per_epoch=2**31,
+            callbacks=[self],
+            verbose=0,
+            shuffle=False,
+        )
+        self.look_s = statistics.median(self._looks_s)
+        # The first look builds a graph.
+        self.built_s = self._first_s + self._looks_s[0] - self.look_s
+        self.trained_s = time.perf_counter() - self._first_s
 
     def on_train_begin(self, logs: Any = None):
         self._before = updates_made(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
         now_s = time.perf_counter()
-        if math.isnan(self.first_s):
-            self.first_s = self._looked_s = now_s  # What came before traced and compiled.
-            self.ends_s = max(self.ends_s, now_s + self.least_s)
+        if math.isnan(self._first_s):
+            self._first_s = self._looked_s = now_s  # What came before traced and compiled.
+            self._ends_s = max(self._ends_s, now_s + self._least_s)
         # One call of the train step may make several updates, and skip some that overflowed.
         self._made += steps_at_once(self.model)
-        end = "updates" if self._made >= self.most_updates else None
-        end = "budget" if now_s > self.ends_s else end
-        long = now_s - self._looked_s >= self.longest_s
-        if end or long or self._made - self._looked_at >= self.stretch:
+        end = "updates" if self._made >= self._most_updates else None
+        end = "budget" if now_s > self._ends_s else end
+        long = now_s - self._looked_s >= self._longest_s
+        if end or long or self._made - self._looked_at >= self._stretch:
             self._look(logs or {}, end)
 
     def _look(self, logs: Mapping[str, Any], end: str | None) -> None:
@@ -351,7 +296,7 @@ class _Watch(keras.callbacks.Callback):
         target.reset_metrics()
         self.updates, self._looked_at = made, self._made
         self._looked_s = time.perf_counter()
-        self.looks_s.append(self._looked_s - began_s)
+        self._looks_s.append(self._looked_s - began_s)
         # That training diverged shows at the end of a stretch, where another reason may have come.
         end = self._on_stretch(found) or end
         if end is not None:
@@ -367,3 +312,109 @@ def _finite(value: Any) -> float | None:
 def steps_at_once(model: Any) -> int:
     """Return the updates that one call of a model's train function makes."""
     return max(1, int(getattr(model, "steps_per_execution", 1)))
+
+
+_MOST_ROUNDS = 9
+_STEPS, _EPOCHS = 8, 5
+# Batches of an epoch that is cut short, at the least.
+_FEWEST_BATCHES = 8
+
+
+def time_fit(
+    model: Any, data: FitData, *, source: Source, sizes: tuple[int, ...], budget_s: float
+) -> tuple[FitTime, ...]:
+    """Time epochs of `fit` at some batch sizes, in turns with the train step alone."""
+    held = {size: batch_of(source, model, size) for size in sizes}
+    longest_s = budget_s / (3 * _MOST_ROUNDS * len(sizes))
+    given: Any = data.x
+
+    def turn(size: int) -> "tuple[float, EpochWatch]":
+        step.restore()
+        times_s = []
+        for _ in range(_STEPS):
+            began_s = time.perf_counter()
+            step(held[size])
+            times_s.append(time.perf_counter() - began_s)
+        if is_dataset(given):
+            arguments = {"x": rebatched(given, model, size), "shuffle": False}
+        elif callable(given):
+            arguments = {"x": called_for(given, model, size), "shuffle": False}
+        else:
+            arguments = {"x": given, "y": data.y, "batch_size": size}
+        watch = EpochWatch(longest_s, steps_at_once(model))
+        with warnings.catch_warnings():
+            # Of data that do not tell their length, at the end of the first epoch.
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+            # The first epochs start slowly: the last one counts. Not an instance's own `fit`.
+            type(model).fit(model, **arguments, epochs=_EPOCHS, verbose=0, callbacks=[watch])
+        return statistics.median(times_s), watch
+
+    with borrowed_step(model, held[sizes[0]]) as step:
+        for size in sizes:
+            turn(size)  # Traces what is new.
+        found = interleaved(
+            {str(size): lambda size=size: turn(size) for size in sizes},
+            until_s=time.perf_counter() + budget_s,
+            most_rounds=_MOST_ROUNDS,
+        )
+    if isinstance(source, SampleElements):
+        source = source.rows(model)
+    examples = source.examples if isinstance(source, SampleRows) else None
+    times = []
+    for size in sizes:
+        steps_s, watches = zip(*found[str(size)], strict=True)
+        known = None if examples is None else -(-examples // size)
+        batches = max((watch.batches for watch in watches if watch.whole), default=known)
+        if batches is not None and known is not None:
+            batches = min(batches, known)
+        between_s = tuple(watch.batch_s for watch in watches)
+        epochs_s = tuple(watch.epoch_s for watch in watches)
+        times.append(FitTime(size, steps_s, between_s, epochs_s, batches))
+    return tuple(times)
+
+
+class EpochWatch(keras.callbacks.Callback):
+    """Reads the clock at every `at_once` batches, and cuts long epochs short."""
+
+    def __init__(self, longest_s: float, at_once: int = 1):
+        super().__init__()
+        self.at_once = at_once
+        self.whole = False
+        self.times_s: list[float] = []
+        self._longest_s = longest_s
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None):
+        """Start the clock."""
+        self.times_s = [time.perf_counter()]
+        self.whole = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        """Read the clock."""
+        self.times_s.append(time.perf_counter())
+        made = len(self.times_s) - 1
+        if made >= _FEWEST_BATCHES and self.times_s[-1] - self.times_s[0] > self._longest_s:
+            self.whole = False
+            model: Any = self.model
+            model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None):
+        """Read the clock a last time."""
+        self.times_s.append(time.perf_counter())
+
+    @property
+    def batches(self) -> int:
+        """Batches of the last epoch; of several at once the last ones may be fewer."""
+        return (len(self.times_s) - 2) * self.at_once
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds from batch to batch: the mean, as batches may come in bursts."""
+        gaps = np.diff(self.times_s)
+        return float(np.mean(gaps[1:-1] if len(gaps) > 2 else gaps[:1])) / self.at_once
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds to start the epoch, and to end it if it was whole."""
+        gaps, first_s = np.diff(self.times_s).tolist(), self.batch_s * self.at_once
+        start_s = max(0.0, gaps[0] - first_s) if len(gaps) > 2 else 0.0
+        return start_s + (gaps[-1] if self.whole else 0.0)

@@ -3,16 +3,20 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds
+import numpy as np
+
+from kbatch.analysis.intervals import over_rounds
 from kbatch.analysis.learning_rate import LearningRateScaling
-from kbatch.analysis.next_size import Tried
+from kbatch.analysis.next_size import FinishedRun
 from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_epochs
 from kbatch.input_pipeline.record import InputPipelineProfile
-from kbatch.recommendation.choice import FEW_UPDATES, NO_PROGRESS, PILOT_DIVERGED, TimeInFit
+from kbatch.recommendation.limits import TimeInFit
 
+# What a pilot lacks for sizes to be compared.
+PILOT_DIVERGED, FEW_UPDATES, NO_PROGRESS = "pilot diverged", "few updates", "no progress"
 ENDS = ("progress", "budget", "epochs", "diverged")
 # Of fewer stretches the late half says too little.
 _FEWEST_STRETCHES = 6
@@ -134,8 +138,8 @@ class PilotRecord:
         """The gradient noise scale of the late half of the useful stretches."""
         useful = self.useful
         return noise_scale_of_epochs(
-            [_or_nan(stretch.gradient_variance) for stretch in useful],
-            [_or_nan(stretch.gradient_squared_norm) for stretch in useful],
+            np.array([stretch.gradient_variance for stretch in useful], float),  # None is NaN.
+            np.array([stretch.gradient_squared_norm for stretch in useful], float),
             weights=[max(1, stretch.updates) for stretch in useful],
         )
 
@@ -161,10 +165,6 @@ def _near_least(losses: Sequence[float]) -> float | None:
     return least + _REST * (first - least) if least < first < math.inf else None
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 CHECK_ENDS = ("target", "lost", "budget", "diverged", "failed")
 
 
@@ -179,7 +179,7 @@ class SizeCheck:
         updates: Updates that were made.
         loss: The loss after them, held-out or of training as in the pilot; None if not finite.
         trained_s: Seconds that it took after its first update.
-        ended_by: One of `CHECK_ENDS`: it came to the target, was beaten already by another size,
+        ended_by: One of `CHECK_ENDS`: it reached the target, was beaten already by another size,
             spent its time, its loss became NaN, or it failed, as for want of memory.
         scaling: How its settings followed the batch size; None where an earlier version of kbatch
             did not record it.
@@ -200,20 +200,20 @@ class SizeCheck:
                 f"`ended_by` must be one of {CHECK_ENDS}. Received: {self.ended_by!r}."
             )
 
-    def as_tried(self, update_s: float) -> Tried:
+    def as_run(self, update_s: float) -> FinishedRun:
         """Return it as a run of a search.
 
         Args:
             update_s: Seconds of an update of its size.
         """
         if self.ended_by in ("diverged", "failed"):
-            return Tried(self.batch_size, None, None)
+            return FinishedRun(self.batch_size, None, None)
         cost = self.updates * update_s if self.reached else None
-        return Tried(self.batch_size, cost, self.updates)
+        return FinishedRun(self.batch_size, cost, self.updates)
 
     @property
     def reached(self) -> bool:
-        """Whether it came to the target."""
+        """Whether it reached the target."""
         return self.ended_by == "target"
 
 
@@ -301,52 +301,37 @@ class FitLines(NamedTuple):
 
 def fit_lines(times: Sequence[FitTime], pipeline: InputPipelineProfile | None = None) -> FitLines:
     """Draw the lines through what `fit` took at one or two batch sizes."""
-    seconds = None if pipeline is None else _example_times_s(pipeline)
+    # The likely, the most and the least seconds of an example, by the pipeline.
+    examples_s: tuple[float, ...] = ()
+    rate = pipeline and pipeline.pipeline.samples_per_second
+    bounds = pipeline and pipeline.rate_bounds
+    if rate is not None and bounds is not None and bounds.low > 0:
+        # Short rounds may miss the pauses that a long reading has seen.
+        likely = min(max(rate.value, bounds.low), bounds.high)
+        examples_s = 1 / likely, 1 / bounds.low, 1 / bounds.high
     if not times:
-        return _pipeline_lines(pipeline, seconds)
-    found = {time.batch_size: over_rounds(time.update_times_s) for time in times}
-    known = {size: estimate for size, estimate in found.items() if estimate is not None}
-    spans = {size: _ends(estimate) for size, estimate in known.items()}
-    own_s = max(_LEAST_S, min(time.wait_s for time in times))
+        if pipeline is None or not examples_s:
+            return FitLines(None, (), None)
+        size = pipeline.batch_size
+        line, *ends = (TimeInFit.through({size: size * one_s}) for one_s in examples_s)
+        return FitLines(line, tuple(ends), None)
     beside = TimeInFit.through({t.batch_size: max(_LEAST_S, t.beside_s) for t in times})
-    most_s, likely_s, least_s = seconds or (0.0, 0.0, 0.0)
-
-    def through(times_s: Mapping[int, float], example_s: float) -> TimeInFit:
-        at_least = {size: max(_LEAST_S, seconds) for size, seconds in times_s.items()}
-        return TimeInFit.through(at_least, beside=beside, example_s=example_s)
-
-    return FitLines(
-        through({size: estimate.value for size, estimate in known.items()}, likely_s),
-        (
-            through({size: span.high for size, span in spans.items()}, most_s),
-            through({size: span.low for size, span in spans.items()}, least_s),
-        ),
-        TimeInFit.through(
-            {time.batch_size: time.step_s + own_s for time in times},
-            beside=TimeInFit.through({1: own_s, 2: own_s}),
-        ),
+    own_s = max(_LEAST_S, min(time.wait_s for time in times))
+    own = TimeInFit.through(
+        {time.batch_size: time.step_s + own_s for time in times},
+        beside=TimeInFit.through({1: own_s, 2: own_s}),
     )
-
-
-def _example_times_s(pipeline: InputPipelineProfile) -> tuple[float, float, float] | None:
-    """Return the most, the likely and the least seconds of an example; None where unknown."""
-    rate, bounds = pipeline.pipeline.samples_per_second, pipeline.rate_bounds
-    if rate is None or bounds is None or bounds.low <= 0:
-        return None
-    # Short rounds may miss the pauses that a long reading has seen.
-    likely = min(max(rate.value, bounds.low), bounds.high)
-    return 1 / bounds.low, 1 / likely, 1 / bounds.high
-
-
-def _pipeline_lines(
-    pipeline: InputPipelineProfile | None, seconds: tuple[float, float, float] | None
-) -> FitLines:
-    if pipeline is None or seconds is None:
-        return FitLines(None, (), None)
-    size = pipeline.batch_size
-    slow, likely, fast = (TimeInFit.through({size: size * one_s}) for one_s in seconds)
-    return FitLines(likely, (slow, fast), None)
-
-
-def _ends(estimate: RoundEstimate) -> Interval:
-    return estimate.interval or Interval(estimate.value, estimate.value)
+    updates = {t.batch_size: estimate for t in times if (estimate := over_rounds(t.update_times_s))}
+    spans = {
+        size: (found.value, *((span.high, span.low) if (span := found.interval) else ()))
+        for size, found in updates.items()
+    }
+    line, *ends = (
+        TimeInFit.through(
+            {size: max(_LEAST_S, span[end % len(span)]) for size, span in spans.items()},
+            beside=beside,
+            example_s=examples_s[end] if examples_s else 0.0,
+        )
+        for end in range(3)
+    )
+    return FitLines(line, tuple(ends), own)

@@ -10,16 +10,15 @@ import keras_tuner
 import numpy as np
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
-from kbatch.analysis.learning_rate import check_rule, learning_rate_ratio
+from kbatch.analysis.learning_rate import check_rule
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_visible
 from kbatch.errors import InputError
 from kbatch.memory.find import data_source
 from kbatch.memory.search import check_window
-from kbatch.memory.workload import Load
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
-from kbatch.recommendation.choice import decide
-from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
+from kbatch.recommendation.choice import decide, trained_runs
+from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, OTHER_SIZES, SATURATION
 from kbatch.recommendation.measure import (
     BudgetClock,
     Ledger,
@@ -30,17 +29,16 @@ from kbatch.recommendation.measure import (
     measure_noise,
     measure_updates,
     pilot_notes,
-    refusals_told,
     train_sizes,
 )
 from kbatch.recommendation.pilot_record import fit_lines
-from kbatch.recommendation.record import OTHER_SIZES, Recommendation, trained_runs
+from kbatch.recommendation.record import Recommendation
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, arrays_of, is_dataset
-from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source
+from kbatch.training.data.sample_rows import SampleElements, SampleRows
 from kbatch.training.learning_rate import Schedule, current_learning_rate
 from kbatch.training.state import check_seed, kept_state
 
@@ -108,7 +106,7 @@ def recommend(
         on_progress: Receives a line before each measurement.
 
     Returns:
-        The recommendation. What could not be told is None in it, with the reason in `unknown`.
+        The recommendation. What is not known is None in it, with the reason in `unknown`.
 
     Raises:
         InputError: If the data cannot be batched, do not fit the model, or have fewer than two
@@ -137,109 +135,19 @@ def recommend(
         check_rule(learning_rate_scaling, "learning_rate_scaling")
     asked = None if batch_sizes is None else check_batch_sizes(batch_sizes)
     if not (is_dataset(x) or callable(x)):
-        arrays_of(task.data)  # Rows that do not fit each other are told at once.
+        arrays_of(task.data)  # Rows that do not fit each other are refused at once.
     if isinstance(task.source, SampleRows):
         _sizes(asked, task.source.examples)  # A dataset tells its examples to a model only.
     return _measured(task, asked, learning_rate_scaling, Ledger(on_progress))
 
 
-def _measured(
-    task: Task, asked: tuple[int, ...] | None, scaling: str | None, ledger: Ledger
-) -> Recommendation:
-    largest = asked[-1] if asked else _LARGEST
-    # A GPU has to be free for the worker process, and a limit that was asked for comes first. Else
-    # it is last: on a CPU the time of an update ends the sizes long before memory does.
-    memory = None
-    if gpu_visible() or task.memory_limit_bytes is not None:
-        memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
-    else:
-        task.clock.reserved_s = _MEMORY_SHARE * task.clock.budget_s
-    with refusals_told(task):
-        load = Load(task.build, task.source, keras.config.dtype_policy().name)
-        model = _checked(load.start().model)
-        fits = memory and memory.fits
-        examples = _examples(task.source, model)
-        sizes = _sizes(asked, examples)
-        if examples == 1:
-            raise InputError("The data have one example: give more rows. Received: 1 example.")
-        if examples is None or task.base_batch_size <= examples:
-            sizes = tuple(sorted({*sizes, task.base_batch_size}))  # The pilot trains at it.
-        pilot, data = ledger.try_run(NOISE, lambda: measure_noise(task)), None
-        with kept_state(model):
-            sum_sparse_gradients(model)  # As the sizes are trained.
-            trained: Any = model
-            trained.make_train_function()  # All that is timed shares its graphs.
-            updates = ledger.run(
-                SATURATION,
-                lambda: measure_updates(task, model, batch_sizes=sizes, fits=fits),
-            )
-            timings = updates.timings
-            if timings:
-                data = ledger.try_run(INPUT, lambda: measure_input(task, model, timings=timings))
-    in_fit = fit_lines(data.fit_times if data else (), data and data.pipeline).line
-    rule = _rule(model) if scaling == "auto" else scaling
-    runs = ledger.run(
-        OTHER_SIZES,
-        lambda: train_sizes(task, pilot, timings=timings, in_fit=in_fit, rule=rule),
-    )
-    memory, checks = memory or _memory_at_last(task, ledger, largest), runs.checks
-    if memory.result is not None:  # What fitted for want of others may be above the limit.
-        most = memory.result.max_batch_size
-        timings = tuple(timed for timed in timings if timed.micro_batch_size <= most)
-        checks = tuple(check for check in checks if check.micro_batch_size <= most)
-    reasons = {MEMORY: memory.reason, SATURATION: updates.reason, OTHER_SIZES: runs.ended}
-    decision = decide(
-        trained_runs(timings, in_fit=in_fit, pilot=pilot, checks=checks),
-        rate_ratio=lambda size: learning_rate_ratio(
-            batch_size=size, base_batch_size=task.base_batch_size, rule=rule
-        ),
-        missing=pilot.missing if pilot else None,
-        budget_s=task.clock.budget_s,
-        short_s=runs.short_s,
-    )
-    return Recommendation(
-        model_name=model.name,
-        **_optimizer_facts(model),
-        dtype_policy=model.dtype_policy.name,
-        base_batch_size=task.base_batch_size,
-        learning_rate_rule=rule,
-        examples=examples,
-        timings=timings,
-        memory=memory.result,
-        pilot=pilot,
-        pipeline=data.pipeline if data else None,
-        unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
-        durations_s=ledger.durations_s,
-        budget_s=task.clock.budget_s,
-        notes=(*updates.notes, *(pilot_notes(task, model, pilot) if pilot else ())),
-        environment=read_environment(),
-        checks=checks,
-        fit_times=data.fit_times if data else (),
-        decision=decision,
-    )
-
-
-def _memory_at_last(task: Task, ledger: Ledger, largest: int) -> MemoryFound:
-    task.clock.reserved_s = 0.0
-    # The call is to end in 1.5 times its budget.
-    if task.clock.left_s + task.clock.budget_s / 2 < _WORKER_S:
-        return MemoryFound(None, None, "its process takes long to start: give a larger `budget_s`")
-    return ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
-
-
-def _checked(model: keras.Model) -> keras.Model:
-    if replica_count(model) > 1:
-        raise InputError(
-            "Limits are measured on one device: build the model outside of `strategy.scope()`. "
-            f"Received: a model on {replica_count(model)} replicas."
+def _check_budget(budget_s: float) -> float:
+    real = isinstance(budget_s, numbers.Real) and not isinstance(budget_s, bool)
+    if not (real and math.isfinite(budget_s) and budget_s > 0):
+        raise ValueError(
+            f"`budget_s` must be a positive number of seconds. Received: budget_s={budget_s!r}."
         )
-    return model
-
-
-def _examples(source: Source, model: keras.Model) -> int | None:
-    if isinstance(source, SampleElements):
-        source = source.rows(model)
-    return source.examples if isinstance(source, SampleRows) else None
+    return budget_s
 
 
 def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ...]:
@@ -255,24 +163,94 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
     return asked
 
 
-def _rule(model: Any) -> str:
-    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    return "linear" if isinstance(inner, keras.optimizers.SGD) else "sqrt"
-
-
-def _optimizer_facts(model: Any) -> dict[str, Any]:
-    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    return {
-        "optimizer": type(inner).__name__,
-        "base_learning_rate": current_learning_rate(model.optimizer),
-        "scheduled": isinstance(inner._learning_rate, Schedule),
-    }
-
-
-def _check_budget(budget_s: float) -> float:
-    real = isinstance(budget_s, numbers.Real) and not isinstance(budget_s, bool)
-    if not (real and math.isfinite(budget_s) and budget_s > 0):
-        raise ValueError(
-            f"`budget_s` must be a positive number of seconds. Received: budget_s={budget_s!r}."
-        )
-    return budget_s
+def _measured(
+    task: Task, asked: tuple[int, ...] | None, scaling: str | None, ledger: Ledger
+) -> Recommendation:
+    largest, clock, base = asked[-1] if asked else _LARGEST, task.clock, task.base_batch_size
+    # A GPU has to be free for the worker process, and a limit that was asked for comes first. Else
+    # it is last: on a CPU the time of an update ends the sizes long before memory does.
+    memory = None
+    if gpu_visible() or task.memory_limit_bytes is not None:
+        memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
+    else:
+        clock.reserved_s = _MEMORY_SHARE * clock.budget_s
+    with task.refusals_told():
+        model: Any = task.load.start().model
+        if replica_count(model) > 1:
+            raise InputError(
+                "Limits are measured on one device: build the model outside of "
+                f"`strategy.scope()`. Received: a model on {replica_count(model)} replicas."
+            )
+        source = task.source
+        rows = source.rows(model) if isinstance(source, SampleElements) else source
+        examples = rows.examples if isinstance(rows, SampleRows) else None
+        sizes = _sizes(asked, examples)
+        if examples == 1:
+            raise InputError("The data have one example: give more rows. Received: 1 example.")
+        if examples is None or base <= examples:
+            sizes = tuple(sorted({*sizes, base}))  # The pilot trains at it.
+        pilot = ledger.try_run(NOISE, lambda: measure_noise(task))
+        pipeline, fit_times = None, ()
+        with kept_state(model):
+            sum_sparse_gradients(model)  # As the sizes are trained.
+            model.make_train_function()  # All that is timed shares its graphs.
+            fits = memory and memory.fits
+            updates = ledger.run(
+                SATURATION, lambda: measure_updates(task, model, batch_sizes=sizes, fits=fits)
+            )
+            timings = updates.timings
+            if timings:
+                measured = ledger.try_run(
+                    INPUT, lambda: measure_input(task, model, timings=timings)
+                )
+                pipeline, fit_times = measured or (None, ())
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    rule = scaling
+    if scaling == "auto":
+        rule = "linear" if isinstance(optimizer, keras.optimizers.SGD) else "sqrt"
+    in_fit = fit_lines(fit_times, pipeline).line
+    runs = ledger.run(
+        OTHER_SIZES,
+        lambda: train_sizes(task, pilot, timings=timings, in_fit=in_fit, rule=rule),
+    )
+    clock.reserved_s, checks = 0.0, runs.checks
+    if memory is None and clock.left_s + clock.budget_s / 2 < _WORKER_S:
+        # The call is to end in 1.5 times its budget.
+        reason = "its process takes long to start: give a larger `budget_s`"
+        memory = MemoryFound(None, None, reason)
+    elif memory is None:
+        memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
+    if memory.result is not None:  # What fitted for want of others may be above the limit.
+        most = memory.result.max_batch_size
+        timings = tuple(timed for timed in timings if timed.micro_batch_size <= most)
+        checks = tuple(check for check in checks if check.micro_batch_size <= most)
+    reasons = {MEMORY: memory.reason, SATURATION: updates.reason, OTHER_SIZES: runs.ended}
+    return Recommendation(
+        model_name=model.name,
+        optimizer=type(optimizer).__name__,
+        dtype_policy=model.dtype_policy.name,
+        base_batch_size=base,
+        base_learning_rate=current_learning_rate(model.optimizer),
+        scheduled=isinstance(optimizer._learning_rate, Schedule),
+        learning_rate_rule=rule,
+        examples=examples,
+        timings=timings,
+        memory=memory.result,
+        pilot=pilot,
+        pipeline=pipeline,
+        unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
+        durations_s=ledger.durations_s,
+        budget_s=clock.budget_s,
+        notes=(*updates.notes, *(pilot_notes(task, model, pilot) if pilot else ())),
+        environment=read_environment(),
+        checks=checks,
+        fit_times=fit_times,
+        decision=decide(
+            trained_runs(timings, in_fit=in_fit, pilot=pilot, checks=checks),
+            base_batch_size=base,
+            rule=rule,
+            missing=pilot.missing if pilot else None,
+            budget_s=clock.budget_s,
+            short_s=runs.short_s,
+        ),
+    )

@@ -1,47 +1,47 @@
-"""The record of a recommendation: what was measured, and the batch size that follows from it.
-
-The answer of a recommendation whose file keeps none: version 0.1.0 derived it when it was read.
-
-Its choice is repeated here and nowhere else. It named the smallest size whose forecast time was
-within 2 % of the least, trained or not; with the pilot alone, by the noise scale.
-"""
+"""The record of a recommendation: what was measured, and the batch size that follows from it."""
 
 import dataclasses
 import functools
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.learning_rate import capped_learning_rate_ratio, learning_rate_ratio
-from kbatch.analysis.next_size import Tried, UpdatesForecast, forecast_updates
+from kbatch.analysis.learning_rate import learning_rate_ratio
+from kbatch.analysis.next_size import FinishedRun
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.analysis.scaling_curve import BatchAnswer, Latency, efficient_batch_size, fit_latency
 from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.recommendation.choice import (
     NO_TIMES,
-    TIE,
     UNTOLD,
     BatchDecision,
-    TimedUpdate,
-    TimeInFit,
     TrainedRuns,
-    critical_of,
+    trained_runs,
+)
+from kbatch.recommendation.limits import (
+    TIE,
+    TimedUpdate,
+    binding_limits,
     fastest_of_each,
     noise_bounds,
     relative_time,
-    throughputs,
     update_time_s,
+    with_more_memory,
 )
-from kbatch.recommendation.limits import binding_limits, with_more_memory
-from kbatch.recommendation.pilot_record import FitLines, FitTime, PilotRecord, SizeCheck, fit_lines
+from kbatch.recommendation.pilot_record import (
+    PILOT_DIVERGED,
+    FitLines,
+    FitTime,
+    PilotRecord,
+    SizeCheck,
+    fit_lines,
+)
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.record import SavedRecord, ShownRecord
 from kbatch.throughput.record import TimedRounds
 
-# What is measured beside the limits: short trainings.
-OTHER_SIZES = "other batch sizes"
 # Looked up when a recommendation is printed, so that it is read without what writes; as in
 # `shown_record`.
 _PAGE = "kbatch.recommendation.report"
@@ -72,7 +72,7 @@ class Recommendation(SavedRecord, ShownRecord):
         budget_s: Seconds that it was given.
         notes: What a reader of the numbers must know.
         environment: The machine and the software.
-        checks: Short trainings at other sizes, to the loss that the pilot came to.
+        checks: Short trainings at other sizes, to the loss that the pilot reached.
         fit_times: What `fit` takes at one or two batch sizes.
         decision: The answer, which page, table and figure show; in a file without one, the answer
             of the version that wrote it.
@@ -102,17 +102,12 @@ class Recommendation(SavedRecord, ShownRecord):
     def __post_init__(self):
         if self.decision != _NO_ANSWER:
             return
-        found = trained_runs(
-            self.timings, in_fit=self.in_fit.line, pilot=self.pilot, checks=self.checks
-        )
-        base, rule = self.base_batch_size, self.learning_rate_rule
-        answer = older_answer(found, self.pilot, base_batch_size=base, rule=rule)
-        object.__setattr__(self, "decision", answer)
+        object.__setattr__(self, "decision", _older_answer(self))
 
     def __repr__(self) -> str:
         """Sum the recommendation up in a line."""
         if self.batch_size is None:
-            return f"<Recommendation: batch size not told, {len(self.unknown)} limits unknown>"
+            return f"<Recommendation: no batch size, {len(self.unknown)} limits unknown>"
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.3g}"
         return (
             f"<Recommendation: batch size {self.batch_size}, micro-batch size "
@@ -158,18 +153,21 @@ class Recommendation(SavedRecord, ShownRecord):
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """The limit that binds; several where they cannot be told apart, none without timings."""
+        """The limit that binds; several where they cannot be separated, none without timings."""
         if not self.updates:
             return ()
-        saturation = self.saturation
-        beyond = () if not self.memory_ends else self._with_more_memory
+        found = self.saturation
+        saturation = found and found.interval
+        if found and found.batch_size is not None and saturation is None:
+            saturation = Interval(float(found.batch_size), float(found.batch_size))
+        largest = max(update.batch_size for update in self.updates) if self.memory_ends else 0
         return binding_limits(
             self.updates,
             self.critical,
-            saturation=_interval(saturation) if saturation else None,
+            saturation=saturation,
             spans_in_fit=self.in_fit.ends,
             own_time=self.in_fit.own,
-            without_memory_limit=beyond,
+            without_memory_limit=with_more_memory(self.updates, largest_batch_size=largest),
         )
 
     @functools.cached_property
@@ -197,7 +195,7 @@ class Recommendation(SavedRecord, ShownRecord):
     @property
     def diverged(self) -> bool:
         """Whether the loss of the pilot became NaN."""
-        return self.pilot is not None and self.pilot.ended_by == "diverged"
+        return self.pilot is not None and self.pilot.missing == PILOT_DIVERGED
 
     @functools.cached_property
     def in_fit(self) -> FitLines:
@@ -229,37 +227,6 @@ class Recommendation(SavedRecord, ShownRecord):
         """Seconds that all measurements took."""
         return sum(self.durations_s.values())
 
-    @property
-    def _with_more_memory(self) -> tuple[TimedUpdate, ...]:
-        largest = max(update.batch_size for update in self.updates)
-        return with_more_memory(self.updates, largest_batch_size=largest)
-
-
-def _interval(answer: BatchAnswer) -> Interval | None:
-    if answer.interval is not None:
-        return answer.interval
-    size = answer.batch_size
-    return None if size is None else Interval(float(size), float(size))
-
-
-def trained_runs(
-    timings: Sequence[TimedRounds],
-    *,
-    in_fit: TimeInFit | None,
-    pilot: PilotRecord | None,
-    checks: Sequence[SizeCheck],
-) -> TrainedRuns:
-    """Collect the evidence for a batch size: the pilot, and the trainings to its loss."""
-    if pilot is None or not timings:
-        return TrainedRuns(timings, in_fit, ())
-    noise, needed = pilot.noise_scale, pilot.updates_to_target
-    first = Tried(pilot.batch_size, 0.0, needed, noise.value, noise.at_least)
-    # What the pilot's size takes is read off the others where it was not timed.
-    costs = TrainedRuns(timings, in_fit, (first,)).costs.update_costs
-    first = dataclasses.replace(first, cost=needed * costs[pilot.batch_size])
-    others = (check.as_tried(costs[check.batch_size]) for check in checks)
-    return TrainedRuns(timings, in_fit, (first, *others))
-
 
 # The most that a size might lose where the noise scale was unresolved.
 _MOST_LOST = 0.25
@@ -267,61 +234,57 @@ _MOST_LOST = 0.25
 _MISSED_FACTOR, _MISSED = 2.0, 0.5
 
 
-def older_answer(
-    found: TrainedRuns, pilot: PilotRecord | None, *, base_batch_size: int, rule: str | None
-) -> BatchDecision:
-    """Repeat the choice of version 0.1.0."""
-    ways = list(found.ways.values())
+def _older_answer(found: Recommendation) -> BatchDecision:
+    """Repeat the choice of version 0.1.0, whose files keep no answer.
+
+    It named the smallest size whose forecast time was within 2 % of the least, trained or not;
+    with the pilot alone, by the noise scale.
+    """
+    pilot, noise, in_fit = found.pilot, found.noise_scale, found.in_fit.line
+    made = trained_runs(found.timings, in_fit=in_fit, pilot=pilot, checks=found.checks)
+    tried = [
+        FinishedRun(run.batch_size, math.inf, _MISSED_FACTOR * run.updates, spread=_MISSED)
+        if run.cost is None and run.updates
+        else run
+        for run in made.tried
+    ]
+    runs = TrainedRuns(found.timings, in_fit, tried)
+    ways = list(runs.ways.values())
     if not ways:
         return BatchDecision(None, None, None, NO_TIMES, older=True)
-    noise = NoiseScale(None, None, None, None, None, 0) if pilot is None else pilot.noise_scale
-    runs = [_as_taken(run) for run in found.tried]
-    forecast = forecast_updates(found.costs, runs) if len(runs) > 1 else None
-    best = _by_runs(found, forecast) if forecast else _by_noise(ways, noise, found.in_fit)
-    critical = critical_of(runs, forecast) if forecast else None
-    rows = throughputs(found)
-    if best is None or (pilot is not None and pilot.ended_by == "diverged"):
+
+    def nearly_least(times: Mapping[TimedUpdate, float]) -> TimedUpdate | None:
+        limit = (1 + TIE) * min(times.values(), default=0.0)
+        return next((way for way, time in times.items() if time <= limit), None)
+
+    def relative(scale: float) -> dict[TimedUpdate, float]:
+        return {way: relative_time(way, noise_scale=scale, in_fit=in_fit) for way in ways}
+
+    scale = ways[-1].batch_size
+    if len(runs.tried) > 1 and runs.forecast:
+        updates = runs.forecast.updates
+        best = nearly_least(
+            {
+                way: updates[way.batch_size] * update_time_s(way, in_fit)
+                for way in ways
+                if way.batch_size <= max(made.reached)
+            }
+        )
+    else:
+        # The learning rate went no further than the noise scale.
+        scale = max(found.base_batch_size, round(noise.value or noise.at_least or 0))
+        if noise.value is not None:
+            best = nearly_least(relative(noise.value))
+        else:
+            ends = [relative(end) for end in noise_bounds(noise)]
+            lost = {way: max(one[way] / min(one.values()) - 1 for one in ends) for way in ways}
+            best = min(ways, key=lambda way: lost[way])
+            best = best if lost[best] <= _MOST_LOST else None
+    rows = tuple(map(runs.outlook, runs.ways))
+    if best is None or found.diverged:
         micro = max(ways, key=lambda way: way.samples_per_second).micro_batch_size
-        return BatchDecision(None, micro, None, UNTOLD, rows, critical=critical, older=True)
-    sizes = {"batch_size": best.batch_size, "base_batch_size": base_batch_size, "rule": rule}
-    scale = noise.at_least if noise.value is None else noise.value
-    ratio = (
-        learning_rate_ratio(**sizes)
-        if forecast
-        else capped_learning_rate_ratio(**sizes, noise_scale=scale)
-    )
-    best_sizes = best.batch_size, best.micro_batch_size
-    return BatchDecision(*best_sizes, ratio, None, rows, critical=critical, older=True)
-
-
-def _by_runs(found: TrainedRuns, forecast: UpdatesForecast) -> TimedUpdate | None:
-    """Choose by what the sizes needed that were trained."""
-    largest = max(run.batch_size for run in found.tried if run.cost is not None)
-    ways = [way for way in found.ways.values() if way.batch_size <= largest]
-    times_s = [forecast.updates[w.batch_size] * update_time_s(w, found.in_fit) for w in ways]
-    limit = (1 + TIE) * min(times_s, default=0.0)
-    return next((w for w, time_s in zip(ways, times_s, strict=True) if time_s <= limit), None)
-
-
-def _as_taken(run: Tried) -> Tried:
-    if run.cost is not None or not run.updates:
-        return run
-    return Tried(run.batch_size, math.inf, _MISSED_FACTOR * run.updates, spread=_MISSED)
-
-
-def _by_noise(
-    ways: Sequence[TimedUpdate], noise: NoiseScale, in_fit: TimeInFit | None
-) -> TimedUpdate | None:
-    def time(way: TimedUpdate, scale: float) -> float:
-        return relative_time(way, noise_scale=scale, in_fit=in_fit)
-
-    def least(scale: float) -> float:
-        return min(time(way, scale) for way in ways)
-
-    value = noise.value
-    if value is not None:
-        return next(way for way in ways if time(way, value) <= (1 + TIE) * least(value))
-    ends = noise_bounds(noise)
-    lost = {way: max(time(way, end) / least(end) - 1 for end in ends) for way in ways}
-    best = min(ways, key=lambda way: lost[way])
-    return best if lost[best] <= _MOST_LOST else None
+        sizes, ratio, missing = (None, micro), None, UNTOLD
+    else:
+        sizes, missing = (best.batch_size, best.micro_batch_size), None
+        ratio = found.learning_rate_ratio(min(best.batch_size, scale))
+    return BatchDecision(*sizes, ratio, missing, rows, critical=runs.critical, older=True)

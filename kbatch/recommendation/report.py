@@ -3,18 +3,20 @@
 import textwrap
 
 from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import counted, listed, readable, setting
+from kbatch.document.numbers import counted, listed, memory_text, percent, readable, setting
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.recommendation.choice import CUT_SHORT, DIVERGED, PILOT_DIVERGED, Estimate, SizeOutlook
-from kbatch.recommendation.evidence import (
-    binding_line,
-    certainty_lines,
-    diverged_text,
-    limit_lines,
-    untested_text,
+from kbatch.recommendation.choice import (
+    CUT_SHORT,
+    DIVERGED,
+    BatchDecision,
+    Estimate,
+    SizeOutlook,
+    UntestedSize,
 )
 from kbatch.recommendation.figure import HEIGHT_IN, alt_text, limits_info, plot_limits
+from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, OTHER_SIZES, SATURATION
+from kbatch.recommendation.pilot_record import PILOT_DIVERGED
 from kbatch.recommendation.record import Recommendation
 from kbatch.study.names import SETTING_NAMES, followed_value
 
@@ -26,8 +28,37 @@ _LONGER = {
     "epochs": ": more `epochs` give a longer pilot",
     "progress": ", though the pilot went on until its loss no longer fell",
 }
-COST_TITLES = ("batch", "micro-batch", "samples/s", "updates", "seconds", "relative")
-LEARNING_RATE_COST = (
+_ENDS = {
+    "progress": "when the later half of it had brought little",
+    "budget": "with its budget, while its loss still fell",
+    "epochs": "after the epochs that it was given",
+    "diverged": "when its loss became NaN",
+}
+_MEANINGS = {
+    MEMORY: "with more of it more examples would fit at once, and training would be faster.",
+    SATURATION: "the device is nearly as fast as it gets{doubled}",
+    NOISE: (
+        "the device would run faster on larger batches, but waste more of their examples{doubled}"
+    ),
+    INPUT: (
+        "the device waits for data, and a larger batch cannot change that. `kbatch input` tells "
+        "what can."
+    ),
+}
+_EPOCHS = (
+    "the data are few, and each epoch takes {epoch} to start and end, whatever the batch. A "
+    "`tf.data.Dataset` with `.repeat()`, and `steps_per_epoch` in `fit`, makes epochs longer."
+)
+# The columns of the table, on a page of text and in a report.
+_COLUMNS = {
+    "batch": "Batch size",
+    "micro-batch": "Micro-batch size",
+    "samples/s": "Samples/s",
+    "updates": "Updates",
+    "seconds": "Seconds",
+    "relative": "Relative time",
+}
+_LEARNING_RATE_COST = (
     "Learning rate: not measured. Were it the best one, half of it would need 1.33 times the "
     "updates, and twice of it make no progress (McCandlish et al. 2018, section 2.2, for SGD)."
 )
@@ -38,184 +69,26 @@ def recommendation_text(recommendation: Recommendation) -> str:
 
     >>> print(recommendation_text(kbatch.recommend(build, x, y)))
     """
+    found = recommendation
+    sure, rows = certainty_lines(found), _cost_rows(found)
     blocks = [
-        [
-            answer_line(recommendation),
-            *settings_line(recommendation),
-            *binding_line(recommendation),
-        ],
-        ["Why", *_indented(limit_lines(recommendation))],
-        _costs(recommendation),
-        _certainty(recommendation),
-        [_took(recommendation)],
+        [answer_line(found), *settings_line(found), *binding_line(found)],
+        ["Why", *_indented(limit_lines(found))],
+        ["How sure", *_indented(sure)] if sure else [],
     ]
-    lines = [[part for line in block for part in _wrapped(line)] for block in blocks if block]
-    return "\n\n".join("\n".join(block) for block in lines)
-
-
-def _certainty(recommendation: Recommendation) -> list[str]:
-    lines = certainty_lines(recommendation)
-    return ["How sure", *_indented(lines)] if lines else []
-
-
-def answer_line(recommendation: Recommendation) -> str:
-    """Say in a few sentences which sizes to use, or why none can be named."""
-    size, micro = recommendation.batch_size, recommendation.micro_batch_size
-    if micro is None:
-        return f"No size can be recommended, because {_reason(recommendation)}."
-    if size is None:
-        return _unknown_size(recommendation, micro)
-    parts = "the whole batch at once" if micro == size else f"{-(-size // micro):,} to an update"
-    verb = "Keep" if size == recommendation.base_batch_size else "Use"
-    rate = learning_rate_text(recommendation, size)
-    sentences = [
-        *_older(recommendation),
-        f"{verb} batch size {size:,}, micro-batch size {micro:,} ({parts}) and {rate}.",
-    ]
-    decision = recommendation.decision
-    if decision.as_good:
-        sentences.append(f"{listed(f'{other:,}' for other in decision.as_good)} may be as good.")
-    if len(decision.sizes) == 1:
-        sentences.append("No other size was timed.")
-    if decision.untested:
-        sentences.append(untested_text(decision.untested[0], decision))
-    return " ".join(sentences)
-
-
-def learning_rate_text(recommendation: Recommendation, batch_size: int) -> str:
-    """Write the learning rate of the recommended batch size."""
-    ratio = recommendation.decision.learning_rate_ratio or 1.0
-    if recommendation.scheduled:
-        kappa = batch_size / recommendation.base_batch_size
-        return (
-            f"the learning-rate schedule with its rates times {setting(ratio)} and its steps "
-            f"divided by {setting(kappa)}"
-        )
-    base = recommendation.base_learning_rate
-    if base is None:
-        return f"{setting(ratio)} times the learning rate"
-    return f"learning rate {setting(base * ratio)}"
-
-
-def _older(recommendation: Recommendation) -> list[str]:
-    if not recommendation.decision.older:
-        return []
-    return ["The version of kbatch that wrote this file answered:"]
-
-
-def _unknown_size(recommendation: Recommendation, micro: int) -> str:
-    older, missing = _older(recommendation), recommendation.decision.missing
-    start = " ".join([*older, "The batch size cannot be told, because"])
-    fastest = f"the device is fastest with {counted(micro, 'example')} at once."
-    reason = _missing_text(recommendation)
-    if missing == PILOT_DIVERGED or recommendation.diverged:
-        return f"{start} {reason}; {fastest}"
-    return (
-        f"{start} {reason}. Until it is known, keep batch size "
-        f"{recommendation.base_batch_size:,}, which the learning rate suits; {fastest}"
-    )
-
-
-def _missing_text(recommendation: Recommendation) -> str:
-    pilot = recommendation.pilot
-    if pilot is None:
-        return recommendation.unknown.get("gradient noise", "there was no pilot")
-    if recommendation.diverged:
-        return diverged_text(pilot)
-    more = _LONGER.get(pilot.ended_by, "")
-    match recommendation.decision.missing:
-        case "few updates":
-            made = counted(pilot.updates, "update")
-            found = f"reached its loss after {pilot.updates_to_target:,} of its {made}"
-            return f"the pilot {found}, too few to compare sizes by{more}"
-        case "no progress":
-            return (
-                f"the pilot's loss fell by no more than its scatter in "
-                f"{counted(pilot.updates, 'update')}{more}"
-            )
-        case _:
-            return "neither the gradient noise nor the trained sizes showed it"
-
-
-def _reason(recommendation: Recommendation) -> str:
-    return recommendation.unknown.get("hardware saturation", "no train step was timed")
-
-
-def cost_rows(recommendation: Recommendation) -> list[tuple[str, ...]]:
-    """Write what the sizes cost that were trained, a row each under `COST_TITLES`."""
-    return [_row(row) for row in trained_sizes(recommendation)]
-
-
-def trained_sizes(recommendation: Recommendation) -> list[SizeOutlook]:
-    """List the sizes that were trained, ascending."""
-    return [row for row in recommendation.decision.sizes if row.ended_by is not None]
-
-
-def cost_title(recommendation: Recommendation) -> str:
-    """Say what the rows compare."""
-    return f"What the trained sizes cost, to {_target(recommendation)}"
-
-
-def _costs(recommendation: Recommendation) -> list[str]:
-    """Write the table; nothing without a batch size."""
-    found = cost_rows(recommendation)
-    if not found:
-        return []
-    rows = [COST_TITLES, *found]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COST_TITLES))]
-    best = f"{recommendation.batch_size:,}"
-    table = [
-        "  "
-        + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        + (" <" if row[0] == best else "")
-        for row in rows
-    ]
-    return [cost_title(recommendation), *table, f"  {LEARNING_RATE_COST}"]
-
-
-def _row(row: SizeOutlook) -> tuple[str, ...]:
-    costs = (row.updates, row.seconds, row.relative_time)
-    if row.ended_by == DIVERGED:
-        cells = ["failed", "", ""]
-    elif row.ended_by == CUT_SHORT:
-        cells = [f"> {readable(cost.value or 0.0, 2)}" for cost in costs]
-    else:
-        cells = [_spread(cost) for cost in costs]
-    return (
-        f"{row.batch_size:,}",
-        f"{row.micro_batch_size:,}",
-        readable(row.samples_per_second.value or 0.0),
-        *cells,
-    )
-
-
-def _target(recommendation: Recommendation) -> str:
-    """Name the loss that the pilot came to."""
-    pilot = recommendation.pilot
-    if pilot is None or pilot.target is None:
-        return "the end of the pilot"
-    return f"{'held-out' if pilot.has_held_out else 'training'} loss {readable(pilot.target)}"
-
-
-def _spread(estimate: Estimate) -> str:
-    interval = estimate.interval
-    if interval is not None and interval.low == interval.high == estimate.value == 1:
-        return "1"  # The size that the others are compared with.
-    span = _ends(interval) if interval else ""
-    if estimate.value is None:
-        return span or "n/a"
-    return f"{readable(estimate.value)} ({span})" if span else readable(estimate.value)
-
-
-def _ends(interval: Interval) -> str:
-    # Wide ones need no third digit.
-    digits = 2 if interval.high > _WIDE * interval.low else 3
-    return f"{readable(interval.low, digits)} to {readable(interval.high, digits)}"
-
-
-def _took(recommendation: Recommendation) -> str:
-    parts = [f"{name} {seconds:.0f} s" for name, seconds in recommendation.durations_s.items()]
-    return f"Measured in {recommendation.duration_s:.0f} s: {listed(parts)}." if parts else ""
+    if rows:
+        table = [tuple(_COLUMNS), *(texts for _, texts in rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            + (" <" if row[0] == f"{found.batch_size:,}" else "")
+            for row in table
+        ]
+        blocks.insert(2, [_cost_title(found), *_indented([*lines, _LEARNING_RATE_COST])])
+    parts = [f"{name} {seconds:.0f} s" for name, seconds in found.durations_s.items()]
+    blocks.append([f"Measured in {found.duration_s:.0f} s: {listed(parts)}."] if parts else [])
+    wrapped = [[part for line in block for part in _wrapped(line)] for block in blocks if block]
+    return "\n\n".join("\n".join(block) for block in wrapped)
 
 
 def _indented(lines: list[str]) -> list[str]:
@@ -230,97 +103,397 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, _WIDTH, subsequent_indent=later, break_on_hyphens=False)
 
 
-_COLUMNS = (
-    Column("Batch size", True),
-    Column("Micro-batch size", True),
-    Column("Samples/s", True),
-    Column("Updates", True),
-    Column("Seconds", True),
-    Column("Relative time", True),
-)
-
-
 def recommendation_section(recommendation: Recommendation) -> Section:
     """Compute what a report says of a recommendation."""
-    environment = recommendation.environment
+    found, environment = recommendation, recommendation.environment
+    costs, tables = _cost_rows(found), ()
+    if costs:
+        rows = []
+        for i, (row, texts) in enumerate(costs):
+            estimates = (row.samples_per_second, row.updates, row.seconds, row.relative_time)
+            keys = (row.batch_size, row.micro_batch_size, *(one.value for one in estimates))
+            cells = tuple(Cell(text, key) for text, key in zip(texts, keys, strict=True))
+            rows.append(Row(str(i), "", row.batch_size == found.batch_size, cells))
+        columns = tuple(Column(title, True) for title in _COLUMNS.values())
+        title = _cost_title(found)
+        tables = (Table(title, columns, tuple(rows), best_means="the recommendation"),)
+    rate = found.base_learning_rate
+    rate_text = "n/a (not a single number)" if rate is None else setting(rate)
+    figure = Figure(
+        "limits",
+        "The limits of the batch size",
+        HEIGHT_IN,
+        lambda ax: plot_limits(found, ax),
+        alt_text(limits_info(found)),
+    )
+    notes = [*([_LEARNING_RATE_COST] if costs else []), *certainty_lines(found)]
     return Section(
         kind="recommendation",
-        name=recommendation.model_name,
-        headline=answer_line(recommendation),
-        lead=(*settings_line(recommendation), *binding_line(recommendation)),
-        details=tuple(limit_lines(recommendation)),
+        name=found.model_name,
+        headline=answer_line(found),
+        lead=(*settings_line(found), *binding_line(found)),
+        details=tuple(limit_lines(found)),
         conditions="",
-        figures=(_figure(recommendation),),
-        tables=_tables(recommendation),
-        notes=tuple(Note("", "", line) for line in _notes(recommendation)),
+        figures=(figure,),
+        tables=tables,
+        notes=tuple(Note("", "", line) for line in notes),
         command=environment.command if environment else None,
-        settings=_settings(recommendation),
+        settings=(
+            Fact("optimizer", found.optimizer),
+            Fact("learning rate of the model", "a schedule" if found.scheduled else rate_text),
+            Fact("batch size that it suits", f"{found.base_batch_size:,}"),
+            Fact("learning-rate rule", found.learning_rate_rule or "none"),
+            Fact("dtype policy", found.dtype_policy),
+            Fact("budget", f"{setting(found.budget_s)} s"),
+        ),
         environment=environment_facts(environment),
     )
 
 
-def _figure(recommendation: Recommendation) -> Figure:
-    return Figure(
-        "limits",
-        "The limits of the batch size",
-        HEIGHT_IN,
-        lambda ax: plot_limits(recommendation, ax),
-        alt_text(limits_info(recommendation)),
-    )
-
-
-def _tables(recommendation: Recommendation) -> tuple[Table, ...]:
-    texts = cost_rows(recommendation)
-    if not texts:
-        return ()
-    rows = []
-    for i, (row, cost) in enumerate(zip(texts, trained_sizes(recommendation), strict=True)):
-        keys = (
-            cost.batch_size,
-            cost.micro_batch_size,
-            cost.samples_per_second.value,
-            cost.updates.value,
-            cost.seconds.value,
-            cost.relative_time.value,
+def answer_line(found: Recommendation) -> str:
+    """Say in a few sentences which sizes to use, or why none can be named."""
+    size, micro, decision = found.batch_size, found.micro_batch_size, found.decision
+    if micro is None:
+        reason = found.unknown.get(SATURATION, "no train step was timed")
+        return f"No size can be recommended, because {reason}."
+    older = ["The version of kbatch that wrote this file answered:"] if decision.older else []
+    if size is None:
+        fastest = f"the device is fastest with {counted(micro, 'example')} at once."
+        if not found.diverged:
+            fastest = (
+                f"Until it is known, keep batch size {found.base_batch_size:,}, which the learning "
+                f"rate suits; {fastest}"
+            )
+        end = ";" if found.diverged else "."
+        start = " ".join([*older, "No batch size can be named yet, because"])
+        return f"{start} {_missing_text(found)}{end} {fastest}"
+    parts = "the whole batch at once" if micro == size else f"{-(-size // micro):,} to an update"
+    verb = "Keep" if size == found.base_batch_size else "Use"
+    ratio, base = decision.learning_rate_ratio or 1.0, found.base_learning_rate
+    if found.scheduled:
+        rate = (
+            f"the learning-rate schedule with its rates times {setting(ratio)} and its steps "
+            f"divided by {setting(size / found.base_batch_size)}"
         )
-        cells = tuple(Cell(text, key) for text, key in zip(row, keys, strict=True))
-        rows.append(Row(str(i), "", cost.batch_size == recommendation.batch_size, cells))
-    title = cost_title(recommendation)
-    return (Table(title, _COLUMNS, tuple(rows), best_means="the recommendation"),)
+    elif base is None:
+        rate = f"{setting(ratio)} times the learning rate"
+    else:
+        rate = f"learning rate {setting(base * ratio)}"
+    sizes = f"batch size {size:,}, micro-batch size {micro:,} ({parts})"
+    sentences = [*older, f"{verb} {sizes} and {rate}."]
+    if decision.as_good:
+        sentences.append(f"{listed(f'{other:,}' for other in decision.as_good)} may be as good.")
+    if len(decision.sizes) == 1:
+        sentences.append("No other size was timed.")
+    if decision.untested:
+        sentences.append(_untested_text(decision.untested[0], decision))
+    return " ".join(sentences)
 
 
-def _notes(recommendation: Recommendation) -> list[str]:
-    choices = [LEARNING_RATE_COST] if trained_sizes(recommendation) else []
-    return [*choices, *certainty_lines(recommendation)]
+def _missing_text(found: Recommendation) -> str:
+    pilot = found.pilot
+    if pilot is None:
+        return found.unknown.get(NOISE, "there was no pilot")
+    more, made = _LONGER.get(pilot.ended_by, ""), counted(pilot.updates, "update")
+    match PILOT_DIVERGED if found.diverged else found.decision.missing:
+        case "pilot diverged":
+            return (
+                f"the pilot's loss became NaN within {made}: look for values in the data that are "
+                "not finite, or give the model a smaller learning rate"
+            )
+        case "few updates":
+            reached = f"reached its loss after {pilot.updates_to_target:,} of its {made}"
+            return f"the pilot {reached}, too few to compare sizes by{more}"
+        case "no progress":
+            return f"the pilot's loss fell by no more than its scatter in {made}{more}"
+        case _:
+            return "neither the gradient noise nor the trained sizes showed it"
 
 
-def _settings(recommendation: Recommendation) -> tuple[Fact, ...]:
-    return (
-        Fact("optimizer", recommendation.optimizer),
-        Fact("learning rate of the model", _rate(recommendation)),
-        Fact("batch size that it suits", f"{recommendation.base_batch_size:,}"),
-        Fact("learning-rate rule", recommendation.learning_rate_rule or "none"),
-        Fact("dtype policy", recommendation.dtype_policy),
-        Fact("budget", f"{setting(recommendation.budget_s)} s"),
-    )
-
-
-def _rate(recommendation: Recommendation) -> str:
-    rate = recommendation.base_learning_rate
-    if recommendation.scheduled:
-        return "a schedule"
-    return "n/a (not a single number)" if rate is None else setting(rate)
-
-
-def settings_line(recommendation: Recommendation) -> list[str]:
+def settings_line(found: Recommendation) -> list[str]:
     """Say what to set besides the learning rate, nothing where the size was trained without."""
-    size = recommendation.batch_size
-    for check in recommendation.checks:
-        scaling = check.scaling
-        if check.batch_size != size or scaling is None:
-            continue
-        found = {name: followed_value(scaling, name) for name in scaling.follow_batch_size or ()}
-        parts = [f"{SETTING_NAMES[name]} to {value}" for name, value in found.items() if value]
+    size = found.batch_size
+    for scaling in [check.scaling for check in found.checks if check.batch_size == size]:
+        names = (scaling.follow_batch_size if scaling else None) or ()
+        values = {name: followed_value(scaling, name) for name in names} if scaling else {}
+        parts = [f"{SETTING_NAMES[name]} to {value}" for name, value in values.items() if value]
         if parts:
             return [f"Set {listed(parts)} as well: batch size {size:,} was trained like this."]
     return []
+
+
+def binding_line(found: Recommendation) -> list[str]:
+    """Describe which limit binds and what that means; nothing where nothing was timed."""
+    if len(found.binding) != 1:
+        names = listed(found.binding) if found.binding else ""
+        line = f"Which limit binds is not clear: {names} lie too near each other for what was"
+        return [f"{line} measured."] if names else []
+    (name,) = found.binding
+    subject = f"The {name}" if name == INPUT else name.capitalize()
+    time = found.fit_times[-1] if name == INPUT and found.fit_times else None
+    if time and time.epoch_share_s > time.wait_s:
+        return [f"{subject} binds: {_EPOCHS.format(epoch=_ms(time.epoch_s))}"]
+    doubled, size, noise = ".", found.batch_size, found.critical.value
+    ways = {way.batch_size: way for way in found.fastest}
+    if size is not None and noise is not None and {size, 2 * size} <= ways.keys():
+        faster = ways[2 * size].samples_per_second / ways[size].samples_per_second
+        worth = (noise + size) / (noise + 2 * size)
+        if faster * worth <= 1:  # Else twice the batch would win by these two alone.
+            doubled = (
+                f": at {2 * size:,} it would make {readable(faster)} times the samples/s, each "
+                f"worth {readable(worth)} of one at {size:,}."
+            )
+    return [f"{subject} binds: {_MEANINGS[name].format(doubled=doubled)}"]
+
+
+def limit_lines(found: Recommendation) -> list[str]:
+    """Describe what each limit allows, or why that is not known."""
+    return [_memory_line(found), _saturation_line(found), _noise_line(found), _input_line(found)]
+
+
+def _memory_line(found: Recommendation) -> str:
+    memory = found.memory
+    if memory is None:
+        return _cannot_tell(found, MEMORY)
+    least = "" if found.memory_ends else "at least "
+    peak = f"{memory_text(memory.peak_memory_bytes)} of {memory_text(memory.limit_bytes)}"
+    # The search's own argument is none of a recommendation's.
+    reason = memory.reason.replace("`max_batch_size`", "the largest batch size that was tried")
+    examples = counted(memory.max_batch_size, "example")
+    return f"Memory allows {least}{examples} at once, {peak} ({reason})."
+
+
+def _saturation_line(found: Recommendation) -> str:
+    saturation = found.saturation
+    if saturation is None:
+        if not found.updates:
+            return _cannot_tell(found, SATURATION)
+        return (
+            "Hardware saturation: cannot tell, because it takes two sizes that go through whole, "
+            "and three rounds of them."
+        )
+    whole = [update for update in found.updates if not update.accumulated]
+    fastest = max(whole, key=lambda update: update.samples_per_second)
+    peak = f"{readable(fastest.samples_per_second)} samples/s at {fastest.batch_size:,}"
+    size, largest = saturation.batch_size, whole[-1].batch_size
+    if size is None:
+        return (
+            "Saturation: cannot tell, because the time of a step does not grow with its examples "
+            f"as far as was measured; {peak} was the fastest."
+        )
+    if saturation.extrapolated and size > largest:
+        return (
+            f"The device is not saturated by {largest:,} examples at once, the most that were "
+            f"timed: 90 % of its peak would need about {readable(size, 2)}"
+            f"{_within(saturation.interval)}. Fastest were {peak}."
+        )
+    return (
+        f"The device saturates at {counted(size, 'example')} at once"
+        f"{_within(saturation.interval)}: 90 % of its peak. Fastest were {peak}."
+    )
+
+
+def _noise_line(found: Recommendation) -> str:
+    """Describe from which batch size on examples are wasted."""
+    noise, critical = found.noise_scale, found.decision.critical
+    pilot, size = found.pilot, found.batch_size
+    if pilot is None:
+        return _cannot_tell(found, NOISE)
+    value = None if noise.value is None else f"{readable(noise.value, 2)}{_within(noise.interval)}"
+    if critical is not None:
+        line = (
+            f"Beyond {readable(critical.value or 0.0, 2)} examples{_within(critical.interval)} "
+            "more than half of a batch's examples are wasted, by the updates that the trained "
+            "sizes needed. The gradient noise scale of the pilot is"
+        )
+        if value is None:
+            return f"{line} unresolved."
+        return (
+            f"{line} {value}; the two agree where the learning rate is the best one at each size."
+        )
+    measured = (
+        f"in a pilot of {counted(pilot.updates, 'update')} at batch size {pilot.batch_size:,}"
+    )
+    if noise.value is None:
+        if found.diverged:
+            return f"Gradient noise: cannot tell, because {_missing_text(found)}."
+        least = f"; it is at least {readable(noise.at_least, 2)}" if noise.at_least else ""
+        return (
+            "Gradient noise: cannot tell, because the noise scale is unresolved: the mean gradient "
+            f"was lost in its noise {measured}{least}."
+        )
+    line = (
+        f"Beyond {readable(noise.value, 2)} examples{_within(noise.interval)}, the gradient noise "
+        "scale, more than half of a batch's examples are wasted"
+    )
+    if size is None:
+        return f"{line}; measured {measured}."
+    return (
+        f"{line}; at batch size {size:,} an example counts "
+        f"{percent(noise.value / (noise.value + size))} of what it would in the smallest batch. "
+        f"Measured {measured}."
+    )
+
+
+def _input_line(found: Recommendation) -> str:
+    """Describe what the input pipeline delivers, and what `fit` takes beside the train step."""
+    sentences, profile = [], found.pipeline
+    rate = profile and profile.pipeline.samples_per_second
+    if profile is not None and rate is not None:
+        sentences.append(
+            f"The input pipeline delivers {readable(rate.value, 2)} samples/s"
+            f"{_within(rate.interval)} in batches of {profile.batch_size:,}."
+        )
+        bounds = profile.rate_bounds
+        if bounds is not None and not profile.is_even:
+            span = f"{readable(bounds.low, 2)} to {readable(bounds.high, 2)}"
+            sentences.append(f"A long reading gave {span} samples/s, with its pauses.")
+    for time in found.fit_times[-1:]:
+        parts = [
+            f"{_ms(time.step_s)} for the train step",
+            f"{_ms(time.wait_s)} for data to come and Keras's own work",
+        ]
+        if time.epoch_batches:
+            parts.append(
+                f"{_ms(time.epoch_share_s)} as its share of starting and ending an epoch "
+                f"({_ms(time.epoch_s)} for {time.epoch_batches:,} batches)"
+            )
+        sentences.append(f"In `fit` an update of {time.batch_size:,} takes {listed(parts)}.")
+    return " ".join(sentences) or _cannot_tell(found, INPUT)
+
+
+def _ms(seconds: float) -> str:
+    return f"{readable(1000 * seconds, 2)} ms"
+
+
+def _cannot_tell(found: Recommendation, limit: str) -> str:
+    reason = found.unknown.get(limit, "it was not measured")
+    return f"{limit.capitalize()}: cannot tell, because {reason}."
+
+
+def _within(interval: Interval | None) -> str:
+    return f" ({readable(interval.low, 2)} to {readable(interval.high, 2)})" if interval else ""
+
+
+def certainty_lines(found: Recommendation) -> list[str]:
+    """Describe how sure the answer is, a line an aspect."""
+    pilot, decision, size = found.pilot, found.decision, found.batch_size
+    lines, sizes = [], sorted({update.batch_size for update in found.updates} | {size or 0} - {0})
+    if pilot is not None and decision.missing is None:
+        lines.append(_trained_line(found))
+    if size is not None and not decision.older and len(decision.sizes) > 1:
+        lines += [_untested_text(untested, decision) for untested in decision.untested[1:]]
+        if not decision.untested:
+            lines.append("No other size that was timed is likely to be more than 5 % faster.")
+    timed = [update.batch_size for update in found.updates]
+    if len(set(timed)) > 1 and size in (min(timed), max(timed)):
+        end = "smallest" if size == min(timed) else "largest"
+        lines.append(f"It is the {end} size that was timed: one beyond it may be better.")
+    if size is not None:
+        lines.append(_learning_rate_line(found))
+    if pilot is not None and found.diverged:
+        lines.append(f"The pilot ended {_ENDS['diverged']}: all of this is of what came before.")
+    elif pilot is not None:
+        lines.append(
+            f"The pilot ended {_ENDS[pilot.ended_by]}. Its noise scale is that of the late half of "
+            f"the {pilot.useful_updates:,} updates in which its loss went 98 % of its way. The "
+            "noise scale grows in training: a much longer one may gain by a larger batch towards "
+            "its end."
+        )
+    if pilot is not None and found.optimizer != "SGD":
+        lines.append(
+            "The noise scale is derived for SGD. Whether it tells a useful batch size under "
+            f"{found.optimizer} is disputed: Merrill et al. (2025, arXiv:2505.23971) train on from "
+            "one checkpoint at several batch sizes instead."
+        )
+    if size is not None and len(sizes) > 1:
+        place = sizes.index(size)
+        near = listed(str(one) for one in sizes[max(0, place - 1) : place + 2])
+        lines.append(
+            f"One short run a size decided. To check it, train at {near} with "
+            "`kbatch.BatchSizeTuner`."
+        )
+    return [*lines, *(f"Note: {note}" for note in found.notes)]
+
+
+def _untested_text(untested: UntestedSize, decision: BatchDecision) -> str:
+    """Say how much faster a size may be that did not reach the loss, and what would settle it."""
+    made = {row.batch_size: row.ended_by for row in decision.sizes}
+    why = "cut short" if made.get(untested.batch_size) else "not trained"
+    text = (
+        f"Batch size {untested.batch_size:,} was {why} and may be up to "
+        f"{readable(untested.most_speedup, 2)} times faster "
+        f"({readable(untested.speedup, 2)} times expected)"
+    )
+    if untested.budget_s is None:
+        return f"{text}."
+    return f"{text}: give `budget_s={setting(untested.budget_s)}` to train it to the loss."
+
+
+def _trained_line(found: Recommendation) -> str:
+    pilot, why = found.pilot, found.unknown.get(OTHER_SIZES)
+    ended = f" No further one: {why}." if why else ""
+    if pilot is None or not found.checks:
+        return f"No size but the pilot's was trained.{ended}"
+    runs = {pilot.batch_size: f"{pilot.updates_to_target:,} updates at {pilot.batch_size:,}"}
+    for check in found.checks:
+        size = f"{check.batch_size:,}"
+        runs[check.batch_size] = {
+            "target": f"{check.updates:,} updates at {size}",
+            "diverged": f"not at {size}, where the loss became NaN",
+            "failed": f"not at {size}, which failed",
+        }.get(check.ended_by, f"not in {check.updates:,} updates at {size}")
+    loss = "held-out" if pilot.has_held_out else "training"
+    return (
+        f"Trained from the start to the pilot's {loss} loss, {readable(pilot.target or 0.0)}: "
+        f"{listed(runs[size] for size in sorted(runs))}. One run a size: another seed may need a "
+        f"tenth more or less, so the table weighs each with its neighbours.{ended}"
+    )
+
+
+def _learning_rate_line(found: Recommendation) -> str:
+    ratio, own = found.decision.learning_rate_ratio or 1.0, found.base_learning_rate
+    value = "" if own is None or found.scheduled else f" {setting(own)}"
+    line = f"The model's learning rate{value} is taken to suit batch size {found.base_batch_size:,}"
+    rule = found.learning_rate_rule
+    if rule is None or ratio == 1:
+        return f"{line}, and is left as it is."
+    how = {"linear": "in proportion to it", "sqrt": "with its square root"}[rule]
+    words = f"{'grows' if ratio > 1 else 'shrinks'} {how}"
+    return f"{line}; for {found.optimizer} it {words} ({setting(ratio)} times)."
+
+
+def _cost_rows(found: Recommendation) -> list[tuple[SizeOutlook, tuple[str, ...]]]:
+    """Write what each size cost that was trained, ascending: a cell a column."""
+    rows = []
+    for row in [row for row in found.decision.sizes if row.ended_by is not None]:
+        costs = (row.updates, row.seconds, row.relative_time)
+        if row.ended_by == DIVERGED:
+            cells = ["failed", "", ""]
+        elif row.ended_by == CUT_SHORT:
+            cells = [f"> {readable(cost.value or 0.0, 2)}" for cost in costs]
+        else:
+            cells = [_spread(cost) for cost in costs]
+        rate = readable(row.samples_per_second.value or 0.0)
+        rows.append((row, (f"{row.batch_size:,}", f"{row.micro_batch_size:,}", rate, *cells)))
+    return rows
+
+
+def _cost_title(found: Recommendation) -> str:
+    pilot, target = found.pilot, "the end of the pilot"
+    if pilot is not None and pilot.target is not None:
+        loss = "held-out" if pilot.has_held_out else "training"
+        target = f"{loss} loss {readable(pilot.target)}"
+    return f"What the trained sizes cost, to {target}"
+
+
+def _spread(estimate: Estimate) -> str:
+    interval, value = estimate.interval, estimate.value
+    if interval is None:
+        return "n/a" if value is None else readable(value)
+    if interval.low == interval.high == value == 1:
+        return "1"  # The size that the others are compared with.
+    # Wide ones need no third digit.
+    digits = 2 if interval.high > _WIDE * interval.low else 3
+    span = f"{readable(interval.low, digits)} to {readable(interval.high, digits)}"
+    return span if value is None else f"{readable(value)} ({span})"

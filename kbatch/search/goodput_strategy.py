@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import keras_tuner
 
-from kbatch.analysis.next_size import SizeCosts, Tried, next_size
+from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size
 from kbatch.records.json_codec import RecordError, read_record
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
 from kbatch.search.oracle import Values, grid
@@ -165,7 +165,7 @@ def ended_trials(project: Path, others: Mapping[str, Any]) -> list[TrialRecord]:
     return found
 
 
-def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[Tried]:
+def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[FinishedRun]:
     """Return what each trial took.
 
     Where the objective is the cost of a target, it is that. Where it is a metric, for runs of equal
@@ -210,7 +210,7 @@ def _target(pilot: TrialRecord, objective: Objective) -> Target | None:
     return Target(objective.name, held, objective.direction)
 
 
-def _run(trial: TrialRecord, target: Target | None, part: str) -> Tried:
+def _run(trial: TrialRecord, target: Target | None, part: str) -> FinishedRun:
     scale = trial.noise_scale
     costs = [None if target is None else cost_to_target(target, e.epochs) for e in trial.executions]
     met = [cost for cost in costs if cost is not None]
@@ -219,7 +219,7 @@ def _run(trial: TrialRecord, target: Target | None, part: str) -> Tried:
         updates = statistics.fmean(cost.updates for cost in met)
     else:
         updates = statistics.fmean(e.updates or 0 for e in trial.executions) or None
-    return Tried(
+    return FinishedRun(
         trial.batch_size,
         cost=statistics.fmean(getattr(cost, part) for cost in met) if reached else None,
         # One that failed, diverged or ran out of memory says nothing of its size's speed.

@@ -144,7 +144,12 @@ def scale_model(
         setattr(optimizer, second_moment, scaling.beta_2)
     if "weight_decay" in follow_batch_size:
         for name in _weight_decays(optimizer):
-            decay = scale_weight_decay(getattr(optimizer, name), **sizes, learning_rate_ratio=ratio)
+            decay = scale_weight_decay(
+                getattr(optimizer, name),
+                **sizes,
+                learning_rate_ratio=ratio,
+                learning_rate=learning_rate,
+            )
             setattr(optimizer, name, decay)
     _scale_momenta(layers, scaling)
     model.train_function = None  # One that was traced before has the former values in it.

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.next_size import (
+    FinishedRun,
     NextSize,
     SizeCosts,
-    Tried,
     forecast_updates,
     next_size,
-    outlook_of,
     pilot_size,
 )
 
@@ -43,11 +42,11 @@ class Task:
         rng = np.random.default_rng((self.seed, size))
         updates = 200 * (1 + self.critical / size) * rng.lognormal(0, self.noise)
         if size >= self.too_large:
-            return Tried(size, None, None)
+            return FinishedRun(size, None, None)
         if size in self.never:
-            return Tried(size, None, 2 * updates, self.told * self.critical)
+            return FinishedRun(size, None, 2 * updates, self.told * self.critical)
         cost = self.start + updates * self.costs.update_costs[size]
-        return Tried(size, cost, updates, self.told * self.critical)
+        return FinishedRun(size, cost, updates, self.told * self.critical)
 
 
 def search(task, **arguments):
@@ -172,7 +171,7 @@ def test_an_unresolved_noise_scale_leaves_more_to_be_tried(told):
 def test_one_size_needs_no_choice():
     costs = SizeCosts({64: 1.0})
     assert next_size(costs, []).batch_size == 64
-    assert next_size(costs, [Tried(64, 10.0, 10)]) == (None, "all tried", 64, None, None)
+    assert next_size(costs, [FinishedRun(64, 10.0, 10)]) == (None, "all tried", 64, None, None)
 
 
 def test_a_larger_bound_of_the_noise_scale_speaks_for_larger_sizes():
@@ -184,7 +183,7 @@ def test_a_larger_bound_of_the_noise_scale_speaks_for_larger_sizes():
 
 def test_a_missed_target_speaks_against_sizes_beyond():
     costs = Task(critical=300.0).costs
-    first, met = Task(critical=300.0).run(64), Tried(128, 1.0, 500.0)
+    first, met = Task(critical=300.0).run(64), FinishedRun(128, 1.0, 500.0)
     missed = dataclasses.replace(met, cost=None)
     slow = dataclasses.replace(first, cost=0.9)
     one, other = (next_size(costs, [slow, run]) for run in (met, missed))
@@ -219,18 +218,22 @@ def sampled(size, runs, draws=400_000):
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_a_run_that_was_cut_short_says_that_it_needed_more(cut, size):
     costs = Task().costs
-    pilot = Tried(32, 1.0, 900.0, 150.0)
-    runs = [pilot, Tried(128, None, cut)]
+    pilot = FinishedRun(32, 1.0, 900.0, 150.0)
+    runs = [pilot, FinishedRun(128, None, cut)]
     found = forecast_updates(costs, runs).updates[size]
     assert found == pytest.approx(sampled(size, runs, 100_000), rel=0.04)
 
 
 def test_a_run_cut_short_far_before_the_forecast_changes_nothing():
     costs, met = Task().costs, Task().run(64)
-    alone, early = (forecast_updates(costs, [met, *more]) for more in ([], [Tried(256, None, 1.0)]))
+    alone, early = (
+        forecast_updates(costs, [met, *more]) for more in ([], [FinishedRun(256, None, 1.0)])
+    )
     for size in SIZES:
         assert early.updates[size] == pytest.approx(alone.updates[size], rel=1e-6)
-    late = [forecast_updates(costs, [met, Tried(256, None, n)]).updates[256] for n in (300, 1000)]
+    late = [
+        forecast_updates(costs, [met, FinishedRun(256, None, n)]).updates[256] for n in (300, 1000)
+    ]
     assert 300 < late[0] < late[1]
     assert late[1] > 900
 
@@ -239,7 +242,7 @@ def test_a_run_that_diverged_changes_no_forecast():
     task = Task()
     alone, broken = (
         forecast_updates(task.costs, [task.run(64), *more])
-        for more in ([], [Tried(512, None, None)])
+        for more in ([], [FinishedRun(512, None, None)])
     )
     assert broken == alone
 
@@ -273,7 +276,7 @@ def test_the_best_size_ties_with_itself(critical):
     task = Task(critical=critical)
     costs = {size: task.run(size).cost for size in SIZES}
     best = min(costs, key=costs.get)
-    found = outlook_of(task.costs, [task.run(size) for size in SIZES], best=best)
+    found = forecast_updates(task.costs, [task.run(size) for size in SIZES]).against(best)
     assert found[best].speedup == 1
     assert found[best].may_tie
     assert found[best].gain < 0.1
@@ -286,4 +289,6 @@ def test_the_best_size_ties_with_itself(critical):
 def test_without_a_run_at_the_target_there_is_no_forecast():
     costs = Task().costs
     assert forecast_updates(costs, []) is None
-    assert forecast_updates(costs, [Tried(32, None, 100.0), Tried(64, None, None)]) is None
+    assert (
+        forecast_updates(costs, [FinishedRun(32, None, 100.0), FinishedRun(64, None, None)]) is None
+    )

@@ -5,7 +5,6 @@ import pytest
 
 from kbatch.analysis.goodput import statistical_efficiency
 from kbatch.analysis.learning_rate import (
-    capped_learning_rate_ratio,
     check_rule,
     learning_rate_ratio,
     scale_learning_rate,
@@ -120,20 +119,3 @@ def test_sizes_must_be_positive(batch_size, base_batch_size):
         scale_learning_rate(
             0.1, batch_size=batch_size, base_batch_size=base_batch_size, rule="linear"
         )
-
-
-@pytest.mark.parametrize("rule", ["linear", "sqrt", None])
-@pytest.mark.parametrize("size", [8, 32, 64, 100, 128, 1024])
-def test_a_rule_goes_no_further_than_the_noise_scale(rule, size):
-    def ratio(noise_scale):
-        return capped_learning_rate_ratio(
-            batch_size=size, base_batch_size=32, rule=rule, noise_scale=noise_scale
-        )
-
-    def uncapped(batch_size):
-        return learning_rate_ratio(batch_size=batch_size, base_batch_size=32, rule=rule)
-
-    assert ratio(1e6) == uncapped(size)
-    assert ratio(100.0) == uncapped(min(size, 100))
-    # Below the base the rule is followed down; above it nothing is known to gain.
-    assert ratio(5.0) == ratio(None) == uncapped(min(size, 32))

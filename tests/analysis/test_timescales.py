@@ -37,6 +37,19 @@ def test_weights_decay_by_the_same_share_over_an_epoch(ratio, size, base):
     np.testing.assert_allclose(size / (ratio * rate * scaled), base / (rate * decay))
 
 
+@pytest.mark.parametrize("ratio", [1.0, 32.0, 1024.0])
+def test_an_update_takes_no_more_than_the_whole_weight(ratio):
+    sizes = {"batch_size": 2**16, "base_batch_size": 64, "learning_rate_ratio": ratio}
+    scaled = scale_weight_decay(0.1, **sizes, learning_rate=0.1)
+    np.testing.assert_allclose(0.1 * ratio * scaled, 1)
+    # Without the learning rate it is not known what an update takes, and a small one takes less.
+    np.testing.assert_allclose(scale_weight_decay(0.1, **sizes), 102.4 / ratio)
+    np.testing.assert_allclose(scale_weight_decay(0.1, **sizes, learning_rate=1e-3), 102.4 / ratio)
+    # A setting of the user's own that takes more is left as it is.
+    own = scale_weight_decay(20.0, **sizes | {"batch_size": 64}, learning_rate=0.1)
+    np.testing.assert_allclose(own, 20 / ratio)
+
+
 @pytest.mark.parametrize("decay", [-0.1, 1.01])
 def test_a_share_that_is_kept_lies_between_none_and_all(decay):
     with pytest.raises(ValueError, match=f"beta_2={decay}"):

@@ -7,7 +7,7 @@ import pytest
 from kbatch.analysis.goodput import best_batch_size, goodput
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.recommendation.choice import (
+from kbatch.recommendation.limits import (
     TimedUpdate,
     TimeInFit,
     fastest_of_each,

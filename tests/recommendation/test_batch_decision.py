@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kbatch.analysis.next_size import Tried
-from kbatch.recommendation.choice import TimeInFit, TrainedRuns, decide, promising_sizes
+from kbatch.analysis.next_size import FinishedRun
+from kbatch.recommendation.choice import TrainedRuns, decide
+from kbatch.recommendation.limits import TimeInFit
 from kbatch.throughput.record import TimedRounds
 
 SIZES = tuple(2**k for k in range(3, 11))
@@ -24,7 +25,7 @@ def rounds_of(sizes=SIZES):
 
 
 def met(size, updates, noise=None):
-    return Tried(size, updates * update_s(size), updates, noise)
+    return FinishedRun(size, updates * update_s(size), updates, noise)
 
 
 def law(size, critical=200.0):
@@ -33,7 +34,7 @@ def law(size, critical=200.0):
 
 def decided(*tried, sizes=SIZES, **arguments):
     found = TrainedRuns(rounds_of(sizes), None, tried)
-    return decide(found, rate_ratio=lambda size: (size / 32) ** 0.5, **arguments)
+    return decide(found, base_batch_size=32, rule="sqrt", **arguments)
 
 
 def rows(decision):
@@ -52,8 +53,8 @@ def test_the_answer_is_the_best_row_of_those_that_came_to_the_target(seed):
     sizes = [32, *rng.choice([b for b in SIZES if b != 32], rng.integers(0, 5), replace=False)]
     evidence = list(runs(map(int, sizes), noise=0.2, seed=seed))
     if len(evidence) > 2:  # A cut, and one that diverged.
-        evidence[1] = Tried(evidence[1].batch_size, None, 40.0)
-        evidence[2] = Tried(evidence[2].batch_size, None, None)
+        evidence[1] = FinishedRun(evidence[1].batch_size, None, 40.0)
+        evidence[2] = FinishedRun(evidence[2].batch_size, None, None)
     answer = decided(*evidence)
     reached = {b: row for b, row in rows(answer).items() if row.ended_by == "target"}
     best = min(reached, key=lambda b: (reached[b].seconds.value, b))
@@ -81,7 +82,7 @@ def test_the_size_of_the_pilot_is_an_answer():
 
 
 def test_what_was_cut_short_needs_more_than_it_had():
-    cut = Tried(256, None, 500.0)
+    cut = FinishedRun(256, None, 500.0)
     answer = decided(met(32, law(32), 200.0), cut)
     row = rows(answer)[256]
     assert (row.ended_by, row.updates.value) == ("cut short", 500.0)
@@ -95,7 +96,7 @@ def test_what_was_cut_short_needs_more_than_it_had():
 
 def test_a_size_that_diverged_changes_no_other_row():
     alone, broken = (
-        decided(met(32, law(32), 200.0), *more) for more in ((), (Tried(256, None, None),))
+        decided(met(32, law(32), 200.0), *more) for more in ((), (FinishedRun(256, None, None),))
     )
     assert rows(broken)[256].ended_by == "diverged"
     for size in SIZES:
@@ -129,9 +130,11 @@ def test_the_budget_that_is_named_holds_what_was_short():
 
 def test_the_wait_for_data_counts():
     tried = runs((32, 128, 512))
-    free = decide(TrainedRuns(rounds_of(), None, tried), rate_ratio=lambda size: 1.0)
-    waiting = TrainedRuns(rounds_of(), TimeInFit.through({1: 1e-4}), tried)
-    slow = decide(waiting, rate_ratio=lambda size: 1.0)
+    waiting = TimeInFit.through({1: 1e-4})
+    free, slow = (
+        decide(TrainedRuns(rounds_of(), in_fit, tried), base_batch_size=32, rule=None)
+        for in_fit in (None, waiting)
+    )
     assert slow.batch_size < free.batch_size
     assert rows(slow)[512].samples_per_second.value == pytest.approx(1e4)
 
@@ -144,14 +147,14 @@ def test_a_size_that_was_not_timed_has_the_time_of_its_neighbours():
 
 def test_what_is_worth_training_comes_by_its_gain_and_not_twice():
     first = met(32, law(32), 200.0)
-    sizes = promising_sizes(TrainedRuns(rounds_of(), None, [first]))
+    sizes = TrainedRuns(rounds_of(), None, [first]).worth_training()
     assert sizes[0] in (128, 256)
     assert 32 not in sizes
-    more = promising_sizes(TrainedRuns(rounds_of(), None, [first, Tried(sizes[0], None, None)]))
-    assert all(size < sizes[0] for size in more)
+    broken = TrainedRuns(rounds_of(), None, [first, FinishedRun(sizes[0], None, None)])
+    assert all(size < sizes[0] for size in broken.worth_training())
     settled = TrainedRuns(rounds_of(), None, runs((32, *(b for b in SIZES if b != 32))))
-    assert promising_sizes(settled) == []
-    assert promising_sizes(TrainedRuns(rounds_of(), None, ())) == []
+    assert settled.worth_training() == []
+    assert TrainedRuns(rounds_of(), None, ()).worth_training() == []
 
 
 def test_sizes_are_compared_within_a_round():
@@ -162,7 +165,7 @@ def test_sizes_are_compared_within_a_round():
     ]
     steady = [TimedRounds(b, b, tuple(range(7)), (update_s(b),) * 7) for b in (32, 64)]
     drifting, calm = (
-        decide(TrainedRuns(r, None, runs((32, 64))), rate_ratio=lambda size: 1.0)
+        decide(TrainedRuns(r, None, runs((32, 64))), base_batch_size=32, rule=None)
         for r in (rounds, steady)
     )
     one, other = rows(drifting)[32], rows(calm)[32]

@@ -5,14 +5,16 @@ import pytest
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.recommendation.choice import TimedUpdate, TimeInFit, relative_time
 from kbatch.recommendation.limits import (
     INPUT,
     LIMITS,
     MEMORY,
     NOISE,
     SATURATION,
+    TimedUpdate,
+    TimeInFit,
     binding_limits,
+    relative_time,
     with_more_memory,
 )
 

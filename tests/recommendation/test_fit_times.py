@@ -7,16 +7,16 @@ import pytest
 import tensorflow as tf
 
 from kbatch.memory.find import data_source
-from kbatch.recommendation.fit_overhead import EpochWatch, time_fit
+from kbatch.recommendation.pilot import EpochWatch, time_fit
 from kbatch.recommendation.pilot_record import fit_lines
 from kbatch.training.data.forms import FitData
 
-EXAMPLES = 24
-SLOW_S = 0.005
+EXAMPLES = 16
+SLOW_S = 0.002
 
 
 def slow(size):
-    """Batches of which each example takes five milliseconds."""
+    """Batches of which each example takes two milliseconds."""
 
     def wait(x, y):
         time.sleep(SLOW_S)
@@ -31,20 +31,24 @@ def slow(size):
     return shaped.batch(size)
 
 
+def fast(size):
+    return tf.data.Dataset.from_tensor_slices(models.rows(EXAMPLES)).batch(size)
+
+
 @pytest.fixture(scope="module")
 def model():
     return models.mlp()
 
 
-def timed(model, x, y=None, sizes=(4, 16)):
+def timed(model, x, y=None, sizes=(2, 8)):
     return time_fit(model, FitData(x, y), source=data_source(x, y), sizes=sizes, budget_s=0.5)
 
 
 def test_epochs_of_arrays_are_counted_and_the_model_stays(model):
     before = [np.array(v) for v in model.variables]
     found = timed(model, *models.rows(EXAMPLES))
-    assert [time.batch_size for time in found] == [4, 16]
-    assert [time.epoch_batches for time in found] == [6, 2]
+    assert [time.batch_size for time in found] == [2, 8]
+    assert [time.epoch_batches for time in found] == [8, 2]
     for kept, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(kept, np.array(variable))
     for one in found:
@@ -55,9 +59,9 @@ def test_epochs_of_arrays_are_counted_and_the_model_stays(model):
 def test_several_batches_at_once_are_counted_one_by_one():
     model = models.mlp()
     model.steps_per_execution = 4
-    found = timed(model, slow, sizes=(2, 4))
-    assert [one.epoch_batches for one in found] == [12, 8]
-    arrays = timed(model, *models.rows(EXAMPLES), sizes=(4,))
+    found = timed(model, fast, sizes=(2, 3))
+    assert [one.epoch_batches for one in found] == [8, 8]
+    arrays = timed(model, *models.rows(EXAMPLES), sizes=(3,))
     assert arrays[0].epoch_batches == 6
 
 
@@ -81,4 +85,4 @@ def test_the_wait_for_data_is_seen(model):
     assert [one.batch_times_s[0] > 0.5 * one.batch_size * SLOW_S for one in found] == [True] * 2
     lines = fit_lines(found)
     # What Keras does for an update is no larger than the smaller wait.
-    assert lines.own.time_s(16) < lines.line.time_s(16)
+    assert lines.own.time_s(8) < lines.line.time_s(8)

@@ -82,7 +82,7 @@ def test_a_batch_is_compared_with_its_parts_once():
     model = keras.Sequential([keras.layers.Input((8,)), Counting(), keras.layers.Dense(3)])
     model.compile("sgd", "mse")
     x, _ = models.rows(64)
-    task = make_task(x, x[:, :3], budget_s=8.0)
+    task = make_task(x, x[:, :3], budget_s=2.0)
     measure_updates(task, model, batch_sizes=(8, 16), fits=8)
     calls = TALLY.calls
     assert pilot_notes(task, model, make_pilot()) == ()
@@ -98,7 +98,7 @@ class Refusing:
 
 def test_what_fits_whole_is_not_compared_nor_layers_that_are_known():
     model = models.mlp()
-    task = make_task(*models.rows(64), budget_s=8.0, checks=Refusing())
+    task = make_task(*models.rows(64), budget_s=2.0, checks=Refusing())
     found = measure_updates(task, model, batch_sizes=(8, 16), fits=16)
     assert [(t.batch_size, t.micro_batch_size) for t in found.timings] == [(8, 8), (16, 16)]
     assert pilot_notes(task, model, make_pilot()) == ()

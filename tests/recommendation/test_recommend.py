@@ -74,7 +74,7 @@ def test_the_answer_follows_from_the_record(found, tmp_path):
     assert not found.decision.older
     assert 32 in [row.batch_size for row in found.decision.sizes]
     text = str(read)
-    assert text.startswith(("Use batch size", "Keep batch size", "The batch size cannot be told"))
+    assert text.startswith(("Use batch size", "Keep batch size", "No batch size can be named"))
     assert kbatch.plot_limits(read).get_title(loc="left").startswith("Batch size")
 
 

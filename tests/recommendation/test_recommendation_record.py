@@ -15,10 +15,11 @@ from recommendation_factory import (
     make_timings,
 )
 
-from kbatch.analysis.next_size import Tried
+from kbatch.analysis.next_size import FinishedRun
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
+from kbatch.recommendation.choice import trained_runs
 from kbatch.recommendation.pilot_record import FitTime, PilotRecord, PilotStretch, useful_count
-from kbatch.recommendation.record import Recommendation, trained_runs
+from kbatch.recommendation.record import Recommendation
 from kbatch.records.json_codec import RecordError
 
 NOTHING = {"timings": (), "memory": None, "pilot": None, "pipeline": None, "fit_times": ()}
@@ -236,7 +237,7 @@ def test_a_pilot_that_diverged_names_no_size_whatever_was_trained_beside_it():
 def test_a_size_that_diverged_or_failed_is_no_evidence_and_ends_the_larger_ones(ended_by):
     found = make_recommendation(noise_scale=2000.0, checks=(make_check(256, 4, ended_by),))
     alone = make_recommendation(noise_scale=2000.0, checks=())
-    assert runs_of(found)[-1] == Tried(256, None, None)
+    assert runs_of(found)[-1] == FinishedRun(256, None, None)
     rows, before = ({r.batch_size: r for r in f.decision.sizes} for f in (found, alone))
     assert rows[256].ended_by == "diverged"
     assert all(rows[size].updates == before[size].updates for size in SIZES if size != 256)

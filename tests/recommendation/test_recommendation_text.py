@@ -66,7 +66,7 @@ def test_the_first_line_is_the_answer():
         ),
         (
             {"pilot": make_pilot(scatter=30.0), "checks": ()},
-            "Which limit binds cannot be told: hardware",
+            "Which limit binds is not clear: hardware",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_pilot_that_compares_no_sizes_says_what_to_do():
     stretches = tuple(PilotStretch(1, 2.0, 2.0 - 0.1 * i, 1.0, 1.0) for i in range(9))
     text = flat(make_recommendation(pilot=dataclasses.replace(few, stretches=stretches)))
     assert text.startswith(
-        "The batch size cannot be told, because the pilot reached its loss after 9 of its 9 "
+        "No batch size can be named yet, because the pilot reached its loss after 9 of its 9 "
         "updates, too few to compare sizes by: a larger `budget_s` gives a longer pilot."
     )
     assert "keep batch size 32" in text
@@ -117,7 +117,7 @@ def test_a_pilot_that_compares_no_sizes_says_what_to_do():
     words = answer_line(make_recommendation(pilot=still))
     assert "fell by no more than its scatter in 100 updates: more `epochs` give" in words
     refused = make_recommendation(pilot=None, unknown={"gradient noise": "the data are too few"})
-    assert answer_line(refused).startswith("The batch size cannot be told, because the data are")
+    assert answer_line(refused).startswith("No batch size can be named yet, because the data are")
     vague = flat(make_recommendation(pilot=make_pilot(scatter=30.0), checks=()))
     assert vague.startswith("Keep batch size 32")
     assert "Gradient noise: cannot tell, because the noise scale is unresolved" in vague
@@ -131,7 +131,7 @@ def test_a_pilot_whose_loss_became_nan_says_what_to_look_at():
     assert (found.batch_size, found.learning_rate) == (None, None)
     text = flat(found)
     words = "because the pilot's loss became NaN within 3 updates: look for values in the data"
-    assert text.startswith(f"The batch size cannot be told, {words}")
+    assert text.startswith(f"No batch size can be named yet, {words}")
     assert f"Gradient noise: cannot tell, {words}" in text
     assert "98 % of its way" not in text
     assert "keep batch size" not in text
@@ -266,7 +266,7 @@ def test_doubts_and_checks_are_told():
     end = flat(make_recommendation(n_half=4000, noise_scale=5000))
     assert "It is the largest size that was timed: one beyond it may be better." in end
     ended = flat(make_recommendation(pilot=make_pilot(ended_by="budget")))
-    assert "ended with its budget, while it still came on." in ended
+    assert "ended with its budget, while its loss still fell." in ended
     assert "Note: a note" in flat(make_recommendation(notes=("a note",)))
 
 

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.learning_rate import FOLLOWERS
-from kbatch.recommendation.pilot import CheckPlan, run_size_check
+from kbatch.recommendation.choice import CheckPlan
+from kbatch.recommendation.pilot import run_size_check
 from kbatch.training.data.forms import FitData
 
 

@@ -5,11 +5,9 @@ import pytest
 from recommendation_factory import make_pilot, make_recommendation
 from task_factory import make_task
 
-from kbatch.analysis.next_size import forecast_updates
-from kbatch.recommendation.choice import promising_sizes
-from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
+from kbatch.recommendation.choice import trained_runs
+from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, OTHER_SIZES, SATURATION
 from kbatch.recommendation.measure import BudgetClock, train_sizes
-from kbatch.recommendation.record import OTHER_SIZES, trained_runs
 
 
 class Clock:
@@ -54,8 +52,8 @@ def test_only_a_size_that_can_end_in_the_time_that_is_left_is_trained():
 
     found = make_recommendation(pilot=make_pilot(build_s=0.0, look_s=0.0))
     alone = trained_runs(found.timings, in_fit=found.in_fit.line, pilot=found.pilot, checks=())
-    updates = forecast_updates(alone.costs, alone.tried).updates
-    needed_s = {b: updates[b] * alone.ways[b].time_s for b in promising_sizes(alone)}
+    updates = alone.forecast.updates
+    needed_s = {b: updates[b] * alone.ways[b].time_s for b in alone.worth_training()}
     first, *later = needed_s
     # The size of the largest gain fails, and the smaller ones would take longer.
     trained = train(task(full, left_s=1.001 * needed_s[first]), found)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.recommendation.choice import TimeInFit
+from kbatch.recommendation.limits import TimeInFit
 
 SIZES = (1, 16, 32, 100, 256, 1000)
 

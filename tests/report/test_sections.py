@@ -81,7 +81,7 @@ def test_a_recommendation_is_told_by_its_sizes_its_limits_and_its_doubts():
     assert best.texts[0] == "128"
     assert any("One short run a size decided" in note.text for note in section.notes)
     untold = section_of(make_recommendation(pilot=make_pilot(stretches=0)))
-    assert untold.headline.startswith("The batch size cannot be told, because")
+    assert untold.headline.startswith("No batch size can be named yet, because")
     assert untold.tables == ()
 
 

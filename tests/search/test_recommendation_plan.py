@@ -15,11 +15,10 @@ import numpy as np
 from recommendation_factory import make_pilot
 from task_factory import make_task
 
-from kbatch.recommendation.choice import decide
+from kbatch.recommendation.choice import decide, trained_runs
 from kbatch.recommendation.limits import INPUT, NOISE, SATURATION
 from kbatch.recommendation.measure import BudgetClock, train_sizes
 from kbatch.recommendation.pilot_record import SizeCheck
-from kbatch.recommendation.record import trained_runs
 from kbatch.throughput.record import TimedRounds
 
 BUDGET_S, MEMORY_S, LOOKS_S, PILOT = 60.0, 12.0, 0.4, 32
@@ -105,7 +104,7 @@ def named(world, seed):
 
     runs = train_sizes(task, pilot, timings=timings, in_fit=None, rule="sqrt", run=run)
     found = trained_runs(timings, in_fit=None, pilot=pilot, checks=runs.checks)
-    answer = decide(found, rate_ratio=lambda size: 1.0, missing=pilot.missing)
+    answer = decide(found, base_batch_size=PILOT, rule=None, missing=pilot.missing)
     assert world.now_s + MEMORY_S <= 1.5 * BUDGET_S
     return answer, min(world.sizes, key=world.seconds)
 

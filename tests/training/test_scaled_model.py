@@ -104,6 +104,14 @@ def test_weights_decay_by_the_same_share_over_the_same_examples(kind, rule):
     assert left_over(model.optimizer.inner_optimizer, 8) == pytest.approx(kept, abs=2e-4)
 
 
+@pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.AdamW])
+def test_decay_takes_no_more_than_the_whole_weight(kind):
+    model = models.mlp(optimizer=kind(0.5, weight_decay=0.5))
+    scaling = scaled(model, rule="linear", sizes={"batch_size": 4096, "base_batch_size": 64})
+    assert left_over(model.optimizer, 1) == pytest.approx(0, abs=1e-6)
+    assert scaling.weight_decay == model.optimizer.weight_decay
+
+
 def test_both_decays_of_muon_follow():
     model = models.mlp(optimizer=optimizers.Muon(weight_decay=0.1, adam_weight_decay=0.2))
     assert scaled(model, rule="sqrt").weight_decay == pytest.approx(0.2)
