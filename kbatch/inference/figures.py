@@ -189,7 +189,7 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
     >>> kbatch.plot_inference_throughput(profile).figure.savefig("throughput.png")
 
     Args:
-        profile: A profile, as `profile_inference` gives it.
+        profile: A profile, from `profile_inference`.
         ax: Axes whose place the two panels take; a new figure if None.
 
     Returns:
@@ -219,11 +219,6 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
     return upper
 
 
-# Height of the panel in heights of the highest point, what the words of a target add, and where
-# they stand.
-_ROOM_ABOVE, _ROOM_A_TARGET, _TARGET_ROW = 1.12, 0.07, 0.055
-
-
 def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot samples/s against the time of a batch; each point is a batch size.
 
@@ -231,7 +226,7 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
     bought. Targets that were checked are vertical lines.
 
     Args:
-        profile: A profile, as `profile_inference` gives it.
+        profile: A profile, from `profile_inference`.
         ax: Axes to draw on; a new figure if None.
 
     Returns:
@@ -253,24 +248,10 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
         for point, time_ms, rate in named[-1:] if index else named:
             words = f"{point.batch_size:,}"
             draw.text(panel, words, (time_ms, rate), (0, 6), va="baseline", color=color)
-    # The words of targets stand above all points.
-    room = _ROOM_ABOVE + _ROOM_A_TARGET * len(info.targets)
-    panel.set_ylim(bottom=0, top=room * panel.get_ylim()[1])
-    (low, high), top = panel.get_xlim(), panel.get_xaxis_transform()
-    for row, target in enumerate(info.targets):
-        # The words stand on the side that has room, below those before.
-        side, offset_pt = ("right", -4) if target.latency_ms**2 > low * high else ("left", 4)
+    for target in info.targets:
         panel.axvline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
-        draw.text(
-            panel,
-            target.words,
-            (target.latency_ms, 0.99 - _TARGET_ROW * row),
-            (offset_pt, 0),
-            ha=side,
-            va="top",
-            color=ALARM_TEXT,
-            xycoords=top,
-        )
+    named = [(target.latency_ms, target.words) for target in info.targets]
+    draw.names_above(panel, named, panel.get_xlim(), color=ALARM_TEXT)
     panel.yaxis.set_major_formatter("{x:,.0f}")
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
@@ -483,7 +464,7 @@ def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> A
     it needs.
 
     Args:
-        profile: A profile, as `profile_inference` gives it.
+        profile: A profile, from `profile_inference`.
         ax: Axes to draw on; a new figure if None.
 
     Returns:
@@ -575,11 +556,11 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
     """Plot each round's distance from the median of its batch size, in order of time.
 
     The band is the noise floor of the A/A test: smaller differences of two settings mean nothing.
-    A few rounds that lie far beyond the others are triangles at the edge, and the caption tells
-    the farthest.
+    A few rounds that lie far beyond the others are triangles at the edge, and the caption
+    names the farthest.
 
     Args:
-        profile: A profile, as `profile_inference` gives it.
+        profile: A profile, from `profile_inference`.
         ax: Axes to draw on; a new figure if None.
 
     Returns:

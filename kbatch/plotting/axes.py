@@ -55,7 +55,7 @@ def batch_ticks(batch_sizes: Iterable[int], most: int = _MOST_TICKS) -> list[int
 
 
 def rate_and_time_axes(upper: Axes, lower: Axes, timed: str) -> None:
-    """Make one y axis that of throughput, and the logarithmic one below that of what is timed."""
+    """Label the y axes of throughput and, on a logarithmic scale below, of what is timed."""
     upper.yaxis.set_major_formatter("{x:,.0f}")
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_yscale("log")
@@ -88,7 +88,7 @@ def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
 
 
 def _fit(axis: Axis, places: Sequence[float], write: Callable[[float], str]) -> bool:
-    """Return whether labels stand beside each other; above each other they have room enough."""
+    """Return whether labels have room side by side; one above the other they always have."""
     if not isinstance(axis, XAxis):
         return True
     low, high = sorted(axis.get_view_interval())

@@ -93,7 +93,7 @@ def _caption_lines(figure: Figure) -> int:
 
 
 def width_share(ax: Axes) -> float:
-    """Compare the width for texts with that of a figure of the usual width, 1 at most."""
+    """Return the width for texts as a share of what a usual figure has, 1 at most."""
     return min(1.0, (_width_in(ax) - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
 
 
@@ -103,7 +103,7 @@ def label_room(ax: Axes) -> float:
     locate: Any = ax.get_axes_locator()
     place = ax.get_position() if locate is None else locate(ax, None)
     width_in = _width_in(ax)
-    # What stands beside narrow Axes takes a larger part of the figure.
+    # Labels take a larger part of a narrow figure.
     shrunk = min(1.0, (width_in - _LABELS_IN) / width_in)
     return 72 * width_in * place.width * shrunk / (TEXT_PT * _DIGIT_EM)
 

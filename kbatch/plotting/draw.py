@@ -16,8 +16,8 @@ from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series
 Color = str | tuple[float, float, float]
 # Both ends of an interval, None where there is none.
 Bounds = Sequence[tuple[float, float] | None]
-# What the name of an answer takes of a panel, and above the highest point of its height.
-_ANSWER_ROW, _ANSWER_ROOM = 0.085, 0.11
+# Height of a panel in heights of its highest point, and what a row of names adds and takes of it.
+_ABOVE, _NAME_ROW = 1.12, 0.085
 # Mean width of a character of a label, and its height, in font sizes.
 _LABEL_EM, _LINE_EM = 0.62, 1.25
 # Between a mark and its label; half the width of a mark.
@@ -70,7 +70,7 @@ def rates_and_times(
 ) -> None:
     """Draw one series of throughput above and of the time below.
 
-    A fitted time, by the number of examples, stands for the line that joins the points.
+    A fitted line, in seconds by examples, replaces the line that joins the points.
     """
     places = [t.place for t in timings]
     rates, times_ms = [t.examples / t.time_s for t in timings], [1e3 * t.time_s for t in timings]
@@ -206,24 +206,35 @@ def limit(
     text(panel, words, (0.01, value), (0, offset_pt), ha="left", va=va, color=ink, xycoords=edge)
 
 
+def names_above(
+    panel: Axes,
+    named: Sequence[tuple[float, str]],
+    edges: tuple[float, float],
+    *,
+    color: str = INK,
+) -> None:
+    """Name places of a logarithmic x axis above all points, which make room, one a row."""
+    panel.set_ylim(bottom=0, top=(_ABOVE + _NAME_ROW * len(named)) * panel.get_ylim()[1])
+    top = panel.get_xaxis_transform()
+    for row, (x, words) in enumerate(sorted(named)):
+        # A place beyond the edges is named at the edge, on the side that has room.
+        place = (min(max(x, edges[0]), edges[1]), 0.99 - _NAME_ROW * row)
+        side, offset_pt = ("right", -4) if x**2 > edges[0] * edges[1] else ("left", 4)
+        text(panel, words, place, (offset_pt, 0), ha=side, va="top", color=color, xycoords=top)
+
+
 def answers(
     panel: Axes, named: Iterable[tuple[str, int, bool]], smallest: int, largest: int
 ) -> None:
-    """Name the sizes that answer something above all points, with what was not measured."""
+    """Name the sizes that answer something, with what was not measured."""
     words: dict[int, str] = {}
     for name, size, measured in named:
         name = name if measured else f"{name}, not measured"
         words[size] = f"{words[size]}, {name}" if size in words else name
-    panel.set_ylim(bottom=0, top=(1.05 + _ANSWER_ROOM * len(words)) * panel.get_ylim()[1])
-    top = panel.get_xaxis_transform()
-    for row, size in enumerate(sorted(words)):
         if smallest <= size <= largest:
             guide(panel, size)
-        # A size beyond the axis stands at its end.
-        place = (min(max(size, smallest), largest), 0.99 - _ANSWER_ROW * row)
-        side, offset_pt = ("right", -4) if size**2 > smallest * largest else ("left", 4)
-        line = f"{words[size]}: {size:,}"
-        text(panel, line, place, (offset_pt, 0), ha=side, va="top", xycoords=top)
+    lines = [(size, f"{names}: {size:,}") for size, names in words.items()]
+    names_above(panel, lines, (smallest, largest))
 
 
 def missing(panel: Axes, place: float, words: str = "") -> None:

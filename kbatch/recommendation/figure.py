@@ -20,7 +20,7 @@ from kbatch.recommendation.record import Recommendation
 HEIGHT_IN = 5.2
 _ROW_CHARACTERS = 90
 _SHORTEST_OCTAVES = 2
-# Limits further out than this many times the largest size that was timed are told in words alone.
+# Limits further out than this many times the largest size that was timed are given in words alone.
 _WIDEST = 4
 
 

@@ -129,7 +129,7 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
     >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
 
     Args:
-        profile: A profile, as `profile_training` gives it.
+        profile: A profile, from `profile_training`.
         ax: Axes whose place the panels take; a new figure if None.
 
     Returns:

@@ -79,7 +79,7 @@ def test_a_best_trial_of_another_size_is_explained():
     study = learned_study()
     best = study.best_trial().batch_size
     assert goodput_info(study).best != best
-    said = f"Batch size {best} had the best validation accuracy: goodput tells how fast"
+    said = f"Batch size {best} had the best validation accuracy: goodput measures how fast"
     assert said in texts(plot_goodput(study))
     agreed = learned_study(sizes=(goodput_info(study).best,))
     assert not any("had the best" in note for note in goodput_info(agreed).notes)

@@ -36,7 +36,7 @@ class Series(NamedTuple):
 
 
 def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Series, ...]:
-    """Group trials by their hyperparameters, or by policy where that gives too many series."""
+    """Group trials by their hyperparameters, or by policy where those are too many series."""
     ordered = sorted(trials, key=names.order)
     labels, alike = [", ".join(names.settings(trial)) for trial in ordered], True
     if len(set(labels)) > MOST_SERIES:

@@ -128,9 +128,9 @@ def _other_best(study: Study, size: int) -> str:
     if best.objective.name == "samples_per_second":
         differ = "goodput also counts what an example is worth"
     elif best.objective.name in COST_NAMES:
-        differ = "goodput foretells that from throughput and noise scale"
+        differ = "goodput predicts it from throughput and noise scale"
     else:
-        differ = "goodput tells how fast training advances, not what it came to"
+        differ = "goodput measures how fast training advances, not how good the model is in the end"
     words = metric_words(best.objective.name)
     return f"Batch size {best.batch_size:,} had the best {words}: {differ}."
 
@@ -161,9 +161,9 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
     >>> kbatch.plot_goodput(study).figure.savefig("goodput.png")
 
     Args:
-        study: A study, as `load_study` gives it.
+        study: A study, from `load_study`.
         ax: Axes to draw on; a new figure if None.
-        noise_scale: B_noise in examples; that of the best trial that has one if None.
+        noise_scale: B_noise in examples; if None, the one measured in the best trial that has one.
 
     Returns:
         The Axes; their label, `get_label()`, describes the figure in sentences.

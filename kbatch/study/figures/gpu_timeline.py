@@ -27,8 +27,8 @@ class GpuPanel(NamedTuple):
     """One quantity of all GPUs."""
 
     label: str  # With the unit.
-    top: float | None  # Upper end of its axis, None where it is that of the data.
-    # Of each GPU seconds from the start of the block with values, none where it does not tell it.
+    top: float | None  # Upper end of its axis, None where the data decide.
+    # Of each GPU seconds from the start of the block with values, none where it does not report it.
     traces: tuple[tuple[tuple[float, float], ...], ...]
 
 
@@ -37,7 +37,7 @@ class GpuTimelineInfo(NamedTuple):
 
     title: str
     gpus: tuple[str, ...]
-    panels: tuple[GpuPanel, ...]  # Of utilization, memory and power, those that a GPU tells.
+    panels: tuple[GpuPanel, ...]  # Of utilization, memory and power, those that a GPU reports.
     duration_s: float
     notes: tuple[str, ...]
 

@@ -50,7 +50,7 @@ class CurvePoint(NamedTuple):
 
 
 class LearningCurve(NamedTuple):
-    """The curve of one batch size, that of its best trial."""
+    """The curve of the best trial of one batch size."""
 
     batch_size: int
     trial_id: str
@@ -69,7 +69,7 @@ class LearningCurvesInfo(NamedTuple):
 
 
 def learning_curves_info(study: Study) -> LearningCurvesInfo:
-    """Compute a learning curve for each batch size, that of its best trial."""
+    """Compute the learning curve of the best trial of each batch size."""
     refuse_empty(study)
     quality = study.quality_metric
     curves = tuple(
@@ -144,7 +144,7 @@ def plot_learning_curves(
     """Plot the quality of the model over training, one curve a batch size.
 
     Three panels show the same curves against updates, examples and seconds of training: where
-    large batches lose in the second and win in the third, they pay. The curve is that of the
+    large batches lose in the second and win in the third, they pay. Each curve is of the
     best trial of its batch size.
 
     Example:
@@ -153,7 +153,7 @@ def plot_learning_curves(
     >>> kbatch.plot_learning_curves(study, against="seconds").figure.savefig("curves.png")
 
     Args:
-        study: A study, as `load_study` gives it.
+        study: A study, from `load_study`.
         ax: Axes whose place the panels take; a new figure if None.
         against: One of `"updates"`, `"examples"` and `"seconds"` for a single panel; all three
             if None.

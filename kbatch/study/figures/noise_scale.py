@@ -26,11 +26,11 @@ _MOST_NAMES = 14
 # More would be a thicket: then the late half alone has marks.
 _MOST_MARKED = 25
 _MOST_LINES = 6
-# Of the width of the curves, what stands beside them.
+# What is drawn beside the curves, as shares of their width.
 _MARGIN = 0.05
 _LATE = 0.18
 _MOST_EPOCHS = 10
-# From the middle of the last number to that of the words beside it.
+# From the middle of the last number to the middle of the words beside it.
 _LATE_CHARACTERS = 8
 
 
@@ -98,7 +98,7 @@ def alt_text(info: NoiseScaleInfo) -> str:
 
 
 def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
-    """Plot the gradient noise scale by epoch, and that of the late half with its interval.
+    """Plot the gradient noise scale by epoch, and of the late half with its interval.
 
     Below the noise scale, twice the batch size nearly halves the updates that training needs;
     above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162).
@@ -109,7 +109,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     >>> kbatch.plot_noise_scale(study).figure.savefig("noise_scale.png")
 
     Args:
-        study: A study, as `load_study` gives it.
+        study: A study, from `load_study`.
         ax: Axes to draw on; a new figure if None.
 
     Returns:

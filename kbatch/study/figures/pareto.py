@@ -37,7 +37,7 @@ class ParetoPoint(NamedTuple):
     """One trial."""
 
     trial_id: str
-    name: str  # Its batch size, with what else tells it from the others.
+    name: str  # Its batch size, with the settings that differ from other trials.
     batch_size: int
     series: int  # Number of its series.
     throughput: Estimate  # In examples per second.
@@ -80,7 +80,7 @@ def pareto_info(study: Study) -> ParetoInfo:
     points = [
         ParetoPoint(
             trial.trial_id,
-            # The legend tells the rest where there are several series.
+            # Where there are several series, the legend names the rest.
             names.name(trial) if len(series) == 1 else f"{trial.batch_size:,}",
             trial.batch_size,
             number[trial.trial_id],
@@ -146,7 +146,7 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     >>> kbatch.plot_pareto(study).figure.savefig("pareto.png")
 
     Args:
-        study: A study, as `load_study` gives it.
+        study: A study, from `load_study`.
         ax: Axes to draw on; a new figure if None.
 
     Returns:

@@ -178,7 +178,7 @@ def plot_ranking(study: Study, ax: Axes | None = None, *, most: int = MOST_ROWS)
     >>> kbatch.plot_ranking(study, most=10).figure.savefig("ranking.png")
 
     Args:
-        study: A study, as `load_study` gives it.
+        study: A study, from `load_study`.
         ax: Axes whose place table and dots take; a new figure if None.
         most: Most rows to show.
 

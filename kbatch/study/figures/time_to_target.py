@@ -30,7 +30,7 @@ _CURVE_POINTS = 100
 
 
 class TargetPoint(NamedTuple):
-    """The cost of the target at one batch size, that of the trial that needed least updates.
+    """The cost of the target at one batch size, in the trial that needed the fewest updates.
 
     Where an execution did not meet it, the cost is all that was spent.
     """
@@ -68,7 +68,7 @@ class TimeToTargetInfo(NamedTuple):
 
 
 def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToTargetInfo:
-    """Compute what each batch size took to come to a target."""
+    """Compute what each batch size needed to reach a target."""
     refuse_empty(study)
     aim = _target(study, target)
     points, incomplete = [], []
@@ -211,9 +211,9 @@ def plot_time_to_target(
     >>> kbatch.plot_time_to_target(study, target=0.95).figure.savefig("target.png")
 
     Args:
-        study: A study, as `load_study` gives it.
+        study: A study, from `load_study`.
         ax: Axes whose place the two panels take; a new figure if None.
-        target: Value of `study.quality_metric` to come to; that of `StopAtTarget` if None.
+        target: Value of `study.quality_metric` to reach; the one of `StopAtTarget` if None.
 
     Returns:
         The Axes of the upper panel; their label, `get_label()`, describes the figure in sentences.

@@ -193,7 +193,7 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     >>> kbatch.plot_trials(study).figure.savefig("trials.png")
 
     Args:
-        study: A study, as `load_study` gives it.
+        study: A study, from `load_study`.
         ax: Axes whose place the two panels take; a new figure if None.
 
     Returns:
