@@ -105,16 +105,17 @@ def _counts(trials: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
+def objective_rank(trial: TrialRecord) -> tuple[bool, bool, float]:
+    """Return a key that sorts trials by their objective, those without a result last."""
+    value = trial.objective_value
+    sign = -1 if trial.objective.direction == "max" else 1
+    return (trial.status != "completed", value is None, sign * (value or 0.0))
+
+
 def best_of_size(study: Study) -> dict[int, TrialRecord]:
     """Pick the trial of each batch size with the best objective, completed ones first."""
-
-    def rank(trial: TrialRecord) -> tuple[bool, bool, float]:
-        value = trial.objective_value
-        sign = -1 if trial.objective.direction == "max" else 1
-        return (trial.status != "completed", value is None, sign * (value or 0.0))
-
     found: dict[int, TrialRecord] = {}
-    for trial in sorted(study.trials, key=rank):
+    for trial in sorted(study.trials, key=objective_rank):
         found.setdefault(trial.batch_size, trial)
     return dict(sorted(found.items()))
 

@@ -17,7 +17,7 @@ from kbatch.study.conditions import (
     spreads,
 )
 from kbatch.study.decision import refuse_empty
-from kbatch.study.figures.common import tick_fraction, write_conditions
+from kbatch.study.figures.common import objective_rank, tick_fraction, write_conditions
 from kbatch.study.names import (
     TrialNames,
     metric_axis_label,
@@ -79,15 +79,7 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
     if most < 1:
         raise ValueError(f"`most` must be a positive number of rows. Received: most={most}.")
     names, objective = trial_names(study.trials), study.trials[0].objective
-    sign = -1 if objective.direction == "max" else 1
-
-    def rank(trial: TrialRecord) -> tuple[int, float]:
-        value = trial.objective_value
-        if trial.status != "completed":
-            return (2, 0.0)
-        return (1, 0.0) if value is None else (0, sign * value)
-
-    ranked = sorted(study.trials, key=rank)
+    ranked = sorted(study.trials, key=objective_rank)
     shown, hidden = ranked[:most], ranked[most:]
     columns: list[RankedColumn] = []
     for column in _columns(shown, names):
