@@ -25,12 +25,11 @@ from nets import Net, nets
 from side_by_side import interleaved, ratio, ratio_interval
 
 import kbatch
-from kbatch.search.auto_micro_batch import AutoMicroBatch
+from kbatch.search.auto_micro_batch import MOMENTS_EVERY, MicroBatchCache, SearchMicroBatches
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
 TIMES = (1, 8)
-MOMENTS_EVERY = 8
 
 
 def enlarged(net: Net, times: int) -> Net:
@@ -40,18 +39,13 @@ def enlarged(net: Net, times: int) -> Net:
 
 def found(net: Net):
     """What "auto" chooses for a batch of all rows, and the seconds that it took."""
-    auto = AutoMicroBatch(
-        largest_batch_size=len(net.x),
-        memory_limit_bytes=None,
-        memory_window=(0.80, 0.90),
-        moments_every=MOMENTS_EVERY,
+    search = SearchMicroBatches(
+        largest_batch_size=len(net.x), memory_limit_bytes=None, memory_window=(0.80, 0.90)
     )
     source = sample_of(FitData(net.x, net.y))
     started_s = time.perf_counter()
-    answer = auto.find(
-        compiled(net), lambda: compiled(net), source=source, directory=None, rows=len(net.x)
-    )
-    return answer.size, time.perf_counter() - started_s
+    cache = MicroBatchCache(search, compiled(net), lambda: compiled(net), source, None)
+    return cache.fastest(len(net.x)).size, time.perf_counter() - started_s
 
 
 def chosen(net: Net, size: int) -> keras.Model:

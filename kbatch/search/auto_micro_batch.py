@@ -1,18 +1,21 @@
-"""The micro-batch size of "auto": the fastest of those that fit, found once for each model."""
+"""How many examples go through the device at once: a size that was given, or the fastest found."""
 
 import dataclasses
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import psutil
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.device.environment import read_environment
+from kbatch.device.failures import ran_out_of_memory
 from kbatch.device.host_memory import read_control_group
 from kbatch.device.memory import (
     DeviceMemory,
@@ -23,6 +26,7 @@ from kbatch.device.memory import (
 )
 from kbatch.document.numbers import readable
 from kbatch.document.section import neighbours_text
+from kbatch.errors import InputError
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import OF_SEVERAL_REPLICAS, search_in_place
 from kbatch.memory.record import MaxBatchSizeResult, MicroBatchLimit
@@ -30,43 +34,206 @@ from kbatch.memory.report import slow_steps_text
 from kbatch.memory.workload import STEPS, Load
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
-from kbatch.search.data import SearchData
+from kbatch.records.training_run import Budget
 from kbatch.throughput.choice import MicroBatchChoice, choice_for_smaller, micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import TIMING, time_micro_batches
+from kbatch.training.accumulation import (
+    accumulate_gradients,
+    accumulation_of,
+    measure_moments,
+    sum_sparse_gradients,
+)
+from kbatch.training.accumulation.accumulate import check_text, coupled_parts
 from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.accumulation.whole_batch_moments import uncut_note, uncut_part
+from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.clock import replica_count
-from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes
+from kbatch.training.data.forms import FitData, is_batched, is_dataset
+from kbatch.training.data.sample_rows import (
+    DataEnded,
+    SampleElements,
+    SampleRows,
+    Source,
+    batch_of,
+    build_on,
+    dataset_rows,
+    row_shapes,
+    sample_of,
+)
 from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.state import KeptState
+
+# Every how many updates a trial measures the moments of its gradients.
+MOMENTS_EVERY = 8
+# Geometric mean of the nets of `benchmarks/auto_micro_batch.py` at eight times their own batches.
+_PLAUSIBLE_GAIN = 1.2
+# Fewest updates that timing runs: three to warm each of two sizes up, and two rounds of both.
+_FEWEST_UPDATES = 10
+
+Record = TypeVar("Record")
 
 
-class FoundMicroBatch(NamedTuple):
-    """A micro-batch size and how it was found.
+@dataclasses.dataclass(eq=False)
+class TrialMicroBatch:
+    """The micro-batch size of one execution: given or found, set in its model, halved.
 
     Attributes:
-        size: Examples that go through the device at once.
-        most: Most examples that fit.
-        memory_bound: Whether more of them were found not to fit.
-        search_s: Seconds that probes and timing took now, 0 where an earlier search told it.
-        notes: The same in words.
-        key: What tells the model, its data and the limits from others.
+        search: What all trials share.
+        model: The compiled model of the trial.
+        build: Builds it again, also in another process.
+        batch_size: Examples of one optimizer update.
+        size: Examples that go through a device at once; None before it is found.
+        summed: Whether sparse gradients are added up before the optimizer sees them.
+        directory: The project directory, or None.
+        trainings_left: How many trainings are left that smaller micro-batches may speed up.
+        most_in_memory: Most examples that fit, None where the end of memory was not met.
+        search_s: Seconds that the search took, None where the size was given.
     """
 
-    size: int
-    most: int
-    memory_bound: bool
-    search_s: float
-    notes: tuple[RunNote, ...]
-    key: str
+    search: "SearchMicroBatches"
+    model: Any
+    build: Callable[[], keras.Model]
+    batch_size: int
+    size: int | None
+    summed: bool
+    directory: Path | None
+    trainings_left: float = 1
+    most_in_memory: int | None = None
+    search_s: float | None = None
+
+    def __post_init__(self):
+        self.is_auto = self.size is None
+        # A batch is shared by the replicas of a strategy.
+        self._rows = -(-self.batch_size // replica_count(self.model))
+        self._most: int | None = None
+        self._data = FitData()
+        self._cache: MicroBatchCache | None = None
+        self._state: KeptState | None = None
+        # The size and the model that the train step was last set for.
+        self._applied: tuple[int, str] | None = None
+        self._found_notes: list[RunNote] = []
+        self._cut_notes: list[RunNote] = []
+
+    @property
+    def notes(self) -> tuple[RunNote, ...]:
+        """What a reader of the figures must know."""
+        return tuple(dict.fromkeys((*self._cut_notes, *self._found_notes)))
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether batches go through in parts, as far as that is known."""
+        return self.size is not None and self.size < self._rows
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether the size was found, so that half of it may fit where memory ran out."""
+        return self._state is not None and self.size is not None and self.size > 1
+
+    def prepare(self, data: FitData, call: Mapping[str, Any]) -> int | None:
+        """Make the model train with the size, found first where none was given.
+
+        Returns the most examples that fit at once, None where that is not known.
+        """
+        if self.size is None:
+            source = self.search.data.source(data, self.model)
+            with self.model.distribute_strategy.scope():
+                build_on(self.model, source)
+                self._state = KeptState(self.model)
+            self._cache = self.cache(source)
+            found = self._cache.fastest(self._rows, self._left(source, call))
+            if call.get("verbose", True) and found.search_s:
+                print(f"micro-batch size: {' '.join(found.notes)}", flush=True)
+            self.size, self._most, self.search_s = found.size, found.most, found.search_s
+            self.most_in_memory = found.most if found.memory_bound else None
+            self._found_notes.extend(found.notes)
+        self._data = data
+        self._apply(self.size, data)
+        return self._most
+
+    def cache(self, source: Source) -> "MicroBatchCache":
+        """Return what is known of the model's sizes on its data."""
+        return MicroBatchCache(self.search, self.model, self.build, source, self.directory)
+
+    def shrink(self) -> None:
+        """Halve the size and put the model back as it was before training."""
+        assert self._cache is not None and self._state is not None and self.size is not None
+        before, self.size = self.size, self._cache.halve(self.size)
+        self._most = self.most_in_memory = self.size
+        self._state.restore()
+        self._apply(self.size, self._data)
+        self._found_notes.append(RunNote.of("memory_ran_out", before=before, after=self.size))
+
+    def _left(self, source: Source, call: Mapping[str, Any]) -> "TrainingLeft":
+        """Forecast the trainings that are left, as if they went on to their last epoch."""
+        known = source.rows(self.model) if isinstance(source, SampleElements) else source
+        examples = known.examples if isinstance(known, SampleRows) else None
+        if call.get("steps_per_epoch"):
+            examples = call["steps_per_epoch"] * self.batch_size
+        callbacks = keras.tree.flatten(call.get("callbacks") or [])
+        budget = joint_budget([c for c in callbacks if isinstance(c, BudgetCallback)]) or Budget()
+        by_updates = None if budget.updates is None else budget.updates * self.batch_size
+        epochs = call.get("epochs", 1) - call.get("initial_epoch", 0)
+        ends = (examples and examples * epochs, by_updates, budget.examples)
+        most = min((end for end in ends if end is not None), default=None)
+        count, train_s = self.trainings_left, budget.train_s
+        return TrainingLeft(most and most * count, train_s and train_s * count)
+
+    def _apply(self, size: int, data: FitData) -> None:
+        """Set the train step for batches that go through in parts of `size` examples.
+
+        A `fit` of the user's may unfreeze layers, or compile the model again, between two
+        trainings: what was seen of it before then says nothing.
+        """
+        model = self.model
+        if self._applied is not None:
+            if self._applied == (size, model_fingerprint(model)):
+                return
+            if self._applied[0] != size:
+                self._cut_notes.clear()  # The trial starts again.
+            vars(model).pop("train_step", None)
+            model.train_function = None
+            if self.summed:
+                sum_sparse_gradients(model)
+        note = self._cut(size, data)
+        if note is not None:
+            self._cut_notes.append(note)
+        self._applied = size, model_fingerprint(model)
+
+    def _cut(self, size: int, data: FitData) -> RunNote | None:
+        """Let the model accumulate, or measure its moments on every n-th batch; note what differs.
+
+        A batch is halved for its moments only if halves were seen to train as the whole does.
+        """
+        model, checks, directory = self.model, self.search.checks, self.directory
+        part = None if size < self._rows else uncut_part(model)
+        if part is not None:
+            return uncut_note(f"{part} may need the whole batch at once")
+        try:
+            source = self.search.data.source(data, model)
+        except InputError:
+            # `fit` refuses most such data by itself, and says what is missing.
+            return uncut_note("no rows can be taken out of its data")
+        with model.distribute_strategy.scope():
+            build_on(model, source)
+        if size == self._rows:
+            check = checks.find(model, source, most=size, directory=directory)
+            if check.equal:
+                measure_moments(model, every=MOMENTS_EVERY)
+                return None
+            why = check_text(check)
+            return uncut_note(f"halves of a batch may not train as the whole does, as {why}")
+        note = checks.difference(model, source, most=size, directory=directory)
+        known = accumulation_of(model)
+        if known is None or known.micro_batch_size != size:
+            accumulate_gradients(model, size, moments_every=MOMENTS_EVERY)
+        if note is not None and not coupled_parts(model):  # Of these that has warned.
+            warnings.warn(note, stacklevel=2)
+        return note
 
 
 class TrainingLeft(NamedTuple):
-    """What a search is still to train at its large batch sizes, as far as it is known.
-
-    Attributes:
-        examples: Examples of these trainings, or None.
-        train_s: Seconds that budgets let them take, or None.
-    """
+    """What a search is still to train at its large batch sizes, as far as it is known."""
 
     examples: float | None = None
     train_s: float | None = None
@@ -77,364 +244,297 @@ class TrainingLeft(NamedTuple):
         return min((s for s in (by_examples, self.train_s) if s is not None), default=None)
 
 
-class AutoMicroBatch:
-    """Finds the fastest micro-batch that fits, and remembers it for each model and batch size.
+class SearchData:
+    """Takes rows of the data that `fit` gets, and reads a dataset once.
 
-    Args:
+    Every execution of a search has the same data: to read them again may fill a buffer of
+    shuffling, or run through what comes before it.
+    """
+
+    def __init__(self):
+        self._read: weakref.WeakKeyDictionary[Any, dict[bool, SampleRows]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __reduce__(self):
+        """Leave what was read behind where a copy travels to another process."""
+        return SearchData, ()
+
+    def source(self, data: FitData, model: keras.Model) -> Source:
+        """Return the rows of arrays or of a dataset, or the function that returns datasets."""
+        x: Any = data.x
+        if is_dataset(x) and data.y is None:
+            known = self._read.setdefault(x, {})
+            batched = is_batched(x.element_spec, model)
+            if batched not in known:
+                known[batched] = dataset_rows(x, model)
+            return known[batched]
+        if callable(x) and not is_dataset(x):
+            function: Any = x
+            return function
+        return sample_of(data)
+
+
+@dataclasses.dataclass(eq=False)
+class SearchMicroBatches:
+    """What the trials of a search share: limits, data, checks, and the sizes found so far.
+
+    Attributes:
         largest_batch_size: Largest batch of the search: nothing beyond it is tried.
         memory_limit_bytes: Memory that may be taken, None for what the device has.
         memory_window: Lower and upper share of it that is aimed at.
-        moments_every: As in `accumulate_gradients`.
-
-    Attributes:
-        data: Takes rows of the data of the search.
+        data: Takes rows of the data.
         checks: Compare parts of a batch with the whole.
+        known: Records of `MicroBatchCache`, by the name of their file.
     """
 
-    def __init__(
-        self,
-        *,
-        largest_batch_size: int,
-        memory_limit_bytes: int | None,
-        memory_window: tuple[float, float],
-        moments_every: int,
-    ):
-        self.data = SearchData()
-        self.checks = PartsChecks()
-        self._largest = largest_batch_size
-        self._limit_bytes = memory_limit_bytes
-        self._window = memory_window
-        self._moments_every = moments_every
-        self._found: dict[str, MaxBatchSizeResult] = {}
-        self._limits: dict[str, MicroBatchLimit] = {}
-        self._fastest = FastestMicroBatch(
-            self.checks, largest_batch_size=largest_batch_size, moments_every=moments_every
-        )
+    largest_batch_size: int
+    memory_limit_bytes: int | None
+    memory_window: tuple[float, float]
+    data: SearchData = dataclasses.field(default_factory=SearchData)
+    checks: PartsChecks = dataclasses.field(default_factory=PartsChecks)
+    known: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def find(
-        self,
-        model: keras.Model,
-        build: Callable[[], keras.Model],
-        *,
-        source: Source,
-        directory: Path | None,
-        rows: int,
-        left: TrainingLeft | None = None,
-    ) -> FoundMicroBatch:
-        """Find the size for a model and a batch."""
-        key = self._key(model, source)
-        result, search_s = self._result(
-            key, model=model, build=build, source=source, directory=directory
-        )
-        most = min(result.max_batch_size, self._limit(key, directory))
-        fastest = self._fastest.find(
-            model,
-            source,
-            batch_size=rows,
-            most=most,
-            key=key,
-            directory=directory,
-            left_s=None if left is None else left.seconds(self._example_s(result)),
-            example_s=self._example_s(result),
-        )
-        notes = (fastest.note, _memory_note(result, most, search_s))
+
+class FoundMicroBatch(NamedTuple):
+    """A micro-batch size and how it was found.
+
+    Attributes:
+        size: Examples that go through the device at once.
+        most: Most examples that fit.
+        memory_bound: Whether more of them were found not to fit.
+        search_s: Seconds that probes and timing took now.
+        notes: The same in sentences.
+    """
+
+    size: int
+    most: int
+    memory_bound: bool
+    search_s: float
+    notes: tuple[RunNote, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class MicroBatchCache:
+    """The micro-batch sizes of one model on its data: what fits, what is fastest, what ran out.
+
+    Each is measured once, and kept in the project directory for later searches. What was measured
+    beside other processes is kept in memory, for this search alone.
+    """
+
+    search: SearchMicroBatches
+    model: keras.Model
+    build: Callable[[], keras.Model]
+    source: Source
+    directory: Path | None
+
+    def __post_init__(self):
+        # The most examples that a replica has of a batch.
+        self._rows = -(-self.search.largest_batch_size // replica_count(self.model))
+        self._measured_s: dict[str, float] = {}
+        self.key = self._found_key()
+
+    def max_fitting(self) -> int:
+        """Return the most examples that fit at once, and did not run out of memory in training."""
+        return min(self._fitting().max_batch_size, self._limit())
+
+    def fastest(self, batch_size: int, left: TrainingLeft | None = None) -> FoundMicroBatch:
+        """Choose the fastest size for a batch by train steps, if training is left to repay them."""
+        most, result = self.max_fitting(), self._fitting()
+        size, note = self._fastest(batch_size, most, left or TrainingLeft())
+        notes = (note, _memory_note(result, most, self._measured_s.get(self.key, 0.0)))
         bound = most < result.max_batch_size or result.memory_bound
-        return FoundMicroBatch(fastest.size, most, bound, search_s + fastest.search_s, notes, key)
+        return FoundMicroBatch(size, most, bound, sum(self._measured_s.values()), notes)
 
-    def most(
-        self,
-        model: keras.Model,
-        build: Callable[[], keras.Model],
-        *,
-        source: Source,
-        directory: Path | None,
-    ) -> int:
-        """Find the most examples that fit at once, and remembers it."""
-        key = self._key(model, source)
-        result, _ = self._result(key, model=model, build=build, source=source, directory=directory)
-        return min(result.max_batch_size, self._limit(key, directory))
-
-    def halve(self, key: str, size: int, directory: Path | None) -> int | None:
-        """Take half of a size that ran out of memory after all, and remember it."""
-        if size < 2:
-            return None
-        half = min(size // 2, self._limit(key, directory))
-        self._limits[key] = MicroBatchLimit(half)
+    def halve(self, size: int) -> int:
+        """Return half of a size that ran out of memory in training, and remember it."""
+        name, half = f"{self.key}-limit", min(size // 2, self._limit())
+        self.search.known[name] = MicroBatchLimit(half)
         if not other_processes():  # Else memory may have run out because of them.
-            _save(self._limits[key], _limit_file(directory, key))
+            self._write(name)
         return half
 
-    def _limit(self, key: str, directory: Path | None) -> int:
-        """Return the largest size that may be tried; another worker may have learnt of it."""
-        known = [
-            self._limits.get(key),
-            load_if_readable(MicroBatchLimit, _limit_file(directory, key)),
-        ]
-        return min([self._largest, *(limit.micro_batch_size for limit in known if limit)])
-
-    def _key(self, model: keras.Model, source: Source) -> str:
-        limits = (self._rows(model), self._limit_bytes or _memory(), self._window)
-        here = read_environment()
-        devices = (here.devices, here.versions.get("nvidia-driver"), *_gpu())
-        described = repr((model_fingerprint(model), row_shapes(source, model), limits, devices))
-        return hashlib.sha256(described.encode()).hexdigest()[:16]
-
-    def _result(
-        self,
-        key: str,
-        *,
-        model: keras.Model,
-        build: Callable[[], keras.Model],
-        source: Source,
-        directory: Path | None,
-    ) -> tuple[MaxBatchSizeResult, float]:
-        """Return what fits, and the seconds that finding it took now."""
-        known = self._found.get(key) or load_if_readable(
-            MaxBatchSizeResult, _largest_file(directory, key)
+    def trains_whole_only(self, most: int | None = None) -> bool:
+        """Return whether speed must not cut a batch: in parts it may train another model."""
+        difference = self.search.checks.difference(
+            self.model, self.source, most=most, directory=self.directory
         )
-        if known is not None:
-            self._found[key] = known
-            return known, 0.0
-        began_s = time.perf_counter()
-        self._found[key] = found = self._probed(model, build, source)
-        if not found.other_processes:  # Beside others it is that of this search alone.
-            _save(found, _largest_file(directory, key))
-        return found, time.perf_counter() - began_s
+        return difference is not None
 
-    def _probed(
-        self, model: keras.Model, build: Callable[[], keras.Model], source: Source
-    ) -> MaxBatchSizeResult:
-        rows, replicas = self._rows(model), replica_count(model)
+    def _fastest(self, batch_size: int, most: int, left: TrainingLeft) -> tuple[int, RunNote]:
+        """Time the largest batch of the search, or this one where that does not decide."""
+        largest, reason = self.search.largest_batch_size, None
+        if len(micro_batch_candidates(batch_size, most)) == 1:
+            reason = "fewer examples at once are never faster"
+        elif replica_count(self.model) > 1:
+            reason = "the most that fit, since steps of several replicas are not timed"
+        elif self.trains_whole_only(most):
+            reason = "the most that fit, since fewer at once may not train as the whole batch does"
+        timed_sizes = dict.fromkeys((max(largest, batch_size), batch_size))
+        for size in timed_sizes if reason is None else ():
+            profile = self._known_times(size)
+            if profile is None:
+                reason = _reason_of_cost(left, size=size, example_s=self._example_s())
+                if reason is not None:
+                    break
+                profile = self._times(size, most)
+            fits = tuple(point for point in profile.points if point.micro_batch_size <= most)
+            fitting = dataclasses.replace(profile, points=fits)
+            if not fitting.measured:
+                continue
+            choice = fitting.choice
+            chosen = choice.micro_batch_size
+            if size == batch_size or choice_for_smaller(
+                batch_size, larger_batch_size=size, chosen=chosen
+            ):
+                note = _speed_note(choice, size, batch_size, profile.notes)
+                return min(chosen, batch_size), note
+        largest_fit = equal_parts(batch_size, most)
+        if reason is None:
+            return largest_fit, RunNote.of("no_step_timed", size=largest_fit)
+        return largest_fit, RunNote.of("parts_not_timed", size=largest_fit, reason=reason)
+
+    def _fitting(self) -> MaxBatchSizeResult:
+        known = self._recall(MaxBatchSizeResult, self.key)
+        if known is None:
+            known = self._measure(self.key, self._probe)
+            if not known.other_processes:
+                self._write(self.key)
+        return known
+
+    def _limit(self) -> int:
+        """Return the largest size that may be tried; another worker may have learnt of it."""
+        name = f"{self.key}-limit"
+        known = [self.search.known.get(name), load_if_readable(MicroBatchLimit, self._file(name))]
+        sizes = [limit.micro_batch_size for limit in known if limit]
+        return min([self.search.largest_batch_size, *sizes])
+
+    def _known_times(self, batch_size: int) -> TrainingProfile | None:
+        return self._recall(TrainingProfile, _times_name(self.key, batch_size))
+
+    def _times(self, batch_size: int, most: int) -> TrainingProfile:
+        name, others = _times_name(self.key, batch_size), other_processes()
+        profile = self._measure(name, lambda: self._time(batch_size, most))
+        if others:  # What they do now slows the sizes by chance.
+            note = f"{neighbours_text(others)} So times are not kept for later searches."
+            profile = dataclasses.replace(profile, notes=(note, *profile.notes))
+            self.search.known[name] = profile
+        else:
+            self._write(name)
+        return profile
+
+    def _example_s(self) -> float:
+        """Return the seconds of training on an example, an upper bound for older records."""
+        result = self._fitting()
+        size = result.max_batch_size
+        probes = [probe for probe in result.probes if probe.batch_size == size]
+        return min(p.step_s or p.duration_s / STEPS for p in probes) / size
+
+    def _found_key(self) -> str:
+        """Return a digest of the model, its data, the limits and the device."""
+        search, here = self.search, read_environment()
+        # Without a limit these decide it: they differ between hosts.
+        group_bytes = read_control_group().memory_limit_bytes
+        host = (psutil.virtual_memory().total, group_bytes, workers_on_device())
+        limits = (self._rows, search.memory_limit_bytes or host, search.memory_window)
+        devices: tuple[Any, ...] = (here.devices, here.versions.get("nvidia-driver"))
+        if gpu_visible():
+            limit_bytes, gpu = DeviceMemory().limit_bytes or 0, nvml_gpu()
+            # To 1 part in 16 or finer: what a driver and a desktop leave differs between starts.
+            step = 2 ** max(0, limit_bytes.bit_length() - 5)
+            devices += limit_bytes // step * step, None if gpu is None else gpu.power_cap_w
+        shapes = row_shapes(self.source, self.model)
+        return _digest((model_fingerprint(self.model), shapes, limits, devices))
+
+    def _probe(self) -> MaxBatchSizeResult:
+        """Find the most examples that fit at once."""
+        search, replicas = self.search, replica_count(self.model)
         load = Load(
-            build,
-            source,
-            model.dtype_policy.name,
-            accumulate_below=rows,
-            moments_every=self._moments_every,
+            self.build,
+            self.source,
+            self.model.dtype_policy.name,
+            accumulate_below=self._rows,
+            moments_every=MOMENTS_EVERY,
             replicas=replicas,
         )
-        search = functools.partial(
+        probing = functools.partial(
             probe_max_batch,
-            memory_window=self._window,
-            max_batch_size=rows,
+            memory_window=search.memory_window,
+            max_batch_size=self._rows,
             confirm=False,
             largest_first=True,
         )
         return search_in_place(
             load,
-            search,
-            memory_limit_bytes=self._limit_bytes,
-            memory_window=self._window,
-            model=lambda: model,
+            probing,
+            memory_limit_bytes=search.memory_limit_bytes,
+            memory_window=search.memory_window,
+            model=lambda: self.model,
             here_since=None if replicas == 1 else OF_SEVERAL_REPLICAS,
         )
 
-    def _example_s(self, result: MaxBatchSizeResult) -> float:
-        """Return the seconds of training on an example, an upper bound for older records."""
-        size = result.max_batch_size
-        probes = [probe for probe in result.probes if probe.batch_size == size]
-        return min(p.step_s or p.duration_s / STEPS for p in probes) / size
-
-    def _rows(self, model: keras.Model) -> int:
-        """Return the most examples that a replica has of a batch."""
-        return -(-self._largest // replica_count(model))
-
-
-def _memory() -> tuple[int, int | None, int | None]:
-    """Return what decides the limit of a search that is given none: it differs between hosts."""
-    group_bytes = read_control_group().memory_limit_bytes
-    return psutil.virtual_memory().total, group_bytes, workers_on_device()
-
-
-def _gpu() -> tuple[float | None, ...]:
-    """Return the limit and the power cap of the GPU, which is started; nothing without one."""
-    if not gpu_visible():
-        return ()
-    limit_bytes, gpu = DeviceMemory().limit_bytes or 0, nvml_gpu()
-    # To 1 part in 16 or finer: what a driver and a desktop leave differs from start to start.
-    step = 2 ** max(0, limit_bytes.bit_length() - 5)
-    return limit_bytes // step * step, None if gpu is None else gpu.power_cap_w
-
-
-def _memory_note(result: MaxBatchSizeResult, size: int, search_s: float) -> RunNote:
-    if size < result.max_batch_size:
-        larger = result.max_batch_size
-        return RunNote.of("larger_ran_out", size=size, larger=larger, more=_beside(result))
-    slow = slow_steps_text(result)
-    return RunNote.of(
-        "most_at_once",
-        size=size,
-        reason=result.reason,
-        search_s=search_s,
-        probes=len(result.probes),
-        more=_beside(result) + ("" if slow is None else f" {slow}"),
-    )
-
-
-def _beside(result: MaxBatchSizeResult) -> str:
-    if not result.other_processes:
-        return ""
-    return f" {neighbours_text(result.other_processes)} So it is not kept for later searches."
-
-
-def _largest_file(directory: Path | None, key: str) -> Path | None:
-    return None if directory is None else directory / "kbatch-micro-batches" / f"{key}.json"
-
-
-def _limit_file(directory: Path | None, key: str) -> Path | None:
-    return None if directory is None else directory / "kbatch-micro-batches" / f"{key}-limit.json"
-
-
-def _save(record: object, path: Path | None) -> None:
-    if path is not None:
-        write_record(record, path)
-
-
-# Geometric mean of the nets of `benchmarks/auto_micro_batch.py` at eight times their own batches.
-_PLAUSIBLE_GAIN = 1.2
-# Fewest updates that timing runs: three to warm each of two sizes up, and two rounds of both.
-_FEWEST_UPDATES = 10
-
-
-class TimedMicroBatch(NamedTuple):
-    """A micro-batch size for a batch, and how it was found.
-
-    Attributes:
-        size: Examples that go through the device at once.
-        search_s: Seconds that timing took now, 0 where nothing was timed.
-        note: The same in words.
-    """
-
-    size: int
-    search_s: float
-    note: RunNote
-
-
-class FastestMicroBatch:
-    """Chooses the fastest micro-batch size by train steps as they will run, and remembers it.
-
-    Sizes are timed where the search is long enough to repay it: the largest batch of the search
-    first, a smaller one only where it is larger than the micro-batch that was chosen for that.
-
-    Args:
-        checks: Compare parts of a batch with the whole: speed must not decide on what is trained.
-        largest_batch_size: Largest batch of the search.
-        moments_every: As in `accumulate_gradients`.
-    """
-
-    def __init__(self, checks: PartsChecks, *, largest_batch_size: int, moments_every: int):
-        self._checks = checks
-        self._largest = largest_batch_size
-        self._moments_every = moments_every
-        self._profiles: dict[str, TrainingProfile] = {}
-
-    def find(
-        self,
-        model: keras.Model,
-        source: Source,
-        *,
-        batch_size: int,
-        most: int,
-        key: str,
-        directory: Path | None,
-        left_s: float | None = None,
-        example_s: float = 0.0,
-    ) -> TimedMicroBatch:
-        """Choose the size for a batch."""
-        largest_fit = equal_parts(batch_size, most)
-        reason = self._reason_not_to_time(model, source, batch_size, most, directory)
-        if reason is not None:
-            note = RunNote.of("parts_not_timed", size=largest_fit, reason=reason)
-            return TimedMicroBatch(largest_fit, 0.0, note)
-        began_s, timed = time.perf_counter(), False
-        for size in dict.fromkeys((max(self._largest, batch_size), batch_size)):
-            profile = self._known(model, key, size, directory)
-            if profile is None:
-                reason = _reason_of_cost(left_s, update_s=size * example_s)
-                if reason is not None:
-                    note = RunNote.of("parts_not_timed", size=largest_fit, reason=reason)
-                    return TimedMicroBatch(largest_fit, 0.0, note)
-                timed = True
-                profile = self._timed(model, source, size, most, key, directory)
-            choice = _choice(profile, most)
-            if choice is None:
-                continue
-            chosen = choice.micro_batch_size
-            if size > batch_size:
-                whole = choice_for_smaller(batch_size, larger_batch_size=size, chosen=chosen)
-                if whole is None:
-                    continue
-            search_s = time.perf_counter() - began_s if timed else 0.0
-            found = min(chosen, batch_size)
-            note = _speed_note(choice, size, batch_size, profile.notes)
-            return TimedMicroBatch(found, search_s, note)
-        search_s = time.perf_counter() - began_s if timed else 0.0
-        note = RunNote.of("no_step_timed", size=largest_fit)
-        return TimedMicroBatch(largest_fit, search_s, note)
-
-    def _reason_not_to_time(
-        self,
-        model: keras.Model,
-        source: Source,
-        batch_size: int,
-        most: int,
-        directory: Path | None,
-    ) -> str | None:
-        if len(micro_batch_candidates(batch_size, most)) == 1:
-            return "fewer examples at once are never faster"
-        if replica_count(model) > 1:
-            return "the most that fit, since steps of several replicas are not timed"
-        if self._checks.difference(model, source, most=most, directory=directory):
-            return "the most that fit, since fewer at once may not train as the whole batch does"
-        return None
-
-    def _known(
-        self, model: keras.Model, key: str, batch_size: int, directory: Path | None
-    ) -> TrainingProfile | None:
-        name = _name(key, batch_size)
-        known = self._profiles.get(name)
-        return known or load_if_readable(TrainingProfile, _profile_file(directory, name))
-
-    def _timed(
-        self,
-        model: keras.Model,
-        source: Source,
-        batch_size: int,
-        most: int,
-        key: str,
-        directory: Path | None,
-    ) -> TrainingProfile:
-        began_s = time.perf_counter()
-        others = other_processes()
-        notes = (f"{neighbours_text(others)} So times are not kept for later searches.",)
-        notes = notes if others else ()
+    def _time(self, batch_size: int, most: int) -> TrainingProfile:
+        """Time train steps on a batch, in parts of up to `most` examples."""
+        began_s, points, batch, note = time.perf_counter(), (), None, None
         try:
-            batch = batch_of(source, model, batch_size)
+            batch = batch_of(self.source, self.model, batch_size)
         except DataEnded as ended:
-            points, notes = (), (*notes, f"The data function gave {ended.rows} examples.")
-        else:
+            note = f"The data function gave {ended.rows} examples."
+        except Exception as error:
+            if not ran_out_of_memory(error, smaller_worked=True):
+                raise
+            note = f"The device has no room for a batch of {batch_size} examples."
+        if batch is not None:
             points = time_micro_batches(
-                model, batch, largest=most, moments_every=self._moments_every
+                self.model, batch, largest=most, moments_every=MOMENTS_EVERY
             )
-        profile = TrainingProfile(
-            model.name,
-            model.dtype_policy.name,
-            bool(model.jit_compile),
+        return TrainingProfile(
+            self.model.name,
+            self.model.dtype_policy.name,
+            bool(self.model.jit_compile),
             points,
             duration_s=round(time.perf_counter() - began_s, 3),
-            notes=notes,
+            notes=() if note is None else (note,),
             environment=read_environment(),
         )
-        name = _name(key, batch_size)
-        self._profiles[name] = profile
-        file = _profile_file(directory, name)
-        if file is not None and not others:  # What they do now slows the sizes by chance.
-            write_record(profile, file)
-        return profile
+
+    def _recall(self, kind: type[Record], name: str) -> Record | None:
+        known = self.search.known.get(name) or load_if_readable(kind, self._file(name))
+        if known is not None:
+            self.search.known[name] = known
+        return known
+
+    def _measure(self, name: str, measure: Callable[[], Record]) -> Record:
+        began_s = time.perf_counter()
+        self.search.known[name] = found = measure()
+        self._measured_s[name] = time.perf_counter() - began_s
+        return found
+
+    def _file(self, name: str) -> Path | None:
+        return self.directory and self.directory / "kbatch-micro-batches" / f"{name}.json"
+
+    def _write(self, name: str) -> None:
+        file = self._file(name)
+        if file is not None:
+            write_record(self.search.known[name], file)
 
 
-def _reason_of_cost(left_s: float | None, *, update_s: float) -> str | None:
-    cost_s = max(TIMING.time_budget_s, _FEWEST_UPDATES * update_s)
+def _times_name(key: str, batch_size: int) -> str:
+    """Name the file of a timing: another machine or version needs its own."""
+    here = read_environment()
+    versions = sorted(here.versions.items())
+    described = (key, batch_size, here.cpu, here.cpu_count, here.devices, versions)
+    return f"{_digest(described)}-times"
+
+
+def _digest(described: object) -> str:
+    return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+
+
+def _reason_of_cost(left: TrainingLeft, *, size: int, example_s: float) -> str | None:
+    """Say why updates of a size are not timed, None where the training that is left repays it."""
+    cost_s = max(TIMING.time_budget_s, _FEWEST_UPDATES * size * example_s)
+    left_s = left.seconds(example_s)
     if left_s is None:
         if cost_s == TIMING.time_budget_s:
             return None
@@ -450,13 +550,6 @@ def _reason_of_cost(left_s: float | None, *, update_s: float) -> str | None:
     )
 
 
-def _choice(profile: TrainingProfile, most: int) -> MicroBatchChoice | None:
-    """Choose among what was timed and fits; None where nothing was."""
-    points = tuple(point for point in profile.points if point.micro_batch_size <= most)
-    fits = dataclasses.replace(profile, points=points)
-    return fits.choice if fits.measured else None
-
-
 def _speed_note(
     choice: MicroBatchChoice, timed_size: int, batch_size: int, others: Sequence[str]
 ) -> RunNote:
@@ -470,13 +563,17 @@ def _speed_note(
     return RunNote.of("parts_faster", size=size, gain=gain, low=low, high=high, more=more)
 
 
-def _name(key: str, batch_size: int) -> str:
-    """Return what tells one timing from others: another machine or version needs its own."""
-    here = read_environment()
-    versions = sorted(here.versions.items())
-    described = repr((key, batch_size, here.cpu, here.cpu_count, here.devices, versions))
-    return hashlib.sha256(described.encode()).hexdigest()[:16]
-
-
-def _profile_file(directory: Path | None, name: str) -> Path | None:
-    return None if directory is None else directory / "kbatch-micro-batches" / f"{name}-times.json"
+def _memory_note(result: MaxBatchSizeResult, size: int, search_s: float) -> RunNote:
+    beside, slow = neighbours_text(result.other_processes), slow_steps_text(result)
+    more = f" {beside} So it is not kept for later searches." if beside else ""
+    if size < result.max_batch_size:
+        larger = result.max_batch_size
+        return RunNote.of("larger_ran_out", size=size, larger=larger, more=more)
+    return RunNote.of(
+        "most_at_once",
+        size=size,
+        reason=result.reason,
+        search_s=search_s,
+        probes=len(result.probes),
+        more=more + ("" if slow is None else f" {slow}"),
+    )

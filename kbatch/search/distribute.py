@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kbatch.device.python_program import program_words
@@ -15,6 +15,11 @@ from kbatch.device.worker_devices import NO_GPU, device_environments, usable_gpu
 from kbatch.search.distributed_script import ChiefAddress, RemoteChief, free_local_address
 
 _DRAIN_S = 5.0
+_CHECK_S = 0.2
+# A worker that traces or compiles a model is interrupted when that is done.
+_INTERRUPT_S = 60.0
+_CHIEF_ENDS_S = 5.0
+_WORKERS_END_S = 30.0
 # A progress bar goes back to the start of its line instead of ending it.
 _LINE_ENDS = re.compile(rb"[\r\n]+")
 
@@ -22,14 +27,8 @@ _LINE_ENDS = re.compile(rb"[\r\n]+")
 class LabelledProcess:
     """Runs a command in a process group of its own, so that Ctrl-C reaches its starter alone.
 
-    Args:
-        name: What stands before each line.
-        words: The command.
-        environment: Variables to set beside those of this process.
-        write: Receives each line, without its end.
-
-    Attributes:
-        write_error: The error of the line after which none could be written; the process goes on.
+    `write` receives each of its lines, with `name` before it. `write_error` is the error of the
+    line after which none could be written; the process goes on.
     """
 
     def __init__(
@@ -60,10 +59,6 @@ class LabelledProcess:
         """The exit status, minus the signal that ended it; None while it runs."""
         return self._process.poll()
 
-    def interrupt(self) -> None:
-        """Send what Ctrl-C sends to the process and all that it started."""
-        self._signal(signal.SIGINT)
-
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end, and return whether it came."""
         try:
@@ -74,11 +69,12 @@ class LabelledProcess:
 
     def close(self) -> None:
         """End the process and all that it started, and write what is left of its lines."""
-        self._signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self._process.wait()
         self._copying.join(_DRAIN_S)
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and all that it started."""
         # Its id is the group's; the group may have ended already.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
@@ -87,17 +83,17 @@ class LabelledProcess:
         stream, rest = self._process.stdout, b""
         while stream is not None and (data := os.read(stream.fileno(), 65536)):
             *lines, rest = _LINE_ENDS.split(rest + data)
-            self._write_lines(lines)
-        self._write_lines([rest])
+            for line in lines:
+                self._write_line(line)
+        self._write_line(rest)
 
-    def _write_lines(self, lines: Sequence[bytes]) -> None:
+    def _write_line(self, line: bytes) -> None:
         # The pipe is read to its end all the same: a process waits when it is full.
-        for line in lines:
-            if line.strip() and self.write_error is None:
-                try:
-                    self._write(f"[{self.name}] {line.decode(errors='replace')}")
-                except OSError as error:
-                    self.write_error = error
+        if line.strip() and self.write_error is None:
+            try:
+                self._write(f"[{self.name}] {line.decode(errors='replace')}")
+            except OSError as error:
+                self.write_error = error
 
 
 @contextlib.contextmanager
@@ -114,13 +110,6 @@ def _interruptible_children() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-_CHECK_S = 0.2
-# A worker that traces or compiles a model is interrupted when that is done.
-_INTERRUPT_S = 60.0
-_CHIEF_ENDS_S = 5.0
-_WORKERS_END_S = 30.0
 
 
 class DistributionPlan(NamedTuple):
@@ -204,7 +193,7 @@ class _Processes:
                 "same command again, and the search goes on where the chief stood."
             )
         if status == 0:
-            self._wait_for_workers()
+            _wait(self._running.values(), _WORKERS_END_S)  # They end by themselves.
             return True
         for name in self._devices:
             self._look_at(name)
@@ -219,8 +208,9 @@ class _Processes:
         self._running.pop(name).close()
         if status > 0:
             raise ChildProcessError(
-                f"Worker {name} ended with {_status_text(status)}, told above, and all others were "
-                "ended: mend it, then run the same command again, and the search goes on."
+                f"Worker {name} ended with {_status_text(status)}, for the cause above, and all "
+                "others were ended: mend it, then run the same command again, and the search goes "
+                "on."
             )
         self._deaths[name] += 1
         if self._deaths[name] > self._plan.restarts:
@@ -242,12 +232,6 @@ class _Processes:
             write=self._write,
         )
 
-    def _wait_for_workers(self) -> None:
-        """Return the workers time to end by themselves after the chief has ended."""
-        end_s = time.monotonic() + _WORKERS_END_S
-        for process in self._running.values():
-            process.wait(max(0.0, end_s - time.monotonic()))
-
     def _end_all(self) -> None:
         """Let each write how far it came, then end what is left."""
         # A worker that asks a chief which has ended would record its trial as failed.
@@ -261,12 +245,16 @@ class _Processes:
 
 
 def _interrupt(processes: Sequence[LabelledProcess], most_s: float) -> None:
-    """Interrupt those that run, and return them time to end."""
+    """Interrupt those that run, and leave them time to end."""
     alive = [process for process in processes if process.status is None]
     for process in alive:
-        process.interrupt()
+        process.signal(signal.SIGINT)  # As Ctrl-C does.
+    _wait(alive, most_s)
+
+
+def _wait(processes: Iterable[LabelledProcess], most_s: float) -> None:
     end_s = time.monotonic() + most_s
-    for process in alive:
+    for process in processes:
         process.wait(max(0.0, end_s - time.monotonic()))
 
 

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 _PARENT_CHECK_S = 0.5
 _CHIEF_CHECK_S = 0.5
 _IDLE_S = 0.5
+_CONNECT_S = 2.0
+_SILENCE_S = 30.0
 
 
 def main() -> None:
@@ -55,9 +57,17 @@ def _adapt_tuner(module: ModuleType) -> None:
     tuner: Any = vars(module)["BaseTuner"]
     if "chief" in os.environ["KERASTUNER_TUNER_ID"]:
         tuner.search = _only_once(tuner.search)
-    else:
-        tuner.__init__ = _after_the_chief(tuner.__init__)
-        tuner.search = _to_the_end(tuner.search)
+        return
+    search = tuner.search
+
+    @functools.wraps(search)
+    def to_the_end(tuner: Any, *args: Any, **kwargs: Any) -> None:
+        search(tuner, *args, **kwargs)
+        # What follows in the script asks for results, which the chief alone has.
+        sys.exit(0)
+
+    tuner.__init__ = _after_the_chief(tuner.__init__)
+    tuner.search = to_the_end
 
 
 def _only_once(search: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,19 +105,18 @@ def _after_the_chief(init: Callable[..., None]) -> Callable[..., None]:
     return later
 
 
-def _to_the_end(search: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(search)
-    def to_the_end(tuner: Any, *args: Any, **kwargs: Any) -> None:
-        search(tuner, *args, **kwargs)
-        # What follows in the script asks for results, which the chief alone has.
-        sys.exit(0)
-
-    return to_the_end
-
-
 def _adapt_client(module: ModuleType) -> None:
     client: Any = vars(module)["OracleClient"]
-    client.create_trial = _with_pauses(client.create_trial)
+    create_trial = client.create_trial
+
+    @functools.wraps(create_trial)
+    def with_pauses(*args: Any, **kwargs: Any) -> Any:
+        trial = create_trial(*args, **kwargs)
+        if trial.status == "IDLE":
+            time.sleep(_IDLE_S)
+        return trial
+
+    client.create_trial = with_pauses
 
 
 def _adapt_chief(module: ModuleType) -> None:
@@ -139,27 +148,13 @@ def _giving_back(call: Callable[..., Any]) -> Callable[..., Any]:
     return giving_back
 
 
-def _with_pauses(create_trial: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(create_trial)
-    def with_pauses(*args: Any, **kwargs: Any) -> Any:
-        trial = create_trial(*args, **kwargs)
-        if trial.status == "IDLE":
-            time.sleep(_IDLE_S)
-        return trial
-
-    return with_pauses
-
-
-Change = Callable[[ModuleType], None]
-
-
-def after_import(name: str, change: Change) -> None:
+def after_import(name: str, change: Callable[[ModuleType], None]) -> None:
     """Call `change(module)` right after a module was imported for the first time."""
     sys.meta_path.insert(0, _Finder(name, change))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str, change: Change):
+    def __init__(self, name: str, change: Callable[[ModuleType], None]):
         self._name = name
         self._change = change
 
@@ -170,35 +165,20 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._change)
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_change(module: ModuleType) -> None:
+                execute(module)
+                self._change(module)
+
+            loader.exec_module = execute_and_change
         return spec
 
 
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, change: Change):
-        self._loader = loader
-        self._change = change
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._change(module)
-
-
-_CONNECT_S = 2.0
-_SILENCE_S = 30.0
-
-
 class ChiefAddress(NamedTuple):
-    """Where the chief answers.
-
-    Attributes:
-        host: Name or number of its host.
-        port: Its port.
-    """
+    """Where the chief answers: the name or number of its host, and its port."""
 
     host: str
     port: int
@@ -232,12 +212,7 @@ def free_local_address() -> ChiefAddress:
 
 
 class RemoteChief:
-    """A chief on another host: dead once it has answered and then fallen silent.
-
-    Args:
-        answers: Tells whether it answers now.
-        now: Gives the time, in seconds.
-    """
+    """A chief on another host: dead once `answers()` was true and then no more for a while."""
 
     name = "chief"
 

@@ -1,7 +1,10 @@
 """The strategy "goodput": a throughput sweep, a pilot trial, then sizes that may be better."""
 
+import contextlib
 import dataclasses
+import inspect
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,22 +12,37 @@ from typing import Any
 import keras
 import keras_tuner
 
+from kbatch.analysis.batch_sizes import equal_parts
+from kbatch.analysis.line_fit import fit_step_time
 from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size
-from kbatch.records.json_codec import RecordError, read_record
+from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
+from kbatch.search.auto_micro_batch import SearchData
 from kbatch.search.oracle import Values, grid
+from kbatch.search.trial_files import readable_trials
 from kbatch.study.decision import decision_text
-from kbatch.study.loading import RECORD_NAME
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 from kbatch.study.trial import Objective, TrialRecord
+from kbatch.throughput.update_timing import StepSetting, TrainingSweep
+from kbatch.timing.rounds import TimingPlan
 from kbatch.training.callbacks import StopAtTarget, TimeBudget
+from kbatch.training.data.forms import FitData
+from kbatch.training.data.model_inputs import REFUSALS, refusal_text
+from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, build_on
+from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.train_step import micro_batch_steps
 
 # A run that took this much longer than the best one has lost, whatever its seed.
 _LOST = 1.3
+_ENDED = ("completed", "out_of_memory", "failed")
+# The part of a run's epochs whose median is what the run held in the end.
+_LAST_PART = 4
+_SIGNATURE = inspect.signature(keras.Model.fit)
+_SECONDS_A_SIZE = 0.25
 
 
 class GoodputStrategy:
-    """Gives the one trial that the model of goodput asks for, from the records on disk.
+    """Proposes the one trial that the model of goodput asks for, from the records on disk.
 
     All its state is the sweep's file and the trials' own records, so a search that is killed goes
     on where it was. Combinations of other hyperparameters are searched one after the other.
@@ -48,8 +66,8 @@ class GoodputStrategy:
         batch_sizes: tuple[int, ...],
         sweep: Callable[[], GoodputRecord],
     ) -> str:
-        """Read what an earlier run of the search measured, or measures it."""
-        check_comparable(objective, callbacks)
+        """Read what an earlier run of the search measured, or measure it."""
+        _check_comparable(objective, callbacks)
         self._project = project
         self._objective = Objective(objective.name, objective.direction)
         known = read_goodput(project)
@@ -85,7 +103,7 @@ class GoodputStrategy:
         """Return the seconds of training after which a trial has lost, None where none is known."""
         if self._objective.name != "seconds_to_target":
             return None
-        trials = ended_trials(self._project, _others(values))
+        trials = self._ended_trials(_others(values))
         costs = [run.cost for run in runs_of(trials, self._objective) if run.cost is not None]
         return _LOST * min(costs) if costs else None
 
@@ -101,15 +119,20 @@ class GoodputStrategy:
             if others in done:
                 continue
             done.append(others)
-            decision = self._decision(self._sweep, others)
-            size = decision.batch_size
+            trials = self._ended_trials(others)
+            costs = costs_of(self._sweep, trials, objective=self._objective)
+            found = next_size(costs, runs_of(trials, self._objective), pilot=self._pilot)
+            size = found.batch_size
+            decision = SizeDecision(**found._asdict(), hyperparameters=others)
             yield decision, None if size is None else values | {"batch_size": size}
 
-    def _decision(self, sweep: GoodputRecord, others: Values) -> SizeDecision:
-        trials = ended_trials(self._project, others)
-        costs = costs_of(sweep, trials, objective=self._objective)
-        found = next_size(costs, runs_of(trials, self._objective), pilot=self._pilot)
-        return SizeDecision(**found._asdict(), hyperparameters=others)
+    def _ended_trials(self, others: Mapping[str, Any]) -> list[TrialRecord]:
+        return [
+            trial
+            for trial in readable_trials(self._project)
+            if trial.status in _ENDED
+            and {n: v for n, v in trial.hyperparameters.items() if n in others} == others
+        ]
 
     def _keep(self, decision: SizeDecision) -> None:
         if self._sweep is not None:
@@ -117,13 +140,7 @@ class GoodputStrategy:
             write_goodput(self._sweep, self._project)
 
 
-def goodput_strategy(hypermodel: Any) -> GoodputStrategy:
-    """Make the strategy of a search."""
-    ruled = hypermodel.learning_rate_scaling == "noise"
-    return GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)
-
-
-def check_comparable(objective: Any, callbacks: Any) -> None:
+def _check_comparable(objective: Any, callbacks: Any) -> None:
     """Check that batch sizes can be compared by what they need."""
     given = keras.tree.flatten(callbacks or [])
     timed = any(isinstance(callback, TimeBudget) for callback in given)
@@ -146,25 +163,6 @@ def _others(values: Mapping[str, Any]) -> Values:
     return {name: value for name, value in values.items() if name != "batch_size"}
 
 
-_ENDED = ("completed", "out_of_memory", "failed")
-# The part of a run's epochs whose median is what the run held in the end.
-_LAST_PART = 4
-
-
-def ended_trials(project: Path, others: Mapping[str, Any]) -> list[TrialRecord]:
-    """Read the trials of a project that ended, in order."""
-    found = []
-    for file in sorted(project.glob(f"trial_*/{RECORD_NAME}")):
-        try:
-            trial = read_record(TrialRecord, file)
-        except RecordError:
-            continue  # The trial is run again, or loading the study names it.
-        mine = {n: v for n, v in trial.hyperparameters.items() if n in others}
-        if trial.status in _ENDED and mine == dict(others):
-            found.append(trial)
-    return found
-
-
 def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[FinishedRun]:
     """Return what each trial took.
 
@@ -173,41 +171,17 @@ def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[Finishe
     of its epochs: the size that is there first has the most time left.
     """
     pilot = next((t for t in trials if t.status == "completed"), None)
-    target = None if pilot is None else _target(pilot, objective)
-    name = objective.name if objective.name in COST_NAMES else "seconds_to_target"
-    return [_run(trial, target, COST_NAMES[name]) for trial in trials]
-
-
-def costs_of(
-    sweep: GoodputRecord, trials: Sequence[TrialRecord], *, objective: Objective
-) -> SizeCosts:
-    """Return what updates cost, with what the first trial tells beside the sweep.
-
-    A search trains with callbacks and an input pipeline, whose seconds an update are those that
-    the first trial took above the sweep.
-    """
-    if objective.name == "updates_to_target":
-        return SizeCosts(dict.fromkeys(sweep.batch_sizes, 1.0))
-    if objective.name == "examples_to_target":
-        return SizeCosts({size: float(size) for size in sweep.batch_sizes})
-    times_s = dict(zip(sweep.batch_sizes, sweep.update_times_s, strict=True))
-    for trial in trials:
-        if trial.samples_per_second and trial.batch_size in times_s:
-            real_s, swept_s = trial.batch_size / trial.samples_per_second, times_s[trial.batch_size]
-            beside_s, factor = max(0.0, real_s - swept_s), min(1.0, real_s / swept_s)
-            times_s = {size: factor * seconds + beside_s for size, seconds in times_s.items()}
-            return SizeCosts(times_s, trial.mean(lambda e: e.first_step_s) or 0.0)
-    return SizeCosts(times_s)
-
-
-def _target(pilot: TrialRecord, objective: Objective) -> Target | None:
-    if objective.name in COST_NAMES:
-        return pilot.target
-    values = [v for e in pilot.executions[0].epochs if (v := e.finite(objective.name)) is not None]
-    if not values:
-        return None
-    held = statistics.median(values[-max(1, len(values) // _LAST_PART) :])
-    return Target(objective.name, held, objective.direction)
+    target = None
+    if pilot is not None and objective.name in COST_NAMES:
+        target = pilot.target
+    elif pilot is not None:
+        epochs = pilot.executions[0].epochs
+        values = [v for e in epochs if (v := e.finite(objective.name)) is not None]
+        if values:
+            held = statistics.median(values[-max(1, len(values) // _LAST_PART) :])
+            target = Target(objective.name, held, objective.direction)
+    part = COST_NAMES.get(objective.name, COST_NAMES["seconds_to_target"])
+    return [_run(trial, target, part) for trial in trials]
 
 
 def _run(trial: TrialRecord, target: Target | None, part: str) -> FinishedRun:
@@ -227,3 +201,155 @@ def _run(trial: TrialRecord, target: Target | None, part: str) -> FinishedRun:
         noise_scale=scale and scale.value,
         noise_at_least=scale and scale.at_least,
     )
+
+
+def costs_of(
+    sweep: GoodputRecord, trials: Sequence[TrialRecord], *, objective: Objective
+) -> SizeCosts:
+    """Return what updates cost, by the sweep and the first trial.
+
+    A search trains with callbacks and an input pipeline, whose seconds an update are those that
+    the first trial took above the sweep.
+    """
+    if objective.name == "updates_to_target":
+        return SizeCosts(dict.fromkeys(sweep.batch_sizes, 1.0))
+    if objective.name == "examples_to_target":
+        return SizeCosts({size: float(size) for size in sweep.batch_sizes})
+    times_s = dict(zip(sweep.batch_sizes, sweep.update_times_s, strict=True))
+    for trial in trials:
+        if trial.samples_per_second and trial.batch_size in times_s:
+            real_s, swept_s = trial.batch_size / trial.samples_per_second, times_s[trial.batch_size]
+            beside_s, factor = max(0.0, real_s - swept_s), min(1.0, real_s / swept_s)
+            times_s = {size: factor * seconds + beside_s for size, seconds in times_s.items()}
+            return SizeCosts(times_s, trial.mean(lambda e: e.first_step_s) or 0.0)
+    return SizeCosts(times_s)
+
+
+def sweep_throughput(
+    hypermodel: Any,
+    space: Any,
+    *,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    directory: Path | None,
+) -> GoodputRecord:
+    """Time an update of each batch size of a hypermodel, in interleaved rounds.
+
+    One model takes all sizes in turn, and is thrown away. Under "auto" no more examples go through
+    at once than were found to fit. Sizes larger than the one that is fastest as a whole are timed
+    in micro-batches too, and the faster way counts; of a model that trains differently on parts of
+    a batch, only what does not fit is cut. Sizes that run out of memory or data, and those above
+    them, get the seconds of the line through the others.
+    """
+    began_s = time.perf_counter()
+    try:
+        call = _SIGNATURE.bind(None, *arguments, **keywords).arguments
+    except TypeError as error:
+        raise InputError(
+            'With `strategy="goodput"` give `search` what `keras.Model.fit` takes: train steps of '
+            f"its data are timed first. Received: {error}."
+        ) from error
+    data = FitData(**{name: call[name] for name in FitData._fields if name in call})
+    sizes, given = hypermodel.batch_sizes, hypermodel.micro_batch_size
+    hp = space.copy()
+    hp.values["batch_size"] = sizes[0]
+    model = hypermodel.build(hp)
+    # The step of a trial measures its moments too, which takes longer to trace.
+    vars(model).pop("train_step", None)
+    source = SearchData().source(data, model)
+    with dtype_policy_scope(model.dtype_policy.name):
+        build_on(model, source)
+        try:
+            if given == "auto":
+                cache = hypermodel._micro_batch(hp, model, directory=directory).cache(source)
+                most, whole_only = cache.max_fitting(), cache.trains_whole_only()
+                first = [_setting(size, size) for size in sizes if size <= most]
+            else:
+                most, whole_only = None, False
+                first = [_setting(size, given or size) for size in sizes]
+            timed = _timed(model, source, sizes, first, most=most, whole_only=whole_only)
+        except (ValueError, TypeError, *REFUSALS) as error:
+            told = refusal_text(error, model=lambda: model, source=source)
+            if told is None:
+                raise
+            raise InputError(told) from error
+    times_s = {size: statistics.median(seconds) for size, seconds in timed.items()}
+    missing = tuple(size for size in sizes if size not in times_s)
+    if missing and len(timed) < 2:
+        raise InputError(
+            'With `strategy="goodput"` the data must fill two batch sizes at least, and these must '
+            f"fit in memory: give a `micro_batch_size`. Received: {len(timed)} of "
+            f"{len(sizes)} could be timed."
+        )
+    if missing:
+        floor_s = max(times_s.values())  # A larger batch is no faster.
+        pairs = [(size, seconds) for size, times in timed.items() for seconds in times]
+        line = fit_step_time([size for size, _ in pairs], [seconds for _, seconds in pairs])
+        times_s |= {size: max(line.step_time_s(size), floor_s) for size in missing}
+    return GoodputRecord(
+        batch_sizes=sizes,
+        update_times_s=tuple(times_s[size] for size in sizes),
+        extrapolated=missing,
+        sweep_s=time.perf_counter() - began_s,
+    )
+
+
+def _timed(
+    model: Any,
+    source: Source,
+    sizes: Sequence[int],
+    first: Sequence[StepSetting],
+    *,
+    most: int | None,
+    whole_only: bool,
+) -> dict[int, Sequence[float]]:
+    """Return the seconds of an update of each size, in the faster of the ways that were timed.
+
+    `first` is timed in any case. Where the most that fit are known, larger sizes are timed in parts
+    of these and, unless parts train otherwise, of the size that is fastest whole.
+    """
+    timing = TimingPlan(
+        time_budget_s=_SECONDS_A_SIZE * len(sizes),
+        needed_calls=8,
+        block_s=0.02,
+        rounds_beyond=4,
+        # Parts of a batch have a graph of their own, whose tracing takes the time of the rounds.
+        first_calls_count=most is None,
+    )
+    with micro_batch_steps(model) as steps:
+        sweep = TrainingSweep(steps, lambda size: batch_of(source, model, size), timing)
+        _warm_up(sweep, first)
+        in_parts: list[StepSetting] = []
+        if most is not None:
+            whole = {way.batch_size: one.call_s for way, one in sweep.rounds.warm_ups.items()}
+            parts = {most}
+            if whole and not whole_only:
+                parts.add(max(whole, key=lambda size: size / whole[size]))
+            ways = (
+                _setting(size, equal_parts(size, part))
+                for part in sorted(parts)
+                for size in sizes
+                if size > part
+            )
+            in_parts = list(dict.fromkeys(ways))
+            _warm_up(sweep, in_parts)
+        sweep.rounds.run()
+        points = [sweep.point(way) for way in (*first, *in_parts)]
+    timed: dict[int, Sequence[float]] = {}
+    for point in points:
+        if point.measured:
+            known = timed.get(point.batch_size, point.step_times_s)
+            timed[point.batch_size] = min(known, point.step_times_s, key=statistics.median)
+    return timed
+
+
+def _setting(batch_size: int, micro_batch_size: int) -> StepSetting:
+    micro_batch_size = min(micro_batch_size, batch_size)
+    return StepSetting(micro_batch_size=micro_batch_size, batch_size=batch_size)
+
+
+def _warm_up(sweep: TrainingSweep, settings: Sequence[StepSetting]) -> None:
+    with contextlib.suppress(DataEnded):  # A trial of that size says so.
+        for setting in settings:
+            if sweep.warm_up(setting) is None:
+                break  # A larger one would run out of memory too.

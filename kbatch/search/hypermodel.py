@@ -16,14 +16,13 @@ from kbatch.memory.search import check_window
 from kbatch.records.json_codec import RecordError
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
-from kbatch.search.auto_micro_batch import AutoMicroBatch
-from kbatch.search.callbacks import give_own_paths
-from kbatch.search.execution import Execution, ExecutionPlan
+from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches, TrialMicroBatch
+from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import model_facts
 from kbatch.search.learning_rate import TrialLearningRate
 from kbatch.search.live_plot import live_plots
+from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.search.trial_files import TrialFiles, trial_files
-from kbatch.search.trial_micro_batch import TrialCut, TrialMicroBatch
 from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
 from kbatch.training.accumulation.summed_gradients import check_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel
@@ -36,7 +35,7 @@ from kbatch.training.dtype_policy import (
 from kbatch.training.model import check_model
 from kbatch.training.state import check_seed, seeded
 
-_MOMENTS_EVERY = 8
+_LARGEST_DEFAULT_VALIDATION_BATCH = 256
 
 
 class BatchSizeHyperModel(keras_tuner.HyperModel):
@@ -119,36 +118,42 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # An inner HyperModel that is not tunable keeps to its defaults; the batch size is tuned.
         super().__init__(name=self._inner.name)
         self.batch_sizes = check_batch_sizes(batch_sizes)
-        self.micro_batch_size = check_micro_batch_size(micro_batch_size)
+        if isinstance(micro_batch_size, str) and micro_batch_size != "auto":
+            raise ValueError(
+                '`micro_batch_size` must be "auto", a positive integer or None. '
+                f"Received: micro_batch_size={micro_batch_size!r}."
+            )
+        if micro_batch_size not in (None, "auto"):
+            micro_batch_size = check_size(micro_batch_size, "micro_batch_size")
+        self.micro_batch_size = micro_batch_size
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
         self.memory_window = check_window(memory_window)
         self.dtype_policies = check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(learning_rate_scaling, "learning_rate_scaling")
-        self._chosen_base = size_or_none(base_batch_size, "base_batch_size")
+        self._chosen_base = _size_or_none(base_batch_size, "base_batch_size")
         self.base_batch_size = self._chosen_base or self.batch_sizes[0]
-        check_base_batch_size(
-            self.base_batch_size, self.batch_sizes, rule=self.learning_rate_scaling
-        )
+        if learning_rate_scaling == "noise" and self.base_batch_size not in self.batch_sizes:
+            raise ValueError(
+                '`learning_rate_scaling="noise"` measures the noise scale in the trial of '
+                "`base_batch_size`: it must be one of `batch_sizes`. Received: "
+                f"base_batch_size={base_batch_size}, batch_sizes={self.batch_sizes}."
+            )
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
         self.sparse_gradients = check_sparse_gradients(sparse_gradients)
-        self._chosen_validation = size_or_none(validation_batch_size, "validation_batch_size")
-        self.validation_batch_size = self._chosen_validation or default_validation_batch_size(
-            self.batch_sizes, self._given_micro_batch_size
+        self._chosen_validation = _size_or_none(validation_batch_size, "validation_batch_size")
+        self.validation_batch_size = self._chosen_validation or self._default_validation(
+            self.batch_sizes
         )
         self.seed = check_seed(seed)
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
-        self._number = ExecutionNumber()
-        self._learning_rate = TrialLearningRate(
-            self.learning_rate_scaling,
-            self.base_batch_size,
-            follow_batch_size=self.follow_batch_size,
-        )
-        self._auto = AutoMicroBatch(
+        # keras-tuner executes a trial several times with one object of hyperparameters, without the
+        # number: it follows from that object, as long as all executions before it ended well.
+        self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
+        self._micro_batches = SearchMicroBatches(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
             memory_window=self.memory_window,
-            moments_every=_MOMENTS_EVERY,
         )
 
     @property
@@ -175,21 +180,25 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             with dtype_policy_scope(policy), seeded(self._seed(hp)):
                 model = self._inner.build(hp)
         except Exception:
-            self._number.failed()
+            self._executed = None, 0
             raise
-        with ending_the_search(TypeError, ValueError):
+        with _ending_the_search(TypeError, ValueError):
             check_model(model)
             check_active_policy(model, policy)
         if self._first is None:
             self._first = (dict(hp.values), model_facts(model))
         self._learning_rate.at_build(model, batch_size)
-        with ending_the_search(InputError):
-            rows = replica_rows(batch_size, replica_count(model))
+        replicas = replica_count(model)
+        if batch_size < replicas:
+            raise keras_tuner.errors.FatalValueError(
+                "A batch is shared by all replicas, each of which needs an example: leave the "
+                f"sizes below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
+            )
         if self.sparse_gradients == "summed":
             sum_sparse_gradients(model)
-        micro_batch_size = self._micro(rows)
-        if micro_batch_size is not None and micro_batch_size < rows:
-            accumulate_gradients(model, micro_batch_size, moments_every=_MOMENTS_EVERY)
+        rows = -(-batch_size // replicas)
+        if isinstance(self.micro_batch_size, int) and self.micro_batch_size < rows:
+            accumulate_gradients(model, self.micro_batch_size, moments_every=MOMENTS_EVERY)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
@@ -197,15 +206,47 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._declare(hp)
         self._inner.declare_hyperparameters(hp)
 
-    def described(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
-        """Describe the model as the wrapped HyperModel builds it, for the identity of a search.
+    def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
+        """Train the model of a trial and record it; keras-tuner calls it.
 
-        Args:
-            values: Hyperparameters to build it with, None for those of the first model that was
-                built here.
+        Takes what `keras.Model.fit` takes, besides data in the forms that `tuner.search` of
+        kbatch allows: arrays, a dataset, batched or not, or a function
+        `batch_size -> tf.data.Dataset`.
 
         Returns:
-            The hyperparameters, and the facts of the model.
+            What the wrapped `fit` returns, with `samples_per_second` among the metrics.
+        """
+        with _ending_the_search(InputError, RecordError), _failing_the_trial():
+            callbacks = kwargs.get("callbacks")
+            files = trial_files(callbacks)
+            project = None if files is None else files.project
+            if files is not None:
+                files.check_settings(self.settings)
+                files.check_identity(self, hp, args, kwargs)
+            notes = self._learning_rate.at_fit(model, hp.values, project=project)
+            number = self._number(hp)
+            if files is not None:
+                own = give_own_paths(callbacks, trial_id=files.trial_id, execution=number)
+                notes = (*notes, *own)
+            left = 1 if files is None else files.trainings_left(self.batch_sizes)
+            micro_batch = self._micro_batch(hp, model, directory=project, trainings_left=left)
+            execution = Execution(model, self._plan(hp, files, notes), files, micro_batch)
+            if files is not None:
+                for plot in live_plots(callbacks):
+                    plot.follow(files, number=number, so_far=execution.so_far)
+            try:
+                results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
+            except BaseException:
+                self._executed = None, 0
+                raise
+        self._executed = hp, (number + 1) % (1 if files is None else files.executions)
+        return results
+
+    def _described(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
+        """Describe the model that the wrapped HyperModel builds, for the identity of a search.
+
+        `values` are the hyperparameters to build it with, None for those of the first model that
+        was built here; they are returned with the facts.
         """
         if self._first is None or (values is not None and values != self._first[0]):
             hp = keras_tuner.HyperParameters()
@@ -215,14 +256,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self._first = (dict(hp.values), model_facts(model))
         return self._first
 
-    def take_over(self, settings: Mapping[str, object]) -> None:
-        """Keep what an earlier run of the search derived from its sizes; `BatchSizeTuner` calls it.
+    def _take_over(self, settings: Mapping[str, object]) -> None:
+        """Keep what an earlier run of the search, of these settings, derived from its sizes.
 
         Adding sizes must not change the learning rates of the trials there, by another smallest
         size, or the batches that all of them are validated with.
-
-        Args:
-            settings: `settings` of the earlier run.
         """
         sizes: Any = settings.get("batch_sizes")
         if not sizes or sizes == list(self.batch_sizes) or not set(sizes) <= set(self.batch_sizes):
@@ -230,79 +268,28 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         base: Any = settings.get("base_batch_size")
         if self._chosen_base is None and base == sizes[0]:
             self.base_batch_size = base
-            self._learning_rate = TrialLearningRate(
-                self.learning_rate_scaling, base, follow_batch_size=self.follow_batch_size
-            )
-        validation: Any = settings.get("validation_batch_size")
-        default = default_validation_batch_size(tuple(sizes), self._given_micro_batch_size)
+        validation, default = settings.get("validation_batch_size"), self._default_validation(sizes)
         if self._chosen_validation is None and validation == default:
             self.validation_batch_size = default
 
-    def begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
-        """Set which execution of its trial `hp` comes to next; `BatchSizeTuner` calls it.
+    def _begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
+        """Set which execution of its trial, from 0, `hp` comes to next."""
+        self._executed = hp, number
 
-        Args:
-            hp: Hyperparameters of the trial.
-            number: Number of the execution, from 0, whose seed it decides.
-        """
-        self._number.begin(hp, number)
+    def _number(self, hp: keras_tuner.HyperParameters) -> int:
+        """Return the number of the execution that `hp` comes to next, from 0."""
+        known, number = self._executed
+        return number if hp is known else 0
 
-    def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
-        """Train the model of a trial and records it; keras-tuner calls it.
-
-        Takes what `keras.Model.fit` takes, besides data in the forms that `tuner.search` of
-        kbatch allows: arrays, a dataset, batched or not, or a function
-        `batch_size -> tf.data.Dataset`.
-
-        Returns:
-            What the wrapped `fit` returns, with `samples_per_second` among the metrics.
-        """
-        with ending_the_search(InputError, RecordError), failing_the_trial():
-            callbacks = kwargs.get("callbacks")
-            files = trial_files(callbacks)
-            if files is not None:
-                files.check_settings(self.settings)
-                files.check_identity(self, hp, args, kwargs)
-            note = self._learning_rate.at_fit(model, hp.values, project=files and files.project)
-            plan = self._plan(hp, files, replica_count(model), note)
-            if files is not None:
-                own = give_own_paths(callbacks, trial_id=files.trial_id, execution=plan.number)
-                plan = plan._replace(path_notes=own)
-            directory = None if files is None else files.project
-            trainings = 1 if files is None else files.trainings_left(self.batch_sizes)
-            micro_batch = self.micro_batch(hp, model, directory=directory, trainings_left=trainings)
-            cut = self._cut(hp, model, directory) if micro_batch is None else micro_batch.cut
-            execution = Execution(model, plan, files, cut, micro_batch)
-            if files is not None:
-                for plot in live_plots(callbacks):
-                    plot.follow(files, number=plan.number, so_far=execution.so_far)
-            try:
-                results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
-            except BaseException:
-                self._number.failed()
-                raise
-        self._number.ended(hp, planned=1 if files is None else files.executions)
-        return results
-
-    def micro_batch(
+    def _micro_batch(
         self,
         hp: keras_tuner.HyperParameters,
         model: keras.Model,
         *,
         directory: Path | None,
         trainings_left: float = 1,
-    ) -> TrialMicroBatch | None:
-        """Return what finds the micro-batch size of a model; None where that was given.
-
-        Args:
-            hp: Hyperparameters of the model.
-            model: The model.
-            directory: Where results are kept, or None.
-            trainings_left: How many trainings the search has left at its large sizes, this one
-                counted by their share.
-        """
-        if self.micro_batch_size != "auto":
-            return None
+    ) -> TrialMicroBatch:
+        """Return what sets, and under "auto" finds, the micro-batch size of a model."""
         inner, policy, seed = self._inner, model.dtype_policy.name, self._seed(hp)
         summed = self.sparse_gradients == "summed"
 
@@ -312,80 +299,77 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             return sum_sparse_gradients(built) if summed else built
 
         batch_size: Any = hp.get("batch_size")
+        given = None
+        if not isinstance(self.micro_batch_size, str):
+            rows = -(-batch_size // replica_count(model))
+            given = min(rows, self.micro_batch_size or rows)
         return TrialMicroBatch(
-            self._auto,
+            self._micro_batches,
             model,
             build,
-            self._cut(hp, model, directory),
             batch_size=batch_size,
+            size=given,
+            summed=summed,
             directory=directory,
             trainings_left=trainings_left,
         )
 
-    def _cut(
-        self, hp: keras_tuner.HyperParameters, model: keras.Model, directory: Path | None
-    ) -> TrialCut:
-        batch_size: Any = hp.get("batch_size")
-        return TrialCut(
-            model,
-            self._auto.checks,
-            self._auto.data,
-            rows=replica_rows(batch_size, replica_count(model)),
-            moments_every=_MOMENTS_EVERY,
-            summed=self.sparse_gradients == "summed",
-            directory=directory,
+    @property
+    def _learning_rate(self) -> TrialLearningRate:
+        return TrialLearningRate(
+            self.learning_rate_scaling,
+            self.base_batch_size,
+            follow_batch_size=self.follow_batch_size,
         )
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
-        with ending_the_search(InputError):
-            check_space(hp, self.batch_sizes)
+        for parameter in hp.space:
+            values = tuple(getattr(parameter, "values", self.batch_sizes))
+            if parameter.name == "batch_size" and values != self.batch_sizes:
+                raise keras_tuner.errors.FatalValueError(
+                    "The search space has another `batch_size` already, from the project directory "
+                    "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
+                    f"to start over. Received: batch_sizes={self.batch_sizes}, there: {values}."
+                )
         if len(self.dtype_policies) == 1:
             return batch_size, self.dtype_policies[0]
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
     def _plan(
-        self,
-        hp: keras_tuner.HyperParameters,
-        files: TrialFiles | None,
-        replicas: int,
-        scaling_note: RunNote | None,
+        self, hp: keras_tuner.HyperParameters, files: TrialFiles | None, notes: tuple[RunNote, ...]
     ) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
         # A `fit` of the user's may compute the objective itself, after training.
         stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
         return ExecutionPlan(
-            number=self._number.of(hp),
+            number=self._number(hp),
             seed=self._seed(hp),
             batch_size=batch_size,
-            micro_batch_size=self._micro(replica_rows(batch_size, replicas)),
             largest_batch_size=self.batch_sizes[-1],
             validation_batch_size=self.validation_batch_size,
             validation_is_chosen=self._chosen_validation is not None,
             learning_rate_scaling=self.learning_rate_scaling,
             sparse_gradients=self.sparse_gradients,
-            scaling_note=scaling_note,
             metrics=files.objective_names if files is not None and stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
+            notes=notes,
         )
 
-    def _micro(self, rows: int) -> int | None:
-        """Return the micro-batch size of so many rows a device, None where it is to be found."""
-        if self.micro_batch_size == "auto":
-            return None
-        return min(rows, self._given_micro_batch_size or rows)
-
-    @property
-    def _given_micro_batch_size(self) -> int | None:
-        return None if isinstance(self.micro_batch_size, str) else self.micro_batch_size
+    def _default_validation(self, batch_sizes: Sequence[int]) -> int:
+        """Return the size of a validation batch where none was chosen."""
+        if isinstance(self.micro_batch_size, int):
+            return self.micro_batch_size
+        moderate = [size for size in batch_sizes if size <= _LARGEST_DEFAULT_VALIDATION_BATCH]
+        return max(moderate, default=_LARGEST_DEFAULT_VALIDATION_BATCH)
 
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
-        return None if self.seed is None else self.seed + self._number.of(hp)
+        return None if self.seed is None else self.seed + self._number(hp)
 
 
 @contextlib.contextmanager
-def ending_the_search(*kinds: type[Exception]) -> Iterator[None]:
+def _ending_the_search(*kinds: type[Exception]) -> Iterator[None]:
     """End the search at a mistake in what was given: no other trial would fare better."""
     try:
         yield
@@ -394,8 +378,8 @@ def ending_the_search(*kinds: type[Exception]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failing_the_trial() -> Iterator[None]:
-    """Fails the trial, not the search, where not even one example fits."""
+def _failing_the_trial() -> Iterator[None]:
+    """Fail the trial, not the search, where not even one example fits."""
     try:
         yield
     except OutOfMemoryError as error:
@@ -405,91 +389,5 @@ def failing_the_trial() -> Iterator[None]:
         ) from error
 
 
-class ExecutionNumber:
-    """Follows which execution of which trial is under way.
-
-    keras-tuner executes a trial several times with one object of hyperparameters, and tells the
-    number to nobody: it is known by that object, as long as every execution before it ended well.
-    """
-
-    def __init__(self):
-        self._hp: keras_tuner.HyperParameters | None = None
-        self._ended = 0
-
-    def of(self, hp: keras_tuner.HyperParameters) -> int:
-        """Return the number of the execution that `hp` comes to next, from 0."""
-        return self._ended if hp is self._hp else 0
-
-    def begin(self, hp: keras_tuner.HyperParameters, number: int) -> None:
-        """Set the number of the execution that `hp` comes to next."""
-        self._hp, self._ended = hp, number
-
-    def failed(self) -> None:
-        """Notes that a build or a run failed: what comes next begins again."""
-        self._hp, self._ended = None, 0
-
-    def ended(self, hp: keras_tuner.HyperParameters, *, planned: int) -> None:
-        """Notes that an execution ended well, of `planned` ones."""
-        self._hp, self._ended = hp, (self.of(hp) + 1) % planned
-
-
-_LARGEST_DEFAULT_VALIDATION_BATCH = 256
-
-
-def check_space(hp: keras_tuner.HyperParameters, batch_sizes: tuple[int, ...]) -> None:
-    """Check that a search space has no other batch sizes already."""
-    for parameter in hp.space:
-        values = getattr(parameter, "values", batch_sizes)
-        if parameter.name == "batch_size" and tuple(values) != batch_sizes:
-            raise InputError(
-                "The search space has another `batch_size` already, from the project directory "
-                "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
-                f"to start over. Received: batch_sizes={batch_sizes}, there: {tuple(values)}."
-            )
-
-
-def check_base_batch_size(
-    base_batch_size: int, batch_sizes: tuple[int, ...], *, rule: str | None
-) -> None:
-    """Check that the noise scale of the base batch size is measured, where a rule needs it."""
-    if rule == "noise" and base_batch_size not in batch_sizes:
-        raise ValueError(
-            '`learning_rate_scaling="noise"` measures the noise scale in the trial of '
-            "`base_batch_size`: it must be one of `batch_sizes`. Received: "
-            f"base_batch_size={base_batch_size}, batch_sizes={batch_sizes}."
-        )
-
-
-def replica_rows(batch_size: int, replicas: int) -> int:
-    """Return the rows that a replica has of a batch, the most where they differ by one."""
-    if batch_size < replicas:
-        raise InputError(
-            "A batch is shared by all replicas, each of which needs an example: leave the sizes "
-            f"below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
-        )
-    return -(-batch_size // replicas)
-
-
-def size_or_none(size: int | None, name: str) -> int | None:
-    """Check a size that may be left out."""
+def _size_or_none(size: int | None, name: str) -> int | None:
     return None if size is None else check_size(size, name)
-
-
-def check_micro_batch_size(size: int | str | None) -> int | Literal["auto"] | None:
-    """Check a micro-batch size."""
-    if size is None or size == "auto":
-        return size
-    if isinstance(size, str):
-        raise ValueError(
-            '`micro_batch_size` must be "auto", a positive integer or None. '
-            f"Received: micro_batch_size={size!r}."
-        )
-    return check_size(size, "micro_batch_size")
-
-
-def default_validation_batch_size(
-    batch_sizes: tuple[int, ...], micro_batch_size: int | None
-) -> int:
-    """Return the size of a validation batch where none was chosen."""
-    moderate = [size for size in batch_sizes if size <= _LARGEST_DEFAULT_VALIDATION_BATCH]
-    return micro_batch_size or max(moderate, default=_LARGEST_DEFAULT_VALIDATION_BATCH)

@@ -1,8 +1,9 @@
-"""What decides the results of a search, described so that another one is told from it.
+"""What decides the results of a search, described so that another search differs from it.
 
 Equal things must have equal descriptions in any process, or a search could not go on: data are
-told by their shapes, dtypes and values, of large arrays those of rows at fixed places; a dataset,
-which may shuffle, by its spec and length; a function by its code and the plain values it reads.
+described by their shapes, dtypes and values, of large arrays those of rows at fixed places; a
+dataset, which may shuffle, by its spec and length; a function by its code and the plain values it
+reads.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,14 @@ def model_facts(model: keras.Model) -> dict[str, str]:
     """Describe a compiled model as its build function returned it."""
     described = model_description(model)
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    config = _inner_config(described.pop("optimizer"))
-    compiled = described.pop("compiled")
-    size = f"{len(model.layers)} layers and {_weights(model):,} weights"
+    # The configuration of an optimizer, without the loss scaling around it.
+    given, compiled = described.pop("optimizer"), described.pop("compiled")
+    config = given[1] if isinstance(given, list) and isinstance(given[1], dict) else {}
+    inner = config.get("inner_optimizer")
+    config = inner.get("config", config) if isinstance(inner, dict) else config
+    config = config if isinstance(config, dict) else {}
+    weights = sum(int(np.prod(weight.shape)) for weight in model.weights)
+    size = f"{len(model.layers)} layers and {weights:,} weights"
     facts = {
         "model": f"{type(model).__name__} of {size} ({_digest(described)})",
         "optimizer": type(optimizer).__name__,
@@ -64,7 +70,7 @@ def model_facts(model: keras.Model) -> dict[str, str]:
 
 
 def space_facts(space: Any) -> dict[str, str]:
-    """Describe the hyperparameters of a search beside the batch size, which may gain values."""
+    """Describe the hyperparameters of a search except the batch size, which may gain values."""
     found: dict[str, list[str]] = {}
     for parameter in space.space:
         config = parameter.get_config()
@@ -109,7 +115,11 @@ def check_identity(
     *,
     unchecked: bool | None,
 ) -> str | None:
-    """Write the identity of a search that begins, or compare it with that of the directory."""
+    """Write the identity of a search that begins, or compare it with that of the directory.
+
+    `identity_of` returns the present one for the known one. `unchecked` is None where a person
+    cannot ask for it. Returns what is to be said where trials were kept unchecked.
+    """
     damage = None
     try:
         known = read_identity(project)
@@ -118,20 +128,33 @@ def check_identity(
     except RecordError as error:
         known, damage = None, str(error)
     present = identity_of(known)
+    difference = None if known is None else known.difference(present)
     if not _holds_results(project):
-        if known is None or known.difference(present) is not None:
+        if known is None or difference is not None:
             # It may have been ended after its updates were timed.
             (project / GOODPUT_NAME).unlink(missing_ok=True)
-        _write(present, project)
+        write_needed(present, project / IDENTITY_NAME)
         return None
+    ways = "give another `project_name` or `directory`, or `overwrite=True` to start over"
     if known is None:
         told = damage or f"there is no {IDENTITY_NAME}, version 0.1.0 wrote none"
-        return _adopted(present, project, told, known=False, unchecked=unchecked)
-    difference = known.difference(present)
-    if difference is None:
+        holds = "trials of a search that this one cannot be compared with"
+        if unchecked is not None:
+            ways += (
+                ', or `resume="unchecked"` if you know that model, data and arguments are the same'
+            )
+    elif difference is None:
         return None
-    present = dataclasses.replace(present, notes=known.notes)
-    return _adopted(present, project, difference, known=True, unchecked=unchecked)
+    else:
+        told, holds = difference, "another search"
+        present = dataclasses.replace(present, notes=known.notes)
+    if not unchecked:
+        raise InputError(
+            f"The project directory {project} holds {holds}: {ways}. Received: {told}."
+        )
+    note = f'Earlier trials were kept and not compared, by `resume="unchecked"`: {told}.'
+    write_needed(present.with_note(note), project / IDENTITY_NAME)
+    return note
 
 
 def note_in_identity(project: Path, note: str) -> None:
@@ -141,7 +164,7 @@ def note_in_identity(project: Path, note: str) -> None:
     except RecordError:
         return
     if known is not None:
-        _write(known.with_note(note), project)
+        write_needed(known.with_note(note), project / IDENTITY_NAME)
 
 
 def _holds_results(project: Path) -> bool:
@@ -153,73 +176,34 @@ def _holds_results(project: Path) -> bool:
     return any(trial.status in ENDED for trial in read_trial_states(project))
 
 
-def _adopted(
-    present: SearchIdentity, project: Path, told: str, *, known: bool, unchecked: bool | None
-) -> str:
-    if not unchecked and known:
-        raise InputError(
-            f"The project directory {project} holds another search: give another `project_name` or "
-            f"`directory`, or `overwrite=True` to start over. Received: {told}."
-        )
-    if not unchecked:
-        ways = "give another `project_name` or `directory`, or `overwrite=True` to start over"
-        if unchecked is not None:
-            ways += (
-                ', or `resume="unchecked"` if you know that model, data and arguments are the same'
-            )
-        raise InputError(
-            f"The project directory {project} holds trials of a search that this one cannot be "
-            f"compared with: {ways}. Received: {told}."
-        )
-    note = f'Earlier trials were kept and not compared, by `resume="unchecked"`: {told}.'
-    _write(present.with_note(note), project)
-    return note
-
-
-def _write(identity: SearchIdentity, project: Path) -> None:
+def write_needed(record: object, file: Path) -> None:
+    """Write a record without which the search cannot go on."""
     try:
-        write_record(identity, project / IDENTITY_NAME)
+        write_record(record, file)
     except OSError as error:
         raise RecordError(str(error)) from error
 
 
-def _inner_config(described: Any) -> dict[str, Any]:
-    """Return the described configuration of an optimizer, without the loss scaling around it."""
-    config = described[1] if isinstance(described, list) else {}
-    inner = config.get("inner_optimizer") if isinstance(config, dict) else None
-    found = inner.get("config", config) if isinstance(inner, dict) else config
-    return found if isinstance(found, dict) else {}
-
-
-def _weights(model: Any) -> int:
-    return sum(int(np.prod(weight.shape)) for weight in model.weights)
-
-
 def _callback_facts(callbacks: Any) -> dict[str, str]:
+    """Describe what the constructor of each callback was given, where that is kept by its name."""
     facts: dict[str, str] = {}
     for callback in keras.tree.flatten(callbacks or []):
-        kind = type(callback)
+        kind, held = type(callback), vars(callback)
         if kind in _WRITERS or kind.__module__.startswith(_OF_THE_SEARCH):
             continue
+        # The target or the budget of one of kbatch's.
+        found: dict[str, Any] = {n: v for n, v in held.items() if dataclasses.is_dataclass(v)}
+        for name in inspect.signature(kind.__init__).parameters:
+            value = held.get(name, held.get(f"_{name}"))
+            shows = name in (*_PATHS, "verbose") or isinstance(value, Path)
+            if value is not None and not shows:
+                found[name] = value
         name, number = f"callback {kind.__name__}", 1
         while name in facts:
             number += 1
             name = f"callback {kind.__name__} ({number})"
-        facts[name] = _text(_configuration(callback)) or "given"
+        facts[name] = _text(found) or "given"
     return facts
-
-
-def _configuration(callback: Any) -> dict[str, Any]:
-    """Return what the constructor of a callback was given, where it is kept under its name."""
-    held = vars(callback)
-    # The target or the budget of one of kbatch's.
-    found: dict[str, Any] = {n: v for n, v in held.items() if dataclasses.is_dataclass(v)}
-    for name in inspect.signature(type(callback).__init__).parameters:
-        value = held.get(name, held.get(f"_{name}"))
-        told = name not in (*_PATHS, "verbose") and not isinstance(value, Path)
-        if value is not None and told:
-            found[name] = value
-    return found
 
 
 def _data_facts(name: str, value: Any) -> dict[str, str]:
@@ -254,32 +238,25 @@ def _leaf_text(leaf: Any) -> str:
 
 
 def _array_text(leaf: Any) -> str:
+    """Describe an array by its values: of a large one by some rows, first and last included."""
     shape = tuple(leaf.shape)
     if not shape or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         return f"{type(leaf).__name__} of shape {shape}"
-    taken = hashlib.sha256()
-    dtype = None
-    for rows in _rows(leaf, shape):
+    count, by_place = shape[0], getattr(leaf, "iloc", leaf)
+    row_bytes = max(1, np.asarray(by_place[:1]).nbytes)
+    if count * row_bytes <= _MOST_BYTES:
+        pieces: Iterable[Any] = [leaf]
+    else:
+        most = int(np.clip(_MOST_BYTES // row_bytes, 2, _MOST_ROWS))
+        places = np.unique(np.linspace(0, count - 1, most).astype(int)).tolist()
+        pieces = (by_place[place : place + 1] for place in places)
+    taken, dtype = hashlib.sha256(), None
+    for rows in map(np.asarray, pieces):
         # Training casts it so, whichever of them was given.
         rows = rows.astype("float32") if rows.dtype == np.float64 else rows
         dtype = rows.dtype
-        plain = repr(rows.tolist()).encode() if dtype.hasobject else rows.tobytes()
-        taken.update(plain)
-    return f"{shape[0]:,} rows of {shape[1:]} {dtype}, values {taken.hexdigest()[:8]}"
-
-
-def _rows(leaf: Any, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Read an array whole where it is small, else some of its rows, the first and last included."""
-    count = shape[0]
-    by_place = getattr(leaf, "iloc", leaf)
-    first = np.asarray(by_place[:1])
-    row_bytes = max(1, first.nbytes)
-    if count * row_bytes <= _MOST_BYTES:
-        yield np.asarray(leaf)
-        return
-    most = int(np.clip(_MOST_BYTES // row_bytes, 2, _MOST_ROWS))
-    for i in np.unique(np.linspace(0, count - 1, most).astype(int)):
-        yield np.asarray(by_place[int(i) : int(i) + 1])
+        taken.update(repr(rows.tolist()).encode() if dtype.hasobject else rows.tobytes())
+    return f"{count:,} rows of {shape[1:]} {dtype}, values {taken.hexdigest()[:8]}"
 
 
 def _is_plain(value: Any) -> bool:
@@ -318,16 +295,13 @@ def _worded(value: Any) -> str:
         return f"{value.__qualname__} ({_digest(function_code(value))})"
     kind = value if isinstance(value, type) else type(value)
     if hasattr(value, "get_config") and not isinstance(value, type):
-        return f"{kind.__name__}({_worded(_plain_config(value))})"
+        try:
+            config = {key: item for key, item in value.get_config().items() if key != "name"}
+        # Keras raises these where a part of the user's has no `get_config`: its class is left.
+        except (NotImplementedError, TypeError, ValueError):
+            config = {}
+        return f"{kind.__name__}({_worded(config)})"
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _plain_config(value: Any) -> Any:
-    try:
-        return {key: item for key, item in value.get_config().items() if key != "name"}
-    # Keras raises these where a part of the user's has no `get_config`: its class tells it apart.
-    except (NotImplementedError, TypeError, ValueError):
-        return {}
 
 
 def _digest(value: Any) -> str:

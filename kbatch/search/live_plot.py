@@ -22,10 +22,13 @@ from kbatch.search.trial_files import TrialFiles
 from kbatch.study.figures.trials import HEIGHT_IN, plot_trials, trials_info
 from kbatch.study.loading import load_study
 from kbatch.study.study import Study
-from kbatch.study.trial import TrialRecord
 
 # Drawing takes at most about this share of the time.
 _SHARE = 0.1
+# Shown at half its pixels, it is sharp on fine screens.
+_WIDTH_PX = 640
+_MARK_SIZE = 6
+_NAME_CHARACTERS = 16
 
 
 class LivePlot(keras.callbacks.Callback):
@@ -44,7 +47,7 @@ class LivePlot(keras.callbacks.Callback):
         path: File to write at each change, with suffix `.png`, `.svg` or `.pdf`; None for none.
         interval_s: Least seconds between two drawings in a trial.
         display: What shows the figure, as IPython's `display`; that of the notebook if None.
-        now: Gives the time, in seconds.
+        now: Returns the time, in seconds.
 
     Raises:
         ValueError: If the suffix is another one, or `interval_s` is negative.
@@ -81,24 +84,18 @@ class LivePlot(keras.callbacks.Callback):
     def follow(
         self, files: TrialFiles, *, number: int, so_far: Callable[[], ExecutionRecord]
     ) -> None:
-        """Begin an execution; `BatchSizeHyperModel.fit` calls it.
-
-        Args:
-            files: Files of the trial.
-            number: Number of the execution, from 0.
-            so_far: Gives the record of the execution so far.
-        """
+        """Begin an execution, whose record so far is `so_far()`; a search calls it."""
         project = files.project
         self._project, self._trial_id, self._number = project, files.trial_id, number
         self._so_far = so_far
         self._picture.at_end_of_cell(lambda: self.show_ended(project))
 
     def stay(self) -> None:
-        """Return that nobody clears the output of the cell; `BatchSizeTuner` calls it."""
+        """Keep to one place: nobody clears the output of the cell; a search calls it."""
         self._picture.wiped = False
 
     def show_ended(self, project: Path) -> None:
-        """Show the trials that a project directory holds; `BatchSizeTuner` calls it."""
+        """Show the trials that a project directory holds; a search calls it."""
         if self._picture.seen:
             self._show(load_study(project), None)
 
@@ -115,32 +112,36 @@ class LivePlot(keras.callbacks.Callback):
             self._draw()
 
     def on_train_end(self, logs: Any = None):
-        """Show what the execution came to."""
+        """Show the result of the execution."""
         self._epoch += 1
         self._draw()
 
     def _draw(self) -> None:
         if self._project is None or self._so_far is None or not self._picture.seen:
             return
-        study = _with_execution(
-            load_study(self._project), self._trial_id, self._number, self._so_far()
+        study = load_study(self._project)
+        # Its file has the record of when it began.
+        execution, number = self._so_far(), self._number
+        trials = tuple(
+            dataclasses.replace(trial, executions=(*trial.executions[:number], execution))
+            if trial.trial_id == self._trial_id
+            else trial
+            for trial in study.trials
         )
-        self._show(study, self._trial_id)
+        self._show(dataclasses.replace(study, trials=trials), self._trial_id)
 
     def _show(self, study: Study, running: str | None) -> None:
+        ended = sum(trial.status not in ("running", "interrupted") for trial in study.trials)
+        status = f"{counted(ended, 'trial')} ended"
+        if running is not None:
+            trial = next(trial for trial in study.trials if trial.trial_id == running)
+            epochs = (self.params or {}).get("epochs")
+            of = f" of {epochs}" if epochs else ""
+            status = f"{ended} ended, batch size {trial.batch_size:,} after epoch {self._epoch}{of}"
         begun_s = self._now()
-        self._picture.show(draw_live(study, running=running, status=self._status(study, running)))
+        self._picture.show(draw_live(study, running=running, status=status))
         ended_s = self._now()
         self._next_s = ended_s + max(self._interval_s, (ended_s - begun_s) / _SHARE)
-
-    def _status(self, study: Study, running: str | None) -> str:
-        ended = sum(trial.status not in ("running", "interrupted") for trial in study.trials)
-        if running is None:
-            return f"{counted(ended, 'trial')} ended"
-        trial = next(trial for trial in study.trials if trial.trial_id == running)
-        epochs = (self.params or {}).get("epochs")
-        of = f" of {epochs}" if epochs else ""
-        return f"{ended} ended, batch size {trial.batch_size:,} after epoch {self._epoch}{of}"
 
 
 def live_plots(callbacks: Any) -> list[LivePlot]:
@@ -148,31 +149,10 @@ def live_plots(callbacks: Any) -> list[LivePlot]:
     return [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, LivePlot)]
 
 
-def _with_execution(
-    study: Study, trial_id: str | None, number: int, execution: ExecutionRecord
-) -> Study:
-    """Put the record of an execution that runs in the place of what its file holds."""
-    trials = tuple(
-        dataclasses.replace(trial, executions=(*trial.executions[:number], execution))
-        if trial.trial_id == trial_id
-        else trial
-        for trial in study.trials
-    )
-    return dataclasses.replace(study, trials=trials)
-
-
-# Shown at half its pixels, it is sharp on fine screens.
-_WIDTH_PX = 640
-
-
 class LivePicture:
-    """Shows figures one after the other in one place.
+    """Shows figures one after the other in one place, and in a file where one is given.
 
     It stays itself in copies, and travels to another process without its place.
-
-    Args:
-        path: File to write as well, None for none.
-        display: IPython's `display`; None for that of the notebook, if there is one.
 
     Attributes:
         wiped: Whether the cell's output may be cleared by others: then it must be shown again.
@@ -212,7 +192,7 @@ class LivePicture:
             self._handle.update(data, raw=True, metadata=metadata)
 
     def renew(self) -> None:
-        """Return up the place where it may have been wiped: the next figure gets a new one."""
+        """Give up the place where it may have been wiped: the next figure gets a new one."""
         if self._handle is not None and self.wiped:
             self._handle.update({"text/plain": ""}, raw=True)
             self._handle = None
@@ -249,21 +229,22 @@ def _events() -> Any:
     return importlib.import_module("IPython").get_ipython().events
 
 
-_MARK_SIZE = 6
-_NAME_CHARACTERS = 16
-
-
-def draw_live(study: Study, *, running: str | None, status: str) -> "Axes":
+def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
     """Draw the trials of a search so far.
 
     A trial that runs is drawn with what its epochs have shown, as a hollow mark; one without an
     epoch is not drawn yet.
     """
-    shown = Study(
-        f"{shortened(study.name, _NAME_CHARACTERS)}: {status}",
-        tuple(_so_far(t) if t.trial_id == running else t for t in study.trials if _is_shown(t)),
-        study.search,
-    )
+    trials = []
+    for trial in study.trials:
+        measured = [e for e in trial.executions if e.epochs]
+        if trial.trial_id == running and measured:
+            completed = (dataclasses.replace(e, status="completed") for e in measured)
+            trials.append(dataclasses.replace(trial, executions=tuple(completed)))
+        elif trial.status not in ("running", "interrupted") or measured:
+            trials.append(trial)
+    name = f"{shortened(study.name, _NAME_CHARACTERS)}: {status}"
+    shown = Study(name, tuple(trials), study.search)
     if not shown.trials:
         (panel,) = panels(detached_axes(HEIGHT_IN), HEIGHT_IN)
         write_title(panel, shown.name)
@@ -272,32 +253,15 @@ def draw_live(study: Study, *, running: str | None, status: str) -> "Axes":
         panel.set_label("An empty chart: no epoch of the search has ended yet.")
         return panel
     upper = plot_trials(shown, detached_axes(HEIGHT_IN))
-    _hollow(upper, shown, running)
-    return upper
-
-
-def _is_shown(trial: TrialRecord) -> bool:
-    return trial.status not in ("running", "interrupted") or any(e.epochs for e in trial.executions)
-
-
-def _so_far(trial: TrialRecord) -> TrialRecord:
-    """Take what the epochs have shown for the result."""
-    measured = (e for e in trial.executions if e.epochs)
-    completed = (dataclasses.replace(e, status="completed") for e in measured)
-    return dataclasses.replace(trial, executions=tuple(completed))
-
-
-def _hollow(upper: "Axes", shown: Study, running: str | None) -> None:
-    info = trials_info(shown)
-    figure = upper.get_figure(root=True)
-    panels = figure.axes if figure else [upper]
+    info, figure = trials_info(shown), upper.get_figure(root=True)
+    drawn = figure.axes if figure else [upper]
     for point in info.points:
         if point.trial_id != running or point.status != "completed":
             continue
         number = next(i for i, one in enumerate(info.series) if running in one.trial_ids)
         style = series_style(number)
         values = (point.samples_per_second, point.quality)
-        for panel, estimate in zip(panels, values, strict=True):
+        for panel, estimate in zip(drawn, values, strict=True):
             if estimate is not None:
                 panel.plot(
                     [point.place],
@@ -309,3 +273,4 @@ def _hollow(upper: "Axes", shown: Study, running: str | None) -> None:
                     linestyle="none",
                     zorder=3,
                 )
+    return upper

@@ -30,14 +30,21 @@ def untried_in_grid(
     It knows nothing but the space and the trials, so a search that goes on after an interruption
     goes the way of one that was never interrupted.
     """
-    taken = {_key(_completed(space, values)) for values in tried}
+    taken = set()
+    for values in tried:
+        # What a trial has of the active hyperparameters, defaults for what it lacks.
+        found: Values = {}
+        for parameter in space.space:
+            if parameter.name not in found and _active(parameter, found):
+                found[parameter.name] = values.get(parameter.name, parameter.default)
+        taken.add(_key(found))
     return (values for values in grid(space) if _key(values) not in taken)
 
 
 def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
     """Return every combination of a space: the last hyperparameter changes fastest.
 
-    Each hyperparameter begins with its default. A range without a step gives the ten values that
+    Each hyperparameter begins with its default. A range without a step has the ten values that
     keras-tuner samples from it.
     """
     return _extensions({}, tuple(space.space))
@@ -48,31 +55,19 @@ def _extensions(values: Values, parameters: Sequence[Any]) -> Iterator[Values]:
         yield values
         return
     first, rest = parameters[0], parameters[1:]
-    if first.name in values or not _active(first, values):
-        yield from _extensions(values, rest)
-        return
-    for value in _ordered(first):
-        yield from _extensions(values | {first.name: value}, rest)
-
-
-def _completed(space: keras_tuner.HyperParameters, values: Values) -> Values:
-    """Return what a trial has of the active hyperparameters, defaults for what it lacks."""
-    found: Values = {}
-    for parameter in space.space:
-        if parameter.name not in found and _active(parameter, found):
-            found[parameter.name] = values.get(parameter.name, parameter.default)
-    return found
+    choices = [values]
+    if first.name not in values and _active(first, values):
+        own = [_plain(value) for value in first.values]
+        if hasattr(first, "min_value"):
+            own.sort()  # keras-tuner's samples of a range come out of a set.
+        own = dict.fromkeys([_plain(first.default), *own])
+        choices = [values | {first.name: value} for value in own]
+    for choice in choices:
+        yield from _extensions(choice, rest)
 
 
 def _active(parameter: Any, values: Values) -> bool:
     return all(condition.is_active(values) for condition in parameter.conditions)
-
-
-def _ordered(parameter: Any) -> list[Any]:
-    values = [_plain(value) for value in parameter.values]
-    if hasattr(parameter, "min_value"):
-        values.sort()  # keras-tuner's samples of a range come out of a set.
-    return list(dict.fromkeys([_plain(parameter.default), *values]))
 
 
 def _plain(value: Any) -> Any:
@@ -81,7 +76,7 @@ def _plain(value: Any) -> Any:
 
 
 def _key(values: Values) -> frozenset[tuple[str, str]]:
-    # The text tells True from 1, which are equal as values.
+    # By their text True differs from 1, which are equal as values.
     return frozenset((name, repr(value)) for name, value in values.items())
 
 
@@ -113,10 +108,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
     `oracle.json` is neither written nor read. A failed trial is a result: however many there are in
     a row, the next one comes.
 
-    Args:
-        objective: keras-tuner's objective.
-        strategy: Gives the values still to try, for the space and the values of all trials.
-        keep_checkpoints: How many of the best trials keep their checkpoint.
+    `strategy` returns the values still to try, for the space and the values of all trials.
     """
 
     def __init__(self, objective: Any, strategy: Strategy, *, keep_checkpoints: int):
@@ -151,19 +143,25 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def end_trial(self, trial: Any) -> None:
         """Keep how a trial ended, and the checkpoints of the best trials only."""
         super().end_trial(trial)
-        self._drop_checkpoints()
+        kept = {one.trial_id for one in self.get_best_trials(self._keep_checkpoints)}
+        ended = {one.trial_id for one in self.ended_trials}
+        delete_checkpoints(self._project, ended - kept)
 
     def get_best_trials(self, num_trials: int = 1) -> list[Any]:
         """Return the best of the trials that completed, fewer than asked for if there are fewer.
 
         Of trials with equal scores the smaller batch size comes first, as in `Study.best_trial`.
         """
-        scored = [
-            t
-            for t in self.ended_trials
-            if t.status == TrialStatus.COMPLETED and t.score is not None and not math.isnan(t.score)
-        ]
-        return sorted(scored, key=self._rank)[:num_trials]
+
+        def rank(trial: Any) -> tuple[float, int, str]:
+            # A trial of another tuner may have no batch size.
+            size = trial.hyperparameters.values.get("batch_size", 0)
+            objective = Objective(self.objective.name, self.objective.direction)
+            return objective.rank(trial.score, batch_size=size, trial_id=trial.trial_id)
+
+        completed = [t for t in self.ended_trials if t.status == TrialStatus.COMPLETED]
+        scored = [t for t in completed if t.score is not None and not math.isnan(t.score)]
+        return sorted(scored, key=rank)[:num_trials]
 
     def remaining_trials(self) -> int:
         """Count the trials that have not ended, as far as the space is known."""
@@ -190,12 +188,6 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def _project(self) -> Path:
         return Path(self._project_dir)
 
-    def _rank(self, trial: Any) -> tuple[float, int, str]:
-        # A trial of another tuner may have no batch size.
-        size = trial.hyperparameters.values.get("batch_size", 0)
-        objective = Objective(self.objective.name, self.objective.direction)
-        return objective.rank(trial.score, batch_size=size, trial_id=trial.trial_id)
-
     def _interrupted(self) -> Any:
         """Return a trial that nobody runs and that has not ended, as new under its own id."""
         running = {trial.trial_id for trial in self.ongoing_trials.values()}
@@ -211,22 +203,16 @@ class BatchSizeOracle(keras_tuner.Oracle):
             return None
         hyperparameters = self.get_space()
         hyperparameters.values = dict(values)
-        return Trial(hyperparameters, self._free_id(), TrialStatus.RUNNING)
+        # The smallest number that is free: that of a trial whose file is damaged is.
+        ids = (f"{number:04d}" for number in range(len(self.trials) + 1))
+        free = next(trial_id for trial_id in ids if trial_id not in self.trials)
+        return Trial(hyperparameters, free, TrialStatus.RUNNING)
 
     def _tried(self) -> list[Values]:
         return [trial.hyperparameters.values for trial in self.trials.values()]
 
-    def _free_id(self) -> str:
-        """Return the smallest number that is free: that of a trial whose file is damaged is."""
-        return next(i for n in range(len(self.trials) + 1) if (i := f"{n:04d}") not in self.trials)
-
     def _save_trial(self, trial: Any) -> None:
         write_trial_state(trial, self._project)
-
-    def _drop_checkpoints(self) -> None:
-        kept = {trial.trial_id for trial in self.get_best_trials(self._keep_checkpoints)}
-        ended = {trial.trial_id for trial in self.ended_trials}
-        delete_checkpoints(self._project, ended - kept)
 
 
 def _with_direction(objective: Any) -> Any:

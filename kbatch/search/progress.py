@@ -5,7 +5,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,39 +17,33 @@ from kbatch.document.numbers import percent
 from kbatch.study.names import outcome, value_text
 from kbatch.study.trial import TrialRecord
 
+_SHORTEST_PAUSE_S = 0.2
+# Metrics of an epoch that say nothing of what was learned.
+_NO_QUALITY = ("samples_per_second", "gradient_variance", "gradient_squared_norm", "learning_rate")
 
-class LiveLine(Protocol):
-    """Shows text that replaces what it showed before; lines printed above it stay.
+
+class FileLine:
+    """Shows progress in a log file: lines stay, and hold no control characters.
 
     Attributes:
-        changes: Whether there is such a place at all.
+        changes: Whether there is a place whose text is replaced.
     """
 
-    changes: bool
+    changes = False
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Show a name, a share from 0 to 1, and figures."""
-        ...
+        """Show a name, a share from 0 to 1 and figures in place of those before."""
 
     def print(self, text: str) -> None:
-        """Print a line that stays."""
-        ...
+        """Print a line that stays and is there at once."""
+        print(text, file=sys.stdout, flush=True)
 
     def close(self) -> None:
-        """Take the changing line away."""
-        ...
+        """Take what changes away."""
 
 
-def live_line() -> LiveLine:
-    """Return the line for where stdout goes: a terminal, a notebook or a file."""
-    console = Console()
-    if console.is_jupyter:
-        return NotebookLine(importlib.import_module("IPython.display").display)
-    return TerminalLine(console) if console.is_terminal else FileLine()
-
-
-class TerminalLine:
-    """A bar at the bottom of a terminal."""
+class TerminalLine(FileLine):
+    """A bar at the bottom of a terminal, below the lines that stay."""
 
     changes = True
 
@@ -81,12 +75,8 @@ class TerminalLine:
         self._bar.stop()
 
 
-class NotebookLine:
-    """An output of its own in a notebook's cell, which alone it replaces.
-
-    Args:
-        display: IPython's `display`.
-    """
+class NotebookLine(FileLine):
+    """An output of its own in a notebook's cell, which alone it replaces by IPython's `display`."""
 
     changes = True
 
@@ -117,23 +107,12 @@ class NotebookLine:
             self._handle.update(bundle, raw=True)
 
 
-class FileLine:
-    """A log file: nothing changes there, and lines hold no control characters."""
-
-    changes = False
-
-    def update(self, name: str, share: float | None, figures: str) -> None:
-        """Show nothing."""
-
-    def print(self, text: str) -> None:
-        """Print a line that is there at once."""
-        print(text, file=sys.stdout, flush=True)
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-_SHORTEST_PAUSE_S = 0.2
+def live_line() -> FileLine:
+    """Return the line for where stdout goes: a terminal, a notebook or a file."""
+    console = Console()
+    if console.is_jupyter:
+        return NotebookLine(importlib.import_module("IPython.display").display)
+    return TerminalLine(console) if console.is_terminal else FileLine()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +120,6 @@ class FitProgress:
     """How far a trial is.
 
     Attributes:
-        execution: Number of the execution that runs, from 0.
         share: Share of the trial that is done, from 0 to 1, by whole epochs where their steps are
             not known.
         epoch: Number of the epoch that runs, from 0.
@@ -152,7 +130,6 @@ class FitProgress:
         epoch_ended: Whether an epoch has just ended.
     """
 
-    execution: int
     share: float
     epoch: int
     epochs: int
@@ -163,14 +140,7 @@ class FitProgress:
 
 
 class FitReporter(keras.callbacks.Callback):
-    """Tells how far training is, a few times a second.
-
-    Args:
-        tell: Receives what there is to tell.
-        execution: Number of the execution, from 0.
-        executions: Executions of the trial.
-        now: Gives the time, in seconds.
-    """
+    """Reports by `tell` how far training is, a few times a second."""
 
     def __init__(
         self,
@@ -199,23 +169,23 @@ class FitReporter(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Return how far the epoch is, unless it has just been told."""
+        """Report how far the epoch is, unless that has just been done."""
         if self._now() - self._told_s >= _SHORTEST_PAUSE_S:
-            steps = self._of("steps")
+            steps = (self.params or {}).get("steps")
             self._report((batch + 1) / steps if steps else 0.0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Return the metrics of the epoch."""
-        self._metrics = _numbers(logs or {})
+        """Report the metrics of the epoch."""
+        numbers = {name: value for name, value in (logs or {}).items() if np.size(value) == 1}
+        self._metrics = {name: float(value) for name, value in numbers.items()}
         self._report(1.0, epoch_ended=True)
 
     def _report(self, share_of_epoch: float, *, epoch_ended: bool = False) -> None:
         self._told_s = self._now()
-        epochs = self._of("epochs") or 1
+        epochs = (self.params or {}).get("epochs") or 1
         share = (self._epoch + min(share_of_epoch, 1.0)) / epochs
         self._tell(
             FitProgress(
-                execution=self._execution,
                 share=(self._execution + share) / self._executions,
                 epoch=self._epoch,
                 epochs=epochs,
@@ -226,34 +196,27 @@ class FitReporter(keras.callbacks.Callback):
             )
         )
 
-    def _of(self, name: str) -> int | None:
-        return (self.params or {}).get(name)
-
-
-def _numbers(logs: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in logs.items() if np.size(value) == 1}
-
 
 class SearchProgress:
     """Shows how far a search is; a context manager around it.
 
     Args:
         verbose: 0 for nothing, 1 for trials, 2 for epochs too.
-        open_line: Gives the line to show it on.
-        now: Gives the time, in seconds.
+        open_line: Opens the line to show it on.
+        now: Returns the time, in seconds.
     """
 
     def __init__(
         self,
         verbose: int = 1,
         *,
-        open_line: Callable[[], LiveLine] = live_line,
+        open_line: Callable[[], FileLine] = live_line,
         now: Callable[[], float] = time.monotonic,
     ):
         self._verbose = verbose
         self._open_line = open_line
         self._now = now
-        self._line: LiveLine | None = None
+        self._line: FileLine | None = None
         self._name = ""
         self._trials_left: int | None = None
         self._durations_s: list[float] = []
@@ -289,18 +252,34 @@ class SearchProgress:
         self._memory_bytes = max(self._memory_bytes or 0, progress.memory_bytes)
         if self._line is None:
             return
+        figures = [
+            *_speed(progress.samples_per_second, progress.memory_bytes),
+            *(f"{name} {value:.4f}" for name, value in _shown(progress.metrics).items()),
+        ]
         if progress.epoch_ended and self._verbose > 1:
-            self._line.print(epoch_line(self._name, progress))
-        trial_left_s = self._trial_left_s(progress.share)
-        figures = live_figures(
-            progress, trial_left_s=trial_left_s, search_left_s=self._search_left_s(trial_left_s)
-        )
-        self._line.update(self._name, progress.share, figures)
+            epoch = f"epoch {progress.epoch + 1}/{progress.epochs}"
+            self._line.print(", ".join([self._name, epoch, *figures]))
+        if self._first is None:
+            self._first = self._now(), progress.share
+        # By the share since the first report: building and tracing came before it.
+        first_s, first_share = self._first
+        gained, trial_left_s = progress.share - first_share, None
+        left = [percent(progress.share)]
+        if gained > 0:
+            trial_left_s = (self._now() - first_s) * (1 - progress.share) / gained
+            left.append(f"{duration(trial_left_s)} left")
+        search_left_s = self._search_left_s(trial_left_s)
+        if search_left_s is not None:
+            left.append(f"search {duration(search_left_s)} left")
+        self._line.update(self._name, progress.share, ", ".join([*left, *figures]))
 
     def trial_ends(self, record: TrialRecord | None) -> None:
         """Print the line of a trial that stays."""
         duration_s = self._now() - self._begun_s
-        self._durations_s.append(duration_s - _search_s(record))
+        # Later trials know what the search for the micro-batch size found.
+        executions = record.executions if record else ()
+        search_s = sum(execution.micro_batch_search_s or 0.0 for execution in executions)
+        self._durations_s.append(duration_s - search_s)
         if self._line is None:
             return
         text = trial_line(
@@ -314,15 +293,6 @@ class SearchProgress:
         if self._line is not None:
             self._line.print(text)
 
-    def _trial_left_s(self, share: float) -> float | None:
-        """Extrapolate from the first that was told: building and tracing came before it."""
-        if self._first is None:
-            self._first = self._now(), share
-        first_s, first_share = self._first
-        if share <= first_share:
-            return None
-        return (self._now() - first_s) * (1 - share) / (share - first_share)
-
     def _search_left_s(self, trial_left_s: float | None) -> float | None:
         """Extrapolate from the trials that this search has finished."""
         if not self._durations_s or self._trials_left is None:
@@ -331,12 +301,6 @@ class SearchProgress:
         if trial_left_s is None:
             trial_left_s = max(0.0, mean_s - (self._now() - self._begun_s))
         return trial_left_s + mean_s * (self._trials_left - 1)
-
-
-def _search_s(record: TrialRecord | None) -> float:
-    """Sum what the search for the micro-batch size took: later trials know it."""
-    executions = record.executions if record else ()
-    return sum(execution.micro_batch_search_s or 0.0 for execution in executions)
 
 
 def trial_name(values: Mapping[str, Any], number: int | None, total: int | None) -> str:
@@ -348,60 +312,30 @@ def trial_name(values: Mapping[str, Any], number: int | None, total: int | None)
     return ", ".join([place, f"batch {values['batch_size']:>5}", *others])
 
 
-def live_figures(
-    progress: FitProgress, *, trial_left_s: float | None, search_left_s: float | None
-) -> str:
-    """Word how far a trial is: time left, throughput, memory and the last metrics."""
-    figures = [percent(progress.share)]
-    if trial_left_s is not None:
-        figures.append(f"{duration(trial_left_s)} left")
-    if search_left_s is not None:
-        figures.append(f"search {duration(search_left_s)} left")
-    return ", ".join(
-        [
-            *figures,
-            *_speed(progress.samples_per_second, progress.memory_bytes),
-            *_metrics(progress.metrics),
-        ]
-    )
-
-
-def epoch_line(name: str, progress: FitProgress) -> str:
-    """Word an epoch that ended."""
-    epoch = f"epoch {progress.epoch + 1}/{progress.epochs}"
-    figures = _speed(progress.samples_per_second, progress.memory_bytes)
-    return ", ".join([name, epoch, *figures, *_metrics(progress.metrics)])
-
-
 def trial_line(
     name: str, record: TrialRecord | None, *, duration_s: float, memory_bytes: int | None
 ) -> str:
-    """Word how a trial ended: its figures, or the cause of its failure."""
-    begun = f"{name}, {duration_s:5.1f} s"
+    """Say how a trial ended: its figures, or the cause of its failure."""
+    parts = [name, f"{duration_s:5.1f} s"]
     if record is None:
-        return f"{begun}, failed: nothing was recorded"
+        return ", ".join([*parts, "failed: nothing was recorded"])
     if record.status != "completed":
-        return f"{begun}, {outcome(record)}: {record.failure}"
-    metrics = {
-        name: f"{value:.4f}" + _half_width(record, name)
-        for name, value in _shown(record.metrics).items()
-    }
-    figures = _speed(record.samples_per_second, memory_bytes)
+        return ", ".join([*parts, f"{outcome(record)}: {record.failure}"])
+    parts += _speed(record.samples_per_second, memory_bytes)
+    for metric, value in _shown(record.metrics).items():
+        interval = record.metric_interval(metric)
+        half_width = f" ± {(interval.high - interval.low) / 2:.2g}" if interval else ""
+        parts.append(f"{metric} {value:.4f}{half_width}")
     count = len(record.executions)
     which = "best epoch" if count == 1 else f"best epochs, mean of {count} executions"
-    return ", ".join([begun, *figures, *(f"{n} {v}" for n, v in metrics.items())]) + f" ({which})"
+    return f"{', '.join(parts)} ({which})"
 
 
 def duration(seconds: float) -> str:
-    """Word a duration as minutes and seconds, or hours with them."""
+    """Format a duration as minutes and seconds, or hours with them."""
     whole = max(0, round(seconds))
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
-def _half_width(record: TrialRecord, name: str) -> str:
-    interval = record.metric_interval(name)
-    return f" ± {(interval.high - interval.low) / 2:.2g}" if interval else ""
 
 
 def _speed(samples_per_second: float | None, memory_bytes: int | None) -> list[str]:
@@ -411,12 +345,7 @@ def _speed(samples_per_second: float | None, memory_bytes: int | None) -> list[s
     return [*memory, f"{samples_per_second:,.0f} samples/s"]
 
 
-def _metrics(metrics: Mapping[str, float]) -> list[str]:
-    return [f"{name} {value:.4f}" for name, value in _shown(metrics).items()]
-
-
 def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of the validation, or without one those of training."""
     validation = {n: v for n, v in metrics.items() if n.startswith("val_")}
-    own = ("samples_per_second", "gradient_variance", "gradient_squared_norm", "learning_rate")
-    return validation or {n: v for n, v in metrics.items() if n not in own}
+    return validation or {n: v for n, v in metrics.items() if n not in _NO_QUALITY}

@@ -1,5 +1,6 @@
 """The sidecar files of a search: kbatch.json of the project and of each trial."""
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,17 @@ import numpy as np
 from keras_tuner.src.engine import tuner_utils
 
 from kbatch.device.environment import read_environment
+from kbatch.device.failures import failure_status, failure_text, failure_traceback
 from kbatch.errors import InputError
-from kbatch.records.json_codec import NewerRecordError, RecordError, read_record, write_record
+from kbatch.records.json_codec import (
+    NewerRecordError,
+    RecordError,
+    load_if_readable,
+    read_record,
+)
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.records.usage import USAGE_METRICS
-from kbatch.search.identity import check_identity, fit_facts, objective_facts
+from kbatch.search.identity import check_identity, fit_facts, objective_facts, write_needed
 from kbatch.study.loading import RECORD_NAME, SearchIdentity
 from kbatch.study.study import SearchRecord
 from kbatch.study.trial import Objective, TrialRecord
@@ -28,41 +35,36 @@ class TrialFiles:
     """Writes what a trial showed beside keras-tuner's own files.
 
     keras-tuner keeps the best epoch only and averages executions away.
+
+    Attributes:
+        project: The project directory.
+        trial_id: keras-tuner's identifier of the trial.
+        folder: Folder of the trial.
+        objective: What the search optimises.
+        objective_names: Names of the metrics of a model that the search optimises.
+        measured_names: Names of what the search optimises and kbatch measures.
+        executions: How many executions the tuner makes of each trial.
     """
 
     def __init__(self, tuner: Any, trial: Any):
         check_local(tuner.project_dir)
         self._tuner = tuner
         self._trial = trial
-        self._objective = _objective(tuner.oracle.objective)
-        self._objective_names = _names(tuner.oracle.objective)
-        self._project = Path(tuner.project_dir)
-        self._file = Path(tuner.get_trial_dir(trial.trial_id)) / RECORD_NAME
-
-    @property
-    def project(self) -> Path:
-        """The project directory."""
-        return self._project
-
-    @property
-    def trial_id(self) -> str:
-        """keras-tuner's identifier of the trial."""
-        return self._trial.trial_id
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the trial."""
-        return self._file.parent
-
-    @property
-    def objective(self) -> Objective:
-        """What the search optimises."""
-        return self._objective
-
-    @property
-    def executions(self) -> int:
-        """How many executions the tuner makes of each trial."""
-        return getattr(self._tuner, "executions_per_trial", 1)
+        self.project = Path(tuner.project_dir)
+        self.trial_id: str = trial.trial_id
+        self.folder = Path(tuner.get_trial_dir(trial.trial_id))
+        self._file = self.folder / RECORD_NAME
+        given = tuner.oracle.objective
+        if isinstance(given, keras_tuner.Objective) and given.direction in ("min", "max"):
+            self.objective = Objective(given.name, given.direction)
+        else:
+            self.objective = Objective(getattr(given, "name", "objective"), "min")
+        names = [part.name for part in getattr(given, "objectives", [given])]
+        if given.name == "default_objective":
+            names = []  # The user's own `fit` returns the value itself.
+        self.objective_names = tuple(name for name in names if name not in _MEASURED)
+        self.measured_names = tuple(name for name in names if name in _MEASURED)
+        self.executions: int = getattr(tuner, "executions_per_trial", 1)
 
     def trainings_left(self, batch_sizes: Sequence[int]) -> float:
         """Forecast how many trainings are left that fewer examples at once may speed up.
@@ -75,16 +77,6 @@ class TrialFiles:
         large = sum(2 * size > batch_sizes[-1] for size in batch_sizes)
         return trials * self.executions * large / len(batch_sizes)
 
-    @property
-    def objective_names(self) -> tuple[str, ...]:
-        """Names of the metrics that the search optimises, those of a model only."""
-        return tuple(name for name in self._objective_names if name not in _MEASURED)
-
-    @property
-    def measured_names(self) -> tuple[str, ...]:
-        """Names of what the search optimises and kbatch measures."""
-        return tuple(name for name in self._objective_names if name in _MEASURED)
-
     def reported(self, results: Any) -> dict[str, float]:
         """Return the metrics that keras-tuner takes from what `fit` returned."""
         tuner_utils.validate_trial_results(results, self._tuner.oracle.objective, "fit()")
@@ -93,11 +85,11 @@ class TrialFiles:
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
     def check_settings(self, settings: Mapping[str, object]) -> None:
-        """Write the settings of the search, or compares them with those found."""
-        known = compare_settings(self._project, settings)
+        """Write the settings of the search, or compare them with those found."""
+        known = compare_settings(self.project, settings)
         if known is None or known.settings != settings:
             environment = read_environment() if known is None else known.environment
-            _write(SearchRecord(settings, environment), self._project / RECORD_NAME)
+            write_needed(SearchRecord(settings, environment), self.project / RECORD_NAME)
 
     def check_identity(
         self,
@@ -111,17 +103,17 @@ class TrialFiles:
         A tuner of keras-tuner knows nothing of it, and asks for no trial where a search is at its
         end; the space is the one that it keeps.
         """
-        if getattr(self._tuner, "compares_searches", False):
+        if getattr(self._tuner, "_compares_searches", False):
             return
 
         def present(known: SearchIdentity | None) -> SearchIdentity:
-            values, facts = hypermodel.described(known and known.hyperparameters)
+            values, facts = hypermodel._described(known and known.hyperparameters)
             given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
             return SearchIdentity(
                 objective_facts(self._tuner.oracle.objective) | facts | given, values
             )
 
-        check_identity(self._project, present, unchecked=None)
+        check_identity(self.project, present, unchecked=None)
 
     def record(self) -> TrialRecord | None:
         """Read what there is of the trial, None where it is missing, damaged or another's."""
@@ -151,19 +143,59 @@ class TrialFiles:
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
         """Write execution number `index` of the trial after the ones before it."""
-        self._write_all((*self._before(index), execution))
+        before = read_record(TrialRecord, self._file).executions[:index] if index else ()
+        self._write_all((*before, execution))
+
+    def record_failure(self, hypermodel: Any, hp: Any, error: BaseException) -> None:
+        """Record why the trial ended, unless its last execution has done so.
+
+        It has not where the model could not be built, or where its process died.
+        """
+        record = self.record()
+        executions = record.executions if record else ()
+        last, number = executions[-1] if executions else None, len(executions)
+        if last is not None and last.status == "running":
+            number -= 1
+        elif last is None or last.status == "completed":
+            batch_size, micro_batch_size = hp.get("batch_size"), hypermodel.micro_batch_size
+            if micro_batch_size != "auto":  # Else it is found when the training begins.
+                micro_batch_size = min(batch_size, micro_batch_size or batch_size)
+            last = ExecutionRecord(
+                status="running",
+                seed=None if hypermodel.seed is None else hypermodel.seed + number,
+                batch_size=batch_size,
+                micro_batch_size=None if micro_batch_size == "auto" else micro_batch_size,
+                dtype_policy=hp.values.get("dtype_policy", hypermodel.dtype_policies[0]),
+                optimizer=None,
+                loss_scaled=None,
+                learning_rate=None,
+                learning_rate_scaling=hypermodel.learning_rate_scaling,
+                jit_compile=None,
+            )
+        else:
+            return
+        ended = dataclasses.replace(
+            last,
+            status=failure_status(error),
+            failure=failure_text(error),
+            traceback=failure_traceback(error),
+        )
+        self.write(number, ended)
 
     def _write_all(self, executions: tuple[ExecutionRecord, ...]) -> None:
-        record = TrialRecord(self._trial.trial_id, self._values(), self._objective, executions)
-        _write(record, self._file)
+        record = TrialRecord(self.trial_id, self._values(), self.objective, executions)
+        write_needed(record, self._file)
 
     def _values(self) -> dict[str, bool | int | float | str | None]:
-        return {k: v for k, v in self._trial.hyperparameters.values.items() if _is_plain(v)}
+        plain = (bool, int, float, str, type(None))
+        values = self._trial.hyperparameters.values
+        return {name: value for name, value in values.items() if isinstance(value, plain)}
 
-    def _before(self, index: int) -> tuple[ExecutionRecord, ...]:
-        if index == 0:
-            return ()
-        return read_record(TrialRecord, self._file).executions[:index]
+
+def readable_trials(project: Path) -> list[TrialRecord]:
+    """Read the trials of a project in order; loading the study names those that are damaged."""
+    files = sorted(project.glob(f"trial_*/{RECORD_NAME}"))
+    return [record for file in files if (record := load_if_readable(TrialRecord, file))]
 
 
 def check_local(project: str) -> None:
@@ -196,32 +228,9 @@ def recorded_search(project: Path) -> SearchRecord | None:
 def trial_files(callbacks: Any) -> TrialFiles | None:
     """Find the trial behind the callbacks that a tuner hands to `HyperModel.fit`.
 
-    keras-tuner gives `fit` no trial; its own callback knows it.
+    keras-tuner hands `fit` no trial; its own callback knows it.
     """
     for callback in keras.tree.flatten(callbacks or []):
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):
             return TrialFiles(callback.tuner, callback.trial)
     return None
-
-
-def _write(record: SearchRecord | TrialRecord, file: Path) -> None:
-    try:
-        write_record(record, file)
-    except OSError as error:
-        raise RecordError(str(error)) from error
-
-
-def _objective(objective: Any) -> Objective:
-    if isinstance(objective, keras_tuner.Objective) and objective.direction in ("min", "max"):
-        return Objective(objective.name, objective.direction)
-    return Objective(getattr(objective, "name", "objective"), "min")
-
-
-def _names(objective: Any) -> tuple[str, ...]:
-    if objective.name == "default_objective":
-        return ()  # The user's own `fit` returns the value itself.
-    return tuple(part.name for part in getattr(objective, "objectives", [objective]))
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))

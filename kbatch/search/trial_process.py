@@ -1,4 +1,4 @@
-"""Trials in processes of their own: what they take is returned when they end."""
+"""The executions of a trial, here or in a process of their own that returns what they took."""
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,8 @@ from kbatch.device.memory import worker_device
 from kbatch.device.worker import MappedPickles, UnsendableError, Worker
 from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES
+from kbatch.search.goodput_strategy import sweep_throughput
 from kbatch.search.progress import FitProgress, FitReporter
-from kbatch.search.throughput_sweep import sweep_throughput
 from kbatch.search.trial_files import TrialFiles
 from kbatch.search.trial_states import CHECKPOINT_NAME, BestWeights
 from kbatch.study.study import GoodputRecord
@@ -27,33 +27,32 @@ class IsolatedTrials:
     """Runs each trial of a search in a fresh process, with the data of the search mapped.
 
     The tuner travels by value: its copy trains, and what it reports comes back. TensorFlow's
-    graphs and the memory of a GPU go with the process.
-
-    Args:
-        arguments: Positional arguments of the search.
-        keywords: Its keyword arguments.
-
-    Raises:
-        InputError: If they cannot travel to another process, with what to give.
+    graphs and the memory of a GPU go with the process. What cannot travel is refused with an
+    `InputError`, which says what to give.
     """
 
     def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
-        _refuse_datasets(arguments, keywords)
+        values = keras.tree.flatten([list(arguments), dict(keywords)])
+        if any(isinstance(value, tf.data.Dataset) for value in values):
+            raise InputError(
+                "With `isolate=True` a dataset cannot travel to another process: give a function "
+                "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
+                "Received: a tf.data.Dataset."
+            )
         self._worker = Worker(worker_device())
         # A folder of its own: the worker's pickles replace one another.
         folder = self._worker.folder / "search"
         folder.mkdir()
         try:
             self._data = MappedPickles(folder).dumps((tuple(arguments), dict(keywords)))
-        except UnsendableError as error:
+        except BaseException as error:
             self._worker.close()
+            if not isinstance(error, UnsendableError):
+                raise
             raise InputError(
                 "With `isolate=True` data and callbacks travel to another process: give arrays or "
                 f"a function `batch_size -> tf.data.Dataset`. Received: {error}"
             ) from error
-        except BaseException:
-            self._worker.close()
-            raise
 
     def __enter__(self) -> "IsolatedTrials":
         return self
@@ -62,7 +61,7 @@ class IsolatedTrials:
         self._worker.close()
 
     def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
-        """Run the executions of a trial."""
+        """Run the executions of a trial, and return its hyperparameters."""
         try:
             return self._worker.call(_run, tuner, trial, self._data, on_event=on_event)
         finally:
@@ -90,10 +89,9 @@ def _run(tell: Callable[[Any], None], tuner: Any, trial: Any, data: bytes) -> An
 
 def _sweep(tuner: Any, data: bytes) -> GoodputRecord:
     arguments, keywords = pickle.loads(data)
-    space = tuner.oracle.get_space()
     return sweep_throughput(
         tuner.hypermodel,
-        space,
+        tuner.oracle.get_space(),
         arguments=arguments,
         keywords=keywords,
         directory=Path(tuner.project_dir),
@@ -101,18 +99,8 @@ def _sweep(tuner: Any, data: bytes) -> GoodputRecord:
 
 
 def _explore(tuner: Any) -> Any:
-    explored = tuner.explore()
+    explored = tuner._explore()
     return tuner.oracle.get_space(), explored
-
-
-def _refuse_datasets(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-    values = keras.tree.flatten([list(arguments), dict(keywords)])
-    if any(isinstance(value, tf.data.Dataset) for value in values):
-        raise InputError(
-            "With `isolate=True` a dataset cannot travel to another process: give a function "
-            "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
-            "Received: a tf.data.Dataset."
-        )
 
 
 def run_executions(
@@ -128,25 +116,23 @@ def run_executions(
     """
     files = TrialFiles(tuner, trial)
     completed = files.begin_attempt()
-    weights = [_best_weights(tuner, files)] if tuner.keep_checkpoints else []
+    weights = []
+    if tuner.keep_checkpoints:
+        record = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
+        best = record and record.best_objective_value
+        weights = [BestWeights(tuner.oracle.objective, files.folder, best)]
     keywords = dict(keywords)
     given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
     for number in range(len(completed), files.executions):
-        callbacks = capped(tuner._deepcopy_callbacks(given), tuner.time_cap_s)
+        callbacks = capped(tuner._deepcopy_callbacks(given), tuner._time_cap_s)
         tuner._configure_tensorboard_dir(callbacks, trial, number)
         reporter = FitReporter(tell, execution=number, executions=files.executions)
         callbacks += [TunerCallback(tuner, trial), *weights, reporter]
-        tuner.hypermodel.begin_execution(trial.hyperparameters, number)
+        tuner.hypermodel._begin_execution(trial.hyperparameters, number)
         tuner._build_and_fit_model(trial, *arguments, callbacks=callbacks, **keywords)
         record = files.record()
         if record is None or record.status != "completed":
             return
-
-
-def _best_weights(tuner: Any, files: TrialFiles) -> BestWeights:
-    record = files.record()
-    kept = record if (files.folder / CHECKPOINT_NAME).exists() else None
-    return BestWeights(tuner.oracle.objective, files.folder, kept and kept.best_objective_value)
 
 
 def capped(callbacks: Sequence[Any], cap_s: float | None) -> list[Any]:
@@ -172,22 +158,19 @@ class TrialResult(NamedTuple):
 
 
 def trial_result(record: TrialRecord | None) -> TrialResult | str:
-    """Return the result of a trial."""
+    """Return the result of a trial, or why there is none."""
     if record is None:
         return "Nothing was recorded."
     if record.status != "completed":
         return record.failure or f"The trial ended as {record.status}."
-    if record.objective_value is None:
-        if record.objective.name in COST_NAMES:
-            return f"The target was never met, so {record.objective.name} is not known."
-        return f"The objective {record.objective.name} was not finite or not measured."
-    measured = {"samples_per_second": record.samples_per_second}
-    measured |= {name: record.cost(name) for name in COST_NAMES}
-    known = {name: float(value) for name, value in measured.items() if value is not None}
-    return TrialResult(record.metrics | known, _best_step(record))
-
-
-def _best_step(record: TrialRecord) -> int:
     name, direction = record.objective.name, record.objective.direction
-    best = (execution.best_epoch(name, direction) for execution in record.executions)
-    return int(sum(epoch.epoch for epoch in best if epoch) / len(record.executions))
+    if record.objective_value is None:
+        if name in COST_NAMES:
+            return f"The target was never met, so {name} is not known."
+        return f"The objective {name} was not finite or not measured."
+    measured = {"samples_per_second": record.samples_per_second}
+    measured |= {cost: record.cost(cost) for cost in COST_NAMES}
+    known = {name: float(value) for name, value in measured.items() if value is not None}
+    best = [execution.best_epoch(name, direction) for execution in record.executions]
+    step = int(sum(epoch.epoch for epoch in best if epoch) / len(best))
+    return TrialResult(record.metrics | known, step)

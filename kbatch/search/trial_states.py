@@ -16,6 +16,12 @@ from keras_tuner.src.engine.trial import Trial, TrialStatus
 from kbatch.errors import InputError
 from kbatch.records.json_codec import RecordError, read_json, write_whole_file
 
+if sys.platform != "win32":
+    import fcntl
+
+CHECKPOINT_NAME = "checkpoint.weights.h5"
+_DRAFT_NAME = "draft.weights.h5"
+LOCK_NAME = "kbatch.lock"
 ENDED = (TrialStatus.COMPLETED, TrialStatus.FAILED, TrialStatus.INVALID)
 STATE_NAME = "trial.json"
 STATE_VERSION = 1
@@ -29,7 +35,8 @@ def write_trial_state(trial: Any, project: Path) -> None:
     keras-tuner's readers pass over the version that is added.
     """
     state = {_VERSION_KEY: STATE_VERSION, **trial.get_state()}
-    text = json.dumps(state, default=_plain)
+    # Scores may be NumPy's numbers.
+    text = json.dumps(state, default=lambda value: value.item())
     write_whole_file(project / f"trial_{trial.trial_id}" / STATE_NAME, text.encode())
 
 
@@ -47,7 +54,15 @@ def _read(file: Path) -> Any:
         state = read_json(file)
         version = state.get(_VERSION_KEY, 0)
         if version <= STATE_VERSION:
-            return _checked(Trial.from_state(state), file)
+            trial: Any = Trial.from_state(state)
+            # Its id names files, and its score is compared.
+            if f"trial_{trial.trial_id}" != file.parent.name:
+                raise ValueError(f"it holds trial {trial.trial_id!r}")
+            if trial.score is not None and not isinstance(trial.score, (int, float)):
+                raise ValueError(f"its score is {trial.score!r}")
+            if trial.status not in _STATUSES:
+                raise ValueError(f"its status is {trial.status!r}")
+            return trial
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         warnings.warn(f"{file} is damaged, its trial is run again: {error!r}.", stacklevel=2)
         return None
@@ -57,36 +72,12 @@ def _read(file: Path) -> Any:
     )
 
 
-def _checked(trial: Any, file: Path) -> Any:
-    """Return the trial; its id names files, and its score is compared."""
-    if f"trial_{trial.trial_id}" != file.parent.name:
-        raise ValueError(f"it holds trial {trial.trial_id!r}")
-    if trial.score is not None and not isinstance(trial.score, (int, float)):
-        raise ValueError(f"its score is {trial.score!r}")
-    if trial.status not in _STATUSES:
-        raise ValueError(f"its status is {trial.status!r}")
-    return trial
-
-
-def _plain(value: Any) -> Any:
-    """Return NumPy's numbers, which scores may be, as Python's."""
-    return value.item()
-
-
-CHECKPOINT_NAME = "checkpoint.weights.h5"
-_DRAFT_NAME = "draft.weights.h5"
-
-
 class BestWeights(keras.callbacks.Callback):
     """Keeps the weights of the best epoch in memory and writes them once, when training ends.
 
     keras-tuner writes a checkpoint at each better epoch, and at every epoch where the objective is
     not in the logs; here an objective that is known only after training takes the last epoch.
-
-    Args:
-        objective: keras-tuner's objective.
-        folder: Folder of the trial.
-        best: Best value of the objective in the trial's executions before, None if there was none.
+    `best` is the best value of the objective in the trial's executions before.
     """
 
     def __init__(self, objective: Any, folder: Path, best: float | None = None):
@@ -109,29 +100,26 @@ class BestWeights(keras.callbacks.Callback):
         value = float(self._objective.get_value(logs))
         better = self._best is None or self._objective.better_than(value, self._best)
         if np.isfinite(value) and better:
-            self._best = value
-            self._weights = self._trained.get_weights()
+            model: Any = self.model
+            self._best, self._weights = value, model.get_weights()
 
     def on_train_end(self, logs: Any = None):
         """Write the weights; the model goes on with its last ones."""
         self._best_before = self._best
+        model: Any = self.model
         if self._without_value:
-            self._write()
+            self._write(model)
         elif self._weights is not None:
-            last = self._trained.get_weights()
-            self._trained.set_weights(self._weights)
-            self._write()
-            self._trained.set_weights(last)
+            last = model.get_weights()
+            model.set_weights(self._weights)
+            self._write(model)
+            model.set_weights(last)
             self._weights = None
 
-    @property
-    def _trained(self) -> Any:
-        return self.model
-
-    def _write(self) -> None:
+    def _write(self, model: Any) -> None:
         # One name a trial: what a killed process left is written over.
         draft = self._folder / _DRAFT_NAME
-        self._trained.save_weights(draft)
+        model.save_weights(draft)
         os.replace(draft, self._folder / CHECKPOINT_NAME)
 
 
@@ -142,45 +130,39 @@ def delete_checkpoints(project: Path, trial_ids: Iterable[str]) -> None:
             (project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
 
 
-def check_kept(project: Path, trial_id: str, *, kept: int) -> None:
-    """Check that there are weights of a trial."""
-    if not (project / f"trial_{trial_id}" / CHECKPOINT_NAME).exists():
-        raise RuntimeError(
-            f"Trial {trial_id} has no checkpoint: those of the best `keep_checkpoints` trials are "
-            "kept, where `fit` is given its callbacks. Search with a larger number, or train a "
-            f"model of `get_best_hyperparameters()`. Received: keep_checkpoints={kept}."
-        )
-
-
-if sys.platform != "win32":
-    import fcntl
-
-LOCK_NAME = "kbatch.lock"
-
-
 @contextlib.contextmanager
 def search_lock(project: Path) -> Iterator[None]:
     """Hold the lock of a project directory.
 
-    The operating system drops it with the process, however that ends. Where the file system has no
-    locks, nothing is held.
+    The operating system drops it with the process, however that ends. Where the system or the file
+    has no locks, or this process no rights, which others miss too, nothing is held.
     """
-    descriptor = _opened(project)
-    if descriptor is None:
+    if sys.platform == "win32":
         yield
         return
     try:
-        if not _flock(descriptor, take=True):
+        descriptor = os.open(project / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             raise InputError(
                 f"Another search runs in the project directory {project}: wait for its end, or "
-                f"give another `project_name`. Received: a lock of process {_holder(descriptor)}."
-            )
+                f"give another `project_name`. Received: a lock of process {holder}."
+            ) from error
+        except OSError:  # A file system without locks, as some over the network are.
+            pass
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         # A child that was forked meanwhile has the same lock: closing alone would leave it there.
-        _flock(descriptor, take=False)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
@@ -189,30 +171,3 @@ def check_unlocked(project: Path) -> None:
     if (project / LOCK_NAME).exists():
         with search_lock(project):
             pass
-
-
-def _opened(project: Path) -> int | None:
-    """Open the file of the lock; None without locks here, or rights, which others miss too."""
-    if sys.platform == "win32":
-        return None
-    try:
-        return os.open(project / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
-        return None
-
-
-def _flock(descriptor: int, *, take: bool) -> bool:
-    """Take or drop a lock; False where another one holds it."""
-    if sys.platform == "win32":
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if take else fcntl.LOCK_UN)
-    except BlockingIOError:
-        return False
-    except OSError:  # A file system without locks, as some over the network are.
-        return True
-    return True
-
-
-def _holder(descriptor: int) -> str:
-    return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"

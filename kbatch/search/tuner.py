@@ -18,7 +18,7 @@ from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import counted
 from kbatch.errors import DeviceLostError
 from kbatch.records.json_codec import RecordError
-from kbatch.search.goodput_strategy import goodput_strategy
+from kbatch.search.goodput_strategy import GoodputStrategy, sweep_throughput
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.identity import (
     check_identity,
@@ -30,22 +30,22 @@ from kbatch.search.identity import (
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle, untried_in_grid
 from kbatch.search.progress import SearchProgress
-from kbatch.search.throughput_sweep import sweep_throughput
-from kbatch.search.trial_failures import no_best_trial, record_failure
 from kbatch.search.trial_files import TrialFiles, check_local, compare_settings, recorded_search
 from kbatch.search.trial_process import (
     IsolatedTrials,
-    TrialResult,
     explored_space,
     run_executions,
     trial_result,
 )
-from kbatch.search.trial_states import check_kept, check_unlocked, search_lock
-from kbatch.study.loading import RECORD_NAME, SearchIdentity, read_identity
-from kbatch.study.study import GoodputRecord
-from kbatch.study.trial import Objective
+from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, search_lock
+from kbatch.study.decision import missing_reason, what_to_do
+from kbatch.study.loading import RECORD_NAME, SearchIdentity, load_study, read_identity
+from kbatch.study.names import outcome
+from kbatch.study.study import GoodputRecord, Study
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
+_STRATEGIES = ("grid", "goodput")
+_MOST_CAUSES = 5
 _GPU_IN_USE = (
     "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
     "process of each trial gets what that leaves, which may be too little for any. Restart the "
@@ -99,7 +99,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     hypermodel: Any
     oracle: Any
     # A hypermodel compares the searches of other tuners.
-    compares_searches: ClassVar[bool] = True
+    _compares_searches: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -116,28 +116,52 @@ class BatchSizeTuner(keras_tuner.Tuner):
         overwrite: bool = False,
         resume: Literal["checked", "unchecked"] = "checked",
     ):
-        check_hypermodel(hypermodel)
+        if not isinstance(hypermodel, BatchSizeHyperModel):
+            raise TypeError(
+                "`hypermodel` must be a `kbatch.BatchSizeHyperModel`: wrap what builds the model, "
+                "`BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024))`. "
+                f"Received: hypermodel={hypermodel!r}."
+            )
         self.hypermodel = hypermodel
-        check_strategy(strategy, distribution_strategy)
-        check_resume(resume)
-        check_isolation(isolate, distribution_strategy)
-        check_directory(directory, project_name)
-        executions = check_count(executions_per_trial, "executions_per_trial", least=1)
-        self.isolate = isolate
+        _check_strategy(strategy, distribution_strategy)
+        if resume not in ("checked", "unchecked"):
+            raise ValueError(
+                f'`resume` must be "checked" or "unchecked". Received: resume={resume!r}.'
+            )
+        if isolate and distribution_strategy is not None:
+            raise ValueError(
+                "A `distribution_strategy` holds the devices of this process: leave it out, or "
+                "`isolate=True`. Received: isolate=True and a distribution_strategy."
+            )
+        _check_directory(directory, project_name)
         # keras-tuner sets it after the reload, which needs it.
-        self.executions_per_trial = executions
-        self.keep_checkpoints = check_count(keep_checkpoints, "keep_checkpoints", least=0)
+        self.executions_per_trial = _check_count(
+            executions_per_trial, "executions_per_trial", least=1
+        )
+        self.isolate = isolate
+        self.keep_checkpoints = _check_count(keep_checkpoints, "keep_checkpoints", least=0)
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
-        self._goodput = goodput_strategy(hypermodel) if strategy == "goodput" else None
+        self._goodput: GoodputStrategy | None = None
+        if strategy == "goodput":
+            ruled = hypermodel.learning_rate_scaling == "noise"
+            self._goodput = GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)
         # Seconds after which the present trial has lost, None where it may go on.
-        self.time_cap_s: float | None = None
+        self._time_cap_s: float | None = None
         self._live: list[LivePlot] = []
         self._resume = resume
         self._explored: tuple[dict[str, str], dict[str, Any], float | None] = ({}, {}, None)
         # What is said when a search begins.
         self._found: list[str] = []
-        self._before(Path(directory or ".") / (project_name or "untitled_project"), overwrite)
+        project = Path(directory or ".", project_name or "untitled_project")
+        # What it holds is looked at before keras-tuner deletes or reads it.
+        if not overwrite:
+            with contextlib.suppress(RecordError):  # The reload says so.
+                found = recorded_search(project)
+                if found is not None:
+                    hypermodel._take_over(found.settings)
+        elif not self._is_worker():
+            check_unlocked(project)
         super().__init__(
             BatchSizeOracle(
                 objective, self._goodput or untried_in_grid, keep_checkpoints=keep_checkpoints
@@ -146,7 +170,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             directory=None if directory is None else str(directory),
             project_name=project_name,
             overwrite=overwrite,
-            executions_per_trial=executions,
+            executions_per_trial=executions_per_trial,
             distribution_strategy=distribution_strategy,
         )
 
@@ -164,22 +188,36 @@ class BatchSizeTuner(keras_tuner.Tuner):
             ValueError: If something that was given cannot be used: no other trial fares better.
         """
         check_local(self.project_dir)
-        self._progress = SearchProgress(verbose=check_verbose(verbose))
+        if verbose not in ("auto", 0, 1, 2):
+            raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
+        self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
         self._live = live_plots(kwargs.get("callbacks"))
         for plot in self._live:
             plot.stay()
+        # The workers of a search share the directory that its chief holds.
+        worker, project = self._is_worker(), Path(self.project_dir)
+        lock = contextlib.nullcontext() if worker else search_lock(project)
         try:
-            with self._progress, self._lock(), self._isolation(args, kwargs):
+            with self._progress, lock, self._isolation(args, kwargs):
                 self._compare_search(args, kwargs)
-                self._say_slow_policy()
-                self._say_what_is_kept()
+                slow = slow_float16_text(self._explored[2])
+                if slow is not None:
+                    self._progress.say(
+                        f'{slow}: give `BatchSizeHyperModel` `dtype_policy="float32"` for faster '
+                        "trials."
+                    )
+                ended = 0 if worker else len(self.oracle.ended_trials)
+                if ended:
+                    self._progress.say(
+                        f"{counted(ended, 'trial')} of an earlier run kept in {project}; "
+                        "`overwrite=True` starts over."
+                    )
                 self._begin_goodput(args, kwargs)
                 # keras-tuner's display and Keras's bar are silent: this one shows both.
                 super().search(*args, verbose=0, **kwargs)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"The search in {self.project_dir} was interrupted: run the same script again to "
-                "go on."
+                f"The search in {project} was interrupted: run the same script again to go on."
             ) from None
 
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
@@ -200,7 +238,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def load_model(self, trial: Any) -> Any:
         """Build the model of a trial with the weights of its best epoch; for keras-tuner."""
-        check_kept(Path(self.project_dir), trial.trial_id, kept=self.keep_checkpoints)
+        if not (Path(self.get_trial_dir(trial.trial_id)) / CHECKPOINT_NAME).exists():
+            raise RuntimeError(
+                f"Trial {trial.trial_id} has no checkpoint: those of the best `keep_checkpoints` "
+                "trials are kept, where `fit` is given its callbacks. Search with a larger number, "
+                "or train a model of `get_best_hyperparameters()`. Received: "
+                f"keep_checkpoints={self.keep_checkpoints}."
+            )
         with warnings.catch_warnings():
             # The weights are what is wanted; the optimizer begins again.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
@@ -209,25 +253,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         if self._goodput is not None:
-            self.time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
+            self._time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
         if self._isolated is None:
             run_executions(self._progress.show, self, trial, args, kwargs)
         else:
             trial.hyperparameters = self._isolated.run(self, trial, self._progress.show)
-
-    def explore(self) -> tuple[dict[str, str], dict[str, Any], float | None]:
-        """Build the model to find the search space, in this process.
-
-        Returns:
-            The facts of the space and the model, the hyperparameters that it was built with, and
-            how many times as long float16 takes as float32, None where no trial runs under it.
-        """
-        super()._populate_initial_space()
-        known = _readable_identity(Path(self.project_dir))
-        values, facts = self.hypermodel.described(known and known.hyperparameters)
-        halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
-        slowdown = float16_slowdown() if halves else None
-        return space_facts(self.oracle.get_space()) | facts, values, slowdown
 
     def on_trial_begin(self, trial: Any) -> None:
         """Show that a trial begins; keras-tuner calls it."""
@@ -248,14 +278,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
             plot.show_ended(Path(self.project_dir))
 
     def on_search_end(self) -> None:
-        """Describe so where nothing completed; keras-tuner calls it."""
+        """Say why the search stopped, and where nothing completed; keras-tuner calls it."""
         super().on_search_end()
         if self._goodput is not None:
             for text in self._goodput.ends(self.oracle.get_space()):
                 self._progress.say(text)
         # A chief may have ended before its last worker.
         if not self._is_worker() and not self.oracle.get_best_trials(1):
-            self._progress.say(no_best_trial(Path(self.project_dir)))
+            self._progress.say(_no_best_trial(Path(self.project_dir)))
 
     def save(self) -> None:
         """Do nothing: the trials' own files are the state."""
@@ -265,25 +295,26 @@ class BatchSizeTuner(keras_tuner.Tuner):
         compare_settings(Path(self.project_dir), self.hypermodel.settings)
         self.oracle.reload()
         for trial in self.oracle.ended_trials:
-            self._compare(trial)
-
-    def _compare(self, trial: Any) -> None:
-        """Check that a trial had the same objective, and reopens it for further executions."""
-        files = TrialFiles(self, trial)
-        record = files.record()
-        if record is None:
-            # Its result is in no study.
-            trial.status = TrialStatus.RUNNING
-            self._found.append(
-                f"Trial {trial.trial_id} ended, but its {RECORD_NAME} was missing or damaged: it "
-                "was run again."
-            )
-            return
-        check_objective(files.objective, record.objective, project=self.project_dir)
-        completed = sum(run.status == "completed" for run in record.executions)
-        missing = completed < self.executions_per_trial
-        if missing and trial.status == TrialStatus.COMPLETED:
-            trial.status = TrialStatus.RUNNING
+            files = TrialFiles(self, trial)
+            record = files.record()
+            if record is None:
+                # Its result is in no study.
+                trial.status = TrialStatus.RUNNING
+                self._found.append(
+                    f"Trial {trial.trial_id} ended, but its {RECORD_NAME} was missing or damaged: "
+                    "it was run again."
+                )
+                continue
+            if files.objective != record.objective:
+                raise ValueError(
+                    f"The project directory {self.project_dir} holds a search with another "
+                    "objective: give another `project_name`, or `overwrite=True` to start over. "
+                    f"Received: objective={files.objective}, there: {record.objective}."
+                )
+            completed = sum(run.status == "completed" for run in record.executions)
+            # Further executions were asked for.
+            if completed < self.executions_per_trial and trial.status == TrialStatus.COMPLETED:
+                trial.status = TrialStatus.RUNNING
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display and the processes behind where a copy travels."""
@@ -296,8 +327,24 @@ class BatchSizeTuner(keras_tuner.Tuner):
             space, self._explored = explored_space(self)
             self.oracle.update_space(space)
         else:
-            self._explored = self.explore()
+            self._explored = self._explore()
         self.reload()
+
+    def _explore(self) -> tuple[dict[str, str], dict[str, Any], float | None]:
+        """Build the model to find the search space, in this process.
+
+        Returns the facts of the space and the model, the hyperparameters that it was built with,
+        and how many times as long float16 takes as float32, None where no trial runs under it.
+        """
+        super()._populate_initial_space()
+        try:
+            known = read_identity(Path(self.project_dir))
+        except RecordError:
+            known = None  # The search says so.
+        values, facts = self.hypermodel._described(known and known.hyperparameters)
+        halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
+        slowdown = float16_slowdown() if halves else None
+        return space_facts(self.oracle.get_space()) | facts, values, slowdown
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trial; what it raises is its result, unless no trial would fare better."""
@@ -305,17 +352,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
         try:
             self.run_trial(trial, *args, **kwargs)
         except (keras_tuner.errors.FatalError, KeyboardInterrupt) as error:
-            record_failure(files, self.hypermodel, trial.hyperparameters, error)
+            files.record_failure(self.hypermodel, trial.hyperparameters, error)
             raise
         except Exception as error:
-            record_failure(files, self.hypermodel, trial.hyperparameters, error)
+            files.record_failure(self.hypermodel, trial.hyperparameters, error)
             if self._isolated is None and device_is_lost(error):
                 raise DeviceLostError() from error
             trial.message = traceback.format_exc()
-        self._take(trial_result(files.record()), trial)
-
-    def _take(self, result: TrialResult | str, trial: Any) -> None:
-        """Return keras-tuner the result of a trial, or why there is none."""
+        result = trial_result(files.record())
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
             return
@@ -325,7 +369,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _best_trials(self, number: int) -> list[Any]:
         found = self.oracle.get_best_trials(number)
         if not found:
-            raise RuntimeError(no_best_trial(Path(self.project_dir)))
+            raise RuntimeError(_no_best_trial(Path(self.project_dir)))
         return found
 
     def _begin_goodput(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -341,35 +385,17 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 self.hypermodel, space, arguments=args, keywords=kwargs, directory=project
             )
 
-        callbacks = kwargs.get("callbacks")
         said = self._goodput.begin(
             project,
             self.oracle.objective,
-            callbacks=callbacks,
+            callbacks=kwargs.get("callbacks"),
             batch_sizes=self.hypermodel.batch_sizes,
             sweep=sweep,
         )
         self._progress.say(said)
 
-    def _before(self, project: Path, overwrite: bool) -> None:
-        """Look at what the project directory holds, before keras-tuner deletes or read it."""
-        if overwrite:
-            if not self._is_worker():
-                check_unlocked(project)
-            return
-        with contextlib.suppress(RecordError):  # The reload says so.
-            found = recorded_search(project)
-            if found is not None:
-                self.hypermodel.take_over(found.settings)
-
-    def _lock(self) -> contextlib.AbstractContextManager[None]:
-        # The workers of a search share the directory that its chief holds.
-        return (
-            contextlib.nullcontext() if self._is_worker() else search_lock(Path(self.project_dir))
-        )
-
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Compare the search with the one in the directory, and describe what was found there."""
+        """Compare the search with the one in the directory, and say what was found there."""
         project, (facts, values, _) = Path(self.project_dir), self._explored
         given = objective_facts(self.oracle.objective) | facts | fit_facts(args, kwargs)
         present = SearchIdentity(given, values)
@@ -380,21 +406,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             note_in_identity(project, line)
             self._progress.say(line)
         self._found = []
-
-    def _say_slow_policy(self) -> None:
-        slow = slow_float16_text(self._explored[2])
-        if slow is not None:
-            self._progress.say(
-                f'{slow}: give `BatchSizeHyperModel` `dtype_policy="float32"` for faster trials.'
-            )
-
-    def _say_what_is_kept(self) -> None:
-        ended = 0 if self._is_worker() else len(self.oracle.ended_trials)
-        if ended:
-            self._progress.say(
-                f"{counted(ended, 'trial')} of an earlier run kept in {self.project_dir}; "
-                "`overwrite=True` starts over."
-            )
 
     @contextlib.contextmanager
     def _isolation(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
@@ -410,31 +421,29 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 self._isolated = None
 
 
-def _readable_identity(project: Path) -> SearchIdentity | None:
+def _no_best_trial(project: Path) -> str:
+    """Say why a project has no best trial, and what to do."""
     try:
-        return read_identity(project)
-    except RecordError:
-        return None  # The search says so.
+        study = load_study(project)
+    except FileNotFoundError:
+        study = Study(project.name, ())
+    if not study.trials:
+        return f"There is no best trial: call `search` first. Received: no trial in {project}."
+    causes = [f"batch size {t.batch_size}: {t.failure or outcome(t)}" for t in study.trials]
+    more = len(causes) - _MOST_CAUSES
+    causes = [*causes[:_MOST_CAUSES], *([f"{more} more"] if more > 0 else [])]
+    return (
+        f"There is no best trial: {missing_reason(study)}. {what_to_do(study)} Trials that failed "
+        "are kept as results: give another `project_name`, or `overwrite=True`, to run them again. "
+        f"Received: {'; '.join(causes)}."
+    )
 
 
-STRATEGIES = ("grid", "goodput")
-
-
-def check_hypermodel(hypermodel: Any) -> None:
-    """Check that batch size is what a hypermodel tunes."""
-    if not isinstance(hypermodel, BatchSizeHyperModel):
-        raise TypeError(
-            "`hypermodel` must be a `kbatch.BatchSizeHyperModel`: wrap what builds the model, "
-            "`BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024))`. "
-            f"Received: hypermodel={hypermodel!r}."
-        )
-
-
-def check_strategy(strategy: Any, distribution_strategy: Any) -> None:
+def _check_strategy(strategy: Any, distribution_strategy: Any) -> None:
     """Check that a strategy exists, and can be used here."""
-    if strategy not in STRATEGIES:
+    if strategy not in _STRATEGIES:
         raise ValueError(
-            f"`strategy` must be one of {list(STRATEGIES)}. Received: strategy={strategy!r}."
+            f"`strategy` must be one of {list(_STRATEGIES)}. Received: strategy={strategy!r}."
         )
     if strategy == "goodput" and distribution_strategy is not None:
         raise ValueError(
@@ -448,23 +457,7 @@ def check_strategy(strategy: Any, distribution_strategy: Any) -> None:
         )
 
 
-def check_isolation(isolate: bool, distribution_strategy: Any) -> None:
-    """Check that trials can run in processes of their own, where they are to."""
-    if isolate and distribution_strategy is not None:
-        raise ValueError(
-            "A `distribution_strategy` holds the devices of this process: leave it out, or "
-            "`isolate=True`. Received: isolate=True and a distribution_strategy."
-        )
-
-
-def check_resume(resume: Any) -> None:
-    """Check that a way to go on exists."""
-    if resume not in ("checked", "unchecked"):
-        raise ValueError(f'`resume` must be "checked" or "unchecked". Received: resume={resume!r}.')
-
-
-def check_count(count: Any, name: str, *, least: int) -> int:
-    """Check a number of things."""
+def _check_count(count: Any, name: str, *, least: int) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < least:
         raise ValueError(
             f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
@@ -472,7 +465,7 @@ def check_count(count: Any, name: str, *, least: int) -> int:
     return count
 
 
-def check_directory(directory: str | Path | None, project_name: str | None) -> None:
+def _check_directory(directory: str | Path | None, project_name: str | None) -> None:
     """Check that the folder of a search can be made and written."""
     if "://" in str(directory):
         return  # `check_local` refuses it.
@@ -487,20 +480,3 @@ def check_directory(directory: str | Path | None, project_name: str | None) -> N
             f"`directory` or `project_name`. Received: directory={str(directory)!r}, "
             f"project_name={project_name!r} ({error.strerror or error})."
         ) from error
-
-
-def check_verbose(verbose: Any) -> int:
-    """Check how much a search shows; "auto" is 1."""
-    if verbose not in ("auto", 0, 1, 2):
-        raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
-    return 1 if verbose == "auto" else int(verbose)
-
-
-def check_objective(objective: Objective, recorded: Objective, *, project: str) -> None:
-    """Check that a search goes on with the objective of its records."""
-    if objective != recorded:
-        raise ValueError(
-            f"The project directory {project} holds a search with another objective: give another "
-            "`project_name`, or `overwrite=True` to start over. Received: "
-            f"objective={objective}, there: {recorded}."
-        )

@@ -4,6 +4,7 @@ import keras_tuner
 import models
 
 import kbatch
+from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.study.caveats import caveats
 
 
@@ -40,3 +41,20 @@ def search(directory, hypermodel, kind=keras_tuner.GridSearch, *, data=None, fit
     defaults = {"validation_data": models.rows(40, seed=1), "epochs": 2, "verbose": 0}
     found.search(*data, **(defaults | (fit or {})))
     return found
+
+
+def plan(batch_size=32, **changed):
+    """What an execution of one size is asked to do."""
+    plain = {
+        "number": 0,
+        "seed": 0,
+        "largest_batch_size": batch_size,
+        "validation_batch_size": 32,
+        "validation_is_chosen": True,
+        "learning_rate_scaling": None,
+        "sparse_gradients": "keras",
+        "metrics": (),
+        "to_target": False,
+        "notes": (),
+    }
+    return ExecutionPlan(batch_size=batch_size, **(plain | changed))

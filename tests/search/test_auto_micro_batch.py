@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 import types
+import weakref
 
 import fake_nvml
 import fake_tensorflow
@@ -22,12 +23,17 @@ import kbatch
 from kbatch.device.host_memory import ControlGroup
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.usage import GpuProcess
-from kbatch.search.auto_micro_batch import AutoMicroBatch, TrainingLeft, _name
-from kbatch.search.callbacks import FreshCallbacks
-from kbatch.search.data import SearchData
+from kbatch.search.auto_micro_batch import (
+    MicroBatchCache,
+    SearchData,
+    SearchMicroBatches,
+    TrainingLeft,
+    TrialMicroBatch,
+    _times_name,
+)
+from kbatch.search.execution import FreshCallbacks
 from kbatch.search.progress import FitReporter
 from kbatch.search.trial_files import TrialFiles
-from kbatch.search.trial_micro_batch import TrialCut, TrialMicroBatch
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
@@ -164,7 +170,7 @@ def test_the_fastest_size_is_trained_with(study, directory, tmp_path):
     )
     profile = TrainingProfile("mlp", "mixed_float16", False, points, duration_s=1.0)
     (file,) = files(directory)
-    profile.save(tmp_path / "search" / FOLDER / f"{_name(file.stem, 32)}-times.json")
+    profile.save(tmp_path / "search" / FOLDER / f"{_times_name(file.stem, 32)}.json")
     (run,) = runs(later := search(tmp_path, sizes=(32,)))
     assert (run.micro_batch_size, run.micro_batch_search_s) == (16, 0.0)
     assert any("train 1.96" in note for note in run.notes)
@@ -191,7 +197,16 @@ def test_a_damaged_file_is_measured_anew(study, directory, tmp_path):
     assert kbatch.MaxBatchSizeResult.load(files(tmp_path)[0]).max_batch_size == 32
 
 
+class Held:
+    """What a step that runs out holds; its references are in `HELD`."""
+
+
+HELD = []
+
+
 def run_out(*_, **__):
+    held = Held()
+    HELD.append(weakref.ref(held))
     raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
 
 
@@ -224,11 +239,37 @@ def with_dropout():
     return model
 
 
-@pytest.mark.parametrize("build", [models.mlp, with_dropout])
+class Counts(keras.callbacks.Callback):
+    """Counts the epochs and batches that it has seen, into a file at the end."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file, self.batches, self.epochs = file, 0, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+
+    def on_train_end(self, logs=None):
+        self.file.write_text(f"{self.batches} {self.epochs}")
+
+
 @pytest.mark.filterwarnings("ignore:Not equal to the whole batch")
-def test_late_want_of_memory_starts_the_trial_again_with_half(tmp_path, build):
-    fit = {"callbacks": [RunsOut(tmp_path / "lives", lives=2)], "epochs": 2}
-    study = search(tmp_path / "auto", Locked(build), (16,), fit=fit)
+def test_late_want_of_memory_starts_the_trial_and_its_callbacks_again_with_half(
+    monkeypatch, tmp_path
+):
+    shrink, alive = TrialMicroBatch.shrink, []
+
+    def watched(micro_batch):
+        alive.append(HELD[-1]() is not None)
+        shrink(micro_batch)
+
+    monkeypatch.setattr(TrialMicroBatch, "shrink", watched)
+    callbacks = [Counts(tmp_path / "counts"), RunsOut(tmp_path / "lives", lives=2)]
+    fit = {"callbacks": callbacks, "epochs": 2}
+    study = search(tmp_path / "auto", Locked(with_dropout), (16,), fit=fit)
     (run,) = runs(study)
     assert (run.status, run.batch_size, run.batch_size_seen) == ("completed", 16, 16)
     assert (run.micro_batch_size, run.most_in_memory) == (4, 4)
@@ -238,7 +279,10 @@ def test_late_want_of_memory_starts_the_trial_again_with_half(tmp_path, build):
     assert ["of 8:" in notes[1], "of 4." in notes[1]] == [True, True]
     assert run.examples_seen == 2 * 94
     assert len(run.epochs) == 2
-    given = search(tmp_path / "given", build, (16,), settings={"micro_batch_size": 4})
+    assert (tmp_path / "counts").read_text() == "12 [0, 1]"
+    # Nothing of a step that ran out is left when the model is put back.
+    assert alive == [False, False]
+    given = search(tmp_path / "given", with_dropout, (16,), settings={"micro_batch_size": 4})
     same_results(study, given)
 
 
@@ -264,30 +308,6 @@ def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size) == ("out_of_memory", 1)
     assert (tmp_path / "lives").read_text() == "xxx"
-
-
-class Counts(keras.callbacks.Callback):
-    """Counts the epochs and batches that it has seen, into a file at the end."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.file, self.batches, self.epochs = file, 0, []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.batches += 1
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.epochs.append(epoch)
-
-    def on_train_end(self, logs=None):
-        self.file.write_text(f"{self.batches} {self.epochs}")
-
-
-def test_callbacks_start_again_with_the_trial(tmp_path):
-    callbacks = [Counts(tmp_path / "counts"), RunsOut(tmp_path / "lives", lives=2)]
-    study = search(tmp_path, Locked(), (16,), fit={"callbacks": callbacks})
-    assert runs(study)[0].micro_batch_size == 4
-    assert (tmp_path / "counts").read_text() == "12 [0, 1]"
 
 
 def test_fresh_callbacks_are_shared_by_the_fits_of_an_attempt(tmp_path):
@@ -330,19 +350,24 @@ def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path,
 
 
 def auto(**arguments):
-    defaults = {"largest_batch_size": 64, "memory_limit_bytes": None, "moments_every": 0}
-    return AutoMicroBatch(**(defaults | {"memory_window": (0.8, 0.9)} | arguments))
+    defaults = {"largest_batch_size": 64, "memory_limit_bytes": None}
+    return SearchMicroBatches(**(defaults | {"memory_window": (0.8, 0.9)} | arguments))
+
+
+def halving(directory, optimizer="adam"):
+    """The sizes of a model in another process."""
+    model, source = models.mlp(optimizer=optimizer), sample_of(FitData(*models.rows(8)))
+    return MicroBatchCache(auto(), model, models.mlp, source, directory)
 
 
 def test_of_the_sizes_that_ran_out_in_several_processes_the_least_counts(tmp_path):
-    first, second = auto(), auto()
-    assert second.halve("key", 64, tmp_path) == 32
-    assert first.halve("key", 32, tmp_path) == 16
-    assert second.halve("key", 64, tmp_path) == 16  # Never back to 32.
-    assert auto().halve("key", 64, tmp_path) == 16
-    assert second.halve("key", 16, tmp_path) == 8
-    assert first.halve("another", 64, tmp_path) == 32
-    assert first.halve("another", 1, tmp_path) is None
+    first, second = halving(tmp_path), halving(tmp_path)
+    assert second.halve(64) == 32
+    assert first.halve(32) == 16
+    assert second.halve(64) == 16  # Never back to 32.
+    assert halving(tmp_path).halve(64) == 16
+    assert second.halve(16) == 8
+    assert halving(tmp_path, "sgd").halve(64) == 32
 
 
 def test_memory_that_ran_out_beside_another_process_is_not_remembered_by_later_searches(
@@ -350,9 +375,9 @@ def test_memory_that_ran_out_beside_another_process_is_not_remembered_by_later_s
 ):
     beside = (GpuProcess(4711, None),)
     monkeypatch.setattr("kbatch.search.auto_micro_batch.other_processes", lambda: beside)
-    first = auto()
-    assert [first.halve("key", 64, tmp_path), first.halve("key", 32, tmp_path)] == [32, 16]
-    assert auto().halve("key", 64, tmp_path) == 32
+    first = halving(tmp_path)
+    assert [first.halve(64), first.halve(32)] == [32, 16]
+    assert halving(tmp_path).halve(64) == 32
 
 
 HOSTS = {
@@ -362,16 +387,23 @@ HOSTS = {
 }
 
 
+def keys(model, *searches):
+    """The keys of a model in these searches."""
+    source = sample_of(FitData(*models.rows(8)))
+    given = (model, models.mlp, source)
+    return [MicroBatchCache(search, *given, None).key for search in searches]
+
+
 @pytest.mark.parametrize("name", HOSTS)
 def test_a_size_that_another_share_of_memory_gave_is_not_used(monkeypatch, name):
-    model, source = models.mlp(), sample_of(FitData(*models.rows(8)))
-    free, bound = auto(), auto(memory_limit_bytes=LIMIT)
-    before = [each._key(model, source) for each in (free, bound)]
-    assert [each._key(model, source) for each in (free, bound)] == before
+    both = models.mlp(), auto(), auto(memory_limit_bytes=LIMIT)
+    before = keys(*both)
+    assert keys(*both) == before
     monkeypatch.setattr(f"kbatch.search.auto_micro_batch.{name}", HOSTS[name])
+    free, bound = keys(*both)
     # Where a person gave the limit, that is it on any host.
-    assert free._key(model, source) != before[0]
-    assert bound._key(model, source) == before[1]
+    assert free != before[0]
+    assert bound == before[1]
 
 
 class TwoFits(keras_tuner.HyperModel):
@@ -434,7 +466,9 @@ DATA = {
     "arrays": (None, {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}),
     "dataset": (as_dataset(), {}),
     "function": (as_function(), {}),
-    "split": (None, {"validation_split": 0.2, "validation_data": None}),
+    "split": pytest.param(
+        (None, {"validation_split": 0.2, "validation_data": None}), marks=pytest.mark.slow
+    ),
 }
 
 
@@ -485,17 +519,15 @@ BUDGETS = {
 }
 
 
-def left_to(auto, model, **left):
-    settings = {"rows": 32, "moments_every": 8, "summed": True, "directory": None}
-    cut = TrialCut(model, auto.checks, auto.data, **settings)
-    return TrialMicroBatch(auto, model, models.mlp, cut, batch_size=32, directory=None, **left)
+def left_to(**left):
+    settings = {"size": None, "summed": True, "directory": None}
+    return TrialMicroBatch(auto(), models.mlp(), models.mlp, batch_size=32, **(settings | left))
 
 
 @pytest.mark.parametrize("given", BUDGETS)
 def test_the_training_that_is_left_is_that_of_all_trials_to_come(given):
     call, examples, train_s = BUDGETS[given]
-    model = models.mlp()
-    trial = left_to(auto(), model, trainings_left=5)
+    trial = left_to(trainings_left=5)
     left = trial._left(sample_of(FitData(*models.rows(94))), {"epochs": 3} | call)
     assert left == TrainingLeft(examples, train_s)
     assert left.seconds(0.5) == min(examples * 0.5, train_s or np.inf)
@@ -524,7 +556,7 @@ def test_trainings_count_where_fewer_examples_at_once_may_be_faster():
 
 
 def test_what_a_data_function_holds_is_not_known():
-    trial = left_to(auto(), models.mlp())
+    trial = left_to()
     assert trial._left(as_function()[0], {"epochs": 3}).seconds(1.0) is None
 
 
@@ -606,7 +638,7 @@ def key_here(monkeypatch, model, **gpu):
     limit = gpu.pop("memory_limit", 15 * 2**30)
     fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(**gpu)))
     fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:01:00.0", memory_limit=limit))
-    return auto()._key(model, sample_of(FitData(*models.rows(8))))
+    return keys(model, auto())[0]
 
 
 def test_a_size_that_another_gpu_limit_driver_or_power_cap_gave_is_not_used(monkeypatch):
@@ -637,16 +669,19 @@ def test_what_was_found_beside_another_process_is_not_kept_and_says_so(monkeypat
     name = "kbatch.search.auto_micro_batch.search_in_place"
     monkeypatch.setattr(name, lambda *arguments, **keywords: probed)
     model, source = models.mlp(), sample_of(FitData(*models.rows(94)))
+
+    def found(search):
+        cache = MicroBatchCache(search, model, models.mlp, source, tmp_path)
+        return cache.fastest(8), tmp_path / FOLDER / f"{cache.key}.json"
+
     here = auto(largest_batch_size=8, memory_limit_bytes=LIMIT)
-    build, where = models.mlp, {"source": source, "directory": tmp_path, "rows": 8}
-    first = here.find(model, build, **where)
+    first, file = found(here)
     text = "process 4711 1.00 GiB. So it is not kept for later searches."
     assert text in first.notes[1]
-    assert text in here.find(model, build, **where).notes[1]  # In this search it is.
-    file = tmp_path / FOLDER / f"{first.key}.json"
+    assert text in found(here)[0].notes[1]  # In this search it is.
     assert not file.exists()
     probed = dataclasses.replace(probed, other_processes=())
-    free = auto(largest_batch_size=8, memory_limit_bytes=LIMIT).find(model, build, **where)
+    free, file = found(auto(largest_batch_size=8, memory_limit_bytes=LIMIT))
     assert "later searches" not in free.notes[1]
     assert MaxBatchSizeResult.load(file) == probed
 

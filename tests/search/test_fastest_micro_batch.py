@@ -14,36 +14,55 @@ from fake_nvml import FakeGpu, FakeNvml
 from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.memory import limited_cpu
 from kbatch.device.worker import Worker
+from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.usage import GpuProcess
-from kbatch.search.auto_micro_batch import FastestMicroBatch
+from kbatch.search.auto_micro_batch import (
+    MicroBatchCache,
+    SearchMicroBatches,
+    TrainingLeft,
+)
 from kbatch.throughput.choice import choice_for_smaller, micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import time_micro_batches
 from kbatch.timing.rounds import TimingPlan
-from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
 BRIEF = TimingPlan(time_budget_s=2.0, needed_calls=1, block_s=0.002, rounds_beyond=2, precision=0.0)
 SOURCE = sample_of(FitData(*models.rows(94)))
+LIMITS = {"memory_limit_bytes": None, "memory_window": (0.8, 0.9)}
 
 
 def find(
-    fastest, directory, *, batch_size=64, most=64, model=None, source=SOURCE, key="key", **costs
+    directory,
+    *,
+    largest=64,
+    batch_size=64,
+    most=64,
+    model=None,
+    source=SOURCE,
+    example_s=0.0,
+    left=None,
 ):
-    return fastest.find(
-        model or models.mlp(),
-        source,
-        batch_size=batch_size,
-        most=most,
-        key=key,
-        directory=directory,
-        **costs,
-    )
+    """What another search finds that has probed memory: `most` fit, with these seconds each."""
+    model = models.mlp() if model is None else model
+    search = SearchMicroBatches(largest_batch_size=largest, **LIMITS)
+    cache = MicroBatchCache(search, model, models.mlp, source, directory)
+    probe = ProbeRecord(most, 10**6, "fits", 0.1, step_s=example_s * most)
+    search.known[cache.key] = max_batch_result(most, probe)
+    return cache.fastest(batch_size, left)
 
 
-def fresh(largest=64):
-    return FastestMicroBatch(PartsChecks(), largest_batch_size=largest, moments_every=8)
+@pytest.fixture
+def briefly(monkeypatch):
+    """Lets sizes be timed for a moment only, where it does not matter which is the fastest."""
+    timing = functools.partial(time_micro_batches, timing=BRIEF)
+    monkeypatch.setattr("kbatch.search.auto_micro_batch.time_micro_batches", timing)
+
+
+def max_batch_result(size, *probes):
+    arguments = ("all fit", True, 10**8, (0.8, 0.9), True, "CPU:0", "float32", 100)
+    return MaxBatchSizeResult(size, *arguments, probes=probes)
 
 
 def times(directory):
@@ -54,7 +73,7 @@ def times(directory):
 def timed(tmp_path_factory):
     """A folder with the times of batches of 64 that were measured there."""
     directory = tmp_path_factory.mktemp("times")
-    found = find(fresh(), directory)
+    found = find(directory)
     return directory, found
 
 
@@ -95,44 +114,44 @@ def test_the_steps_that_will_run_are_timed_once_and_kept(timed):
     assert found.size not in left
     assert found.search_s > 0
     assert found.size in {point.micro_batch_size for point in profile.measured}
-    again = find(fresh(), directory)
+    again = find(directory)
     assert (again.size, again.search_s) == (found.size, 0.0)
     assert len(times(directory)) == 1
 
 
 def test_what_could_not_save_its_own_time_is_not_timed(tmp_path, planted):
-    found = find(fresh(), tmp_path / "none", most=32, left_s=60.0)
+    found = find(tmp_path / "none", most=32, left=TrainingLeft(train_s=60.0))
     assert (found.size, found.search_s) == (32, 0.0)
-    assert "in about 60 s of training at the largest sizes" in found.note
+    assert "in about 60 s of training at the largest sizes" in found.notes[0]
     assert not times(tmp_path / "none")
     # What is known costs nothing.
-    assert find(fresh(), planted, left_s=60.0).size == 16
+    assert find(planted, left=TrainingLeft(train_s=60.0)).size == 16
 
 
-@pytest.mark.parametrize(("left_s", "said"), [(80.0, "in about 80 s"), (None, "would take 20 s")])
-def test_slow_updates_are_timed_only_where_more_training_repays_them(tmp_path, left_s, said):
+@pytest.mark.parametrize(("train_s", "said"), [(80.0, "in about 80 s"), (None, "would take 20 s")])
+def test_slow_updates_are_timed_only_where_more_training_repays_them(tmp_path, train_s, said):
     # An update takes 2 s.
-    found = find(fresh(), tmp_path, left_s=left_s, example_s=2 / 64)
+    found = find(tmp_path, left=TrainingLeft(train_s=train_s), example_s=2 / 64)
     assert (found.size, found.search_s) == (64, 0.0)
-    assert said in found.note
+    assert said in found.notes[0]
     assert not times(tmp_path)
 
 
 def test_the_fastest_is_chosen(planted):
-    found = find(fresh(), planted)
+    found = find(planted)
     assert (found.size, found.search_s) == (16, 0.0)
-    assert "Micro-batches of 16 train 1.96" in found.note
+    assert "Micro-batches of 16 train 1.96" in found.notes[0]
 
 
 def test_of_those_that_fit(planted):
-    assert find(fresh(), planted, most=8).size == 8
-    assert find(fresh(), planted, most=20).size == 16
+    assert find(planted, most=8).size == 8
+    assert find(planted, most=20).size == 16
     (file,) = times(planted)
     content = json.loads(file.read_text())
     content["record"]["points"][2]["step_times_s"] = 9 * [5e-4]
     file.write_text(json.dumps(content))
-    assert find(fresh(), planted).size == 32
-    assert find(fresh(), planted, most=20).size == 16
+    assert find(planted).size == 32
+    assert find(planted, most=20).size == 16
 
 
 def test_what_left_the_rounds_early_is_no_choice_while_what_beat_it_fits(planted):
@@ -141,32 +160,33 @@ def test_what_left_the_rounds_early_is_no_choice_while_what_beat_it_fits(planted
     points = {point["micro_batch_size"]: point for point in content["record"]["points"]}
     points[32] |= {"reason": "slower", "rounds": [0, 1], "step_times_s": [5e-4, 5e-4]}
     file.write_text(json.dumps(content))
-    assert find(fresh(), planted).size == 16
+    assert find(planted).size == 16
     for size in (8, 16):
         points[size]["outcome"], points[size]["reason"] = "not_run", "slower"
         points[size] |= {"rounds": [], "step_times_s": []}
     file.write_text(json.dumps(content))
-    assert find(fresh(), planted, most=40).size == 32
+    assert find(planted, most=40).size == 32
 
 
 def test_a_batch_no_larger_than_the_choice_goes_through_whole_without_timing(planted):
-    found = find(fresh(), planted, batch_size=16)
+    found = find(planted, batch_size=16)
     assert (found.size, found.search_s) == (16, 0.0)
-    assert "whole" in found.note
+    assert "whole" in found.notes[0]
     assert len(times(planted)) == 1
 
 
+@pytest.mark.usefixtures("briefly")
 def test_a_larger_one_than_the_choice_is_timed_itself(planted):
-    found = find(fresh(), planted, batch_size=32)
+    found = find(planted, batch_size=32)
     assert found.search_s > 0
     assert found.size in (8, 16, 32)
     assert len(times(planted)) == 2
 
 
 def test_batches_too_small_to_cut_are_not_timed(tmp_path):
-    found = find(fresh(), tmp_path, batch_size=15, most=15)
+    found = find(tmp_path, batch_size=15, most=15)
     assert (found.size, found.search_s) == (15, 0.0)
-    assert find(fresh(), tmp_path, batch_size=32, most=9).size == 8
+    assert find(tmp_path, batch_size=32, most=9).size == 8
     assert not times(tmp_path)
 
 
@@ -182,34 +202,52 @@ def test_speed_does_not_decide_where_it_would_change_what_is_trained(tmp_path, l
     layers = keras.layers
     model = keras.Sequential([layers.Input((8,)), layer(), layers.Dense(3)])
     model.compile("adam", "mse")
-    found = find(fresh(), tmp_path, model=model)
+    found = find(tmp_path, model=model)
     assert (found.size, found.search_s) == (64, 0.0)
-    assert "may not train as the whole batch" in found.note
+    assert "may not train as the whole batch" in found.notes[0]
     assert not times(tmp_path)
 
 
+@pytest.mark.usefixtures("briefly")
 def test_data_that_end_before_the_largest_batch_leave_the_own_size_to_be_timed(tmp_path):
     def batches(size):
         return tf.data.Dataset.from_tensor_slices(models.rows(40)).batch(size)
 
-    found = find(fresh(256), tmp_path, batch_size=32, most=256, source=batches)
+    found = find(tmp_path, largest=256, batch_size=32, most=256, source=batches)
     assert found.search_s > 0
     assert found.size in (8, 16, 32)
-    found = find(fresh(256), tmp_path, batch_size=256, most=128, source=batches)
+    found = find(tmp_path, largest=256, batch_size=256, most=128, source=batches)
     assert found.size == 128
-    assert "no step could be timed" in found.note
+    assert "no step could be timed" in found.notes[0]
 
 
+@pytest.mark.usefixtures("briefly")
+def test_a_batch_that_the_device_has_no_room_for_leaves_the_own_size_to_be_timed(tmp_path):
+    def batches(size):
+        if size == 256:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        return tf.data.Dataset.from_tensor_slices(models.rows(128)).batch(size)
+
+    found = find(tmp_path, largest=256, batch_size=32, most=64, source=batches)
+    assert found.search_s > 0
+    assert found.size in (8, 16, 32)
+    found = find(tmp_path, largest=256, batch_size=256, most=64, source=batches)
+    assert (found.size, found.most) == (64, 64)
+    assert "no step could be timed" in found.notes[0]
+
+
+@pytest.mark.usefixtures("briefly")
 def test_a_damaged_or_older_file_is_measured_anew(planted):
     (file,) = times(planted)
     for content in ("", file.read_text().replace("TrainingProfile", "MaxBatchSizeResult")):
         file.write_text(content)
-        assert find(fresh(), planted).search_s > 0
+        assert find(planted).search_s > 0
         TrainingProfile.load(file)
 
 
+@pytest.mark.usefixtures("briefly")
 def test_another_model_or_limit_has_times_of_its_own(timed, tmp_path):
-    assert find(fresh(), timed[0], key="another").search_s > 0
+    assert find(timed[0], model=models.mlp(optimizer="sgd")).search_s > 0
 
 
 def test_timing_leaves_the_model_as_it_was():
@@ -263,11 +301,12 @@ def test_a_choice_follows_from_that_for_a_larger_batch_only_up_to_its_micro_batc
         assert found == (size if size <= 16 else None)
 
 
+@pytest.mark.usefixtures("briefly")
 def test_times_beside_another_process_are_not_kept_and_say_so(monkeypatch, tmp_path):
     beside = (GpuProcess(4711, None),)
     monkeypatch.setattr("kbatch.search.auto_micro_batch.other_processes", lambda: beside)
-    found = find(fresh(), tmp_path)
-    assert "process 4711 an unknown part. So times are not kept" in found.note
+    found = find(tmp_path)
+    assert "process 4711 an unknown part. So times are not kept" in found.notes[0]
     assert not times(tmp_path)
 
 

@@ -15,9 +15,8 @@ import kbatch
 from kbatch.search.trial_process import IsolatedTrials
 
 
-def search(directory, hypermodel=None, **arguments):
-    hypermodel = hypermodel or searches.stock(batch_sizes=(8, 32))
-    return searches.search(directory, hypermodel, kbatch.BatchSizeTuner, isolate=True, **arguments)
+def search(directory, hypermodel, kind=kbatch.BatchSizeTuner, **arguments):
+    return searches.search(directory, hypermodel, kind, isolate=True, **arguments)
 
 
 class Notes(keras.callbacks.Callback):
@@ -32,31 +31,51 @@ class Notes(keras.callbacks.Callback):
             lines.write(f"{os.getpid()}\n")
 
 
-def test_an_isolated_search_is_the_same_search(tmp_path, capfd):
-    fit = {"callbacks": [Notes(tmp_path / "pids")], "verbose": 1}
-    tuner = search(tmp_path, fit=fit, executions_per_trial=2)
-    here = searches.search(
-        tmp_path,
-        searches.stock(batch_sizes=(8, 32)),
-        kbatch.BatchSizeTuner,
-        executions_per_trial=2,
-        project_name="here",
-    )
-    pairs = zip(kbatch.load_study(tuner).trials, kbatch.load_study(here).trials, strict=True)
-    for isolated, trial in pairs:
-        assert isolated.metrics == trial.metrics
-        assert isolated.notes == trial.notes
+def a_dataset():
+    return tf.data.Dataset.from_tensor_slices(models.rows(94))
+
+
+def a_function(size):
+    return a_dataset().batch(size)
+
+
+def test_an_isolated_search_is_the_same_search_and_its_events_arrive_while_it_runs(tmp_path, capfd):
+    events = []
+
+    class Watched(kbatch.BatchSizeTuner):
+        def run_trial(self, trial, *args, **kwargs):
+            show = self._progress.show
+
+            def watched(event):
+                assert event.memory_bytes > 1e8
+                if event.epoch_ended:
+                    assert {"val_accuracy", "loss"} <= event.metrics.keys()
+                    status = kbatch.load_study(self).trials[0].status
+                    events.append((event.share, status))
+                show(event)
+
+            self._progress.show = watched
+            super().run_trial(trial, *args, **kwargs)
+
+    hypermodel = searches.stock(batch_sizes=(8,))
+    same = {"data": (a_function,), "executions_per_trial": 2}
+    tuner = search(tmp_path, hypermodel, Watched, fit={"verbose": 1}, **same)
+    kind, name = kbatch.BatchSizeTuner, "here"
+    here = searches.search(tmp_path, hypermodel, kind, project_name=name, **same)
+    (isolated,), (trial,) = kbatch.load_study(tuner).trials, kbatch.load_study(here).trials
+    assert isolated.metrics == trial.metrics
+    assert isolated.notes == trial.notes
+    assert len(isolated.executions) == 2
     scores = [[trial.score for trial in t.oracle.ended_trials] for t in (tuner, here)]
     assert scores[0] == scores[1]
-    first, second = (tmp_path / "pids").read_text().split()[::2]
-    assert len({first, second, str(os.getpid())}) == 3
-    assert not psutil.pid_exists(int(first))
-    assert not psutil.pid_exists(int(second))
-    assert "trial 2/2, batch    32" in capfd.readouterr().out
+    assert events == [(share, "running") for share in (0.25, 0.5, 0.75, 1.0)]
+    assert "trial 1/1, batch     8" in capfd.readouterr().out
     assert len(tuner.get_best_models()) == 1
+    # In this process it is no other search, and at its end.
+    assert searches.search(tmp_path, hypermodel, kind, **same).remaining_trials == 0
 
 
-def test_what_kills_its_process_is_a_result_and_the_search_goes_on(tmp_path):
+def test_what_kills_its_process_is_a_result_and_the_search_goes_on_in_another(tmp_path):
     def build(hp):
         if hp.get("batch_size") == 16:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -67,60 +86,29 @@ def test_what_kills_its_process_is_a_result_and_the_search_goes_on(tmp_path):
             if self.params["steps"] == 3:
                 os._exit(3)
 
-    hypermodel = searches.stock(build)
-    tuner = search(tmp_path, hypermodel, fit={"callbacks": [Kills()]})
+    fit = {"callbacks": [Notes(tmp_path / "pids"), Kills()], "epochs": 1}
+    tuner = search(tmp_path, searches.stock(build), fit=fit)
     completed, killed, left = kbatch.load_study(tuner).trials
     assert completed.status == "completed"
     assert (killed.status, killed.executions[0].optimizer) == ("out_of_memory", None)
     assert "status -9" in killed.failure
     assert (left.status, left.executions[0].optimizer) == ("failed", "SGD")
     assert "status 3" in left.failure
+    first, second = (tmp_path / "pids").read_text().split()
+    assert len({first, second, str(os.getpid())}) == 3
+    assert not psutil.pid_exists(int(first))
 
 
-def test_events_arrive_while_the_trial_runs(tmp_path):
-    tuner = searches.tuner(
-        tmp_path, searches.stock(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
-    )
-    trial = tuner.oracle.create_trial("one")
-    fit = {"validation_data": models.rows(40, seed=1), "epochs": 2, "verbose": 0}
-    statuses = []
-
-    def show(event):
-        assert event.memory_bytes > 1e8
-        if event.epoch_ended:
-            assert {"val_accuracy", "loss"} <= event.metrics.keys()
-            statuses.append((event.share, kbatch.load_study(tuner).trials[0].status))
-
-    with IsolatedTrials(models.rows(94), fit) as isolated:
-        isolated.run(tuner, trial, show)
-    assert statuses == [(0.5, "running"), (1.0, "running")]
-    assert kbatch.load_study(tuner).trials[0].status == "completed"
-
-
-def a_dataset():
-    return tf.data.Dataset.from_tensor_slices(models.rows(94))
-
-
-def a_function(size):
-    return a_dataset().batch(size)
-
-
-def test_what_cannot_travel_is_refused_and_functions_travel(tmp_path):
-    tuner = searches.tuner(
-        tmp_path, searches.stock(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
-    )
+def test_what_cannot_travel_is_refused():
     message = r"cannot travel .* give a function `batch_size -> tf.data.Dataset`"
     with pytest.raises(ValueError, match=message):
-        tuner.search(a_dataset(), validation_data=models.rows(40))
+        IsolatedTrials([a_dataset()], {"validation_data": models.rows(40)})
     with pytest.raises(ValueError, match=message):
-        tuner.search(a_function, validation_data=a_dataset())
+        IsolatedTrials([a_function], {"validation_data": a_dataset()})
     holds = keras.callbacks.LambdaCallback()
     holds.dataset = a_dataset()
     with pytest.raises(ValueError, match="travel to another process"):
-        tuner.search(*models.rows(94), callbacks=[holds])
-    assert not list(tmp_path.glob("search/trial_*"))
-    tuner.search(a_function, validation_data=models.rows(40), verbose=0)
-    assert kbatch.load_study(tuner).trials[0].status == "completed"
+        IsolatedTrials(models.rows(94), {"callbacks": [holds]})
 
 
 @pytest.mark.slow
@@ -171,9 +159,9 @@ def test_a_gpu_that_this_process_holds_is_told_before_the_first_trial(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("kbatch.search.tuner.gpu_in_use", lambda: True)
-    tuner = searches.tuner(
-        tmp_path, searches.stock(batch_sizes=(8,)), kbatch.BatchSizeTuner, isolate=True
-    )
+    tuner = searches.tuner(tmp_path, searches.stock(batch_sizes=(8,)), kbatch.BatchSizeTuner)
+    tuner.isolate = True  # From here on: the space was explored in this process.
     with pytest.raises(ValueError, match="cannot travel"):
         tuner.search(a_dataset(), epochs=1, verbose=1)
     assert "This process holds the GPU already" in capsys.readouterr().out
+    assert not list(tmp_path.glob("search/trial_*"))

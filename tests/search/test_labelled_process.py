@@ -73,7 +73,7 @@ def test_an_interruption_reaches_all_of_its_group_and_not_this_process(interrupt
     )
     process = started(code, lines)
     wait_until(lambda: {"[one] child waits", "[one] parent waits"} <= set(lines))
-    process.interrupt()
+    process.signal(signal.SIGINT)
     assert process.wait(300)
     process.close()
     assert lines[2:] == ["[one] child", "[one] parent"]

@@ -58,7 +58,7 @@ def tied_trials(rng, objective):
 def test_oracle_and_study_name_the_same_best_trial(objective):
     rng = random.Random(0)
     tied = 0
-    for _ in range(300):
+    for _ in range(100):
         records = tied_trials(rng, objective)
         best = make_study(*records).best_trial()
         found = searched(records, objective).get_best_trials(1)
@@ -72,7 +72,7 @@ def test_oracle_and_study_name_the_same_best_trial(objective):
         ]
         assert best.batch_size == min(r.batch_size for r in equal)
         tied += len({r.batch_size for r in equal}) > 1
-    assert tied > 50  # Else there was nothing to see.
+    assert tied > 15  # Else there was nothing to see.
 
 
 def test_the_order_of_a_studys_trials_does_not_decide_its_best():

@@ -28,7 +28,6 @@ from kbatch.search.progress import (
 
 def progress(**changes):
     given = {
-        "execution": 0,
         "share": 0.25,
         "epoch": 1,
         "epochs": 4,
@@ -256,49 +255,45 @@ def test_a_notebook_changes_outputs_of_its_own_only(capsys):
 
 
 SEARCH = """
-import sys
+import os, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests", {root!r} + "/tests/search"]
 from kbatch.device.quiet_start import quiet_start
 with quiet_start():
     import kbatch, models, searches
-hypermodel = searches.stock(batch_sizes=(8, 32))
-for number, verbose in enumerate({verbosities}):
+runs = (("terminal", "one", 1, (8,)), ("file", "two", 1, (8, 32)), ("silent", "two", 0, (8, 32)))
+for name, folder, verbose, sizes in runs:
+    hypermodel = searches.stock(batch_sizes=sizes)
+    if name == "file":
+        sys.stdout.flush()
+        os.dup2(os.open(sys.argv[1] + "/log", os.O_WRONLY | os.O_CREAT), 1)
     fit = {{"verbose": verbose}}
-    folder = sys.argv[1] + "/" + str(number)
-    searches.search(folder, hypermodel, kbatch.BatchSizeTuner, fit=fit)
-    print("ended", number)
+    searches.search(sys.argv[1] + "/" + folder, hypermodel, kbatch.BatchSizeTuner, fit=fit)
+    print("ended", name)
 """
 
 
-def run(directory, verbosities, stdout):
+def test_a_search_shows_a_bar_in_a_terminal_and_in_a_log_file_a_line_a_trial_or_nothing(tmp_path):
     root = str(Path(__file__).parents[2])
-    code = SEARCH.format(root=root, verbosities=verbosities)
-    command = [sys.executable, "-c", code, str(directory)]
-    environment = {**os.environ, "TERM": "xterm", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(
-        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=300
-    )
-
-
-def test_a_search_in_a_log_file_is_a_line_a_trial_or_silent(tmp_path):
-    done = run(tmp_path, (1, 0), subprocess.PIPE)
-    lines = [line.split(",")[0] for line in done.stdout.splitlines()]
-    assert lines == ["trial 1/2", "trial 2/2", "ended 0", "ended 1"], done.stderr
-    assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.stdout)
-    assert (done.stderr, done.returncode) == ("", 0)
-
-
-def test_a_search_in_a_terminal_shows_a_bar_and_leaves_a_line_a_trial(tmp_path):
     ours, theirs = pty.openpty()
-    done = run(tmp_path, (1,), theirs)
+    done = subprocess.run(
+        [sys.executable, "-c", SEARCH.format(root=root), str(tmp_path)],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TERM": "xterm", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        timeout=300,
+    )
     os.close(theirs)
     text = b""
     with contextlib.suppress(OSError):  # Linux ends a terminal that nobody holds with an error.
         while chunk := os.read(ours, 65536):
             text += chunk
     os.close(ours)
-    assert done.returncode == 0, done.stderr
+    assert (done.stderr, done.returncode) == ("", 0)
     assert "━" in text.decode()
     stays = [line for line in text.decode().split("\r\n") if "samples/s, val_accuracy" in line]
-    assert any("trial 1/2, batch     8" in line for line in stays)
-    assert any("trial 2/2, batch    32" in line for line in stays)
+    assert any("trial 1/1, batch     8" in line for line in stays)
+    log = (tmp_path / "log").read_text()
+    lines = [line.split(",")[0] for line in log.splitlines()]
+    assert lines == ["trial 1/2", "trial 2/2", "ended file", "ended silent"]
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", log)

@@ -220,11 +220,6 @@ def test_a_tuner_of_keras_tuner_is_not_told_of_a_choice_that_it_has_not(tmp_path
         search(tmp_path, max_trials=2, **arguments)
 
 
-def test_in_processes_of_their_own_trials_belong_to_the_same_search(tmp_path):
-    search(tmp_path, isolate=True)
-    search(tmp_path)
-
-
 def test_a_callback_is_told_by_what_it_was_given():
     def facts(*callbacks):
         return fit_facts((), {"callbacks": list(callbacks)})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import searches
 
-from kbatch.search.execution import begun_record
+from kbatch.search.execution import Execution
 
 RNG = np.random.default_rng(0)
 TOKENS = np.minimum(RNG.zipf(1.3, (64, 12)), 40) - 1
@@ -68,7 +68,8 @@ def test_the_record_says_which_rule_was_followed(micro_batch_size, sparse_gradie
     )
     hp = keras_tuner.HyperParameters()
     model = hypermodel.build(hp)
-    record = begun_record(model, hypermodel._plan(hp, None, 1, None))
+    micro_batch = hypermodel._micro_batch(hp, model, directory=None)
+    record = Execution(model, hypermodel._plan(hp, None, ()), None, micro_batch).so_far()
     assert record.sparse_gradients == sparse_gradients
     assert hypermodel.settings["sparse_gradients"] == sparse_gradients
     notes = [text for text in record.notes if "indices" in text]

@@ -4,6 +4,7 @@ import math
 import keras
 import models
 import pytest
+import searches
 from fake_clock import FakeClock
 
 import kbatch
@@ -30,19 +31,13 @@ class Ticks(keras.callbacks.Callback):
         self.time.now_s += 60
 
 
-def timed(*callbacks, batch_size=32, epochs=5, model=None, now=None, **arguments):
+def timed(*callbacks, batch_size=32, epochs=5, model=None, now=None, to_target=False, **arguments):
     """Trains as a search does and returns the fit."""
-    fit = TimedFit(
-        model or models.mlp(),
-        batch_size=batch_size,
-        largest_batch_size=batch_size,
-        validation_batch_size=32,
-        seed=0,
-        **arguments,
-    )
-    if now is not None:
-        fit.clock._now = now
-    fit(X, Y, validation_data=(X, Y), epochs=epochs, callbacks=list(callbacks), verbose=0)
+    plan = searches.plan(batch_size, to_target=to_target)
+    with TimedFit(model or models.mlp(), plan, **arguments) as fit:
+        if now is not None:
+            fit.clock._now = now
+        fit(X, Y, validation_data=(X, Y), epochs=epochs, callbacks=list(callbacks), verbose=0)
     return fit
 
 

@@ -1,6 +1,7 @@
 import models
 import numpy as np
 import pytest
+import searches
 
 from kbatch.search.timed_fit import TimedFit
 from kbatch.training.clock import InputReading, TrainingClock
@@ -128,8 +129,8 @@ def test_under_xla_every_new_shape_compiles(exact, steady_steps):
 )
 def test_steps_of_known_shapes_are_steady(jit_compile):
     model = models.mlp(jit_compile=jit_compile)
-    fit = TimedFit(model, batch_size=16, largest_batch_size=16, validation_batch_size=16, seed=0)
-    fit(*models.rows(40), epochs=2, verbose=0)
+    with TimedFit(model, searches.plan(16)) as fit:
+        fit(*models.rows(40), epochs=2, verbose=0)
     # Batches of 16, 16 and 8, twice; the first of each shape may compile.
     assert sum(fit.clock.windows[0]) == 16 + (16 + 16 + 8)
 
