@@ -33,12 +33,9 @@ _LAUNCHED = 8
 class BlockLength(NamedTuple):
     """How long a block lasts.
 
-    Attributes:
-        settle_s: Seconds after the first batch that are left out; at least one batch is.
-        measure_s: Seconds that are measured; at least four batches are.
-        longest_s: Seconds after which a block ends with a single batch too.
-        counting: What counts of a pipeline: `"settled"` for what comes after `settle_s`,
-            `"epochs"` for whole epochs with their starts, `"start"` for all from the start.
+    After the first batch `settle_s` are left out, one batch at least, and `measure_s` measured,
+    four batches at least, but one is enough after `longest_s`. Of a pipeline counts what comes
+    after `settle_s`, whole epochs with their starts, or all from the start.
     """
 
     settle_s: float
@@ -53,16 +50,10 @@ class BlockLength(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What was measured in a block.
+    """What was measured in a block, with the processor seconds of this process over all cores.
 
-    Attributes:
-        examples: Examples in the batches.
-        duration_s: Seconds they took.
-        cpu_s: Processor seconds of this process in that time, over all cores.
-        first_batch_s: Seconds from the start of the pipeline to its first batch, None without a
-            pipeline.
-        spans: The steps of training, empty if there were none.
-        batch_numbers: Numbers in a batch of training on average, None if there was none.
+    Without a pipeline there is no first batch, without training no spans and no mean of the numbers
+    in a batch.
     """
 
     examples: int
@@ -220,16 +211,10 @@ class Epoch(NamedTuple):
 
 
 class InputPass(NamedTuple):
-    """What a long reading of a pipeline found.
+    """What a long reading of a pipeline found; no epoch where it did not reach an end.
 
-    Attributes:
-        record: What was counted.
-        batches: Some batches of the first epoch that stand for those that were read, see
-            `HeldBatches`.
-        epoch: How long the data are, None where no end was reached.
-        duration_s: Seconds that it took.
-        batch_numbers: Numbers in a batch on average.
-        notes: What a reader of the numbers must know.
+    Of the batches of the first epoch it has some that stand for all, see `HeldBatches`, and of all
+    how many numbers they hold on average.
     """
 
     record: LongRunRecord
@@ -377,14 +362,8 @@ def _numbers(shapes: Shapes) -> int:
 class PreparedInput(NamedTuple):
     """A pipeline that was read, and a train step that has seen the shapes it will be timed on.
 
-    Attributes:
-        source: The pipeline.
-        reading: One long reading of it.
-        step: The train step.
-        batches: Batches to train on in turn, held on the device.
-        smaller: Smaller batches by their size, the largest first.
-        step_s: Seconds of a step.
-        notes: What a reader of the numbers must know.
+    The batches to train on in turn are held on the device; smaller ones are by their size, the
+    largest first.
     """
 
     source: BatchSource

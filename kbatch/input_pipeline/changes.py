@@ -41,14 +41,7 @@ from kbatch.training.data.batch_source import (
 
 
 class Change(NamedTuple):
-    """A changed pipeline.
-
-    Attributes:
-        name: The change in a few words.
-        code: The line of code that makes it.
-        condition: What must hold for it, None if nothing must.
-        source: The changed pipeline.
-    """
+    """A changed pipeline, the line of code that makes it, and what must hold for it."""
 
     name: str
     code: str
@@ -77,13 +70,8 @@ def try_changes(
     """Train on each changed pipeline and on the original, in turn.
 
     Three rounds are made in any case: changes for which there is no time are not tried, and one
-    that raises an error is left out from then on.
-
-    Args:
-        changes: What could be changed, and what could not.
-        prepared: The pipeline and the train step.
-        even: Whether short rounds see the rate of a long reading; else blocks last as long as it.
-        budget_s: Seconds to spend.
+    that raises an error is left out from then on. Where short rounds are not `even` with a long
+    reading, blocks last as long as it.
     """
     began_s, reading = time.perf_counter(), prepared.reading
     first_batch_s, block_s = reading.record.first_batch_s, reading.duration_s
@@ -153,23 +141,57 @@ def pipeline_changes(dataset: tf.data.Dataset) -> list[Found]:
 
     Caching is apart, in `cached_pipeline`: it takes a pass over the data.
     """
-    found: list[Found | None] = []
-    pipeline = Pipeline(dataset)
-    for rule in (_prefetch, _parallel_map, _thread_pool, _any_order, _vectorised_map):
-        try:
-            found.append(rule(pipeline))
-        except Exception as error:  # The user's function is traced again, and may raise anything.
-            name = rule.__name__.strip("_").replace("_", " ")
-            found.append(UntriedRecord(name, "", _failed(error)))
-    return [change for change in found if change is not None]
+    pipeline, given, cores = Pipeline(dataset), dataset.options(), _cores()
+    kinds = pipeline.kinds
+    threads, unordered = tf.data.Options(), tf.data.Options()
+    threads.threading.private_threadpool_size = cores
+    unordered.deterministic = False
+    has_prefetch = next(kind for kind in kinds if kind != "Options") == "Prefetch"
+    no_order = None
+    if given.deterministic is False:
+        no_order = "the pipeline has given up its order already"
+    elif not {"ParallelMap", "ParallelInterleave", "ParallelBatch"}.intersection(kinds):
+        no_order = "no parallel stage whose order it would free was found"
+    found: list[Found] = [
+        _found(
+            "prefetch",
+            "dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+            source_of_dataset(dataset.prefetch(tf.data.AUTOTUNE)),
+            reason="the pipeline ends with a prefetch already" if has_prefetch else None,
+        ),
+        _parallel_map(pipeline),
+        _found(
+            "private thread pool",
+            _OPTIONS.format(f"options.threading.private_threadpool_size = {cores}"),
+            source_of_dataset(dataset.with_options(threads)),
+            reason="the pipeline has one already"
+            if given.threading.private_threadpool_size
+            else None,
+        ),
+        _found(
+            "any order",
+            _OPTIONS.format("options.deterministic = False"),
+            source_of_dataset(dataset.with_options(unordered)),
+            condition="the examples may then come in another order each time, whatever the seed",
+            reason=no_order,
+        ),
+    ]
+    batches = [i for i, kind in enumerate(kinds) if kind in ("Batch", "ParallelBatch")]
+    maps = [i for i, kind in enumerate(kinds) if kind in ("Map", "ParallelMap")]
+    if batches and maps and maps[-1] >= batches[0]:
+        function = _function_name(pipeline.stages[maps[-1]])
+        code = f".batch(batch_size).map({function})"
+        reason = f"{function} must then take whole batches, and only you can write it so"
+        found.append(UntriedRecord("batch before a vectorised map", code, reason))
+    return found
 
 
-def _prefetch(pipeline: Pipeline) -> Found:
-    name, code = "prefetch", "dataset = dataset.prefetch(tf.data.AUTOTUNE)"
-    if next(kind for kind in pipeline.kinds if kind != "Options") == "Prefetch":
-        return UntriedRecord(name, code, "the pipeline ends with a prefetch already")
-    changed = pipeline.dataset.prefetch(tf.data.AUTOTUNE)
-    return Change(name, code, None, source_of_dataset(changed))
+def _found(
+    name: str, code: str, source: BatchSource, *, condition: str | None = None, reason: str | None
+) -> Found:
+    """Return a change, or the reason why it is not tried."""
+    change = Change(name, code, condition, source)
+    return change if reason is None else UntriedRecord(name, code, reason)
 
 
 def _parallel_map(pipeline: Pipeline) -> Found:
@@ -178,57 +200,23 @@ def _parallel_map(pipeline: Pipeline) -> Found:
     if not maps:
         reason = "no map that makes one call at a time was found in the pipeline"
         return UntriedRecord(name, code, reason)
-    # Below a stage that cannot be put together again, such as a cache, maps stay as they are.
-    for count in range(len(maps), 0, -1):
-        above, lowest = maps[:count], maps[count - 1] + 1
-        changed = pipeline.rebuilt(lowest, pipeline.stages[lowest], parallel=True)
-        if changed is not None:
-            stateless = all(is_stateless(pipeline.stages[i]) for i in above)
-            code, source = _parallel_code(pipeline, above), source_of_dataset(changed)
-            return Change(name, code, None if stateless else _THREADS, source)
+    try:
+        # Below a stage that cannot be put together again, such as a cache, maps stay as they are.
+        for count in range(len(maps), 0, -1):
+            above, lowest = maps[:count], maps[count - 1] + 1
+            changed = pipeline.rebuilt(lowest, pipeline.stages[lowest], parallel=True)
+            if changed is not None:
+                stateless = all(is_stateless(pipeline.stages[i]) for i in above)
+                code, source = _parallel_code(pipeline, above), source_of_dataset(changed)
+                return Change(name, code, None if stateless else _THREADS, source)
+    except Exception as error:  # The user's function is traced again, and may raise anything.
+        return UntriedRecord(name, "", _failed(error))
     return UntriedRecord(name, code, _NOT_REBUILT)
 
 
 def _parallel_code(pipeline: Pipeline, maps: list[int]) -> str:
     functions = [_function_name(pipeline.stages[i]) for i in reversed(maps)] or ["function"]
     return "; ".join(f".map({f}, num_parallel_calls=tf.data.AUTOTUNE)" for f in functions)
-
-
-def _thread_pool(pipeline: Pipeline) -> Found:
-    name, cores = "private thread pool", _cores()
-    code = f"options.threading.private_threadpool_size = {cores}"
-    if pipeline.dataset.options().threading.private_threadpool_size:
-        return UntriedRecord(name, _OPTIONS.format(code), "the pipeline has one already")
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = cores
-    changed = pipeline.dataset.with_options(options)
-    return Change(name, _OPTIONS.format(code), None, source_of_dataset(changed))
-
-
-def _any_order(pipeline: Pipeline) -> Found:
-    name, code = "any order", _OPTIONS.format("options.deterministic = False")
-    if pipeline.dataset.options().deterministic is False:
-        return UntriedRecord(name, code, "the pipeline has given up its order already")
-    if not set(pipeline.kinds) & {"ParallelMap", "ParallelInterleave", "ParallelBatch"}:
-        return UntriedRecord(name, code, "no parallel stage whose order it would free was found")
-    options = tf.data.Options()
-    options.deterministic = False
-    condition = "the examples may then come in another order each time, whatever the seed"
-    changed = pipeline.dataset.with_options(options)
-    return Change(name, code, condition, source_of_dataset(changed))
-
-
-def _vectorised_map(pipeline: Pipeline) -> UntriedRecord | None:
-    batches = [i for i, kind in enumerate(pipeline.kinds) if kind in ("Batch", "ParallelBatch")]
-    maps = [i for i, kind in enumerate(pipeline.kinds) if kind in ("Map", "ParallelMap")]
-    if not batches or not maps or maps[-1] < batches[0]:
-        return None
-    function = _function_name(pipeline.stages[maps[-1]])
-    return UntriedRecord(
-        "batch before a vectorised map",
-        f".batch(batch_size).map({function})",
-        f"{function} must then take whole batches, and only you can write it so",
-    )
 
 
 def _function_name(stage: Any) -> str:
@@ -445,8 +433,7 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Found]:
                 first_batch(source)
             except InputError as error:
                 reason = f"processes failed: {error}"
-        change = Change(name, code, condition, source)
-        found.append(change if reason is None else UntriedRecord(name, code, reason))
+        found.append(_found(name, code, source, condition=condition, reason=reason))
     return found
 
 

@@ -23,7 +23,7 @@ from kbatch.search.trial_files import readable_trials
 from kbatch.study.decision import decision_text
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 from kbatch.study.trial import Objective, TrialRecord
-from kbatch.throughput.update_timing import StepSetting, TrainingSweep
+from kbatch.throughput.update_timing import StepConfig, TrainingSweep
 from kbatch.timing.rounds import TimingPlan
 from kbatch.training.callbacks import StopAtTarget, TimeBudget
 from kbatch.training.data.forms import FitData
@@ -298,7 +298,7 @@ def _timed(
     model: Any,
     source: Source,
     sizes: Sequence[int],
-    first: Sequence[StepSetting],
+    first: Sequence[StepConfig],
     *,
     most: int | None,
     whole_only: bool,
@@ -319,7 +319,7 @@ def _timed(
     with micro_batch_steps(model) as steps:
         sweep = TrainingSweep(steps, lambda size: batch_of(source, model, size), timing)
         _warm_up(sweep, first)
-        in_parts: list[StepSetting] = []
+        in_parts: list[StepConfig] = []
         if most is not None:
             whole = {way.batch_size: one.call_s for way, one in sweep.rounds.warm_ups.items()}
             parts = {most}
@@ -343,12 +343,12 @@ def _timed(
     return timed
 
 
-def _setting(batch_size: int, micro_batch_size: int) -> StepSetting:
+def _setting(batch_size: int, micro_batch_size: int) -> StepConfig:
     micro_batch_size = min(micro_batch_size, batch_size)
-    return StepSetting(micro_batch_size=micro_batch_size, batch_size=batch_size)
+    return StepConfig(micro_batch_size=micro_batch_size, batch_size=batch_size)
 
 
-def _warm_up(sweep: TrainingSweep, settings: Sequence[StepSetting]) -> None:
+def _warm_up(sweep: TrainingSweep, settings: Sequence[StepConfig]) -> None:
     with contextlib.suppress(DataEnded):  # A trial of that size says so.
         for setting in settings:
             if sweep.warm_up(setting) is None:

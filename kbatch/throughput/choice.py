@@ -80,17 +80,11 @@ def sizes_to_leave(times_s: Mapping[int, Mapping[int, float]]) -> frozenset[int]
     if count < _ROUNDS_OF_ALL:
         return frozenset()
     rival = min(smaller, key=lambda size: (statistics.geometric_mean(rounds_s[size]), -size))
-    if _settled(rounds_s[rival], rounds_s[largest]):
-        return frozenset(rounds_s)
-    return frozenset(smaller) - {rival}
-
-
-def _settled(rival_s: Sequence[float], largest_s: Sequence[float]) -> bool:
-    if len(rival_s) >= _ROUNDS_TO_WIN and _slower(largest_s, rival_s):
-        return True
-    ratio = ratio_over_rounds(rival_s, largest_s)
+    ratio = ratio_over_rounds(rounds_s[rival], rounds_s[largest])
     # With three rounds there is an interval.
-    return bool(ratio and ratio.interval and ratio.interval.low > 1 / (1 + _NEGLIGIBLE))
+    gains_little = ratio and ratio.interval and ratio.interval.low > 1 / (1 + _NEGLIGIBLE)
+    wins = count >= _ROUNDS_TO_WIN and _slower(rounds_s[largest], rounds_s[rival])
+    return frozenset(rounds_s) if wins or gains_little else frozenset(smaller) - {rival}
 
 
 def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:

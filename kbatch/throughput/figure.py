@@ -12,7 +12,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
-from kbatch.throughput.text import training_clocks
+from kbatch.throughput.report import training_clocks
 
 HEIGHT_IN = 7.0
 # A line looks curved on a logarithmic axis.
@@ -120,7 +120,7 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
     """Plot samples/s, the time of a step and the peak memory of training by micro-batch size.
 
     The line is the fit t = a + b B where it holds; elsewhere lines join the points. The size from
-    which 90 % of the peak throughput are reached and the fastest one are marked, sizes that ran out
+    which 90 % of the peak throughput is reached and the fastest one are marked, sizes that ran out
     of memory stand at the bottom edge.
 
     Example:

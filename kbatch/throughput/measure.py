@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -12,7 +12,6 @@ import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.device.environment import read_environment
-from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.device.memory import check_memory_limit
 from kbatch.document.numbers import memory_text, readable
 from kbatch.errors import InputError
@@ -20,13 +19,12 @@ from kbatch.memory.curve import WINDOW, MemoryPass, measure_training_memory
 from kbatch.memory.find import data_source
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import SURE_SHARE, fit_memory
-from kbatch.memory.workload import Load, Run
-from kbatch.records.usage import GpuUsage
-from kbatch.throughput.record import TrainingPoint, TrainingProfile
+from kbatch.memory.workload import Load
+from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import (
     SHARE_TO_WARM_UP,
     TRAINING_TIMING,
-    StepSetting,
+    StepConfig,
     TrainingSweep,
 )
 from kbatch.training.build_function import BuildFunction, model_builder
@@ -36,8 +34,6 @@ from kbatch.training.train_step import micro_batch_steps
 _LARGEST_DEFAULT = 4096
 # Where throughput still grows there, sizes go on up to this one.
 _LARGEST = 65536
-
-Progress = Callable[[str], None]
 
 
 def profile_training(
@@ -51,7 +47,7 @@ def profile_training(
     measure_memory: bool = True,
     memory_limit_bytes: int | None = None,
     seed: int = 0,
-    on_progress: Progress | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> TrainingProfile:
     """Measure step time, throughput and memory of training by micro-batch size, in seconds.
 
@@ -99,7 +95,7 @@ def profile_training(
             model cannot be trained.
     """
     began_s = time.perf_counter()
-    request = _checked(batch_sizes, batch_size, time_budget_s)
+    sizes = _checked(batch_sizes, batch_size, time_budget_s)
     limit_bytes = check_memory_limit(memory_limit_bytes)
     say = on_progress or (lambda line: None)
     source = data_source(x, y)
@@ -113,35 +109,55 @@ def profile_training(
         memory = measure_training_memory(
             load,
             lambda: start().model,
-            request.sizes_up_to,
-            chosen=request.chosen,
+            sizes.up_to,
+            chosen=sizes.chosen,
             memory_limit_bytes=limit_bytes,
             time_budget_s=time_budget_s,
             on_probe=lambda record: say(_memory_line(record)),
         )
     run = start()
-    sizes = request.sizes_up_to(run.examples)
-    points, gpus = _points(run, request, sizes, memory, seed, say)
+    plan = dataclasses.replace(TRAINING_TIMING, time_budget_s=time_budget_s)
+    with micro_batch_steps(run.model) as steps:
+        sweep = TrainingSweep(steps, run.batch, plan, seed=seed)
+        measured = sizes.up_to(run.examples)
+        not_run = _warm_up(sweep, sizes, measured, memory, say)
+        if not not_run and not sweep.rounds.failures:
+            fit = fit_memory({r.batch_size: r.peak_bytes for r in memory.records if r.peak_bytes})
+            most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
+            larger = [size for size in sizes.larger(run.examples) if size <= most]
+            measured = sweep.go_on(measured, larger, say)
+        for number, live in enumerate(sweep.each_round(), start=1):
+            say(f"round {number}: {len(live)} sizes go on")
+    points = {s: sweep.point(sizes.config(s), not_run=not_run.get(s)) for s in measured}
+    for record in memory.records:
+        if (point := points.get(record.batch_size)) is not None:
+            out = record.outcome == "out_of_memory"
+            points[record.batch_size] = dataclasses.replace(
+                point,
+                outcome="out_of_memory" if out else point.outcome,
+                peak_memory_bytes=record.peak_bytes,
+            )
     return TrainingProfile(
         model_name=run.model.name,
         dtype_policy=run.model.dtype_policy.name,
         jit_compile=bool(run.model.jit_compile),
-        points=points,
+        points=tuple(points.values()),
         memory_limit_bytes=memory.limit_bytes or None,
         duration_s=round(time.perf_counter() - began_s, 3),
         notes=tuple(dict.fromkeys([*memory.notes, *([run.note] if run.note else [])])),
         environment=read_environment(),
-        gpus=gpus,
+        gpus=sweep.gpus,
     )
 
 
-class _Request(NamedTuple):
+class _Sizes(NamedTuple):
+    """Micro-batch sizes, whether they were chosen, and the batch size where steps accumulate."""
+
     sizes: tuple[int, ...]
     chosen: bool
     batch_size: int | None
-    time_budget_s: float
 
-    def sizes_up_to(self, examples: int | None) -> tuple[int, ...]:
+    def up_to(self, examples: int | None) -> tuple[int, ...]:
         """Leave out, of the default sizes, those beyond the data: they would only repeat rows."""
         if self.chosen or examples is None or self.batch_size is not None:
             return self.sizes
@@ -154,13 +170,13 @@ class _Request(NamedTuple):
             return ()
         return powers_of_two(smallest, min(_LARGEST, examples or 0))
 
-    def setting(self, size: int) -> StepSetting:
-        return StepSetting(size, self.batch_size or size)
+    def config(self, size: int) -> StepConfig:
+        return StepConfig(self.batch_size or size, size)
 
 
 def _checked(
     batch_sizes: Iterable[int] | None, batch_size: int | None, time_budget_s: float
-) -> _Request:
+) -> _Sizes:
     if isinstance(time_budget_s, bool) or not 0 < time_budget_s < math.inf:
         raise InputError(
             "`time_budget_s` must be positive, in seconds. "
@@ -169,65 +185,36 @@ def _checked(
     whole = None if batch_size is None else check_size(batch_size, "batch_size")
     if batch_sizes is None:
         sizes = powers_of_two(1, whole or _LARGEST_DEFAULT)
-        sizes = sizes if whole in (None, sizes[-1]) else (*sizes, whole)
-        return _Request(sizes, False, whole, time_budget_s)
+        return _Sizes(sizes if whole in (None, sizes[-1]) else (*sizes, whole), False, whole)
     sizes = check_batch_sizes(batch_sizes)
     if whole is not None and sizes[-1] > whole:
         raise InputError(
             "A micro-batch has at most the examples of its batch: leave out larger `batch_sizes`. "
             f"Received: batch_sizes={sizes}, batch_size={whole}."
         )
-    return _Request(sizes, True, whole, time_budget_s)
-
-
-def _points(
-    run: Run,
-    request: _Request,
-    sizes: Sequence[int],
-    memory: MemoryPass,
-    seed: int,
-    say: Progress,
-) -> tuple[tuple[TrainingPoint, ...], tuple[GpuUsage, ...]]:
-    probed = {record.batch_size: record for record in memory.records}
-    timing = dataclasses.replace(TRAINING_TIMING, time_budget_s=request.time_budget_s)
-    with micro_batch_steps(run.model) as steps:
-        sweep = TrainingSweep(steps, run.batch, timing, seed=seed)
-        not_run = _warm_up(sweep, request, sizes, probed, memory.limit_bytes, say)
-        if not not_run and not sweep.rounds.failures:
-            fit = fit_memory({r.batch_size: r.peak_bytes for r in memory.records if r.peak_bytes})
-            most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
-            sizes = sweep.go_on(sizes, [s for s in request.larger(run.examples) if s <= most], say)
-        with GpuMonitor(interval_s=NEVER_S) as monitor:
-            live_by_round = sweep.rounds.each_round(clock_mhz=monitor.sample_clock_mhz)
-            for number, live in enumerate(live_by_round, start=1):
-                say(f"round {number}: {len(live)} sizes go on")
-        points = tuple(
-            _point(sweep, request.setting(size), not_run.get(size), probed.get(size))
-            for size in sizes
-        )
-        return points, monitor.gpus or ()
+    return _Sizes(sizes, True, whole)
 
 
 def _warm_up(
     sweep: TrainingSweep,
-    request: _Request,
-    sizes: Sequence[int],
-    probed: Mapping[int, MemoryRecord],
-    limit_bytes: int,
-    say: Progress,
+    sizes: _Sizes,
+    measured: Sequence[int],
+    memory: MemoryPass,
+    say: Callable[[str], None],
 ) -> dict[int, str]:
     """Warm sizes up in ascending order; returns why some were not."""
+    probed = {record.batch_size: record for record in memory.records}
     not_run: dict[int, str] = {}
     end: str | None = None
-    for size in sizes:
-        reason = end or _reason_not_to_run(probed.get(size), limit_bytes)
+    for size in measured:
+        reason = end or _reason_not_to_run(probed.get(size), memory.limit_bytes)
         if reason is None and sweep.rounds.late(SHARE_TO_WARM_UP):
             reason = "half of the time budget was spent on warming up smaller sizes"
         if reason is not None:
             not_run[size] = reason
             continue
         try:
-            warm_up = sweep.warm_up(request.setting(size))
+            warm_up = sweep.warm_up(sizes.config(size))
         except DataEnded as ended:
             end = not_run[size] = f"the data function gave {ended.rows} examples"
             continue
@@ -236,7 +223,7 @@ def _warm_up(
             say(f"micro-batch {size}: out of memory")
             continue
         say(f"micro-batch {size}: {readable(1000 * warm_up.call_s)} ms a step after warming up")
-        if not request.chosen and sweep.is_too_slow(warm_up.call_s):
+        if not sizes.chosen and sweep.rounds.too_slow_to_double(warm_up.call_s):
             end = "too slow for the time budget"
     return not_run
 
@@ -250,21 +237,9 @@ def _reason_not_to_run(record: MemoryRecord | None, limit_bytes: int) -> str | N
         return record.reason
     # Where the time for the memory did not suffice, the line through smaller sizes tells.
     needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
-    if needed is not None and needed > WINDOW[1] * limit_bytes:
-        return (
-            f"needs {memory_text(needed)}, more than {WINDOW[1]:.0%} of {memory_text(limit_bytes)}"
-        )
-    return None
-
-
-def _point(
-    sweep: TrainingSweep, setting: StepSetting, not_run: str | None, record: MemoryRecord | None
-) -> TrainingPoint:
-    point = sweep.point(setting, not_run=not_run)
-    if record is None:
-        return point
-    outcome = "out_of_memory" if record.outcome == "out_of_memory" else point.outcome
-    return dataclasses.replace(point, outcome=outcome, peak_memory_bytes=record.peak_bytes)
+    if needed is None or needed <= WINDOW[1] * limit_bytes:
+        return None
+    return f"needs {memory_text(needed)}, more than {WINDOW[1]:.0%} of {memory_text(limit_bytes)}"
 
 
 def _memory_line(record: MemoryRecord) -> str:

@@ -140,6 +140,8 @@ class TrainingPoint:
 class TrainingProfile(SavedRecord, ShownRecord):
     """Step time, throughput and memory of a model's training by micro-batch size.
 
+    What follows from the measurement raises a `ValueError` where too little was measured for it.
+
     Example:
 
     >>> profile = kbatch.TrainingProfile.load("profile.json")
@@ -197,46 +199,27 @@ class TrainingProfile(SavedRecord, ShownRecord):
         """The fit t = a + b B of the time of a micro-batch of B examples.
 
         Where batches are accumulated the optimizer's update is shared out among the micro-batches.
-
-        Raises:
-            ValueError: If too little was measured.
         """
         return StepTime(self._latency.line)
 
     @property
     def peak_samples_per_second(self) -> Ratio:
-        """The throughput 1 / b that the fit reaches with unboundedly large micro-batches.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The throughput 1 / b that the fit reaches with unboundedly large micro-batches."""
         return self._latency.peak_throughput
 
     @property
     def knee(self) -> BatchAnswer:
-        """The size of the largest throughput over step time.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The size of the largest throughput over step time."""
         return knee_batch_size(self._latency)
 
     @property
     def efficient(self) -> BatchAnswer:
-        """The smallest size with 90 % of the peak throughput, where the plateau begins.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The smallest size with 90 % of the peak throughput, where the plateau begins."""
         return efficient_batch_size(self._latency)
 
     @property
     def fastest(self) -> BatchAnswer:
-        """The measured size of the largest throughput; its interval holds those that tie.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The measured size of the largest throughput; its interval holds those that tie."""
         return fastest_batch_size(self._latency)
 
     @property
@@ -244,9 +227,6 @@ class TrainingProfile(SavedRecord, ShownRecord):
         """The fastest size by the rounds that they have in common; of those that tie, the largest.
 
         Sizes that left the rounds before others are no choice, unless there are only such.
-
-        Raises:
-            ValueError: If nothing was measured.
         """
         stayed = [p for p in self.measured if p.reason is None] or self.measured
         return choose_micro_batch(
@@ -286,7 +266,29 @@ class TrainingProfile(SavedRecord, ShownRecord):
 
     def to_dataframe(self) -> "pandas.DataFrame":
         """Make a table, one row a micro-batch size; what is unknown is missing."""
-        return training_table(self)
+        import pandas
+
+        def row(point: TrainingPoint) -> dict[str, object]:
+            step, rate = point.step_time_interval_s, point.samples_per_second_interval
+            return {
+                "micro_batch_size": point.micro_batch_size,
+                "batch_size": point.batch_size,
+                "outcome": point.outcome,
+                "samples_per_second": point.samples_per_second,
+                "samples_per_second_low": rate and rate.low,
+                "samples_per_second_high": rate and rate.high,
+                "step_time_s": point.step_time_s,
+                "step_time_low_s": step and step.low,
+                "step_time_high_s": step and step.high,
+                "rounds": len(point.rounds),
+                "steps": point.steps,
+                "first_step_s": point.first_step_s,
+                "compile_s": point.compile_s,
+                "peak_memory_bytes": point.peak_memory_bytes,
+                "reason": point.reason,
+            }
+
+        return pandas.DataFrame([row(point) for point in self.points])
 
     @property
     def _latency(self) -> Latency:
@@ -298,34 +300,6 @@ class TrainingProfile(SavedRecord, ShownRecord):
                 f"more sizes, or longer. Received: {len(points)} sizes with {len(sizes)} rounds."
             )
         return fit_latency(sizes, [s for p in points for s in p.micro_batch_times_s])
-
-
-def training_table(profile: "TrainingProfile") -> "pandas.DataFrame":
-    """Make a table, one row a micro-batch size; what is unknown is missing."""
-    import pandas
-
-    return pandas.DataFrame([_row(point) for point in profile.points])
-
-
-def _row(point: "TrainingPoint") -> dict[str, object]:
-    step, rate = point.step_time_interval_s, point.samples_per_second_interval
-    return {
-        "micro_batch_size": point.micro_batch_size,
-        "batch_size": point.batch_size,
-        "outcome": point.outcome,
-        "samples_per_second": point.samples_per_second,
-        "samples_per_second_low": rate and rate.low,
-        "samples_per_second_high": rate and rate.high,
-        "step_time_s": point.step_time_s,
-        "step_time_low_s": step and step.low,
-        "step_time_high_s": step and step.high,
-        "rounds": len(point.rounds),
-        "steps": point.steps,
-        "first_step_s": point.first_step_s,
-        "compile_s": point.compile_s,
-        "peak_memory_bytes": point.peak_memory_bytes,
-        "reason": point.reason,
-    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,9 @@
-"""What a report says of a training profile."""
+"""What is said of a training profile, in words and tables."""
 
-from kbatch.document.numbers import memory_text, readable
-from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
+from kbatch.document.numbers import counted, memory_text, percent, readable
+from kbatch.document.section import Fact, Figure, Note, Section, clocks_text, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.throughput.figure import (
-    HEIGHT_IN,
-    plot_training_profile,
-    training_profile_alt_text,
-    training_profile_info,
-)
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
-from kbatch.throughput.text import training_lines, training_rows
 
 _COLUMNS = (
     Column("Micro-batch", True),
@@ -23,18 +16,49 @@ _COLUMNS = (
 
 def training_section(profile: TrainingProfile) -> Section:
     """Compute what a report says of a training profile."""
+    # The figure says the clocks too: it imports this module.
+    from kbatch.throughput.figure import (
+        HEIGHT_IN,
+        plot_training_profile,
+        training_profile_alt_text,
+        training_profile_info,
+    )
+
     lines, environment = training_lines(profile), profile.environment
     headline, *details = lines[: len(lines) - len(profile.notes)]
     limit, took_s = profile.memory_limit_bytes, profile.duration_s
+    chosen, conditions, figures = None, "", ()
+    if profile.measured:
+        info = training_profile_info(profile)
+        chosen, conditions = profile.choice.micro_batch_size, info.conditions
+        figures = (
+            Figure(
+                name="training-profile",
+                title="Throughput, step time and memory by micro-batch size",
+                height_in=HEIGHT_IN,
+                draw=lambda ax: plot_training_profile(profile, ax),
+                alt_text=training_profile_alt_text(info),
+            ),
+        )
+    rows = tuple(
+        Row(
+            str(point.micro_batch_size),
+            "out_of_memory" if point.outcome == "out_of_memory" else "",
+            point.micro_batch_size == chosen,
+            _cells(point),
+        )
+        for point in profile.points
+    )
+    best_means = "the fastest, or a larger one that ties"
     return Section(
         kind="training profile",
         name=f"{profile.model_name} under {profile.dtype_policy}",
         headline=headline,
         lead=tuple(details[:1]),
         details=tuple(details[1:]),
-        conditions=training_profile_info(profile).conditions if profile.measured else "",
-        figures=_figures(profile),
-        tables=(_table(profile),),
+        conditions=conditions,
+        figures=figures,
+        tables=(Table("Micro-batch sizes", _COLUMNS, rows, best_means=best_means),),
         notes=tuple(Note("", "", note) for note in profile.notes),
         command=environment.command if environment else None,
         settings=(
@@ -47,37 +71,95 @@ def training_section(profile: TrainingProfile) -> Section:
     )
 
 
-def _figures(profile: TrainingProfile) -> tuple[Figure, ...]:
-    if not profile.measured:
-        return ()
+def _cells(point: TrainingPoint) -> tuple[Cell, ...]:
+    step_s, peak_bytes = point.step_time_s, point.peak_memory_bytes
     return (
-        Figure(
-            name="training-profile",
-            title="Throughput, step time and memory by micro-batch size",
-            height_in=HEIGHT_IN,
-            draw=lambda ax: plot_training_profile(profile, ax),
-            alt_text=training_profile_alt_text(training_profile_info(profile)),
-        ),
+        Cell(f"{point.micro_batch_size:,}", point.micro_batch_size),
+        Cell(_rate(point) or "n/a", point.samples_per_second),
+        Cell("n/a" if step_s is None else readable(1000 * step_s), step_s),
+        Cell("n/a" if peak_bytes is None else memory_text(peak_bytes), peak_bytes),
+        Cell(point.reason or point.outcome),
     )
 
 
-def _table(profile: TrainingProfile) -> Table:
-    chosen = profile.choice.micro_batch_size if profile.measured else None
-    pairs = zip(profile.points, training_rows(profile), strict=True)
-    return Table(
-        "Micro-batch sizes",
-        _COLUMNS,
-        tuple(_row(point, texts, chosen) for point, texts in pairs),
-        best_means="the fastest, or a larger one that ties",
-    )
+def training_lines(profile: TrainingProfile) -> list[str]:
+    """Return where throughput saturates, how a step takes its time, and what memory allows."""
+    lines = _speed(profile) if profile.measured else ["No step could be timed."]
+    for point in profile.points:
+        if point.outcome == "out_of_memory":
+            lines.append(f"Micro-batches of {point.micro_batch_size:,} ran out of memory.")
+    not_run = [point for point in profile.points if point.outcome == "not_run"]
+    if not_run:
+        first = not_run[0]
+        lines.append(
+            f"Not measured: {counted(len(not_run), 'size')} from {first.micro_batch_size:,} on "
+            f"({first.reason})."
+        )
+    apart = training_clocks(profile)
+    if apart:
+        lines.append(f"Sizes ran at different clocks ({apart}): times differ by that too.")
+    return [*lines, *(f"Note: {note}" for note in profile.notes)]
 
 
-def _row(point: TrainingPoint, texts: tuple[str, ...], chosen: int | None) -> Row:
-    step_s = point.step_time_s
-    keys = (point.micro_batch_size, point.samples_per_second, step_s, point.peak_memory_bytes, None)
-    return Row(
-        str(point.micro_batch_size),
-        "out_of_memory" if point.outcome == "out_of_memory" else "",
-        point.micro_batch_size == chosen,
-        tuple(Cell(text or "n/a", key) for text, key in zip(texts, keys, strict=True)),
+def training_clocks(profile: TrainingProfile) -> str:
+    """Say between which GPU clocks sizes were timed, where they are far apart."""
+    return clocks_text((f"{p.micro_batch_size:,}", p.sm_clock_mhz) for p in profile.measured)
+
+
+def _speed(profile: TrainingProfile) -> list[str]:
+    measured, chosen = profile.measured, profile.choice.micro_batch_size
+    best = max(measured, key=lambda point: point.samples_per_second or 0.0)
+    size = best.micro_batch_size
+    tied = f"; {chosen:,} are as fast within the noise" if chosen > size else ""
+    lines = [f"Fastest: {_rate(best)} samples/s with micro-batches of {size:,}{tied}."]
+    if profile.has_fit:
+        lines += [_saturation(profile), _fit(profile)]
+    memory, limit = profile.memory_fit, profile.memory_limit_bytes
+    if memory is not None:
+        of_limit = "" if limit is None else f", of {memory_text(limit)} that may be taken"
+        lines.append(
+            f"Memory: {memory_text(max(memory.fixed_bytes, 0.0))} and "
+            f"{memory_text(max(memory.bytes_per_example, 0.0))} an example{of_limit}."
+        )
+    compiled_s = [point.compile_s for point in measured if point.compile_s is not None]
+    if compiled_s:
+        longest_s = readable(max(compiled_s))
+        lines.append(f"Tracing and compiling took up to {longest_s} s a size; not counted above.")
+    return lines
+
+
+def _saturation(profile: TrainingProfile) -> str:
+    efficient, largest = profile.efficient, profile.measured[-1].micro_batch_size
+    if efficient.batch_size is None:
+        return "Where throughput saturates cannot be told: the noise hides how the time grows."
+    found = efficient.interval
+    between = f" ({found.low:,.0f} to {found.high:,.0f})" if found else ""
+    size = f"{efficient.batch_size:,}{between}"
+    if efficient.batch_size > largest:
+        return (
+            f"Throughput still grows at {largest:,}: 90 % of its peak is expected from about "
+            f"{size} examples on."
+        )
+    return f"90 % of the peak throughput is reached from {size} examples on."
+
+
+def _fit(profile: TrainingProfile) -> str:
+    fit = profile.step_time
+    line = (
+        f"Time of a micro-batch of B examples: {readable(1e3 * max(fit.overhead_s, 0.0))} ms + "
+        f"{readable(1e3 * max(fit.per_example_s, 0.0))} ms x B"
     )
+    if fit.holds is None:
+        return f"{line} (two sizes: whether it is a line cannot be told)."
+    if fit.holds:
+        return f"{line}."
+    worst = percent(fit.line.departure.worst)
+    return f"{line} does not hold: measured times are up to {worst} off that line."
+
+
+def _rate(point: TrainingPoint) -> str:
+    if point.samples_per_second is None:
+        return ""
+    interval = point.samples_per_second_interval
+    between = f" ({readable(interval.low)} to {readable(interval.high)})" if interval else ""
+    return f"{readable(point.samples_per_second)}{between}"

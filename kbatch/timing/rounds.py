@@ -175,6 +175,10 @@ class TimingRounds(Generic[Key]):
         """Seconds of the time budget that are left."""
         return self._plan.time_budget_s - self.spent_s
 
+    def allow(self, rest_s: float) -> None:
+        """Let so many seconds be left, whatever was spent before."""
+        self._plan = dataclasses.replace(self._plan, time_budget_s=self.spent_s + rest_s)
+
     def late(self, share: float) -> bool:
         """Return whether a share of the time budget is spent."""
         return self.spent_s >= share * self._plan.time_budget_s

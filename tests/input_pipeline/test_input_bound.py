@@ -146,13 +146,12 @@ def measured_rounds(rng, *, example_s, drift, noise=0.03, rounds=9):
     return sizes, times_s, example_s * slowed * rng.lognormal(0, noise, rounds)
 
 
-@pytest.mark.parametrize("drift", [0.0, 0.1])
-@pytest.mark.parametrize("example_s", [2e-4, 1e-3])
+@pytest.mark.parametrize(("example_s", "drift"), [(2e-4, 0.1), (1e-3, 0.0)])
 def test_intervals_cover_the_crossing_in_95_of_100_cases(example_s, drift):
     rng = np.random.default_rng(0)
     truth = 5e-3 / (example_s - 1e-4)
     held = []
-    for _ in range(500):
+    for _ in range(300):
         sizes, times_s, examples_s = measured_rounds(rng, example_s=example_s, drift=drift)
         ratio = crossing_batch_size(sizes, times_s, example_s=examples_s).batch_size
         held.append(

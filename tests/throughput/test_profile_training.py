@@ -13,10 +13,10 @@ from fake_nvml import FakeGpu, FakeNvml
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.throughput.text import training_lines
+from kbatch.throughput.report import training_lines
 
 DATA = models.rows(94)
-QUICK = {"measure_memory": False, "time_budget_s": 2.0}
+QUICK = {"measure_memory": False, "time_budget_s": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_what_runs_out_of_memory_is_a_result():
     found = kbatch.profile_training(
         memory_models.conv_net,
         *memory_models.images(64),
-        batch_sizes=(16, 64, 2048, 4096),
+        batch_sizes=(4, 16, 2048, 4096),
         memory_limit_bytes=300 * memory_models.MB,
         time_budget_s=60.0,
     )
@@ -164,7 +164,7 @@ def test_the_clocks_and_what_lowered_them_are_in_the_record(monkeypatch, tmp_pat
     gpu = FakeGpu(sm_clock_mhz=1700, throttle_bits=0x4, power_cap_mw=250_000)
     fake_nvml.install(monkeypatch, FakeNvml(gpu))
     here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
-    monkeypatch.setattr("kbatch.throughput.measure.GpuMonitor", here)
+    monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", here)
     quick = QUICK | {"time_budget_s": 0.3}
     found = kbatch.profile_training(models.mlp, *DATA, batch_sizes=(4, 8), **quick)
     for point in found.measured:

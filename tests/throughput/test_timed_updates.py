@@ -66,6 +66,8 @@ def test_only_memory_cuts_a_batch_and_what_that_changes_is_said(build, fits):
 class RisingClock(contextlib.nullcontext):
     """A monitor of a GPU whose clock is 6 % faster at each turn."""
 
+    gpus = ()
+
     def __init__(self, *, interval_s):
         super().__init__(self)
         self._turns = itertools.count()

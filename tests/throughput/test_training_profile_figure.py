@@ -6,7 +6,7 @@ from training_profile_factory import left_out, point, training_profile
 
 import kbatch
 from kbatch.throughput.figure import training_profile_alt_text, training_profile_info
-from kbatch.throughput.text import training_lines, training_rows
+from kbatch.throughput.report import training_lines, training_section
 
 CACHE = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
 
@@ -108,7 +108,7 @@ def test_the_words_tell_saturation_fit_memory_and_what_is_missing():
     lines = training_lines(training_profile())
     text = " ".join(lines)
     assert lines[0].startswith("Fastest: 9,280 (")
-    assert "90 % of the peak throughput are reached from 180 (" in text
+    assert "90 % of the peak throughput is reached from 180 (" in text
     assert "2.01 ms + 0.100 ms x B." in text
     assert "of 64.0 MiB that may be taken" in text
     assert "Micro-batches of 1,024 ran out of memory." in text
@@ -123,9 +123,9 @@ def test_lack_of_fit_and_ties_are_said():
 
 
 def test_a_row_a_size():
-    rows = training_rows(training_profile())
+    rows = [row.texts for row in training_section(training_profile()).tables[0].rows]
     assert [row[0] for row in rows] == ["1", "4", "16", "64", "256", "1,024"]
-    assert rows[-1] == ("1,024", "", "", "", "memory ran out when it was probed")
+    assert rows[-1] == ("1,024", "n/a", "n/a", "n/a", "memory ran out when it was probed")
 
 
 def test_a_report_has_the_figure_the_sizes_and_the_choice(tmp_path):

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from kbatch.throughput.update_timing import StepSetting, TrainingSweep
+from kbatch.throughput.update_timing import StepConfig, TrainingSweep
 from kbatch.timing.rounds import TimingPlan, TimingRounds
 
 SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)
@@ -33,7 +33,7 @@ def batch_of(size, room):
 
 def gone_on(*, time_budget_s=1e6, room=10**6, larger=LARGER, room_for_batch=10**6):
     steps = Steps(room)
-    timing = TimingPlan(time_budget_s=time_budget_s)
+    timing = TimingPlan(time_budget_s=time_budget_s, needed_calls=6)
     sweep = TrainingSweep(steps, lambda size: batch_of(size, room_for_batch), timing)
     sweep.rounds = TimingRounds(
         timing,
@@ -42,7 +42,7 @@ def gone_on(*, time_budget_s=1e6, room=10**6, larger=LARGER, room_for_batch=10**
         is_result=lambda error, smaller_worked: isinstance(error, MemoryError),
     )
     for size in SIZES:
-        sweep.warm_up(StepSetting(size, size))
+        sweep.warm_up(StepConfig(size, size))
     return sweep.go_on(SIZES, larger, lambda line: None)
 
 
