@@ -15,7 +15,7 @@ import argparse
 
 import numpy as np
 
-from kbatch.inference.target_search import best_try, search_latency_target
+from kbatch.inference.target_search import LatencyTargetSearch
 
 TARGET_S, QUANTILE, HICCUP_S, DRIFT = 0.06, 0.95, 0.1, 0.2
 SIZES = (1, 8, 64, 512)
@@ -46,15 +46,14 @@ class Machine:
         return self.call(size, max(1, int(BLOCK_S / ((size + 5) / 1000))))
 
 
-def search(machine):
-    """The tries of a search after a sweep, with a fit that knows the machine."""
+def searched(machine):
+    """A search after a sweep, with a fit that knows the machine."""
     earlier = {size: [] for size in SIZES[:-1]}
     while live := [s for s in earlier if sum(map(len, earlier[s])) < NEEDED_CALLS]:
         for size in machine.rng.permutation(live):
             earlier[size].append(machine.block(size))
     machine.calls = 0
-    return search_latency_target(
-        machine.call,
+    search = LatencyTargetSearch(
         lambda latency_s: size if (size := int(1000 * latency_s - 5)) >= 1 else None,
         target_s=TARGET_S,
         quantile=QUANTILE,
@@ -62,13 +61,16 @@ def search(machine):
         drift=DRIFT,
         earlier=tuple(earlier.values()),
     )
+    while look := search.ask():
+        search.tell(machine.call(*look))
+    return search
 
 
 def verified_share(share, run, *, searches, seed=0):
     """Share of the searches that verify a size, and the median of their calls."""
     rng = np.random.default_rng(seed)
     machines = [Machine(rng, share, run) for _ in range(searches)]
-    found = [best_try(search(machine)) is not None for machine in machines]
+    found = [searched(machine).best is not None for machine in machines]
     return np.mean(found), np.median([machine.calls for machine in machines])
 
 

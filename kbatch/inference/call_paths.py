@@ -26,16 +26,10 @@ _NAMES = ("compiled", "xla", "predict_on_batch", "call", BULK_PATH, "saved_model
 
 
 class CallPath(NamedTuple):
-    """A way to call a model.
-
-    `open` is given a model, its inputs and the examples of a bulk call, and its context a function
-    of the batch size that prepares a call. A function of a person runs what it holds, whatever the
-    model is.
-    """
+    """A way to call a model: one of kbatch's own, or a person's function of a batch."""
 
     name: str
-    open: Callable[[Any, InferenceInputs, int], contextlib.AbstractContextManager[Prepare]]
-    is_function: bool = False
+    function: Callable[..., Any] | None = None
 
     def examples_per_call(self, batch_size: int, bulk_examples: int) -> int:
         """Return how many examples one call has: a bulk call has as many whatever the batch."""
@@ -46,6 +40,33 @@ class CallPath(NamedTuple):
         if self.name != BULK_PATH or batch_size <= bulk_examples:
             return None
         return f"more than the {bulk_examples} examples of a bulk call: see `bulk_examples`"
+
+    @contextlib.contextmanager
+    def open(self, model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Prepare]:
+        """Open the path of a model: a function of the batch size that prepares a call."""
+        call, place = self.function, _on_device
+        with contextlib.ExitStack() as stack:
+            if call is not None:  # It runs what it holds, whatever the model is.
+                place = _as_they_are
+            elif self.name in ("compiled", "xla"):
+                call = _compiled(model, inputs, xla=self.name == "xla")
+            elif self.name == "call":
+                call = functools.partial(model, training=False)
+            elif self.name == "saved_model":
+                folder = tempfile.TemporaryDirectory(prefix="kbatch-")
+                path = str(Path(stack.enter_context(folder)) / "model")
+                model.export(path, format="tf_saved_model", verbose=False)
+                loaded: Any = tf.saved_model.load(path)
+                call, inputs = loaded.serve, _as_declared(inputs, model)
+            else:
+                call, place = getattr(model, self.name), _as_keras_takes
+
+            def prepare(batch_size: int) -> Callable[[], Any]:
+                batch = place(inputs.batch(self.examples_per_call(batch_size, bulk_examples)))
+                bulk = {"batch_size": batch_size, "verbose": 0} if self.name == BULK_PATH else {}
+                return lambda: fetched(call(batch, **bulk))
+
+            yield prepare
 
 
 def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[CallPath, ...]:
@@ -63,9 +84,27 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
     return paths
 
 
+def _path_of(given: Any) -> CallPath:
+    if callable(given):
+        name = getattr(given, "__name__", type(given).__name__)
+        if name in _NAMES:
+            raise InputError(
+                f"`call_paths` may hold no function of the name {name!r}, which is that of one of "
+                f"kbatch's own paths: give {name!r} itself, or a function of another name. "
+                f"Received: call_paths with the function {name!r}."
+            )
+        return CallPath(name, given)
+    if not isinstance(given, str) or given not in _NAMES:
+        raise InputError(
+            f"`call_paths` may hold {', '.join(_NAMES)} and functions of a batch. "
+            f"Received: call_paths with {given if isinstance(given, str) else type(given)!r}."
+        )
+    return CallPath(given)
+
+
 def check_functions(paths: Iterable[CallPath], dtype_policies: Iterable[str], *, own: str) -> None:
     """Check that functions are asked for under the model's own policy only."""
-    functions = [path.name for path in paths if path.is_function]
+    functions = [path.name for path in paths if path.function is not None]
     policies = tuple(dtype_policies)
     if functions and set(policies) != {own}:
         raise InputError(
@@ -80,70 +119,18 @@ def fetched(outputs: Any) -> Any:
     return keras.tree.map_structure(np.asarray, outputs)
 
 
-def _path_of(given: Any) -> CallPath:
-    if callable(given):
-        name = getattr(given, "__name__", type(given).__name__)
-        if name in _NAMES:
-            raise InputError(
-                f"`call_paths` may hold no function of the name {name!r}, which is that of one of "
-                f"kbatch's own paths: give {name!r} itself, or a function of another name. "
-                f"Received: call_paths with the function {name!r}."
-            )
-        return CallPath(name, functools.partial(_open_function, given), is_function=True)
-    if not isinstance(given, str) or given not in _NAMES:
-        raise InputError(
-            f"`call_paths` may hold {', '.join(_NAMES)} and functions of a batch. "
-            f"Received: call_paths with {given if isinstance(given, str) else type(given)!r}."
-        )
-    return CallPath(given, functools.partial(_open, given))
+def _compiled(model: Any, inputs: InferenceInputs, *, xla: bool) -> Callable[[Any], Any]:
+    signature = keras.tree.map_structure(
+        lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), inputs.rows
+    )
 
+    @tf.function(input_signature=[signature], jit_compile=xla)
+    def serve(batch: Any) -> Any:
+        return model(batch, training=False)
 
-@contextlib.contextmanager
-def _open_function(
-    function: Callable[..., Any], model: Any, inputs: InferenceInputs, bulk_examples: int
-) -> Iterator[Prepare]:
-    def prepare(batch_size: int) -> Callable[[], Any]:
-        batch = inputs.batch(batch_size)
-        return lambda: fetched(function(batch))
-
-    yield prepare
-
-
-@contextlib.contextmanager
-def _open(name: str, model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Prepare]:
-    def prepare_on_batch(batch_size: int) -> Callable[[], Any]:
-        batch = _as_keras_takes(inputs.batch(batch_size))
-        return lambda: fetched(model.predict_on_batch(batch))
-
-    def prepare_bulk(batch_size: int) -> Callable[[], Any]:
-        rows = _as_keras_takes(inputs.batch(bulk_examples))
-        return lambda: model.predict(rows, batch_size=batch_size, verbose=0)
-
-    match name:
-        case "compiled":
-            yield _on_tensors(_function(model, inputs, jit_compile=False), inputs)
-        case "xla":
-            yield _on_tensors(_xla(model, inputs), inputs)
-        case "call":
-            yield _on_tensors(lambda batch: model(batch, training=False), inputs)
-        case "predict_on_batch":
-            yield prepare_on_batch
-        case "predict":
-            yield prepare_bulk
-        case "saved_model":
-            with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:
-                path = str(Path(folder) / "model")
-                model.export(path, format="tf_saved_model", verbose=False)
-                loaded: Any = tf.saved_model.load(path)
-                yield _on_tensors(loaded.serve, _as_declared(inputs, model))
-
-
-def _xla(model: Any, inputs: InferenceInputs) -> Callable[[Any], Any]:
-    function = _function(model, inputs, jit_compile=True)
-
-    def call(batch: Any) -> Any:
+    def serve_by_xla(batch: Any) -> Any:
         try:
-            return function(batch)
+            return serve(batch)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             if "XLA" not in error.message:
                 raise
@@ -152,19 +139,7 @@ def _xla(model: Any, inputs: InferenceInputs) -> Callable[[Any], Any]:
                 f"Received: model={model.name!r} ({error.message.splitlines()[0][:200]})."
             ) from error
 
-    return call
-
-
-def _function(model: Any, inputs: InferenceInputs, *, jit_compile: bool) -> Callable[[Any], Any]:
-    signature = keras.tree.map_structure(
-        lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), inputs.rows
-    )
-
-    @tf.function(input_signature=[signature], jit_compile=jit_compile)
-    def serve(batch: Any) -> Any:
-        return model(batch, training=False)
-
-    return serve
+    return serve_by_xla if xla else serve
 
 
 def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
@@ -182,18 +157,15 @@ def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
     return inputs._replace(rows=keras.tree.pack_sequence_as(structure, cast))
 
 
+def _on_device(batch: Any) -> Any:
+    return keras.tree.map_structure(tf.constant, batch)
+
+
 def _as_keras_takes(batch: Any) -> Any:
     """Make tensors where there is text, of which Keras takes no arrays, nor arrays beside it."""
-    if any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch)):
-        return keras.tree.map_structure(tf.constant, batch)
+    text = any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch))
+    return _on_device(batch) if text else batch
+
+
+def _as_they_are(batch: Any) -> Any:
     return batch
-
-
-def _on_tensors(function: Callable[[Any], Any], inputs: InferenceInputs) -> Prepare:
-    """Prepare calls whose inputs lie on the device already."""
-
-    def prepare(batch_size: int) -> Callable[[], Any]:
-        batch = keras.tree.map_structure(tf.constant, inputs.batch(batch_size))
-        return lambda: fetched(function(batch))
-
-    return prepare

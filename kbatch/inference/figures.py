@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from kbatch.analysis.intervals import median_interval
 from kbatch.document.numbers import counted, listed, memory_text, percent, readable
 from kbatch.document.section import clocks_text, where_measured
-from kbatch.inference.answers import InferenceAnswer
-from kbatch.inference.profile import InferenceProfile
+from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
 from kbatch.memory.search import MemoryFit, fit_memory
 from kbatch.plotting import canvas, draw

@@ -38,16 +38,21 @@ class InferenceInputs(NamedTuple):
 
 
 def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
-    """Take rows of the data, or make some."""
+    """Take rows of the data or make some, and build the model on them if it is not yet."""
     if x is None:
-        return InferenceInputs(_made_rows(model), _MADE_NOTE)
-    _check_form(x)
-    if is_dataset(x) and isinstance(x.element_spec, tuple):
-        x = x.map(lambda inputs, *targets: (inputs,))  # A prediction needs no targets.
-    source = sample_of(FitData(x))
-    found = source.rows(model) if isinstance(source, SampleElements) else source
-    rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
-    return InferenceInputs(rows, found.note)
+        inputs = InferenceInputs(_made_rows(model), _MADE_NOTE)
+    else:
+        _check_form(x)
+        if is_dataset(x) and isinstance(x.element_spec, tuple):
+            x = x.map(lambda inputs, *targets: (inputs,))  # A prediction needs no targets.
+        source = sample_of(FitData(x))
+        found = source.rows(model) if isinstance(source, SampleElements) else source
+        rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
+        inputs = InferenceInputs(rows, found.note)
+    check_inputs(model, inputs)
+    if not model.built or not getattr(model, "inputs", None):
+        model(inputs.batch(1), training=False)  # A subclass has its weights after a first call.
+    return inputs
 
 
 def _check_form(x: Any) -> None:

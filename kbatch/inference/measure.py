@@ -1,42 +1,56 @@
-"""How batch size affects a model's latency, throughput and memory when it predicts."""
+"""How batch size affects a model's latency, throughput and memory when it predicts.
 
+Prepare: check what is asked for, take rows of the data, and the model under each policy. Measure:
+the memory of each batch size in a worker process, then the time of all settings in shared rounds.
+Answer: where there is a latency target, look for its batch size with fresh calls. Record: the
+profile.
+"""
+
+import contextlib
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.intervals import calls_for_quantile
+from kbatch.analysis.scaling_curve import batch_size_within
 from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
-from kbatch.device.memory import check_memory_limit, gpu_in_use
+from kbatch.device.memory import check_memory_limit, gpu_in_use, gpu_visible
+from kbatch.device.worker import UnsendableError
 from kbatch.document.numbers import counted, memory_text, readable
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
-from kbatch.inference.answers import check_target
-from kbatch.inference.call_paths import CallPath, call_paths_of, check_functions
-from kbatch.inference.inputs import InferenceInputs, check_inputs, inference_inputs
-from kbatch.inference.memory import measure_memory
-from kbatch.inference.profile import InferenceProfile
-from kbatch.inference.record import BULK_PATH, OutputChange
-from kbatch.inference.sweep import InferenceSweep, Setting, SweepPlan
-from kbatch.inference.variants import (
-    INT8,
-    check_variants,
-    output_change,
-    outputs_of,
-    policy_of,
-    quantised_note,
-    variant,
+from kbatch.inference.call_paths import call_paths_of
+from kbatch.inference.inputs import InferenceInputs, inference_inputs
+from kbatch.inference.profile import (
+    InferenceProfile,
+    TargetTooLow,
+    check_target,
+    round_noise,
 )
-from kbatch.inference.verify import check_reachable, verify_target
-from kbatch.memory.curve import MemoryPass
+from kbatch.inference.record import BULK_PATH, TargetCheck
+from kbatch.inference.sweep import InferencePlan, InferenceSweep, Setting
+from kbatch.inference.target_search import LatencyTargetSearch, TargetTry
+from kbatch.inference.variants import variants_of
+from kbatch.memory.curve import MemoryPass, ascend_memory
+from kbatch.memory.probe import (
+    LoadFacts,
+    Probes,
+    ProcessProbes,
+    WorkerProbes,
+    weights_alone_do_not_fit,
+    worker_probes,
+)
 from kbatch.memory.record import MemoryRecord
-from kbatch.timing.rounds import TimingPlan, WarmUp
-from kbatch.training.dtype_policy import NoVariant
+from kbatch.memory.workload import Load
+from kbatch.timing.rounds import TimingPlan
 from kbatch.training.state import kept_variables
 
 _LARGEST_DEFAULT = 4096
@@ -47,26 +61,26 @@ _SHARE_BEFORE_CHECKS = 0.6
 # Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
 # calls verify the answer.
 _STEP_WITH_TARGET = 3
+_GPU_IN_USE = (
+    "Memory was measured in this process, which holds the GPU already: a batch far too large may "
+    "end it."
+)
+_NOT_SENDABLE = (
+    "Memory was measured in this process, since the model cannot be sent to a worker process: a "
+    "batch far too large may end it, and on a CPU small blocks of memory are not counted."
+)
+# Calls that tell whether one batch is far above a target.
+_FEW_CALLS = 10
+# How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
+_SLOW_ROUND = 1.645
+_LEAST_DRIFT = 0.2
+# As long as a size is timed in the sweep: 59 short calls would be over within a fluke.
+_LEAST_CHECK_S = 0.3
 
 Progress = Callable[[str], None]
 
 
-class InferenceRequest(NamedTuple):
-    """What to measure: sizes and times in the plan, and what it does not hold.
-
-    The time budget, in seconds, is for timing, and again for the memory of each policy.
-    """
-
-    paths: tuple[CallPath, ...]
-    plan: SweepPlan
-    target_ms: float | None
-    quantile: float
-    time_budget_s: float
-    memory_limit_bytes: int | None
-
-
-def inference_request(
-    model: Any,
+def inference_plan(
     *,
     batch_sizes: Iterable[int] | None,
     call_paths: "str | Callable[..., Any] | Iterable[Any]",
@@ -75,13 +89,8 @@ def inference_request(
     time_budget_s: float,
     bulk_examples: int,
     memory_limit_bytes: int | None,
-) -> InferenceRequest:
-    """Check the arguments of `kbatch.profile_inference`, and take and raises what that does."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model: build or load it first "
-            f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
-        )
+) -> InferencePlan:
+    """Check the arguments of `kbatch.profile_inference`."""
     paths = call_paths_of(call_paths)
     if latency_slo_ms is not None:
         check_target(latency_slo_ms, quantile)
@@ -96,35 +105,30 @@ def inference_request(
             "`time_budget_s` must be positive, in seconds. "
             f"Received: time_budget_s={time_budget_s!r}."
         )
-    target_ms = None if latency_slo_ms is None else float(latency_slo_ms)
     timing = TimingPlan(time_budget_s=float(time_budget_s), needed_calls=needed_calls)
-    return InferenceRequest(
+    sizes = powers_of_two(1, _LARGEST_DEFAULT)
+    larger = powers_of_two(2 * _LARGEST_DEFAULT, _LARGEST)
+    if latency_slo_ms is not None:
+        share_s = _SHARE_BEFORE_CHECKS * timing.time_budget_s
+        timing = dataclasses.replace(timing, time_budget_s=share_s)
+        larger = ()
+        if batch_sizes is None:
+            timing = dataclasses.replace(timing, rounds_beyond=0)
+            sizes = sizes[::_STEP_WITH_TARGET]
+    if batch_sizes is not None:
+        sizes, larger = check_batch_sizes(batch_sizes), ()
+    return InferencePlan(
         paths,
-        _plan(batch_sizes, target_ms, timing, check_size(bulk_examples, "bulk_examples")),
-        target_ms,
+        sizes,
+        batch_sizes is not None,
+        timing,
+        check_size(bulk_examples, "bulk_examples"),
+        larger,
+        None if latency_slo_ms is None else float(latency_slo_ms),
         float(quantile),
         float(time_budget_s),
         check_memory_limit(memory_limit_bytes),
     )
-
-
-def _plan(
-    batch_sizes: Iterable[int] | None,
-    target_ms: float | None,
-    timing: TimingPlan,
-    bulk_examples: int,
-) -> SweepPlan:
-    chosen = batch_sizes is not None
-    sizes = check_batch_sizes(batch_sizes) if chosen else powers_of_two(1, _LARGEST_DEFAULT)
-    if target_ms is None:
-        larger = () if chosen else powers_of_two(2 * _LARGEST_DEFAULT, _LARGEST)
-        return SweepPlan(sizes, chosen, None, bulk_examples, timing, larger)
-    share_s = _SHARE_BEFORE_CHECKS * timing.time_budget_s
-    timing = dataclasses.replace(timing, time_budget_s=share_s)
-    if not chosen:
-        sizes = sizes[::_STEP_WITH_TARGET]
-        timing = dataclasses.replace(timing, rounds_beyond=0)
-    return SweepPlan(sizes, chosen, target_ms / 1000, bulk_examples, timing)
 
 
 def profile_inference(
@@ -199,8 +203,12 @@ def profile_inference(
         TypeError: If `model` is no Keras model, or a size or memory no integer.
         ValueError: If a size or a target is not positive, or a probability not in (0, 1).
     """
-    request = inference_request(
-        model,
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model: build or load it first "
+            f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
+        )
+    plan = inference_plan(
         batch_sizes=batch_sizes,
         call_paths=call_paths,
         latency_slo_ms=latency_slo_ms,
@@ -211,107 +219,54 @@ def profile_inference(
     )
     say = on_progress or (lambda line: None)
     with kept_variables(model):
-        inputs = _ready(model, x)
-    with kept_variables(model):
-        prepared = _prepare(model, inputs, dtype_policies, request)
+        inputs = inference_inputs(model, x)
+    with kept_variables(model):  # Those that a first call made are kept too.
+        variants = variants_of(model, inputs, dtype_policies, plan.paths)
         memory = MemoryPass((), 0, ())
         if measure_memory:
-            memory = _measure_memory(prepared, say)
-        models, plan = prepared.models, request.plan
-        with InferenceSweep(models, request.paths, inputs, plan, seed=seed) as sweep:
+            memory = measure_predict_memory(variants.models, inputs, plan, say)
+        with InferenceSweep(variants.models, inputs, plan, seed=seed) as sweep:
             with GpuMonitor(interval_s=NEVER_S) as monitor:
-                _warm_up(prepared, sweep, memory, say)
-                twin = sweep.run(
-                    lambda number, live: say(
-                        f"round {number}: {counted(live, 'setting')} to go on, "
+                _warm_up(sweep, plan, memory, say)
+                rounds = sweep.each_round(clock_mhz=monitor.sample_clock_mhz)
+                for number, live in enumerate(rounds, start=1):
+                    say(
+                        f"round {number}: {counted(len(live), 'setting')} to go on, "
                         f"{sweep.rounds.spent_s:.0f} of at most {plan.timing.time_budget_s:.0f} s"
-                    ),
-                    clock_mhz=monitor.sample_clock_mhz,
-                )
+                    )
             profile = InferenceProfile(
                 model_name=model.name,
-                quantile=request.quantile,
+                quantile=plan.quantile,
                 timings=sweep.records(),
                 memory=memory.records,
                 memory_limit_bytes=memory.limit_bytes or None,
-                output_changes=prepared.output_changes,
-                twin=twin,
-                notes=tuple(dict.fromkeys((*prepared.notes, *memory.notes))),
+                output_changes=variants.output_changes,
+                twin=sweep.twin(),
+                notes=tuple(dict.fromkeys((*variants.notes, *memory.notes))),
                 environment=read_environment(),
                 gpus=monitor.gpus or (),
             )
-            if request.target_ms is None:
+            if plan.target_ms is None:
                 return profile
             return verify_target(
                 profile,
                 sweep,
-                target_ms=request.target_ms,
-                time_budget_s=request.time_budget_s,
+                target_ms=plan.target_ms,
+                time_budget_s=plan.time_budget_s,
                 say=say,
             )
 
 
-def _ready(model: keras.Model, x: Any) -> InferenceInputs:
-    inputs = inference_inputs(model, x)
-    check_inputs(model, inputs)
-    if not model.built or not getattr(model, "inputs", None):
-        outputs_of(model, inputs.batch(1))  # A subclass has its weights after a first call.
-    return inputs
+def measure_predict_memory(
+    models: Mapping[str, keras.Model], inputs: InferenceInputs, plan: InferencePlan, say: Progress
+) -> MemoryPass:
+    """Measure the memory of predictions in a worker process that may die of it.
 
+    Where this process holds the GPU, as it does once a model lies there, TensorFlow has reserved
+    most of its memory, and nothing is left to a worker: the probes run here then, and a note says
+    so. The same where the model cannot be sent to a worker.
+    """
 
-class _Prepared(NamedTuple):
-    """What each step of the experiment works with; the models are by policy."""
-
-    request: InferenceRequest
-    inputs: InferenceInputs
-    models: dict[str, Any]
-    output_changes: tuple[OutputChange, ...]
-    notes: tuple[str, ...]
-
-
-def _prepare(
-    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, request: InferenceRequest
-) -> _Prepared:
-    """Take the model under each policy under which it can be had, with notes on the others."""
-    own = policy_of(model)
-    names = (own,) if dtype_policies is None else check_variants(dtype_policies)
-    check_functions(request.paths, names, own=own)
-    models: dict[str, Any] = {}
-    notes: list[str | None] = []
-    for name in names:
-        try:
-            models[name] = variant(model, name)
-        except NoVariant as reason:
-            notes.append(f"Not measured under {name}: {reason}")
-    if not models:
-        raise InputError(
-            "The model can be had under none of the policies: leave `dtype_policies` out to "
-            f"measure it as it is. {' '.join(filter(None, notes))} "
-            f"Received: dtype_policies={names}."
-        )
-    if INT8 in models:
-        notes.append(quantised_note(models[INT8]))
-    changes: tuple[OutputChange, ...] = ()
-    if set(models) != {"float32"}:
-        try:
-            changes = _output_changes(variant(model, "float32"), models, inputs.rows)
-        except NoVariant as reason:
-            notes.append(f"Outputs are not compared with float32: {reason}")
-    return _Prepared(request, inputs, models, changes, tuple(filter(None, (inputs.note, *notes))))
-
-
-def _output_changes(
-    reference: keras.Model, models: dict[str, Any], rows: Any
-) -> tuple[OutputChange, ...]:
-    expected, examples = outputs_of(reference, rows), len(keras.tree.flatten(rows)[0])
-    return tuple(
-        output_change(outputs_of(one, rows), expected, name, examples=examples)
-        for name, one in models.items()
-        if name != "float32"
-    )
-
-
-def _measure_memory(prepared: _Prepared, say: Progress) -> MemoryPass:
     def on_probe(record: MemoryRecord) -> None:
         found = record.reason or "out of memory"
         if record.peak_bytes is not None:
@@ -320,36 +275,197 @@ def _measure_memory(prepared: _Prepared, say: Progress) -> MemoryPass:
 
     place = "this process, which holds the GPU" if gpu_in_use() else "a worker process"
     say(f"measuring memory in {place}")
-    passes = [
-        measure_memory(
-            model,
-            prepared.inputs,
-            prepared.request.plan.batch_sizes,
-            dtype_policy=policy,
-            memory_limit_bytes=prepared.request.memory_limit_bytes,
-            time_budget_s=prepared.request.time_budget_s,
-            on_probe=on_probe,
-        )
-        for policy, model in prepared.models.items()
-    ]
-    records = tuple(record for one in passes for record in one.records)
-    notes = tuple(note for one in passes for note in one.notes)
-    return MemoryPass(records, passes[0].limit_bytes, notes)
+    passes: list[MemoryPass] = []
+    for policy, model in models.items():
+        with _probes(model, inputs, plan.memory_limit_bytes) as (probes, facts):
+            records = ascend_memory(
+                probes,
+                plan.batch_sizes,
+                dtype_policy=policy,
+                limit_bytes=facts.limit_bytes,
+                held_bytes=facts.held_bytes,
+                time_budget_s=plan.time_budget_s,
+                on_probe=on_probe,
+            )
+            notes = tuple(note for note in facts.notes if note != inputs.note)
+            passes.append(MemoryPass(records, facts.limit_bytes, notes))
+    return MemoryPass(
+        tuple(record for one in passes for record in one.records),
+        passes[0].limit_bytes,
+        tuple(note for one in passes for note in one.notes),
+    )
 
 
-def _warm_up(prepared: _Prepared, sweep: InferenceSweep, memory: MemoryPass, say: Progress) -> None:
+@contextlib.contextmanager
+def _probes(
+    model: keras.Model, inputs: InferenceInputs, memory_limit_bytes: int | None
+) -> Iterator[tuple[Probes, LoadFacts]]:
+    load = Load(lambda: model, inputs.source, keras.config.dtype_policy().name, training=False)
+    note = _GPU_IN_USE
+    if not gpu_in_use():
+        with worker_probes(load, memory_limit_bytes) as probes:
+            try:
+                facts = _facts(probes, model, memory_limit_bytes)
+            # What a class that the worker does not know leads to when the model is read there.
+            except (UnsendableError, TypeError, ValueError, AttributeError, ImportError):
+                note = _NOT_SENDABLE
+            else:
+                yield probes, facts
+                return
+    probes = ProcessProbes(load.start(), memory_limit_bytes, note)
+    yield probes, _facts(probes, model, memory_limit_bytes)
+
+
+def _facts(probes: Probes, model: keras.Model, limit_bytes: int | None) -> LoadFacts:
+    """Read the model where the probes run, and check that its weights fit."""
+    try:
+        facts = probes.facts
+    except MemoryError as error:
+        if isinstance(probes, WorkerProbes) and not gpu_visible():
+            limit_bytes = probes.limit_bytes
+        weights = [tf.as_dtype(v.dtype).size * math.prod(v.shape) for v in model.variables]
+        raise weights_alone_do_not_fit(limit_bytes, sum(weights)) from error
+    if facts.variables_bytes > facts.limit_bytes:
+        raise weights_alone_do_not_fit(facts.limit_bytes, facts.variables_bytes)
+    return facts
+
+
+def _warm_up(sweep: InferenceSweep, plan: InferencePlan, memory: MemoryPass, say: Progress) -> None:
     """Warm all settings up, and refuse at once a target far below what the smallest batch takes."""
-    request = prepared.request
-
-    def on_setting(setting: Setting, warm_up: WarmUp | None) -> None:
+    for setting, warm_up in sweep.warm_up(memory):
         name = f"{setting.call_path} under {setting.dtype_policy}, batch {setting.batch_size}"
         if warm_up is None:
             say(f"{name}: out of memory")
-            return
+            continue
         say(f"{name}: {readable(1000 * warm_up.call_s)} ms after warming up")
-        smallest = setting.batch_size == request.plan.batch_sizes[0]
-        if request.target_ms is not None and smallest and setting[:2] == sweep.first_series:
-            check_reachable(sweep, setting, target_ms=request.target_ms, quantile=request.quantile)
+        smallest = Setting(*sweep.first_series, plan.batch_sizes[0])
+        if plan.target_ms is not None and setting == smallest:
+            check_reachable(sweep, setting, target_ms=plan.target_ms, quantile=plan.quantile)
 
-    by_size = {(record.dtype_policy, record.batch_size): record for record in memory.records}
-    sweep.warm_up(by_size, on_setting, memory_limit_bytes=memory.limit_bytes)
+
+def check_reachable(
+    sweep: InferenceSweep, setting: Setting, *, target_ms: float, quantile: float
+) -> None:
+    """Check that one example is not far above a target, before all is measured."""
+
+    def median_ms(one: Setting) -> float:
+        latencies_s = sweep.rounds.fresh_calls(one, _FEW_CALLS)
+        # Where memory ran out, the rounds will tell.
+        return 0.0 if latencies_s is None else 1000 * statistics.median(latencies_s)
+
+    found_ms, one = median_ms(setting), setting._replace(batch_size=1)
+    if found_ms > target_ms and one != setting:
+        if sweep.admit(one) is None:
+            return
+        found_ms = median_ms(one)
+        sweep.rounds.withdraw(one)  # Not one of the sizes to sweep.
+    if found_ms > target_ms:
+        raise TargetTooLow(target_ms, quantile, 1, found_ms)
+
+
+def verify_target(
+    profile: InferenceProfile,
+    sweep: InferenceSweep,
+    *,
+    target_ms: float,
+    time_budget_s: float,
+    say: Progress,
+) -> InferenceProfile:
+    """Look for the largest batch within a target and add the checks to the profile."""
+    if not profile.answering:
+        note = "The latency target was not looked for: nothing was timed."
+        return dataclasses.replace(profile, notes=(*profile.notes, note))
+    (series, rounds), quantile = (profile.series[0], sweep.rounds), profile.quantile
+    search = LatencyTargetSearch(
+        _guess(profile),
+        target_s=target_ms / 1000,
+        quantile=quantile,
+        largest=sweep.largest_allowed[series],
+        drift=expected_drift(round_noise(profile.answering)),
+        earlier=[
+            [block.durations_s for block in blocks]
+            for setting, blocks in rounds.blocks.items()
+            if setting[:2] == series and blocks
+        ],
+    )
+    while look := search.ask(more_sizes=rounds.spent_s < time_budget_s):
+        setting, latencies_s = Setting(*series, look.batch_size), None
+        if setting in rounds.warm_ups or sweep.admit(setting) is not None:
+            latencies_s = rounds.fresh_calls(setting, look.calls, least_s=_LEAST_CHECK_S)
+        found = "memory ran out"
+        if latencies_s is not None:
+            found = f"{1000 * max(latencies_s):.3g} ms at most"
+        say(f"checked batch {look.batch_size}: {found}")
+        search.tell(latencies_s or [math.inf] * look.calls)  # No target is kept to.
+    checks = tuple(
+        TargetCheck(
+            *series,
+            one.batch_size,
+            target_ms,
+            quantile,
+            tuple(latency_s for latency_s in one.latencies_s if math.isfinite(latency_s)),
+            best=one is search.best,
+            drift=search.drift,
+            confidence=one.confidence,
+            calls_a_hiccup=one.calls_a_hiccup,
+            missing_calls=one.missing_calls,
+        )
+        for one in search.tries
+    )
+    notes = profile.notes
+    if search.best is None:
+        notes = (*notes, _none_kept(search.tries, target_ms, quantile))
+    return dataclasses.replace(profile, checks=checks, notes=notes)
+
+
+def expected_drift(noise: float | None) -> float:
+    """Return how much slower later calls may be than those that verify an answer.
+
+    The calls of a check are over within about a second, and know nothing of the minute after.
+    How far the rounds of the sweep scatter tells what a machine does between two moments; at least
+    20 %, since a short sweep may have seen a calm one.
+    """
+    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
+
+
+def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
+    """Invert the fit of the quantile, or of the medians, or take the time as proportional."""
+    latency = None
+    for fit in (lambda: profile.latency_quantile(profile.quantile), lambda: profile.latency):
+        with contextlib.suppress(ValueError):  # Calls or blocks are too few, as checks will tell.
+            latency = fit()
+            break
+    if latency is None:
+        rate = profile.answering[0].samples_per_second or 1.0
+        return lambda latency_s: max(1, int(rate * latency_s))
+
+    def guess(latency_s: float) -> int | None:
+        longest_s, largest = float(latency.curve.latencies_s[-1]), latency.curve.batch_sizes[-1]
+        if not latency.follows_line and latency_s > longest_s:
+            # The curve ends here; on a plateau the time grows with the size.
+            return int(largest * latency_s / longest_s)
+        found = batch_size_within(latency, latency_s=latency_s).batch_size
+        if found is None:
+            # The smallest measured size is above the target: smaller ones in proportion, which is
+            # too many where a call has a fixed part, as fresh calls will show.
+            return int(latency.curve.batch_sizes[0] * latency_s / latency.curve.latencies_s[0])
+        return found
+
+    return guess
+
+
+def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) -> str:
+    sizes = ", ".join(str(one.batch_size) for one in tries)
+    note = (
+        f"No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile. "
+        f"Checked: {sizes}."
+    )
+    unsure = [one for one in tries if one.missing_calls is not None]
+    if unsure:
+        one = max(unsure, key=lambda found: found.batch_size)
+        note += (
+            f" Batch size {one.batch_size:,} may keep to it, but about {one.missing_calls:,} more "
+            "calls are needed to be sure: the machine slowed some calls, whatever their size. "
+            "Measure on a quieter machine."
+        )
+    return note

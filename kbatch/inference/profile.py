@@ -1,31 +1,27 @@
 """The profile of a model's inference: what was measured, and which batch sizes it answers."""
 
 import dataclasses
+import math
+import numbers
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kbatch.analysis.batch_sizes import check_size
+from kbatch.analysis.intervals import Interval, calls_for_quantile
+from kbatch.analysis.line_fit import fit_line
 from kbatch.analysis.scaling_curve import (
+    BatchAnswer,
     Latency,
+    batch_size_within,
     efficient_batch_size,
     fastest_batch_size,
+    fit_latency,
     knee_batch_size,
 )
-from kbatch.inference.answers import (
-    InferenceAnswer,
-    answer_of,
-    answer_within,
-    check_target,
-    disturbed_share,
-    fit_quantile,
-    fit_timings,
-)
-from kbatch.inference.record import (
-    OutputChange,
-    TargetCheck,
-    TimingRecord,
-    TwinRecord,
-    check_quantile,
-)
+from kbatch.analysis.slow_rounds import calm_values
+from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import MemoryFit, fit_memory
 from kbatch.records.environment import EnvironmentRecord
@@ -34,6 +30,51 @@ from kbatch.records.usage import GpuUsage
 
 if TYPE_CHECKING:
     import pandas
+
+# Groups of calls that each give a quantile of their own, which shows its noise.
+_MOST_GROUPS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceAnswer:
+    """A batch size, and how sure it is.
+
+    Attributes:
+        batch_size: The size, in examples.
+        interval: 95 % interval of the size before it was made whole, in examples; None if
+            unknown.
+        verified: Whether fresh calls of this size kept to the target, with 95 % confidence over all
+            sizes and looks of the search together.
+        reason: Where the answer comes from.
+        call_path: How the model was called.
+        dtype_policy: Under which policy.
+        extrapolated: Whether the size lies outside the measured ones; `reason` says so too.
+    """
+
+    batch_size: int
+    interval: Interval | None
+    verified: bool
+    reason: str
+    call_path: str
+    dtype_policy: str
+    extrapolated: bool = False
+
+
+class TargetTooLow(ValueError):
+    """A latency target that not even the smallest batch reaches; it says what can be reached.
+
+    Attributes:
+        reachable_ms: Latency of the smallest batch, in milliseconds.
+    """
+
+    def __init__(self, latency_ms: float, quantile: float, batch_size: int, reachable_ms: float):
+        smaller = "" if batch_size == 1 else "measure smaller batch sizes, "
+        super().__init__(
+            f"`latency_ms` must be at least what batch size {batch_size} takes, "
+            f"{reachable_ms:.3g} ms at the {quantile:g} quantile: {smaller}give a higher target, "
+            f"or a faster call path or model. Received: latency_ms={latency_ms:g}."
+        )
+        self.reachable_ms = reachable_ms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +117,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
     gpus: tuple[GpuUsage, ...] = ()
 
     def __post_init__(self):
-        check_quantile(self.quantile)
+        calls_for_quantile(self.quantile)  # Raises where it is none.
 
     def __repr__(self) -> str:
         """Sum the profile up in a line."""
@@ -107,18 +148,33 @@ class InferenceProfile(SavedRecord, ShownRecord):
     def latency(self) -> Latency:
         """The fit of the time of a batch, for the first call path and policy.
 
-        Blocks that a neighbour on the machine slowed are left out, where two groups of blocks can
-        be told apart.
+        Blocks that a neighbour on the machine slowed are left out where two groups of blocks can be
+        told apart, so that the fit, and the batch sizes that follow from it, are those of the
+        model.
 
         Raises:
             ValueError: If too little was measured.
         """
-        return fit_timings(self.answering)
+        timings = self.answering
+        kept = zip(timings, self._calm, strict=True)
+        calm = [(t.batch_size, time_s) for t, times_s in kept for time_s in times_s]
+        if len(calm) < 3 or len(timings) < 2:
+            raise ValueError(
+                "A fit needs two measured batch sizes with three blocks in all: measure longer, or "
+                f"fewer call paths and policies at once. Received: {len(timings)} sizes with "
+                f"{len(calm)} blocks."
+            )
+        return fit_latency([size for size, _ in calm], [time_s for _, time_s in calm])
 
     @property
     def disturbed_share(self) -> float:
         """Share of the blocks that the fit leaves out, for the first call path and policy."""
-        return disturbed_share(self.answering)
+        blocks = sum(len(t.batch_times_s) for t in self.answering)
+        return 1 - sum(map(len, self._calm)) / blocks if blocks else 0.0
+
+    @property
+    def _calm(self) -> Sequence[Sequence[float]]:
+        return calm_values([t.batch_times_s for t in self.answering])
 
     @property
     def knee(self) -> InferenceAnswer:
@@ -127,8 +183,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         Raises:
             ValueError: If too little was measured.
         """
-        found = knee_batch_size(self.latency)
-        return answer_of(found, "largest throughput over latency", self.answering)
+        return self._answer(knee_batch_size(self.latency), "largest throughput over latency")
 
     @property
     def efficient(self) -> InferenceAnswer:
@@ -137,8 +192,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         Raises:
             ValueError: If too little was measured.
         """
-        found = efficient_batch_size(self.latency)
-        return answer_of(found, "90 % of the peak throughput", self.answering)
+        return self._answer(efficient_batch_size(self.latency), "90 % of the peak throughput")
 
     @property
     def fastest(self) -> InferenceAnswer:
@@ -147,8 +201,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         Raises:
             ValueError: If too little was measured.
         """
-        found = fastest_batch_size(self.latency)
-        return answer_of(found, "largest measured throughput", self.answering)
+        return self._answer(fastest_batch_size(self.latency), "largest measured throughput")
 
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
         """Find the largest batch size of which a share of the calls keeps to a latency.
@@ -168,9 +221,80 @@ class InferenceProfile(SavedRecord, ShownRecord):
                 were made for the quantile; it says what can be reached, or how many are missing.
         """
         check_target(latency_ms, quantile)
-        first = self.series[:1]
+        first, asked = self.series[:1], (latency_ms, quantile)
         checks = [c for c in self.checks if (c.call_path, c.dtype_policy) in first]
-        return answer_within(self.answering, checks, latency_ms=latency_ms, quantile=quantile)
+        check = next((c for c in checks if c.best and (c.latency_ms, c.quantile) == asked), None)
+        if check is None:
+            return self._fitted(checks, latency_ms, quantile)
+        try:
+            interval = self._fitted(checks, latency_ms, quantile).interval
+        except ValueError:  # The fit may say less than the calls that were made.
+            interval = None
+        reason = f"{len(check.latencies_s)} fresh calls, {check.exceeded} above the target"
+        if check.drift:
+            reason += f", with room for calls {100 * check.drift:.0f} % slower"
+        smallest = min((t.batch_size for t in self.answering), default=1)
+        if check.batch_size < smallest:
+            reason += f"; below the smallest size of the sweep, {smallest}"
+        return InferenceAnswer(check.batch_size, interval, check.verified, reason, *first[0])
+
+    def _fitted(
+        self, checks: Sequence[TargetCheck], latency_ms: float, quantile: float
+    ) -> InferenceAnswer:
+        """Read the size off the fit, kept to what fresh calls for other targets showed."""
+        latency = _fit_quantile(self.answering, quantile, checks)
+        answer = batch_size_within(latency, latency_s=latency_ms / 1000)
+        smallest, largest = (int(size) for size in latency.curve.batch_sizes[[0, -1]])
+        sizes = [t.batch_size for t in self.answering]
+        least, most = _bounds_by_checks(checks, latency_ms, quantile)
+        size, reason = answer.batch_size or 0, f"fit of the {quantile:g} quantile"
+        if size < smallest and not least:
+            if min(sizes) < smallest:
+                raise ValueError(
+                    f"Sizes below {smallest} have too few calls for the {quantile:g} quantile to "
+                    f"tell whether they keep to the target: measure with `quantile={quantile:g}` "
+                    f"and more time. Received: latency_ms={latency_ms:g}."
+                )
+            raise TargetTooLow(latency_ms, quantile, smallest, 1000 * latency.latency_s(smallest))
+        if size >= largest:
+            size = largest
+            reason = "the largest measured size; larger ones may keep to the target too"
+            if max(sizes) > largest:
+                reason = (
+                    f"the largest size with the calls that the {quantile:g} quantile needs; larger "
+                    "ones were measured with fewer, and may keep to the target too"
+                )
+        if size < max(least, smallest):
+            size, reason = least, "fresh calls of it kept to a target as strict"
+        if most is not None and size > most:
+            if most < 1:
+                raise ValueError(
+                    "Fresh calls of batch size 1 did not keep to this target or to a looser one: "
+                    "give a higher target, or a faster call path or model. "
+                    f"Received: latency_ms={latency_ms:g}."
+                )
+            size, reason = most, "fresh calls for this target or a looser one leave no larger size"
+        interval = answer.interval
+        if interval is not None and size != answer.batch_size:
+            interval = Interval(min(interval.low, size), max(interval.high, size))
+        return self._answer(BatchAnswer(size, interval, False), reason)
+
+    def _answer(self, found: BatchAnswer, reason: str) -> InferenceAnswer:
+        if found.batch_size is None:
+            raise ValueError(
+                "The measurements do not tell this batch size: their noise hides how the time "
+                "grows. Measure larger batch sizes, or longer. "
+                f"Received: interval={found.interval}."
+            )
+        if found.extrapolated:
+            sizes = [t.batch_size for t in self.answering]
+            if found.batch_size > max(sizes):
+                reason += f"; beyond the largest measured size, {max(sizes)}"
+            else:
+                reason += f"; below the smallest measured size, {min(sizes)}"
+        return InferenceAnswer(
+            found.batch_size, found.interval, False, reason, *self.series[0], found.extrapolated
+        )
 
     def latency_quantile(self, quantile: float) -> Latency:
         """Fit a quantile of the latency, for the first call path and policy.
@@ -185,7 +309,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
             ValueError: If fewer than two sizes have the calls that it needs, with how many are
                 missing; or the path is bulk prediction, where no batch is timed by itself.
         """
-        return fit_quantile(self.answering, quantile)
+        return _fit_quantile(self.answering, quantile, ())
 
     def select(
         self, *, call_path: str | None = None, dtype_policy: str | None = None
@@ -197,27 +321,24 @@ class InferenceProfile(SavedRecord, ShownRecord):
         Raises:
             ValueError: If it holds none such.
         """
-        wanted = {
-            (path, policy)
-            for path, policy in self.series
-            if call_path in (None, path) and dtype_policy in (None, policy)
-        }
-        if not wanted:
+
+        def wanted(one: TimingRecord | TargetCheck | TwinRecord) -> bool:
+            return call_path in (None, one.call_path) and dtype_policy in (None, one.dtype_policy)
+
+        timings = tuple(filter(wanted, self.timings))
+        if not timings:
             raise ValueError(
                 f"The profile holds {', '.join(f'{p} under {d}' for p, d in self.series)}: select "
                 f"one of them. Received: call_path={call_path!r}, dtype_policy={dtype_policy!r}."
             )
-        policies = {policy for _, policy in wanted}
-        twin = self.twin
-        if twin is not None and (twin.call_path, twin.dtype_policy) not in wanted:
-            twin = None
+        policies = {timing.dtype_policy for timing in timings}
         return dataclasses.replace(
             self,
-            timings=tuple(t for t in self.timings if (t.call_path, t.dtype_policy) in wanted),
+            timings=timings,
             memory=tuple(m for m in self.memory if m.dtype_policy in policies),
-            checks=tuple(c for c in self.checks if (c.call_path, c.dtype_policy) in wanted),
+            checks=tuple(filter(wanted, self.checks)),
             output_changes=tuple(c for c in self.output_changes if c.dtype_policy in policies),
-            twin=twin,
+            twin=self.twin if self.twin is not None and wanted(self.twin) else None,
         )
 
     @property
@@ -250,38 +371,109 @@ class InferenceProfile(SavedRecord, ShownRecord):
         """Make a table, one row a call path, policy and batch size; what is unknown is missing."""
         import pandas
 
-        return pandas.DataFrame([self._row(timing) for timing in self.timings])
+        def ms(seconds: float | None) -> float | None:
+            return None if seconds is None else 1000 * seconds
 
-    def _row(self, timing: TimingRecord) -> dict[str, object]:
         probes = {(m.dtype_policy, m.batch_size): m for m in self.memory}
-        probe = probes.get((timing.dtype_policy, timing.batch_size))
-        change = {c.dtype_policy: c for c in self.output_changes}.get(timing.dtype_policy)
-        interval = timing.batch_time_interval_s
-        known = timing.measured and not timing.bulk
-        bound = timing.latency_bound(self.quantile) if known else None
-        return {
-            "call_path": timing.call_path,
-            "dtype_policy": timing.dtype_policy,
-            "batch_size": timing.batch_size,
-            "outcome": timing.outcome,
-            "batch_time_ms": _ms(timing.batch_time_s),
-            "batch_time_low_ms": _ms(interval and interval.low),
-            "batch_time_high_ms": _ms(interval and interval.high),
-            "samples_per_second": timing.samples_per_second,
-            "quantile": self.quantile,
-            "latency_bound_ms": _ms(bound and bound.value),
-            "missing_calls": bound and bound.missing_calls,
-            "first_call_s": timing.first_call_s,
-            "calls": timing.calls,
-            "rounds": len(timing.block_medians_s),
-            "copy_ms": _ms(timing.copy_s),
-            "peak_memory_bytes": probe and probe.peak_bytes,
-            "predicted_memory_bytes": probe and probe.predicted_bytes,
-            "largest_output_change": change and change.largest,
-            "mean_output_change": change and change.mean,
-            "reason": timing.reason,
-        }
+        changes = {c.dtype_policy: c for c in self.output_changes}
+        rows = []
+        for timing in self.timings:
+            probe = probes.get((timing.dtype_policy, timing.batch_size))
+            change = changes.get(timing.dtype_policy)
+            interval = timing.batch_time_interval_s
+            known = timing.measured and not timing.bulk
+            bound = timing.latency_bound(self.quantile) if known else None
+            row = {
+                "call_path": timing.call_path,
+                "dtype_policy": timing.dtype_policy,
+                "batch_size": timing.batch_size,
+                "outcome": timing.outcome,
+                "batch_time_ms": ms(timing.batch_time_s),
+                "batch_time_low_ms": ms(interval and interval.low),
+                "batch_time_high_ms": ms(interval and interval.high),
+                "samples_per_second": timing.samples_per_second,
+                "quantile": self.quantile,
+                "latency_bound_ms": ms(bound and bound.value),
+                "missing_calls": bound and bound.missing_calls,
+                "first_call_s": timing.first_call_s,
+                "calls": timing.calls,
+                "rounds": len(timing.block_medians_s),
+                "copy_ms": ms(timing.copy_s),
+                "peak_memory_bytes": probe and probe.peak_bytes,
+                "predicted_memory_bytes": probe and probe.predicted_bytes,
+                "largest_output_change": change and change.largest,
+                "mean_output_change": change and change.mean,
+                "reason": timing.reason,
+            }
+            rows.append(row)
+        return pandas.DataFrame(rows)
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000 * seconds
+def check_target(latency_ms: float, quantile: float) -> None:
+    """Check a latency target and its quantile."""
+    known = isinstance(latency_ms, numbers.Real) and not isinstance(latency_ms, bool)
+    if not known or not 0 < latency_ms < math.inf:
+        raise ValueError(
+            "A latency target must be a positive number, in milliseconds. "
+            f"Received: latency_ms={latency_ms!r}."
+        )
+    calls_for_quantile(quantile)
+
+
+def round_noise(timings: Sequence[TimingRecord]) -> float | None:
+    """Return how far blocks of one size scatter, disturbed ones included."""
+    pairs = [(t.batch_size, value) for t in timings for value in t.batch_times_s]
+    if len(pairs) < 3 or len(timings) < 2:
+        return None
+    return fit_line([size for size, _ in pairs], [value for _, value in pairs]).departure.noise
+
+
+def _fit_quantile(
+    timings: Sequence[TimingRecord], quantile: float, checks: Sequence[TargetCheck]
+) -> Latency:
+    """Fit a quantile of the latency, to fresh calls of larger sizes as well."""
+    if timings and timings[0].bulk:
+        raise ValueError(
+            "Bulk prediction times all batches together: the latency of one is not known. "
+            'Measure another call path, such as "predict_on_batch". '
+            f"Received: call path {timings[0].call_path!r}."
+        )
+    bounds = {t.batch_size: t.latency_bound(quantile) for t in timings}
+    known = {t.batch_size: t.latencies_s for t in timings if not bounds[t.batch_size].missing_calls}
+    needed, largest = calls_for_quantile(quantile), max(known, default=0)
+    known |= {
+        check.batch_size: check.latencies_s
+        for check in checks
+        if check.batch_size > largest and len(check.latencies_s) >= needed
+    }
+    if len(known) < 2:
+        missing = {size: bound.missing_calls for size, bound in bounds.items()}
+        raise ValueError(
+            f"The {quantile:g} quantile needs {needed} calls at two "
+            f"batch sizes or more: measure with `quantile={quantile:g}` and more time. "
+            f"Received: missing calls by batch size {missing}."
+        )
+    shortest = math.ceil(1 / min(quantile, 1 - quantile))
+    pairs = []
+    for size, latencies_s in known.items():
+        groups = max(1, min(_MOST_GROUPS, len(latencies_s) // shortest))
+        parts = np.array_split(np.asarray(latencies_s), groups)
+        pairs += [(size, float(np.quantile(part, quantile))) for part in parts]
+    # With the calls that the quantile needs there are two groups of each size or more.
+    return fit_latency([size for size, _ in pairs], [value for _, value in pairs])
+
+
+def _bounds_by_checks(
+    checks: Sequence[TargetCheck], latency_ms: float, quantile: float
+) -> tuple[int, int | None]:
+    """Return the sizes between which fresh calls leave the answer: 0 and None where they do not.
+
+    The largest size that kept to a target as strict or stricter is the least. A stricter target has
+    no larger size than the one that was found for a looser one, and none from the smallest size on
+    that missed it. A check that lacks calls for a verification says nothing.
+    """
+    stricter = [c for c in checks if c.latency_ms <= latency_ms and c.quantile >= quantile]
+    looser = [c for c in checks if c.latency_ms >= latency_ms and c.quantile <= quantile]
+    missed = [c for c in looser if not (c.best or c.verified or c.missing_calls is not None)]
+    most = [*(c.batch_size for c in looser if c.best), *(c.batch_size - 1 for c in missed)]
+    return max((c.batch_size for c in stricter if c.verified), default=0), min(most, default=None)

@@ -3,7 +3,13 @@
 import dataclasses
 import statistics
 
-from kbatch.analysis.intervals import Interval, QuantileBound, median_interval, quantile_upper_bound
+from kbatch.analysis.intervals import (
+    Interval,
+    QuantileBound,
+    calls_for_quantile,
+    median_interval,
+    quantile_upper_bound,
+)
 from kbatch.inference.target_search import keeps_to
 from kbatch.records.record import SHORTEST_S, check_ranges
 from kbatch.records.usage import median_known
@@ -189,7 +195,7 @@ class TargetCheck:
     missing_calls: int | None = None
 
     def __post_init__(self) -> None:
-        check_quantile(self.quantile)
+        calls_for_quantile(self.quantile)  # Raises where it is none.
         check_ranges(1, batch_size=self.batch_size)
         check_ranges(SHORTEST_S, latency_ms=self.latency_ms, latencies_s=self.latencies_s)
 
@@ -209,9 +215,3 @@ class TargetCheck:
     def exceeded(self) -> int:
         """How many calls took longer than the target."""
         return sum(latency_s > self.latency_ms / 1000 for latency_s in self.latencies_s)
-
-
-def check_quantile(quantile: float) -> None:
-    """Check that a quantile is one."""
-    if not 0 < quantile < 1:
-        raise ValueError(f"`quantile` must lie between 0 and 1. Received: quantile={quantile}.")

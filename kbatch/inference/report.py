@@ -1,33 +1,26 @@
 """An inference profile in words: the lines and rows of a terminal, and the section of a page."""
 
 import functools
-import itertools
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, Interval
 from kbatch.analysis.ratio import Ratio
-from kbatch.analysis.scaling_curve import Latency
 from kbatch.document.numbers import counted, listed, memory_text, percent, readable
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.inference import figures
-from kbatch.inference.answers import InferenceAnswer
 from kbatch.inference.figures import (
     conditions_line,
     inference_alt_text,
     inference_clocks,
     inference_info,
 )
-from kbatch.inference.profile import InferenceProfile
-from kbatch.inference.record import OutputChange, TimingRecord
-
-Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
+from kbatch.inference.profile import InferenceAnswer, InferenceProfile
+from kbatch.inference.record import OutputChange
 
 # To this share of its median, to each side, the interval of a time shall reach.
 _PRECISION = 0.05
-# Columns of the rows that hold words.
-_TEXT_COLUMNS = ("path", "policy")
 # Property of the profile, question, and what the batch size does, as the end of a sentence.
 _QUESTIONS = (
     ("efficient", "90 % of the peak throughput", "is the smallest with 90 % of the peak rate"),
@@ -45,53 +38,102 @@ _FIGURES = (
 )
 
 
-def inference_rows(profile: InferenceProfile) -> Rows:
-    """Write a row a call path, policy and batch size, under titles.
+def inference_rows(profile: InferenceProfile) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Write a row a call path, policy and batch size, under titles."""
+    table = _timing_table(profile)
+    return tuple(title.lower() for title in table.headers), [row.texts for row in table.rows]
 
-    Where batches were copied to a GPU, a column has the time of a copy beside that of the call.
-    """
-    quantile = f"p{100 * profile.quantile:g} at most (ms)"
-    titles = ("path", "policy", "batch", "ms", "samples/s", quantile, "first call (s)", "memory")
+
+def _timing_table(profile: InferenceProfile) -> Table:
+    """Compute the table of the times, with that of a copy to a GPU where batches were copied."""
+    copied = any(timing.copy_s is not None for timing in profile.timings)
     peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in profile.memory}
     rows = []
     for timing in profile.timings:
+        status = "out_of_memory" if timing.outcome == "out_of_memory" else ""
+        time_s, rate = timing.batch_time_s, timing.samples_per_second
+        cells = [Cell(timing.call_path), Cell(timing.dtype_policy)]
+        cells.append(Cell(f"{timing.batch_size:,}", timing.batch_size))
+        if time_s is None or rate is None:
+            cells += map(Cell, ("out of memory" if status else "not run", "", "", ""))
+        else:
+            tail = "n/a (bulk)"
+            if not timing.bulk:
+                bound = timing.latency_bound(profile.quantile)
+                tail = f"needs {bound.missing_calls:,} more"
+                if bound.value is not None:
+                    tail = readable(1000 * bound.value)
+            cells += [Cell(readable(1000 * time_s), time_s), Cell(readable(rate), rate)]
+            cells += [Cell(tail), Cell(readable(timing.first_call_s or 0.0))]
         peak = peaks.get((timing.dtype_policy, timing.batch_size))
-        times = ("out of memory" if timing.outcome == "out_of_memory" else "not run", "", "", "")
-        if timing.batch_time_s is not None and timing.samples_per_second is not None:
-            times = (
-                readable(1000 * timing.batch_time_s),
-                readable(timing.samples_per_second),
-                _bound_text(timing, profile.quantile),
-                readable(timing.first_call_s or 0.0),
-            )
-        head = (timing.call_path, timing.dtype_policy, f"{timing.batch_size:,}")
-        rows.append((*head, *times, "n/a" if peak is None else memory_text(peak)))
-    copies_s = [timing.copy_s for timing in profile.timings]
-    if all(copy_s is None for copy_s in copies_s):
-        return titles, rows
-    copies = ["n/a" if copy_s is None else readable(1000 * copy_s) for copy_s in copies_s]
-    return (*titles, "copy (ms)"), [(*row, copy) for row, copy in zip(rows, copies, strict=True)]
+        cells.append(Cell("n/a" if peak is None else memory_text(peak)))
+        if copied:
+            cells.append(Cell("n/a" if timing.copy_s is None else readable(1000 * timing.copy_s)))
+        rows.append(Row(" ".join(cell.text for cell in cells[:3]), status, False, tuple(cells)))
+    numbers = ["Batch", "ms", "Samples/s", f"p{100 * profile.quantile:g} at most (ms)"]
+    numbers += ["First call (s)", "Memory", *(["Copy (ms)"] if copied else [])]
+    columns = (Column("Path", False), Column("Policy", False), *(Column(n, True) for n in numbers))
+    return Table("Timings", columns, tuple(rows))
 
 
-def _bound_text(timing: TimingRecord, quantile: float) -> str:
-    if timing.bulk:
-        return "n/a (bulk)"
-    bound = timing.latency_bound(quantile)
-    if bound.value is None:
-        return f"needs {bound.missing_calls:,} more"
-    return readable(1000 * bound.value)
+class _Answer(NamedTuple):
+    """A question, with the batch size that answers it or the reason why none does."""
+
+    name: str
+    question: str
+    words: str
+    found: InferenceAnswer | None
+    reason: str
+    has_target: bool
+
+    @property
+    def line(self) -> str:
+        """The answer in a line."""
+        if self.found is None:
+            return f"{self.name}: n/a ({self.reason})"
+        status, span = ", not measured" if self.found.extrapolated else "", ""
+        if self.has_target:
+            status = ", verified" if self.found.verified else ", not verified"
+        elif self.found.interval is not None:
+            span = f", 95 % interval {_span(self.found.interval)}"
+        return f"{self.name}: batch size {self.found.batch_size:,}{status} ({self.reason}{span})"
+
+
+def _answers(profile: InferenceProfile, latency_ms: float | None = None) -> list[_Answer]:
+    """Ask a profile for the batch sizes that it knows, those of latency targets first."""
+    targets = [] if latency_ms is None else [(latency_ms, profile.quantile)]
+    if latency_ms is None:
+        first = profile.series[0]
+        checks = [c for c in profile.checks if (c.call_path, c.dtype_policy) == first]
+        targets += dict.fromkeys((check.latency_ms, check.quantile) for check in checks)
+    asked = []
+    for target_ms, quantile in targets:
+        name = f"within {target_ms:g} ms at the {quantile:g} quantile"
+        keeps = (
+            f"is the largest of which {100 * quantile:g} % of the calls keep to {target_ms:g} ms"
+        )
+        ask = functools.partial(profile.batch_for, latency_ms=target_ms, quantile=quantile)
+        asked.append((name, f"W{name[1:]}", keeps, ask, True))
+    asked += [
+        (*words, functools.partial(getattr, profile, words[0]), False) for words in _QUESTIONS
+    ]
+    answers = []
+    for name, question, words, ask, has_target in asked:
+        try:
+            found = ask()
+        except ValueError as error:
+            answers.append(_Answer(name, question, words, None, str(error), has_target))
+        else:
+            answers.append(_Answer(name, question, words, found, found.reason, has_target))
+    return answers
 
 
 def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) -> list[str]:
     """Describe the batch sizes that a profile answers, how sure they are and their caveats."""
     path, policy = profile.series[0]
-    targets = _checked_targets(profile)
-    if latency_ms is not None:
-        targets = [(latency_ms, profile.quantile)]
     clocks = inference_clocks(profile)
     return [
-        *(_target_line(_within(profile, *target)) for target in targets),
-        *(_named_line(profile, name) for name in ("knee", "efficient", "fastest")),
+        *(answer.line for answer in _answers(profile, latency_ms)),
         *_fit_lines(profile),
         *(_change_line(change) for change in profile.output_changes),
         *_noise_lines(profile),
@@ -105,15 +147,19 @@ def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) 
 
 def unsettled_lines(profile: InferenceProfile) -> list[str]:
     """Describe how many times are not known to 5 %, a line where there are such."""
-    timed = [timing for timing in profile.timings if timing.measured]
-    wide = [timing for timing in timed if not _settled(timing)]
-    if not wide:
+    timed, rounds = 0, []
+    for timing in profile.timings:
+        if timing.batch_time_s is not None:
+            timed, interval = timed + 1, timing.batch_time_interval_s
+            most_s = 2 * _PRECISION * timing.batch_time_s
+            if interval is None or interval.high - interval.low > most_s:
+                rounds.append(len(timing.block_medians_s))
+    if not rounds:
         return []
-    fewest = min(len(timing.block_medians_s) for timing in wide)
     return [
-        f"{len(wide):,} of {counted(len(timed), 'time')} may be off by more than "
-        f"{percent(_PRECISION)} (the least timed has {counted(fewest, 'round')}): give more time, "
-        "or fewer sizes, call paths and policies"
+        f"{len(rounds):,} of {counted(timed, 'time')} may be off by more than "
+        f"{percent(_PRECISION)} (the least timed has {counted(min(rounds), 'round')}): give more "
+        "time, or fewer sizes, call paths and policies"
     ]
 
 
@@ -130,97 +176,22 @@ def left_out_lines(profile: InferenceProfile) -> list[str]:
     ]
 
 
-def _settled(timing: TimingRecord) -> bool:
-    interval, time_s = timing.batch_time_interval_s, timing.batch_time_s
-    if interval is None or time_s is None:
-        return False
-    return interval.high - interval.low <= 2 * _PRECISION * time_s
-
-
-class _Answer(NamedTuple):
-    """A question with its answer, or with the reason why there is none."""
-
-    question: str
-    words: str
-    found: InferenceAnswer | None
-    reason: str
-    has_target: bool
-
-
-def _answers(profile: InferenceProfile) -> list[_Answer]:
-    """Ask a profile for the batch sizes that it knows, those of latency targets first."""
-    return [
-        *(_within(profile, *target) for target in _checked_targets(profile)),
-        *(
-            _answer(functools.partial(getattr, profile, name), question, words)
-            for name, question, words in _QUESTIONS
-        ),
-    ]
-
-
-def _checked_targets(profile: InferenceProfile) -> list[tuple[float, float]]:
-    first = profile.series[0]
-    checks = [c for c in profile.checks if (c.call_path, c.dtype_policy) == first]
-    return list(dict.fromkeys((check.latency_ms, check.quantile) for check in checks))
-
-
-def _within(profile: InferenceProfile, latency_ms: float, quantile: float) -> _Answer:
-    return _answer(
-        lambda: profile.batch_for(latency_ms=latency_ms, quantile=quantile),
-        f"Within {latency_ms:g} ms at the {quantile:g} quantile",
-        f"is the largest of which {100 * quantile:g} % of the calls keep to {latency_ms:g} ms",
-        has_target=True,
-    )
-
-
-def _answer(
-    ask: Callable[[], InferenceAnswer], question: str, words: str = "", *, has_target: bool = False
-) -> _Answer:
-    try:
-        found = ask()
-    except ValueError as error:
-        return _Answer(question, words, None, str(error), has_target)
-    return _Answer(question, words, found, found.reason, has_target)
-
-
-def _target_line(answer: _Answer) -> str:
-    asked = f"w{answer.question[1:]}"
-    if answer.found is None:
-        return f"{asked}: n/a ({answer.reason})"
-    words = "verified" if answer.found.verified else "not verified"
-    return f"{asked}: batch size {answer.found.batch_size:,}, {words} ({answer.reason})"
-
-
-def _named_line(profile: InferenceProfile, name: str) -> str:
-    answer = _answer(functools.partial(getattr, profile, name), name)
-    if answer.found is None:
-        return f"{name}: n/a ({answer.reason})"
-    size, interval = answer.found.batch_size, answer.found.interval
-    span = "" if interval is None else f", 95 % interval {_span(interval)}"
-    unmeasured = ", not measured" if answer.found.extrapolated else ""
-    return f"{name}: batch size {size:,}{unmeasured} ({answer.reason}{span})"
-
-
 def _fit_lines(profile: InferenceProfile) -> list[str]:
     try:
         latency = profile.latency
     except ValueError:  # The answers say what is missing.
         return []
-    lines = [f"fit: {_fit_words(latency)}"]
-    if profile.disturbed_share:
-        share = percent(profile.disturbed_share)
-        lines.append(f"left out of the fit: {share} of the rounds, taken for disturbed")
-    return lines
-
-
-def _fit_words(latency: Latency) -> str:
     if latency.follows_line:
         peak, half = _ratio(latency.peak_throughput), _ratio(latency.half_peak_batch_size)
-        return f"t(b) = (b + n_half) / r_inf, r_inf {peak} samples/s, n_half {half} examples"
-    why = "the time may not grow with the batch"
-    if latency.line.departure.holds is False:
-        why = f"the times leave it by up to {percent(latency.line.departure.worst)}"
-    return f"no line, {why}: interpolated between measured sizes"
+        words = f"t(b) = (b + n_half) / r_inf, r_inf {peak} samples/s, n_half {half} examples"
+    else:
+        why = "the time may not grow with the batch"
+        if latency.line.departure.holds is False:
+            why = f"the times leave it by up to {percent(latency.line.departure.worst)}"
+        words = f"no line, {why}: interpolated between measured sizes"
+    share = profile.disturbed_share
+    left_out = f"left out of the fit: {percent(share)} of the rounds, taken for disturbed"
+    return [f"fit: {words}", *([left_out] if share else [])]
 
 
 def _change_line(change: OutputChange) -> str:
@@ -255,27 +226,20 @@ def inference_section(profile: InferenceProfile) -> Section:
     """Compute what a report says of an inference profile."""
     environment, answers = profile.environment, _answers(profile)
     known = next((answer for answer in answers if answer.found is not None), None)
+    sizes = sorted({t.batch_size for t in profile.timings if t.measured})
+    series = listed(f"{path} under {policy}" for path, policy in profile.series)
+    compared = f"Nothing could be timed of {series}."
+    if sizes:
+        compared = f"Measured: batch sizes from {sizes[0]:,} to {sizes[-1]:,} by {series}."
     return Section(
         kind="inference",
         name=profile.model_name,
         headline=_headline(profile, known or answers[0]),
         lead=tuple(filter(None, (_certainty(known), _memory(profile)))),
-        details=(_compared(profile),),
+        details=(compared,),
         conditions=conditions_line(profile),
-        figures=_figures(profile),
-        tables=(
-            Table(
-                "Answers",
-                (
-                    Column("Question", False),
-                    Column("Batch size", True),
-                    Column("95 % interval", True),
-                    Column("Where it comes from", False),
-                ),
-                tuple(_answer_row(answer, best=answer is known) for answer in answers),
-            ),
-            _timing_table(profile),
-        ),
+        figures=_figures(profile, series),
+        tables=(_answer_table(answers, best=known), _timing_table(profile)),
         notes=_notes(profile),
         command=environment.command if environment else None,
         settings=(
@@ -320,35 +284,20 @@ def _memory(profile: InferenceProfile) -> str:
     return ""
 
 
-def _compared(profile: InferenceProfile) -> str:
-    sizes = sorted({t.batch_size for t in profile.timings if t.measured})
-    series = listed(f"{path} under {policy}" for path, policy in profile.series)
-    if not sizes:
-        return f"Nothing could be timed of {series}."
-    return f"Measured: batch sizes from {sizes[0]:,} to {sizes[-1]:,} by {series}."
-
-
-def _answer_row(answer: _Answer, *, best: bool) -> Row:
-    size, span = Cell("n/a"), Cell("n/a")
-    if answer.found is not None:
-        unmeasured = " (not measured)" if answer.found.extrapolated else ""
-        size = Cell(f"{answer.found.batch_size:,}{unmeasured}", answer.found.batch_size)
-        if answer.found.interval is not None:
-            span = Cell(_span(answer.found.interval), answer.found.interval.low)
-    cells = (Cell(answer.question), size, span, Cell(answer.reason))
-    return Row(answer.question, "", best, cells)
-
-
-def _timing_table(profile: InferenceProfile) -> Table:
-    titles, texts = inference_rows(profile)
+def _answer_table(answers: Iterable[_Answer], *, best: _Answer | None) -> Table:
     rows = []
-    for row, timing in zip(texts, profile.timings, strict=True):
-        keys = (None, None, timing.batch_size, timing.batch_time_s, timing.samples_per_second)
-        cells = itertools.starmap(Cell, itertools.zip_longest(row, keys))
-        status = "out_of_memory" if timing.outcome == "out_of_memory" else ""
-        rows.append(Row(" ".join(row[:3]), status, False, tuple(cells)))
-    columns = (Column(title[0].upper() + title[1:], title not in _TEXT_COLUMNS) for title in titles)
-    return Table("Timings", tuple(columns), tuple(rows))
+    for answer in answers:
+        size, span = Cell("n/a"), Cell("n/a")
+        if answer.found is not None:
+            unmeasured = " (not measured)" if answer.found.extrapolated else ""
+            size = Cell(f"{answer.found.batch_size:,}{unmeasured}", answer.found.batch_size)
+            if answer.found.interval is not None:
+                span = Cell(_span(answer.found.interval), answer.found.interval.low)
+        cells = (Cell(answer.question), size, span, Cell(answer.reason))
+        rows.append(Row(answer.question, "", answer is best, cells))
+    titles = {"Question": False, "Batch size": True, "95 % interval": True}
+    titles["Where it comes from"] = False
+    return Table("Answers", tuple(Column(*title) for title in titles.items()), tuple(rows))
 
 
 def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
@@ -358,24 +307,14 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
             f"Equal settings differed by up to {percent(profile.noise_floor)} here (A/A test): "
             "smaller differences mean nothing."
         )
-    for change in profile.output_changes:
-        if change.mean_relative is not None and change.largest_relative is not None:
-            texts.append(
-                f"Outputs under {change.dtype_policy} differ from those in float32 by "
-                f"{readable(100 * change.mean_relative)} % on average, at most by "
-                f"{readable(100 * change.largest_relative)} % of the largest output "
-                f"({change.examples:,} examples)."
-            )
-        else:
-            texts.append(f"Outputs under {change.dtype_policy} are not finite, or all are zero.")
-    lines = [*unsettled_lines(profile), *left_out_lines(profile)]
+    lines = [_change_line(change) for change in profile.output_changes]
+    lines += [*unsettled_lines(profile), *left_out_lines(profile)]
     texts += [f"{line[0].upper()}{line[1:]}." for line in lines]
     return tuple(Note("", "", text) for text in texts)
 
 
-def _figures(profile: InferenceProfile) -> tuple[Figure, ...]:
+def _figures(profile: InferenceProfile, series: str) -> tuple[Figure, ...]:
     """Offer the figures for which a profile has the data."""
-    series = listed(f"{path} under {policy}" for path, policy in profile.series)
     found = []
     for name, title, data in _FIGURES:
         try:

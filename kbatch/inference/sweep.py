@@ -7,7 +7,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -15,16 +15,17 @@ import tensorflow as tf
 
 from kbatch.analysis.scaling_curve import is_saturated
 from kbatch.device.failures import failure_text
-from kbatch.inference.call_paths import CallPath
+from kbatch.inference.call_paths import CallPath, Prepare
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
+from kbatch.memory.curve import MemoryPass
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import SURE_SHARE, fit_memory
-from kbatch.timing.rounds import Block, TimingPlan, TimingRounds, WarmUp, block_clocks
+from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp, block_clocks
 
 # Share of the time after which no more settings are warmed up: the rest is for the rounds.
 _SHARE_TO_WARM_UP = 0.5
-# So many are timed whatever the time.
+# So many are timed whatever the time: without two sizes there is no fit, and no answer.
 _FEWEST_SETTINGS = 2
 _BEYOND_TARGET = "batches beyond the latency target"
 # A size that is expected to take more than so many times the target is not called.
@@ -32,6 +33,8 @@ _FAR_BEYOND = 1.5
 # Single calls that a record keeps for each block, if the quantile needs no more.
 _KEPT_CALLS = 64
 _COPIES, _WARM_UP_COPIES = 7, 2
+
+Series = tuple[str, str]
 
 
 class Setting(NamedTuple):
@@ -43,29 +46,21 @@ class Setting(NamedTuple):
     twin: bool = False
 
 
-OnSetting = Callable[[Setting, WarmUp | None], None]
+class InferencePlan(NamedTuple):
+    """What to measure."""
 
-
-class SweepPlan(NamedTuple):
-    """What to sweep.
-
-    Attributes:
-        batch_sizes: Sizes in ascending order.
-        chosen: Whether a person chose them; if not, sizes too slow for the time are left out.
-        end_above_s: A time of a batch that ends the sweep; None for none. What takes longer is not
-            timed, unless fewer than two sizes would be.
-        bulk_examples: Examples of a bulk call.
-        timing: When a setting has been timed enough.
-        larger: Sizes to go on with, in ascending order, while throughput grows, and memory and
-            time are left.
-    """
-
-    batch_sizes: tuple[int, ...]
-    chosen: bool
-    end_above_s: float | None
+    paths: tuple[CallPath, ...]
+    batch_sizes: tuple[int, ...]  # Ascending.
+    chosen: bool  # By a person: else sizes too slow for the time are left out.
+    timing: TimingPlan  # Of the sweep.
     bulk_examples: int
-    timing: TimingPlan
-    larger: tuple[int, ...] = ()
+    larger: tuple[
+        int, ...
+    ] = ()  # To go on with while throughput grows; memory and time permitting.
+    target_ms: float | None = None  # Larger sizes than two are not timed if they take longer.
+    quantile: float = 0.95
+    time_budget_s: float = 60.0  # For all timing, and again for the memory of each policy.
+    memory_limit_bytes: int | None = None
 
 
 class InferenceSweep:
@@ -74,94 +69,90 @@ class InferenceSweep:
     def __init__(
         self,
         models: Mapping[str, Any],
-        paths: Sequence[CallPath],
         inputs: InferenceInputs,
-        plan: SweepPlan,
+        plan: InferencePlan,
         *,
         seed: int,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.rounds: TimingRounds[Setting] = TimingRounds(plan.timing, seed=seed, clock=clock)
-        self._plan = plan
-        self._seed = seed
-        self._inputs = inputs
-        self._paths = {path.name: path for path in paths}
-        self._models = models
-        self._prepare: dict[tuple[str, str], Callable[[int], Callable[[], Any]]] = {}
+        # By memory and time: it may miss the target.
+        self.largest_allowed: dict[Series, int] = {}
+        self._models, self._inputs, self._plan, self._seed = models, inputs, plan, seed
+        self._paths = {path.name: path for path in plan.paths}
+        self._prepare: dict[Series, Prepare] = {}
         self._not_run: dict[Setting, str] = {}
         self._copies_s: dict[int, float | None] = {}
-        self._largest_allowed: dict[tuple[str, str], int] = {}
+        self._twin: Setting | None = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "InferenceSweep":
-        try:
+        with contextlib.ExitStack() as stack:
             for policy, model in self._models.items():
-                for path in self._paths.values():
+                for path in self._plan.paths:
                     opened = path.open(model, self._inputs, self._plan.bulk_examples)
-                    self._prepare[path.name, policy] = self._stack.enter_context(opened)
-        except BaseException:
-            self._stack.close()
-            raise
+                    self._prepare[path.name, policy] = stack.enter_context(opened)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def warm_up(
-        self,
-        memory: Mapping[tuple[str, int], MemoryRecord],
-        on_setting: OnSetting,
-        *,
-        memory_limit_bytes: int = 0,
-    ) -> None:
-        """Warm all settings up, small sizes first; `memory` is by policy and batch size.
+    @property
+    def first_series(self) -> Series:
+        """The call path and policy that answer questions."""
+        return next(iter(self._prepare))
+
+    def warm_up(self, memory: MemoryPass) -> Iterator[tuple[Setting, WarmUp | None]]:
+        """Warm all settings up, small sizes first, and yield each; None where memory ran out.
 
         The first series comes before the others: it answers questions, whatever the time leaves
         to those.
         """
+        probed = {(record.dtype_policy, record.batch_size): record for record in memory.records}
         first, *others = self._prepare
         sizes = self._plan.batch_sizes
         settings = [Setting(*first, size) for size in sizes]
         settings += [Setting(*series, size) for size in sizes for series in others]
-        ended: dict[tuple[str, str], str] = {}
+        ended: dict[Series, str] = {}
         for setting in settings:
-            series = setting[:2]
-            probe = memory.get((setting.dtype_policy, setting.batch_size))
+            series, size = setting[:2], setting.batch_size
+            probe = probed.get((setting.dtype_policy, size))
             reason = ended.get(series) or self._reason_not_to_run(setting, probe)
             if reason is None and self._is_far_beyond(setting):
                 reason = ended[series] = _BEYOND_TARGET
-                self._largest_allowed[series] = setting.batch_size
+                self.largest_allowed[series] = size
             if reason is not None:
                 self._not_run[setting] = reason
                 continue
             warm_up = self.admit(setting)
             if warm_up is not None:
-                self._largest_allowed[series] = setting.batch_size
-            on_setting(setting, warm_up)
+                self.largest_allowed[series] = size
+            yield setting, warm_up
             end = self._reason_to_end(setting, warm_up)
             if end is not None:
                 ended[series] = end
-            if end == _BEYOND_TARGET and len(self._timed(setting)) > 2:
+            if end == _BEYOND_TARGET and len(self._timed(series)) > 2:
                 self.rounds.withdraw(setting)
                 self._not_run[setting] = end
         for series in self._prepare:
             if series not in ended:
-                known = {
-                    size: float(record.peak_bytes)
-                    for (policy, size), record in memory.items()
-                    if policy == series[1] and record.peak_bytes is not None
-                }
-                fit = fit_memory(known)
-                # Nothing is probed above these sizes, so only a part of the limit is sure.
-                most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory_limit_bytes)
-                self._go_on(series, most, on_setting)
+                yield from self._go_on(series, memory)
 
-    def _go_on(self, series: tuple[str, str], most: float, on_setting: OnSetting) -> None:
+    def _go_on(self, series: Series, memory: MemoryPass) -> Iterator[tuple[Setting, WarmUp | None]]:
         """Warm larger sizes up, as far as memory is known to suffice, until throughput is flat."""
+        fit = fit_memory(
+            {
+                record.batch_size: float(record.peak_bytes)
+                for record in memory.records
+                if record.dtype_policy == series[1] and record.peak_bytes is not None
+            }
+        )
+        # Nothing is probed above these sizes, so only a part of the limit is sure.
+        most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
         sizes = (self._plan.batch_sizes[-1], *self._plan.larger)
         for size_before, size in itertools.pairwise(sizes):
-            setting = Setting(*series, size)
-            before = self._timed(setting)[-2:]
+            setting, before = Setting(*series, size), self._timed(series)[-2:]
             if len(before) < 2 or before[1].batch_size != size_before:
                 return  # One before it was not run.
             small_s, large_s = map(self._batch_s, before)
@@ -169,7 +160,7 @@ class InferenceSweep:
             if flat or size > most or self._reason_not_to_run(setting, None):
                 return
             warm_up = self.admit(setting)
-            on_setting(setting, warm_up)
+            yield setting, warm_up
             if self._reason_to_end(setting, warm_up) is not None:
                 return
 
@@ -180,58 +171,38 @@ class InferenceSweep:
     def _call(self, setting: Setting) -> Callable[[], Any]:
         size = setting.batch_size
         if size not in self._copies_s:
-            self._copies_s[size] = measure_copy_s(self._inputs.batch(size))
-        return self._prepare[setting.call_path, setting.dtype_policy](size)
+            self._copies_s[size] = _copy_s(self._inputs.batch(size))
+        return self._prepare[setting[:2]](size)
 
-    @property
-    def first_series(self) -> tuple[str, str]:
-        """The call path and policy that answer questions."""
-        return next(iter(self._prepare))
-
-    def largest_allowed(self, call_path: str, dtype_policy: str) -> int:
-        """Return the largest size that memory and time allow; it may miss the target."""
-        return self._largest_allowed[call_path, dtype_policy]
-
-    def stretches(self, call_path: str, dtype_policy: str) -> list[list[tuple[float, ...]]]:
-        """Return the seconds of calls in a row that were timed, a list for each batch size."""
-        return [
-            [block.durations_s for block in blocks]
-            for setting, blocks in self.rounds.blocks.items()
-            if setting[:2] == (call_path, dtype_policy) and blocks
-        ]
-
-    def run(
-        self,
-        on_round: Callable[[int, int], None],
-        *,
-        clock_mhz: Callable[[], float | None] = lambda: None,
-    ) -> TwinRecord | None:
-        """Time all settings in rounds, one of them twice."""
+    def each_round(
+        self, *, clock_mhz: Callable[[], float | None] = lambda: None
+    ) -> Iterator[list[Setting]]:
+        """Time all settings in rounds, one of them twice; yield after each which of them go on."""
         settings = list(self.rounds.warm_ups)
-        if not settings:
+        if settings:
+            alike = self._timed(settings[0][:2])
+            self._twin = alike[(len(alike) - 1) // 2]._replace(twin=True)
+            self.admit(self._twin)
+            yield from self.rounds.each_round(clock_mhz=clock_mhz)
+
+    def twin(self) -> TwinRecord | None:
+        """Return the A/A test, None where nothing was timed."""
+        if self._twin is None:
             return None
-        alike = self._timed(settings[0])
-        one = alike[(len(alike) - 1) // 2]
-        twin = one._replace(twin=True)
-        self.admit(twin)
-        for number, live in enumerate(self.rounds.each_round(clock_mhz=clock_mhz), start=1):
-            on_round(number, len(live))
-        twins = {block.round: block for block in self.rounds.blocks.get(twin, [])}
+        path, policy, size, _ = self._twin
+        twins = {block.round: block for block in self.rounds.blocks.get(self._twin, [])}
         log_ratios = tuple(
-            math.log(_median(block) / _median(twins[block.round]))
-            for block in self.rounds.blocks[one]
+            math.log(block.median_s / twins[block.round].median_s)
+            for block in self.rounds.blocks[Setting(path, policy, size)]
             if block.round in twins
         )
-        return TwinRecord(one.call_path, one.dtype_policy, one.batch_size, log_ratios)
+        return TwinRecord(path, policy, size, log_ratios)
 
     def records(self) -> tuple[TimingRecord, ...]:
         """Return what was timed of each series and size; of larger sizes, those that were tried."""
         tried = self.rounds.warm_ups.keys() | self.rounds.failures.keys()
-        settings = (
-            Setting(*series, size)
-            for series in self._prepare
-            for size in (*self._plan.batch_sizes, *self._plan.larger)
-        )
+        sizes = (*self._plan.batch_sizes, *self._plan.larger)
+        settings = (Setting(*series, size) for series in self._prepare for size in sizes)
         return tuple(
             self._record(setting)
             for setting in settings
@@ -258,7 +229,7 @@ class InferenceSweep:
             warm_up_calls=len(warm_up.later_calls_s),
             calls=len(durations_s),
             block_rounds=tuple(block.round for block in blocks),
-            block_medians_s=tuple(_median(block) for block in blocks),
+            block_medians_s=tuple(block.median_s for block in blocks),
             latencies_s=tuple(round(duration_s, 9) for duration_s in kept_s),
             copy_s=self._copies_s[setting.batch_size],
             sm_clocks_mhz=block_clocks(blocks),
@@ -273,9 +244,7 @@ class InferenceSweep:
             return "memory ran out when it was probed"
         if memory is not None and memory.guarded:
             return memory.reason
-        # Without two sizes there is no fit, and no answer.
-        some = len(self.rounds.warm_ups) >= _FEWEST_SETTINGS
-        if some and self.rounds.spent_s >= _SHARE_TO_WARM_UP * self._plan.timing.time_budget_s:
+        if len(self.rounds.warm_ups) >= _FEWEST_SETTINGS and self.rounds.late(_SHARE_TO_WARM_UP):
             return "half of the time budget was spent on preparing and warming up others"
         return None
 
@@ -284,49 +253,43 @@ class InferenceSweep:
             return f"memory ran out at batch size {setting.batch_size}"
         if self._plan.chosen:
             return None
-        end_s, batch_s = self._end_above_s(setting), self._batch_s(setting)
-        if end_s is not None and batch_s > end_s:
+        batch_s = self._batch_s(setting)
+        if batch_s > self._target_s(setting):
             return _BEYOND_TARGET
-        # Twice the size takes up to twice as long, and so do all smaller ones together.
-        timing = self._plan.timing
-        rest_s = timing.time_budget_s - self.rounds.spent_s
-        if 4 * batch_s * timing.needed_calls * len(self._prepare) > rest_s:
+        if self.rounds.too_slow_to_double(batch_s, contenders=len(self._prepare)):
             return "too slow for the time budget"
         return None
 
     def _is_far_beyond(self, setting: Setting) -> bool:
         """Return whether the line through the two sizes before is far above the target there."""
-        before, end_s = self._timed(setting)[-2:], self._end_above_s(setting)
-        if self._plan.chosen or end_s is None or len(before) < 2:
+        before = self._timed(setting[:2])[-2:]
+        if self._plan.chosen or len(before) < 2:
             return False
         small, large = before
         small_s, large_s = map(self._batch_s, before)
         slope_s = (large_s - small_s) / (large.batch_size - small.batch_size)
         expected_s = large_s + slope_s * (setting.batch_size - large.batch_size)
-        return expected_s > _FAR_BEYOND * end_s
+        return expected_s > _FAR_BEYOND * self._target_s(setting)
 
-    def _end_above_s(self, setting: Setting) -> float | None:
-        """Return the target; None for a bulk call, whose batches nobody waits for."""
-        return None if setting.call_path == BULK_PATH else self._plan.end_above_s
+    def _target_s(self, setting: Setting) -> float:
+        """Return the target; infinite for a bulk call, whose batches nobody waits for."""
+        target_ms = None if setting.call_path == BULK_PATH else self._plan.target_ms
+        return math.inf if target_ms is None else target_ms / 1000
 
     def _batch_s(self, setting: Setting) -> float:
         call_s = self.rounds.warm_ups[setting].call_s
         return call_s * setting.batch_size / self._examples(setting)
 
-    def _timed(self, setting: Setting) -> list[Setting]:
-        """Return the settings of its call path and policy so far."""
-        return [other for other in self.rounds.warm_ups if other[:2] == setting[:2]]
+    def _timed(self, series: Series) -> list[Setting]:
+        """Return the settings of a call path and policy so far."""
+        return [setting for setting in self.rounds.warm_ups if setting[:2] == series]
 
     def _examples(self, setting: Setting) -> int:
         path = self._paths[setting.call_path]
         return path.examples_per_call(setting.batch_size, self._plan.bulk_examples)
 
 
-def _median(block: Block) -> float:
-    return round(statistics.median(block.durations_s), 9)
-
-
-def measure_copy_s(batch: Any) -> float | None:
+def _copy_s(batch: Any) -> float | None:
     """Time the copy of a batch to the first GPU, None without one.
 
     A copy is over when an element of it can be read on the GPU.

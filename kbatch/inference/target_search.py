@@ -36,69 +36,177 @@ _UNSEEN_RUN = 1.5
 # How often all looks of a search together may verify a size that does not keep to the target.
 _WRONG = 0.05
 
-Stretches = Sequence[Sequence[float]]
-
 
 @dataclasses.dataclass(frozen=True)
 class TargetTry:
-    """A batch size that was called afresh.
-
-    Attributes:
-        batch_size: Examples in the batch.
-        latencies_s: Seconds of each call.
-        keeps: Whether it keeps to the target, see `keeps_to`.
-        confidence: Confidence of its last look, in (0, 1).
-        calls_a_hiccup: Calls in a row that a hiccup slows, as far as it was known then.
-        missing_calls: Fast calls that are missing where the quantile of these calls keeps to the
-            target and too little is known to be sure; else None.
-    """
+    """A batch size that was called afresh: what `TargetCheck` keeps of it."""
 
     batch_size: int
     latencies_s: tuple[float, ...]
     keeps: bool
-    confidence: float = 0.95
-    calls_a_hiccup: float = 1.0
-    missing_calls: int | None = None
+    confidence: float  # Of its last look.
+    calls_a_hiccup: float
+    missing_calls: int | None
 
 
-def search_latency_target(
-    call: Callable[[int, int], Sequence[float]],
-    guess: Callable[[float], int | None],
-    *,
-    target_s: float,
-    quantile: float,
-    largest: int,
-    drift: float = 0.0,
-    earlier: Sequence[Stretches] = (),
-    more_time: Callable[[], bool] = lambda: True,
-) -> tuple[TargetTry, ...]:
-    """Look for the largest batch size whose calls keep to a target."""
-    target = _Target(target_s, quantile, drift)
-    looks = _Looks(call, target, list(earlier))
-    tries: list[TargetTry] = []
-    low, high = 0, largest + 1
-    share = _AIM  # What the fit is asked for, as a share of what the quantile may be.
-    size = min(guess(share * target.quantile_s) or 1, largest)
-    while True:
-        found = looks.at(size)
-        tries.append(found)
-        low, high = (size, high) if found.keeps else (low, size)
-        use = target.use(found.latencies_s)
-        if len(tries) == _MOST_CHECKS or not more_time() or (found.keeps and use > _IN_USE):
-            return tuple(tries)
-        if math.isinf(use):  # The fit does not know what keeps calls from being made.
-            size = (low + high) // 2
+class Look(NamedTuple):
+    """Calls to make: at least so many, of batches of one size."""
+
+    batch_size: int
+    calls: int
+
+
+class LatencyTargetSearch:
+    """A search for the largest batch size whose calls keep to a target.
+
+    Example:
+
+    >>> search = LatencyTargetSearch(guess, target_s=0.02, quantile=0.95, largest=512)
+    >>> while look := search.ask():
+    ...     search.tell([timed(look.batch_size) for _ in range(look.calls)])
+    >>> search.best
+
+    Args:
+        guess: Returns the batch size of a latency in seconds by a fit, None for no size.
+        target_s, quantile: The target, and the share of the calls that has to keep to it.
+        largest: The largest size to try.
+        drift: By which share later calls may be slower.
+        earlier: Seconds of calls in a row that were timed before, a list for each batch size.
+    """
+
+    def __init__(
+        self,
+        guess: Callable[[float], int | None],
+        *,
+        target_s: float,
+        quantile: float,
+        largest: int,
+        drift: float = 0.0,
+        earlier: Sequence[Sequence[Sequence[float]]] = (),
+    ):
+        self.tries: list[TargetTry] = []
+        self._guess = guess
+        self.drift = drift
+        self._target_s, self._quantile = target_s, quantile
+        self._most_s = target_s / (1 + drift)  # What the quantile itself may be.
+        self._stretches = [list(stretches) for stretches in earlier]  # Of all sizes.
+        self._looks = 0
+        self._low, self._high = 0, largest + 1
+        self._share = _AIM  # What the fit is asked for, as a share of what the quantile may be.
+        self._next: Look | None = self._first_look(self._guessed())
+
+    def ask(self, *, more_sizes: bool = True) -> Look | None:
+        """Return the next calls to make, None at the end.
+
+        Without time for `more_sizes` the size at hand is finished; the first is always called.
+        """
+        if not more_sizes and self.tries and not self._stretches[-1]:
+            self._next = None
+        return self._next
+
+    def tell(self, latencies_s: Sequence[float]) -> None:
+        """Take the seconds of the calls that were asked for; infinite where none can be made."""
+        assert self._next is not None
+        size, own = self._next.batch_size, self._stretches[-1]
+        own.append(latencies_s)
+        made = tuple(latency_s for stretch in own for latency_s in stretch)
+        confidence = self._confidence
+        everywhere, run = self._hiccups()
+        self._looks += 1
+        keeps = everywhere.are_rare(self._quantile, confidence, run) and keeps_to(
+            made,
+            self._target_s,
+            quantile=self._quantile,
+            drift=self.drift,
+            confidence=confidence,
+            calls_a_hiccup=run,
+        )
+        missing = None if keeps else self._missing(np.asarray(made), everywhere, run)
+        if missing is not None and len(own) == 1 and missing <= _MOST_LONGER * self._step:
+            self._next = Look(size, max(missing, _LONGER * self._step))
+            return
+        use = _quantile_s(made, self._quantile) / self._most_s
+        unsure = missing if use <= 1 else None
+        self.tries.append(TargetTry(size, made, keeps, confidence, run, unsure))
+        self._next = self._next_size(size, made, keeps, use)
+
+    @property
+    def best(self) -> TargetTry | None:
+        """The largest size that kept to the target, None if none did."""
+        kept = [one for one in self.tries if one.keeps]
+        return max(kept, key=lambda one: one.batch_size, default=None)
+
+    @property
+    def _confidence(self) -> float:
+        """The confidence of the next look."""
+        return 1 - _WRONG * 6 / (math.pi * (self._looks + 1)) ** 2
+
+    def _guessed(self) -> int:
+        return min(self._guess(self._share * self._most_s) or 1, self._high - 1)
+
+    def _first_look(self, size: int) -> Look:
+        enough = calls_for_quantile(self._quantile, confidence=self._confidence)
+        self._step = math.ceil(_UNSEEN_RUN * enough)
+        self._stretches.append([])
+        return Look(size, self._step)
+
+    def _next_size(
+        self, size: int, latencies_s: Sequence[float], keeps: bool, use: float
+    ) -> Look | None:
+        """Return the first look at the next size, which lies between those that keep and miss."""
+        if keeps:
+            self._low = size
         else:
-            # The bound may exceed the target where the quantile itself does not.
-            share *= _AIM / max(use, target.use_of_bound(found.latencies_s) if found.keeps else 1.0)
-            size = min(guess(share * target.quantile_s) or 1, high - 1)
-        if size <= low:
-            return tuple(tries)
+            self._high = size
+        if len(self.tries) == _MOST_CHECKS or (keeps and use > _IN_USE):
+            return None
+        if math.isinf(use):  # The fit does not know what keeps calls from being made.
+            size = (self._low + self._high) // 2
+        else:
+            bound_use = 1.0
+            if keeps:  # The bound may exceed the target where the quantile itself does not.
+                bound = quantile_upper_bound(latencies_s, quantile=self._quantile)
+                bound_use = (bound.value or 0.0) / self._target_s
+            self._share *= _AIM / max(use, bound_use)
+            size = self._guessed()
+        return self._first_look(size) if size > self._low else None
 
+    def _missing(self, made: np.ndarray, everywhere: "_Hiccups", run: float) -> int | None:
+        """Return how many more calls would make a size keep, were they all fast; None for none."""
+        both = (_Hiccups.among(made > self._target_s), everywhere)
+        for calls in range(self._step, _MOST_MISSING * self._step + 1, self._step):
+            slow_share = np.sum(made > self._most_s) / (len(made) + calls)
+            if slow_share <= 1 - self._quantile and all(
+                seen._replace(calls=seen.calls + calls).are_rare(
+                    self._quantile, self._confidence, run
+                )
+                for seen in both
+            ):
+                return calls
+        return None
 
-def best_try(tries: Sequence[TargetTry]) -> TargetTry | None:
-    """Return the largest size that kept to the target, None if none did."""
-    return max((one for one in tries if one.keeps), key=lambda one: one.batch_size, default=None)
+    def _hiccups(self) -> tuple["_Hiccups", float]:
+        """Count the calls of all sizes that hiccups slowed, and how many calls one slows."""
+        typical_s = float(np.median(np.concatenate(self._stretches[-1])))
+        # A call that is later than this would make the size miss the target.
+        delay_s = self._target_s - typical_s
+        if not delay_s > 0:
+            return _Hiccups(0, 0, 0), _UNSEEN_RUN
+        counts, again, ended = [], 0, 0
+        for stretches in self._stretches:
+            usual_s = float(np.median(np.concatenate(stretches)))
+            if math.isinf(usual_s):
+                continue  # Calls that could not be made say nothing of hiccups.
+            # Noise grows with the time of a call.
+            most_s = usual_s + delay_s * max(1.0, usual_s / typical_s)
+            for stretch in stretches:
+                slow = np.asarray(stretch) > most_s
+                counts.append(_Hiccups.among(slow))
+                again += int(np.sum(slow[:-1] & slow[1:]))
+                ended += int(np.sum(slow[:-1] & ~slow[1:]))
+        seen = _Hiccups(*(sum(values) for values in zip(*counts, strict=True)))
+        # Two more that go on: few hiccups may all have been short.
+        return seen, 1 + (again + 2) / max(1, ended) if seen.slow else _UNSEEN_RUN
 
 
 def keeps_to(
@@ -111,37 +219,9 @@ def keeps_to(
     calls_a_hiccup: float = 1.0,
 ) -> bool:
     """Return whether a latency keeps to a target, with confidence and with room for drift."""
-    target = _Target(target_s, quantile, drift)
-    return target.keeps(latencies_s, confidence=confidence, calls_a_hiccup=calls_a_hiccup)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Target:
-    bound_s: float
-    quantile: float
-    drift: float
-
-    @property
-    def quantile_s(self) -> float:
-        """What the quantile itself may be, in seconds."""
-        return self.bound_s / (1 + self.drift)
-
-    def keeps(
-        self, latencies_s: Sequence[float], *, confidence: float, calls_a_hiccup: float
-    ) -> bool:
-        """Return whether quantile and upper bound of the quantile are within the target."""
-        seen = _Hiccups.among(np.asarray(latencies_s) > self.bound_s)
-        rare = seen.are_rare(self.quantile, confidence=confidence, calls_a_hiccup=calls_a_hiccup)
-        return rare and _quantile_s(latencies_s, self.quantile) <= self.quantile_s
-
-    def use(self, latencies_s: Sequence[float]) -> float:
-        """Return the quantile as a share of what it may be."""
-        return _quantile_s(latencies_s, self.quantile) / self.quantile_s
-
-    def use_of_bound(self, latencies_s: Sequence[float]) -> float:
-        """Return the upper bound of the quantile as a share of what that may be."""
-        bound_s = quantile_upper_bound(latencies_s, quantile=self.quantile).value
-        return (bound_s or 0.0) / self.bound_s
+    seen = _Hiccups.among(np.asarray(latencies_s) > target_s)
+    rare = seen.are_rare(quantile, confidence, calls_a_hiccup)
+    return rare and _quantile_s(latencies_s, quantile) <= target_s / (1 + drift)
 
 
 class _Hiccups(NamedTuple):
@@ -156,7 +236,7 @@ class _Hiccups(NamedTuple):
         runs = np.sum(slow[1:] & ~slow[:-1]) + np.sum(slow[:1])
         return cls(len(slow), int(np.sum(slow)), int(runs))
 
-    def are_rare(self, quantile: float, *, confidence: float, calls_a_hiccup: float) -> bool:
+    def are_rare(self, quantile: float, confidence: float, calls_a_hiccup: float) -> bool:
         """Return whether at most 1 - quantile of all calls are slow, with confidence."""
         hiccups = max(self.runs, math.ceil(self.slow / calls_a_hiccup))
         chances = int(self.calls / calls_a_hiccup)
@@ -165,88 +245,6 @@ class _Hiccups(NamedTuple):
         # An exact power must not be pushed beyond its bound by rounding.
         most = (1 - confidence) * (1 + 1e-9)
         return chance_of_at_most(hiccups, chances, 1 - quantile) <= most
-
-
-class _Looks:
-    """The looks of a search, at all its sizes."""
-
-    def __init__(
-        self,
-        call: Callable[[int, int], Sequence[float]],
-        target: _Target,
-        earlier: Sequence[Stretches],
-    ):
-        self._call = call
-        self._target = target
-        self._called = [list(stretches) for stretches in earlier]
-        self._number = 0
-
-    def at(self, size: int) -> TargetTry:
-        """Call a size, in two looks at most, until it keeps to the target or no longer can."""
-        target, own = self._target, []
-        self._called.append(own)
-        enough = calls_for_quantile(target.quantile, confidence=self._confidence)
-        least = calls = math.ceil(_UNSEEN_RUN * enough)
-        while True:
-            own.append(self._call(size, calls))
-            latencies_s = tuple(latency_s for stretch in own for latency_s in stretch)
-            confidence = self._confidence
-            everywhere, run = self._hiccups(own)
-            self._number += 1
-            keeps = target.keeps(latencies_s, confidence=confidence, calls_a_hiccup=run)
-            keeps = keeps and everywhere.are_rare(
-                target.quantile, confidence=confidence, calls_a_hiccup=run
-            )
-            missing = None if keeps else self._missing(latencies_s, everywhere, run, step=least)
-            if keeps or len(own) > 1 or missing is None or missing > _MOST_LONGER * least:
-                unsure = missing if target.use(latencies_s) <= 1 else None
-                return TargetTry(size, latencies_s, keeps, confidence, run, unsure)
-            calls = max(missing, _LONGER * least)
-
-    @property
-    def _confidence(self) -> float:
-        """Return the confidence of the next look."""
-        return 1 - _WRONG * 6 / (math.pi * (self._number + 1)) ** 2
-
-    def _missing(
-        self, latencies_s: Sequence[float], everywhere: _Hiccups, run: float, *, step: int
-    ) -> int | None:
-        """Return how many more calls would make a size keep, were they all fast; None for none."""
-        target, made = self._target, np.asarray(latencies_s)
-        both = (_Hiccups.among(made > target.bound_s), everywhere)
-        for calls in range(step, _MOST_MISSING * step + 1, step):
-            slow_share = np.sum(made > target.quantile_s) / (len(made) + calls)
-            if slow_share <= 1 - target.quantile and all(
-                seen._replace(calls=seen.calls + calls).are_rare(
-                    target.quantile, confidence=self._confidence, calls_a_hiccup=run
-                )
-                for seen in both
-            ):
-                return calls
-        return None
-
-    def _hiccups(self, own: Stretches) -> tuple[_Hiccups, float]:
-        """Count the calls of all sizes that hiccups slowed, and how many calls one slows."""
-        typical_s = float(np.median(np.concatenate(own)))
-        # A call that is later than this would make the size miss the target.
-        delay_s = self._target.bound_s - typical_s
-        if not delay_s > 0:
-            return _Hiccups(0, 0, 0), _UNSEEN_RUN
-        counts, again, ended = [], 0, 0
-        for stretches in self._called:
-            usual_s = float(np.median(np.concatenate(stretches)))
-            if math.isinf(usual_s):
-                continue  # Calls that could not be made say nothing of hiccups.
-            # Noise grows with the time of a call.
-            most_s = usual_s + delay_s * max(1.0, usual_s / typical_s)
-            for stretch in stretches:
-                slow = np.asarray(stretch) > most_s
-                counts.append(_Hiccups.among(slow))
-                again += int(np.sum(slow[:-1] & slow[1:]))
-                ended += int(np.sum(slow[:-1] & ~slow[1:]))
-        seen = _Hiccups(*(sum(values) for values in zip(*counts, strict=True)))
-        # Two more that go on: few hiccups may all have been short.
-        return seen, 1 + (again + 2) / max(1, ended) if seen.slow else _UNSEEN_RUN
 
 
 def _quantile_s(latencies_s: Sequence[float], quantile: float) -> float:

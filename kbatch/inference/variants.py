@@ -2,14 +2,15 @@
 
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from kbatch.document.numbers import listed
 from kbatch.errors import InputError
-from kbatch.inference.call_paths import fetched
+from kbatch.inference.call_paths import CallPath, check_functions, fetched
+from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import OutputChange
 from kbatch.training.dtype_policy import (
     NoVariant,
@@ -19,6 +20,52 @@ from kbatch.training.dtype_policy import (
 )
 
 INT8 = "int8"
+
+
+class Variants(NamedTuple):
+    """A model under each policy that it can be had under."""
+
+    models: dict[str, keras.Model]  # By policy.
+    output_changes: tuple[OutputChange, ...]  # Against those in float32.
+    notes: tuple[str, ...]  # On the inputs, the models, and the policies that are missing.
+
+
+def variants_of(
+    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, paths: Iterable[CallPath]
+) -> Variants:
+    """Take a model under each policy under which it can be had, with notes on the others."""
+    own = policy_of(model)
+    names = (own,) if dtype_policies is None else check_variants(dtype_policies)
+    check_functions(paths, names, own=own)
+    models: dict[str, keras.Model] = {}
+    notes = [inputs.note]
+    for name in names:
+        try:
+            models[name] = variant(model, name)
+        except NoVariant as reason:
+            notes.append(f"Not measured under {name}: {reason}")
+    if not models:
+        raise InputError(
+            "The model can be had under none of the policies: leave `dtype_policies` out to "
+            f"measure it as it is. {' '.join(filter(None, notes[1:]))} "
+            f"Received: dtype_policies={names}."
+        )
+    if INT8 in models:
+        notes.append(quantised_note(models[INT8]))
+    changes: list[OutputChange] = []
+    others = {name: one for name, one in models.items() if name != "float32"}
+    if others:
+        try:
+            expected = outputs_of(models.get("float32") or variant(model, "float32"), inputs.rows)
+        except NoVariant as reason:
+            notes.append(f"Outputs are not compared with float32: {reason}")
+        else:
+            examples = len(keras.tree.flatten(inputs.rows)[0])
+            changes += [
+                output_change(outputs_of(one, inputs.rows), expected, name, examples=examples)
+                for name, one in others.items()
+            ]
+    return Variants(models, tuple(changes), tuple(filter(None, notes)))
 
 
 def check_variants(dtype_policies: Any) -> tuple[str, ...]:
@@ -66,17 +113,25 @@ def output_change(
     outputs: Any, reference: Any, dtype_policy: str, *, examples: int
 ) -> OutputChange:
     """Compare outputs with those in float32."""
-    found, expected = _flat(outputs), _flat(reference)
+
+    def flat(nested: Any) -> np.ndarray:
+        leaves = keras.tree.flatten(nested)
+        return np.concatenate([np.asarray(leaf, "float64").ravel() for leaf in leaves])
+
+    def finite(value: Any) -> float | None:
+        return float(value) if np.isfinite(value) else None
+
+    expected = flat(reference)
     # What is not finite, or relative to nothing but zeros, has no figure.
     with np.errstate(invalid="ignore", divide="ignore"):
-        difference = np.abs(found - expected)
+        difference, size = np.abs(flat(outputs) - expected), np.abs(expected)
         return OutputChange(
             dtype_policy=dtype_policy,
             examples=examples,
-            largest=_finite(np.max(difference)),
-            mean=_finite(np.mean(difference)),
-            largest_relative=_finite(np.max(difference) / np.max(np.abs(expected))),
-            mean_relative=_finite(np.mean(difference) / np.mean(np.abs(expected))),
+            largest=finite(np.max(difference)),
+            mean=finite(np.mean(difference)),
+            largest_relative=finite(np.max(difference) / np.max(size)),
+            mean_relative=finite(np.mean(difference) / np.mean(size)),
         )
 
 
@@ -95,12 +150,3 @@ def quantised_note(model: Any) -> str | None:
         f"Under int8, {len(layers) - len(others)} of {len(layers)} layers with weights are "
         f"quantised; the others compute in float32: {listed(others)}."
     )
-
-
-def _flat(outputs: Any) -> np.ndarray:
-    leaves = [np.asarray(leaf, "float64").ravel() for leaf in keras.tree.flatten(outputs)]
-    return np.concatenate(leaves)
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None

@@ -48,17 +48,11 @@ class TimingPlan:
 
 
 class Block(NamedTuple):
-    """One turn of a contender.
+    """One turn of a contender."""
 
-    Attributes:
-        round: Number of the round, from 0.
-        durations_s: Seconds of each call.
-        sm_clock_mhz: Clock of the GPU's multiprocessors at its end, in MHz, None if not read.
-    """
-
-    round: int
-    durations_s: tuple[float, ...]
-    sm_clock_mhz: float | None = None
+    round: int  # From 0.
+    durations_s: tuple[float, ...]  # Of each call.
+    sm_clock_mhz: float | None = None  # Of the GPU's multiprocessors at its end, if read.
 
     @property
     def median_s(self) -> float:
@@ -87,15 +81,10 @@ def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
 
 
 class WarmUp(NamedTuple):
-    """The calls before the first that counts.
+    """The calls before the first that counts."""
 
-    Attributes:
-        first_call_s: Seconds of the first call, with tracing and compiling.
-        later_calls_s: Seconds of each later one; the last two agree, or there are many.
-    """
-
-    first_call_s: float
-    later_calls_s: tuple[float, ...]
+    first_call_s: float  # With tracing and compiling.
+    later_calls_s: tuple[float, ...]  # The last two agree, or there are many.
 
     @property
     def call_s(self) -> float:

@@ -10,7 +10,7 @@ from models import mlp
 
 from kbatch.errors import OutOfMemoryError
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
-from kbatch.inference.memory import measure_memory
+from kbatch.inference.measure import inference_plan, measure_predict_memory
 from kbatch.memory.curve import ascend_memory, expected_bytes
 from kbatch.memory.probe import Reading, worker_probes
 from kbatch.memory.workload import Load
@@ -110,6 +110,19 @@ def test_each_record_is_told_as_it_comes():
     assert tuple(told) == records
 
 
+def measure_memory(model, inputs, sizes, *, memory_limit_bytes):
+    plan = inference_plan(
+        batch_sizes=sizes,
+        call_paths="compiled",
+        latency_slo_ms=None,
+        quantile=0.95,
+        time_budget_s=100.0,
+        bulk_examples=1,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    return measure_predict_memory({"float32": model}, inputs, plan, lambda line: None)
+
+
 def wide():
     """A model whose activations take 64 KiB an example."""
     layers = keras.layers
@@ -125,9 +138,7 @@ def test_the_memory_of_an_uncompiled_model_grows_with_the_batch_in_a_worker():
         model,
         inference_inputs(model),
         (1, 64, 256, 100_000),
-        dtype_policy="float32",
         memory_limit_bytes=2**28,
-        time_budget_s=100.0,
     )
     assert found.limit_bytes == 2**28
     assert found.notes == ()
@@ -157,9 +168,7 @@ def test_a_model_that_cannot_be_sent_is_measured_here_and_the_profile_says_so():
         model,
         InferenceInputs(np.zeros((4, 4), "float32"), None),
         (1, 2),
-        dtype_policy="float32",
         memory_limit_bytes=2**28,
-        time_budget_s=100.0,
     )
     assert [r.outcome for r in found.records] == ["fits", "fits"]
     assert "cannot be sent to a worker process" in found.notes[0]
@@ -178,9 +187,7 @@ def test_a_limit_below_the_weights_is_refused():
             model,
             inference_inputs(model),
             (1,),
-            dtype_policy="float32",
             memory_limit_bytes=2**22,
-            time_budget_s=100.0,
         )
     assert (caught.value.needed_bytes, caught.value.limit_bytes) == (4 * 1001 * 4000, 2**22)
     assert "optimizer" not in str(caught.value)
@@ -211,8 +218,6 @@ def test_a_compiled_model_is_fine_too():
         model,
         inference_inputs(model),
         (1, 8),
-        dtype_policy="float32",
         memory_limit_bytes=2**28,
-        time_budget_s=100.0,
     )
     assert [r.outcome for r in found.records] == ["fits", "fits"]

@@ -1,14 +1,15 @@
 """The sweep on a clock that only its calls move: which sizes are timed."""
 
 import contextlib
+import functools
 
-import keras
 import numpy as np
 import pytest
 
 from kbatch.inference.call_paths import CallPath
-from kbatch.inference.measure import inference_request
-from kbatch.inference.sweep import InferenceSweep, SweepPlan
+from kbatch.inference.measure import inference_plan
+from kbatch.inference.sweep import InferencePlan, InferenceSweep
+from kbatch.memory.curve import MemoryPass
 from kbatch.timing.rounds import TimingPlan
 
 BULK = 64
@@ -33,25 +34,28 @@ class Clock:
 
     def path(self, name, call_s):
         """A call path whose batches take `call_s(batch_size)`."""
+        return Path(name, functools.partial(self.take, name, call_s))
 
-        def call(size):
-            self.called.append((name, size))
-            self.now_s += call_s(size)
+    def take(self, name, call_s, size):
+        self.called.append((name, size))
+        self.now_s += call_s(size)
 
-        @contextlib.contextmanager
-        def open_path(model, inputs, bulk_examples):
-            yield lambda size: lambda: call(size)
 
-        return CallPath(name, open_path)
+class Path(CallPath):
+    """A call path that takes the size in the place of a batch."""
+
+    @contextlib.contextmanager
+    def open(self, model, inputs, bulk_examples):
+        yield lambda size: functools.partial(self.function, size)
 
 
 def swept(*paths, clock, sizes=(1, 8, 64, 512), chosen=False, target_s=None, budget_s=1e3):
     timing = TimingPlan(time_budget_s=budget_s, needed_calls=5, rounds_beyond=0)
-    plan = SweepPlan(sizes, chosen, target_s, BULK, timing)
-    models = {"float32": None}
-    with InferenceSweep(models, paths, Inputs(), plan, seed=0, clock=clock) as sweep:
-        sweep.warm_up({}, lambda setting, warm_up: None)
-        sweep.run(lambda number, live: None)
+    target_ms = target_s and 1000 * target_s
+    plan = InferencePlan(paths, sizes, chosen, timing, BULK, target_ms=target_ms)
+    with InferenceSweep({"float32": None}, Inputs(), plan, seed=0, clock=clock) as sweep:
+        list(sweep.warm_up(MemoryPass((), 0, ())))
+        list(sweep.each_round())
         return {(r.call_path, r.batch_size): r for r in sweep.records()}
 
 
@@ -112,8 +116,7 @@ def test_default_sizes_too_slow_for_the_time_are_left_out_and_chosen_ones_are_no
 
 def test_with_a_target_default_sizes_are_powers_of_eight():
     def plan(latency_slo_ms):
-        return inference_request(
-            keras.Sequential(),
+        return inference_plan(
             batch_sizes=None,
             call_paths="compiled",
             latency_slo_ms=latency_slo_ms,
@@ -121,8 +124,8 @@ def test_with_a_target_default_sizes_are_powers_of_eight():
             time_budget_s=20.0,
             bulk_examples=BULK,
             memory_limit_bytes=None,
-        ).plan
+        )
 
     assert plan(60).batch_sizes == tuple(8**k for k in range(5))
-    assert plan(60).end_above_s == 0.06
+    assert plan(60).target_ms == 60
     assert plan(None).batch_sizes == tuple(2**k for k in range(13))

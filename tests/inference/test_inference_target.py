@@ -3,9 +3,9 @@ import math
 import pytest
 from inference_factory import make_profile, make_timing, time_s
 
-from kbatch.inference.answers import TargetTooLow
+from kbatch.inference.measure import check_reachable, expected_drift, verify_target
+from kbatch.inference.profile import TargetTooLow
 from kbatch.inference.sweep import Setting
-from kbatch.inference.verify import check_reachable, expected_drift, verify_target
 from kbatch.timing.rounds import TimingPlan, TimingRounds
 
 
@@ -22,7 +22,7 @@ class Sweep:
             clock=lambda: self.now_s,
             is_result=lambda error, **_: isinstance(error, MemoryError),
         )
-        self.sizes = sizes
+        self.largest_allowed = {("compiled", "float32"): sizes[-1]}
         for size in sizes:
             self.admit(Setting("compiled", "float32", size))
         self.short = True
@@ -34,12 +34,6 @@ class Sweep:
         if self.short and size > self.room:
             raise MemoryError("no room")
         self.now_s += time_s(size)
-
-    def stretches(self, call_path, dtype_policy):
-        return []
-
-    def largest_allowed(self, call_path, dtype_policy):
-        return self.sizes[-1]
 
 
 def verified(profile, sweep, **arguments):

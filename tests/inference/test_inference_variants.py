@@ -53,12 +53,21 @@ class Block(keras.layers.Layer):
         return self.dense(x)
 
 
-@pytest.mark.parametrize("make", [mlp, nested, wrapped])
+@pytest.mark.parametrize("make", [mlp, nested, pytest.param(wrapped, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
-    [("float16", 1e-2), ("bfloat16", 5e-2), ("mixed_float16", 1e-2), ("float64", 1e-5)],
+    [("bfloat16", 5e-2), ("mixed_float16", 1e-2), ("float64", 1e-5)],
 )
-def test_a_copy_has_the_weights_in_every_layer_under_the_policy(make, policy, tolerance):
+def test_a_copy_has_the_weights_under_every_policy(make, policy, tolerance):
+    check_copy(make, policy, tolerance)
+
+
+@pytest.mark.parametrize("make", [mlp, nested, wrapped])
+def test_a_copy_has_the_weights_in_every_layer(make):
+    check_copy(make, "float16", 1e-2)
+
+
+def check_copy(make, policy, tolerance):
     model = make()
     model.set_weights([w + 0.25 for w in model.get_weights()])
     before = model.get_weights()

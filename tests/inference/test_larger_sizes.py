@@ -5,7 +5,8 @@ import contextlib
 import numpy as np
 import pytest
 
-from kbatch.inference.sweep import InferenceSweep, SweepPlan
+from kbatch.inference.sweep import InferencePlan, InferenceSweep
+from kbatch.memory.curve import MemoryPass
 from kbatch.memory.record import MemoryRecord
 from kbatch.timing.rounds import TimingPlan
 from tests.inference_factory import HALF_PEAK, make_profile, time_s
@@ -46,20 +47,18 @@ def swept(*, memory=True, limit_bytes=10**6, time_budget_s=1e6, larger=LARGER):
     """The records of a sweep; an example takes a kilobyte."""
     machine = Machine()
     timing = TimingPlan(time_budget_s=time_budget_s, rounds_beyond=0)
-    plan = SweepPlan(SIZES, False, None, 4096, timing, larger)
-    known = {
-        ("float32", s): MemoryRecord("float32", s, "fits", peak_bytes=10**4 + 1000 * s)
+    plan = InferencePlan((Path(machine),), SIZES, False, timing, 4096, larger)
+    records = tuple(
+        MemoryRecord("float32", s, "fits", peak_bytes=10**4 + 1000 * s)
         for s in (SIZES if memory else ())
-    }
+    )
 
     def clock():
         return machine.now_s
 
-    with InferenceSweep(
-        {"float32": None}, [Path(machine)], machine, plan, seed=0, clock=clock
-    ) as sweep:
-        sweep.warm_up(known, lambda *told: None, memory_limit_bytes=limit_bytes)
-        sweep.run(lambda *told: None)
+    with InferenceSweep({"float32": None}, machine, plan, seed=0, clock=clock) as sweep:
+        list(sweep.warm_up(MemoryPass(records, limit_bytes, ())))
+        list(sweep.each_round())
         return sweep.records()
 
 

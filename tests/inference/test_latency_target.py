@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from kbatch.analysis.intervals import quantile_upper_bound
-from kbatch.inference.target_search import best_try, keeps_to, search_latency_target
+from kbatch.inference.target_search import LatencyTargetSearch, keeps_to
 
 TARGET_S = 0.02
 
@@ -37,9 +37,16 @@ class Machine:
         """The size whose 0.95 quantile equals the target."""
         return TARGET_S * 1000 / np.exp(1.645 * self.spread) - 5
 
-    def search(self, **changed):
+    def search(self, *, more_time=True, **changed):
         arguments = {"target_s": TARGET_S, "quantile": 0.95, "largest": 1000}
-        return search_latency_target(self.call, self.guess, **(arguments | changed))
+        search = LatencyTargetSearch(self.guess, **(arguments | changed))
+        while look := search.ask(more_sizes=more_time):
+            search.tell(self.call(*look))
+        return search.tries
+
+
+def best_try(tries):
+    return max((t for t in tries if t.keeps), key=lambda one: one.batch_size, default=None)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -94,7 +101,7 @@ def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
     slow = iter([True] + [False] * 1000)
     machine = Machine(spread=0.0)
     machine.call = lambda size, calls: [0.03 if next(slow) else 0.019 for _ in range(calls)]
-    (found,) = machine.search(more_time=lambda: False)
+    (found,) = machine.search(more_time=False)
     assert (found.keeps, len(found.latencies_s)) == (True, 104 + 3 * 104)
 
 
@@ -104,7 +111,7 @@ def test_short_calls_of_which_more_come_than_asked_for_may_all_make_up_for_slow_
     calls = iter([0.0195] * slow + [0.01] * 1000)
     machine = Machine(spread=0.0)
     machine.call = lambda size, count: [next(calls) for _ in range(91)]
-    (found,) = machine.search(drift=0.2, more_time=lambda: False)
+    (found,) = machine.search(drift=0.2, more_time=False)
     assert len(found.latencies_s) == 91 * looks
     assert found.keeps == (looks == 2)
     assert found.missing_calls is None
@@ -126,7 +133,7 @@ def test_a_target_that_nothing_reaches_has_no_answer():
 
 
 def test_without_time_only_the_first_size_is_tried():
-    assert len(Machine(fit_error=1.5).search(more_time=lambda: False)) == 1
+    assert len(Machine(fit_error=1.5).search(more_time=False)) == 1
 
 
 def test_an_unknown_latency_of_one_example_starts_at_one():
@@ -151,14 +158,9 @@ def test_calls_that_cannot_be_made_are_no_evidence_of_fast_ones():
     def call(size, calls):
         return [0.005 if size <= 32 else math.inf] * calls
 
-    tries = search_latency_target(
-        call,
-        lambda latency_s: 64,
-        target_s=TARGET_S,
-        quantile=0.95,
-        largest=64,
-        earlier=[[tuple(before)]],
-    )
+    machine = Machine()
+    machine.call, machine.guess = call, lambda latency_s: 64
+    tries = machine.search(largest=64, earlier=[[tuple(before)]])
     found = best_try(tries)
     assert [one.batch_size for one in tries][:2] == [64, 32]
     assert found is not None and found.batch_size == 32
@@ -188,7 +190,10 @@ class Hiccups(Machine):
         return best_try(self.search(drift=0.2, earlier=earlier))
 
 
-@pytest.mark.parametrize(("share", "run"), [(0.07, 1), (0.07, 3), (0.055, 5)])
+@pytest.mark.parametrize(
+    ("share", "run"),
+    [(0.07, 1), pytest.param(0.07, 3, marks=pytest.mark.slow), (0.055, 5)],
+)
 def test_hiccups_that_do_not_ask_for_the_size_are_seldom_verified_away(share, run):
     # More than 5 % of the calls are slow at every size: no size keeps to the target.
     found = [Hiccups(share=share, run=run, seed=seed).best() for seed in range(150)]
@@ -215,7 +220,7 @@ def test_a_size_that_lacks_calls_says_how_many():
     slow = iter([False] * 30 + [True] * 2 + [False] * 10_000)
     machine.call = lambda size, calls: [0.3 if next(slow) else 0.01 for _ in range(calls)]
     hiccup = [0.01] * 20 + [0.3] * 30 + [0.01] * 20
-    (found,) = machine.search(more_time=lambda: False, earlier=[[hiccup]])
+    (found,) = machine.search(more_time=False, earlier=[[hiccup]])
     assert not found.keeps
     assert found.calls_a_hiccup > 10
     assert found.missing_calls > 200
