@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "kbatch"
 # From the lowest on: a module imports from its own package and from those before it.
 ORDER = (
     "errors",
+    "library_internals",
     "analysis",
     "records",
     "document",
@@ -45,6 +47,7 @@ ONLY_IN = {
 # and written without it. `...` is every file of a package.
 TENSORFLOW = {"tensorflow", "keras", "keras_tuner"}
 EXPERIMENTS = {
+    "library_internals": ...,
     "device": {"environment", "failures", "memory", "tensorflow_gpus"},
     "training": ...,
     "timing": ...,
@@ -233,6 +236,75 @@ def test_a_module_that_starts_tensorflow_through_another_is_seen():
     }
     starts = starting_tensorflow({name: ast.parse(text) for name, text in sources.items()})
     assert starts == {"kbatch.device.y": "itself", "kbatch.study.x": "kbatch.device.y"}
+
+
+# The only file that reaches into private parts of these; what it assumes of them is tested.
+INTERNALS = "kbatch.library_internals"
+PRIVATE_MODULES = ("keras.src", "keras_tuner.src", "tensorflow.python")
+# Methods that named tuples have, and `os._exit`.
+PUBLIC_UNDERSCORES = {"_asdict", "_exit", "_fields", "_make", "_replace"}
+ACCESSES = {"delattr", "getattr", "hasattr", "setattr"}
+# Modules of the search still do so, or read what others of them hold: no other package may.
+NOT_YET = "kbatch.search."
+
+
+def private_uses(tree, module):
+    """Say where a module uses private modules of libraries, or attributes that it does not make."""
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    own |= {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node.value) in ("self", "cls")
+    }
+    read = {}
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            read[node.attr] = node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ACCESSES:
+            names = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+            read |= dict.fromkeys(names, node.lineno)
+    found = [
+        f"{module}:{line} reads {name}"
+        for name, line in read.items()
+        if re.match(r"_[^_]", str(name)) and name not in own | PUBLIC_UNDERSCORES
+    ]
+    return found + [
+        f"{module}:{line} imports {name}"
+        for name, line in imported(tree, module)
+        if f"{name}.".startswith(tuple(f"{one}." for one in PRIVATE_MODULES))
+    ]
+
+
+def test_one_file_reaches_into_private_parts_of_libraries():
+    found = {name: private_uses(tree_of(name), name) for name in MODULES if name != INTERNALS}
+    assert {n: uses for n, uses in found.items() if uses and not n.startswith(NOT_YET)} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from keras.src.metrics import x",
+        "def f():\n    import tensorflow.python.eager",
+        "from tensorflow.python import eager",
+        "def f(model):\n    return model._compile_loss",
+        "def f(model):\n    model._compile_loss = 1",
+        "def f(model):\n    return getattr(model, '_inputs_struct', None)",
+        "class A(B):\n    def f(self):\n        return self._of_the_base",
+    ],
+)
+def test_a_use_of_private_parts_is_seen(source):
+    assert len(private_uses(ast.parse(source), "kbatch.x")) == 1
+
+
+def test_a_module_may_use_what_it_makes():
+    source = (
+        "class A:\n    def __init__(self):\n        self._x = 1\n\n\ndef f(a):\n    return a._x"
+    )
+    assert private_uses(ast.parse(source), "kbatch.x") == []
 
 
 def test_the_package_stays_within_its_size():

@@ -4,15 +4,14 @@ import contextlib
 import operator
 import os
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from kbatch.device.gpus import NvmlGpu, NvmlUnavailableError, opened_nvml, read_processes
 from kbatch.device.host_memory import read_resident_memory, reset_resident_peak
-from kbatch.device.tensorflow_gpus import local_devices, tensorflow_gpus
+from kbatch.device.tensorflow_gpus import tensorflow_gpus
 from kbatch.device.worker_devices import (
     NO_GPU,
     WORKERS_ON_DEVICE,
@@ -20,6 +19,7 @@ from kbatch.device.worker_devices import (
     check_named_gpus,
     only_gpu,
 )
+from kbatch.library_internals import has_started_devices, local_devices
 from kbatch.records.usage import GpuProcess
 
 # Read by TensorFlow when it starts: the CPU then runs out as a GPU does.
@@ -219,9 +219,7 @@ def _place() -> str | None:
 
 def gpu_in_use() -> bool:
     """Return whether this process holds a GPU already, which leaves little to another one."""
-    # No public name tells: asking any of them would start it. If this one goes, it must be seen.
-    running: Any = context.context()
-    return bool(running._initialized and gpu_visible())
+    return has_started_devices() and gpu_visible()
 
 
 _START = "ran out of memory trying to allocate"

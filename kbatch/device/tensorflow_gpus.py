@@ -1,14 +1,12 @@
 """TensorFlow's GPUs by PCI bus id, and its memory of them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.client import device_lib
-from tensorflow.python.eager import context
 
 from kbatch.device.gpu_monitor import TensorFlowMemory
 from kbatch.device.gpus import devices_by_bus_id
+from kbatch.library_internals import local_devices
 
 
 def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
@@ -34,14 +32,3 @@ def tensorflow_memory(names: Sequence[str]) -> TensorFlowMemory:
 
     known = all(name in limits for name in names)
     return TensorFlowMemory(sum(limits[n] for n in names) if known else None, read_used_bytes)
-
-
-def local_devices() -> Sequence[Any]:
-    """List TensorFlow's devices, started, with their descriptions and the limits of memory.
-
-    They are read with the settings of the running context: under other ones TensorFlow refuses to
-    number the visible GPUs again, or gives a device that nothing runs on.
-    """
-    running: Any = context.context()
-    running.ensure_initialized()
-    return device_lib.list_local_devices(running.config)

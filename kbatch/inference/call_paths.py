@@ -18,6 +18,7 @@ import tensorflow as tf
 from kbatch.errors import InputError
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH
+from kbatch.library_internals import declared_structure
 from kbatch.training.data.model_inputs import declared_inputs, of_rank, ordered_rows
 
 Prepare = Callable[[int], Callable[[], Any]]
@@ -151,7 +152,7 @@ def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
     for leaf, tensor in zip(ordered_rows(model, inputs.rows), tensors, strict=True):
         ranked = of_rank(leaf, len(tensor.shape))
         cast.append(ranked if tensor.dtype == "string" else ranked.astype(tensor.dtype))
-    structure: Any = getattr(model, "_inputs_struct", None)
+    structure = declared_structure(model)
     if not isinstance(inputs.rows, dict) or structure is None:
         structure = inputs.rows
     return inputs._replace(rows=keras.tree.pack_sequence_as(structure, cast))

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
+from kbatch.library_internals import declared_structure, is_called_in_graph, layers_of
 from kbatch.training.data.forms import FitData, is_dataset
 from kbatch.training.data.model_inputs import alike, declared_inputs, ordered_rows
 from kbatch.training.data.sample_rows import SampleElements, SampleRows, sample_of
@@ -103,7 +104,7 @@ def _made_rows(model: Any) -> Any:
             "with `keras.Input`. "
             f"Received: model={model.name!r}, x=None."
         )
-    structure: Any = getattr(model, "_inputs_struct", None)
+    structure = declared_structure(model)
     if structure is None:
         structure = tensors
     if isinstance(structure, list) and len(structure) == 1:
@@ -112,8 +113,8 @@ def _made_rows(model: Any) -> Any:
     # How many indices each embedding knows, by the identity of the tensor that it takes.
     indices = {
         id(layer.input): layer.input_dim
-        for layer in model._flatten_layers(include_self=False)
-        if isinstance(layer, keras.layers.Embedding) and layer._inbound_nodes
+        for layer in layers_of(model, include_self=False)
+        if isinstance(layer, keras.layers.Embedding) and is_called_in_graph(layer)
     }
     return keras.tree.map_structure(lambda t: _made_leaf(t, indices, rng), structure)
 

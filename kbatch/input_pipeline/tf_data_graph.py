@@ -9,6 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from kbatch.library_internals import dataset_argument as given
+from kbatch.library_internals import (
+    dataset_function,
+    dataset_graph,
+    inputs_of_dataset,
+    only_input_of_dataset,
+)
+
 Rebuild = Callable[[Any, Any], Any]
 
 
@@ -26,8 +34,12 @@ class Pipeline:
     def __init__(self, dataset: tf.data.Dataset):
         self.dataset = dataset
         self.stages: list[Any] = [dataset]
-        while (below := _below(self.stages[-1])) is not None:
-            self.stages.append(_below(_below(below)) if kind_of(below) == "Restructured" else below)
+        while (below := only_input_of_dataset(self.stages[-1])) is not None:
+            self.stages.append(
+                only_input_of_dataset(only_input_of_dataset(below))
+                if kind_of(below) == "Restructured"
+                else below
+            )
         self.kinds = [kind_of(stage) for stage in self.stages]
 
     def rebuilt(
@@ -46,11 +58,6 @@ class Pipeline:
         return dataset
 
 
-def _below(stage: Any) -> Any:
-    below = getattr(stage, "_input_dataset", None)
-    return below if isinstance(below, tf.data.Dataset) else None
-
-
 def all_stages(dataset: tf.data.Dataset) -> list[Any]:
     """List the stages of a pipeline, those of all branches too, each above those below it."""
     found: list[Any] = []
@@ -59,7 +66,7 @@ def all_stages(dataset: tf.data.Dataset) -> list[Any]:
         stage = waiting.pop(0)
         if all(stage is not one for one in found):
             found.append(stage)
-            waiting += stage._inputs()
+            waiting += inputs_of_dataset(stage)
     return found
 
 
@@ -70,12 +77,12 @@ def kind_of(stage: Any) -> str:
 
 def function_of(stage: Any) -> Any:
     """Return the function of a map as the person wrote it, None if it has none."""
-    return getattr(getattr(stage, "_map_func", None), "_func", None)
+    return dataset_function(stage)
 
 
 def is_stateless(stage: Any) -> bool:
     """Return whether the function of a map has no state: no random numbers, no Python code."""
-    graph = stage._map_func.function.graph
+    graph: Any = dataset_graph(stage)
     return not any(operation.op_def.is_stateful for operation in graph.get_operations())
 
 
@@ -84,10 +91,10 @@ def has_operation(stage: Any, *words: str) -> bool:
 
     What Python code in it does, such as drawing random numbers, cannot be seen.
     """
-    function = getattr(getattr(stage, "_map_func", None), "function", None)
-    if function is None:
+    traced = dataset_graph(stage)
+    if traced is None:
         return False
-    graph = function.graph.as_graph_def()
+    graph = traced.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     return any(word in node.op for node in nodes for word in words)
 
@@ -97,31 +104,34 @@ def _in_parallel(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
 
 
 def _parallel(stage: Any) -> dict[str, Any]:
-    deterministic = {"true": True, "false": False}.get(stage._deterministic)
-    return {"num_parallel_calls": stage._num_parallel_calls, "deterministic": deterministic}
+    deterministic = {"true": True, "false": False}.get(given(stage, "deterministic"))
+    return {
+        "num_parallel_calls": given(stage, "num_parallel_calls"),
+        "deterministic": deterministic,
+    }
 
 
 def _cut(stage: Any) -> dict[str, bool]:
-    return {"drop_remainder": bool(stage._drop_remainder)}
+    return {"drop_remainder": bool(given(stage, "drop_remainder"))}
 
 
 _AGAIN: dict[str, Rebuild] = {
     "Map": lambda d, s: d.map(function_of(s)),
     "ParallelMap": lambda d, s: d.map(function_of(s), **_parallel(s)),
-    "Batch": lambda d, s: d.batch(s._batch_size, **_cut(s)),
-    "ParallelBatch": lambda d, s: d.batch(s._batch_size, **_cut(s), **_parallel(s)),
+    "Batch": lambda d, s: d.batch(given(s, "batch_size"), **_cut(s)),
+    "ParallelBatch": lambda d, s: d.batch(given(s, "batch_size"), **_cut(s), **_parallel(s)),
     "PaddedBatch": lambda d, s: d.padded_batch(
-        s._batch_size, s._padded_shapes, s._padding_values, **_cut(s)
+        given(s, "batch_size"), given(s, "padded_shapes"), given(s, "padding_values"), **_cut(s)
     ),
-    "Filter": lambda d, s: d.filter(s._predicate._func),
-    "Rebatch": lambda d, s: d.rebatch(s._batch_sizes, **_cut(s)),
+    "Filter": lambda d, s: d.filter(function_of(s)),
+    "Rebatch": lambda d, s: d.rebatch(given(s, "batch_sizes"), **_cut(s)),
     "Unbatch": lambda d, s: d.unbatch(),
-    "Prefetch": lambda d, s: d.prefetch(int(s._buffer_size)),
+    "Prefetch": lambda d, s: d.prefetch(int(given(s, "buffer_size"))),
     "Shuffle": lambda d, s: d.shuffle(
-        s._buffer_size, reshuffle_each_iteration=s._reshuffle_each_iteration
+        given(s, "buffer_size"), reshuffle_each_iteration=given(s, "reshuffle_each_iteration")
     ),
-    "Repeat": lambda d, s: d.repeat(s._count),
-    "Take": lambda d, s: d.take(s._count),
-    "Skip": lambda d, s: d.skip(s._count),
+    "Repeat": lambda d, s: d.repeat(given(s, "count")),
+    "Take": lambda d, s: d.take(given(s, "count")),
+    "Skip": lambda d, s: d.skip(given(s, "count")),
     "Options": lambda d, s: d.with_options(s.options()),
 }

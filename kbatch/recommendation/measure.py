@@ -12,6 +12,7 @@ from kbatch.document.numbers import counted, readable
 from kbatch.errors import InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.record import InputPipelineProfile
+from kbatch.library_internals import layers_of
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import LoadFacts, Probes, Reading, search_in_place
 from kbatch.memory.record import MaxBatchSizeResult
@@ -30,7 +31,7 @@ from kbatch.recommendation.pilot_record import FitTime, PilotRecord, SizeCheck
 from kbatch.throughput.record import TimedRounds
 from kbatch.throughput.update_timing import UpdateTimes, time_updates
 from kbatch.training.accumulation.parts_check import PartsChecks
-from kbatch.training.accumulation.whole_batch_moments import uncut_part
+from kbatch.training.accumulation.whole_batch import uncut_part
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.model_inputs import REFUSALS, refusal_text
 from kbatch.training.data.sample_rows import DataEnded, SampleRows, Source
@@ -200,7 +201,7 @@ def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str
 
     Layers and losses of Keras are known, the user's own are compared on the data.
     """
-    layers: Any = model._flatten_layers()
+    layers = layers_of(model)
     own = any(not type(layer).__module__.startswith("keras.") for layer in layers)
     if not own and uncut_part(model) is None:
         return ()

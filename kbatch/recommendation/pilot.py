@@ -27,10 +27,9 @@ from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradie
 from kbatch.training.data.forms import (
     Batches,
     FitData,
-    called_for,
+    batches_of,
+    gives_batches,
     in_batches,
-    is_dataset,
-    rebatched,
     tensors_of,
     with_held_out,
 )
@@ -335,10 +334,8 @@ def time_fit(
             began_s = time.perf_counter()
             step(held[size])
             times_s.append(time.perf_counter() - began_s)
-        if is_dataset(given):
-            arguments = {"x": rebatched(given, model, size), "shuffle": False}
-        elif callable(given):
-            arguments = {"x": called_for(given, model, size), "shuffle": False}
+        if gives_batches(given):
+            arguments = {"x": batches_of(given, model, size), "shuffle": False}
         else:
             arguments = {"x": given, "y": data.y, "batch_size": size}
         watch = EpochWatch(longest_s, steps_at_once(model))

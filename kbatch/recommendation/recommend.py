@@ -14,6 +14,7 @@ from kbatch.analysis.learning_rate import check_rule
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_visible
 from kbatch.errors import InputError
+from kbatch.library_internals import rate_of
 from kbatch.memory.find import data_source
 from kbatch.memory.search import check_window
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
@@ -231,7 +232,7 @@ def _measured(
         dtype_policy=model.dtype_policy.name,
         base_batch_size=base,
         base_learning_rate=current_learning_rate(model.optimizer),
-        scheduled=isinstance(optimizer._learning_rate, Schedule),
+        scheduled=isinstance(rate_of(optimizer), Schedule),
         learning_rate_rule=rule,
         examples=examples,
         timings=timings,

@@ -46,7 +46,7 @@ from kbatch.training.accumulation import (
 )
 from kbatch.training.accumulation.accumulate import check_text, coupled_parts
 from kbatch.training.accumulation.parts_check import PartsChecks
-from kbatch.training.accumulation.whole_batch_moments import uncut_note, uncut_part
+from kbatch.training.accumulation.whole_batch import uncut_note, uncut_part
 from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, is_batched, is_dataset

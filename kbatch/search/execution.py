@@ -25,7 +25,7 @@ from kbatch.records.usage import UsageRecord
 from kbatch.search.auto_micro_batch import TrialMicroBatch
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
 from kbatch.search.trial_files import TrialFiles
-from kbatch.training.accumulation.summed_gradients import differ_in_parts, sparse_note
+from kbatch.training.accumulation.whole_batch import differ_in_parts, sparse_note
 from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
 from kbatch.training.learning_rate import current_learning_rate, scaling_of

@@ -24,7 +24,7 @@ from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.search.trial_files import TrialFiles, trial_files
 from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
-from kbatch.training.accumulation.summed_gradients import check_sparse_gradients
+from kbatch.training.accumulation.whole_batch import check_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel
 from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import (

@@ -170,14 +170,13 @@ class TimedFit:
         ]
         expected = () if call.get("validation_freq", 1) != 1 else self._plan.metrics
         last = [EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
-        counting, dataset = contextlib.nullcontext(), batches.dataset
-        if isinstance(meter, ReplicaMeter):
-            counting, last = meter.counting(), [*last, meter.stamp]
-        else:
-            dataset = meter.attach(dataset)
         started_s = time.perf_counter()
         try:
-            with warnings.catch_warnings(), waiting_for_data(self._model, dataset), counting:
+            with (
+                warnings.catch_warnings(),
+                waiting_for_data(self._model, batches.dataset),
+                meter.counting(batches.dataset) as dataset,
+            ):
                 datasets = [d for d in batches if isinstance(d, tf.data.Dataset)]
                 if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):
                     # An epoch ends with the data: the length of what is rebatched is not known.

@@ -1,4 +1,4 @@
-"""Callbacks that end training: when a budget is spent, or a metric has come to a value."""
+"""Callbacks that end training: when a budget is spent, or a metric has reached a value."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,34 @@ class _Count(Protocol):
     def examples(self) -> int: ...
 
 
-class TimeBudget(keras.callbacks.Callback):
+class BudgetCallback(keras.callbacks.Callback):
+    """Ends training once a budget is spent, counted by a search's clock or by itself.
+
+    Attributes:
+        budget: What training may spend.
+    """
+
+    def __init__(self, budget: Budget, most: float):
+        super().__init__()
+        self.budget = budget
+        self._most = most
+        self._count: _Count | None = None
+
+    def count_by(self, count: _Count) -> None:
+        """Read what a search counts over all `fit` calls of a trial, instead of its own count."""
+        self._count = count
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        """End training once the budget is spent."""
+        if self._spent() >= self._most:
+            model: Any = self.model
+            model.stop_training = True
+
+    def _spent(self) -> float:
+        raise NotImplementedError
+
+
+class TimeBudget(BudgetCallback):
     """Ends training after so many seconds of train steps.
 
     What counts is what a record calls `train_s`: train steps with the wait for their data, the
@@ -43,17 +70,12 @@ class TimeBudget(keras.callbacks.Callback):
     """
 
     def __init__(self, seconds: float):
-        super().__init__()
-        self.budget = Budget(train_s=_positive(seconds, "seconds"))
+        if not _is_number(seconds) or not 0 < seconds < 1e12:
+            raise ValueError(f"`seconds` must be a positive number. Received: seconds={seconds!r}.")
+        super().__init__(Budget(train_s=float(seconds)), float(seconds))
         self._now: Callable[[], float] = time.perf_counter
-        self._count: _Count | None = None
-        self._seconds = float(seconds)
         self._spent_s = 0.0
         self._begun_s = 0.0
-
-    def count_by(self, count: _Count) -> None:
-        """Read what a search counts, instead of its own clock."""
-        self._count = count
 
     def on_train_begin(self, logs: Any = None):
         """Start the budget, where no search counts."""
@@ -63,14 +85,12 @@ class TimeBudget(keras.callbacks.Callback):
         """Start a step."""
         self._begun_s = self._now()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None):
-        """End training once the budget is spent."""
+    def _spent(self) -> float:
         self._spent_s += self._now() - self._begun_s
-        spent_s = self._spent_s if self._count is None else self._count.train_s
-        _end_if(self.model, spent_s >= self._seconds)
+        return self._spent_s if self._count is None else self._count.train_s
 
 
-class UpdateBudget(keras.callbacks.Callback):
+class UpdateBudget(BudgetCallback):
     """Ends training after so many optimizer updates, those that overflowed not counted.
 
     Args:
@@ -82,30 +102,20 @@ class UpdateBudget(keras.callbacks.Callback):
     """
 
     def __init__(self, updates: int):
-        super().__init__()
-        self.budget = Budget(updates=_positive_integer(updates, "updates"))
-        self._count: _Count | None = None
-        self._updates = updates
+        super().__init__(Budget(updates=_positive_integer(updates, "updates")), updates)
         self._before = 0
-
-    def count_by(self, count: _Count) -> None:
-        """Read what a search counts, over all `fit` calls of a trial."""
-        self._count = count
 
     def on_train_begin(self, logs: Any = None):
         """Start the budget, where no search counts."""
         self._before = updates_made(self.model)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None):
-        """End training once the budget is spent."""
+    def _spent(self) -> float:
         if self._count is None:
-            made = updates_made(self.model) - self._before
-        else:
-            made = self._count.updates
-        _end_if(self.model, made >= self._updates)
+            return updates_made(self.model) - self._before
+        return self._count.updates
 
 
-class ExampleBudget(keras.callbacks.Callback):
+class ExampleBudget(BudgetCallback):
     """Ends training after so many examples; in a search, which counts them in its input pipeline.
 
     Args:
@@ -117,31 +127,16 @@ class ExampleBudget(keras.callbacks.Callback):
     """
 
     def __init__(self, examples: int):
-        super().__init__()
-        self.budget = Budget(examples=_positive_integer(examples, "examples"))
-        self._count: _Count | None = None
-        self._examples = examples
+        super().__init__(Budget(examples=_positive_integer(examples, "examples")), examples)
 
-    def count_by(self, count: _Count) -> None:
-        """Read what a search counts."""
-        self._count = count
-
-    def on_train_batch_end(self, batch: int, logs: Any = None):
-        """End training once the budget is spent.
-
-        Raises:
-            InputError: If nothing counts the examples.
-        """
+    def _spent(self) -> float:
         if self._count is None:
             raise InputError(
                 "Examples are counted in a search only: give `ExampleBudget` to `tuner.search`, or "
                 "use `UpdateBudget(examples // batch_size)` here. "
-                f"Received: examples={self._examples}."
+                f"Received: examples={self._most}."
             )
-        _end_if(self.model, self._count.examples >= self._examples)
-
-
-BudgetCallback = TimeBudget | UpdateBudget | ExampleBudget
+        return self._count.examples
 
 
 def joint_budget(callbacks: list[BudgetCallback]) -> Budget | None:
@@ -158,15 +153,8 @@ def joint_budget(callbacks: list[BudgetCallback]) -> Budget | None:
     return Budget(**joined) if joined else None
 
 
-def _end_if(model: Any, spent: bool) -> None:
-    if spent:
-        model.stop_training = True
-
-
-def _positive(value: float, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
-        raise ValueError(f"`{name}` must be a positive number. Received: {name}={value!r}.")
-    return float(value)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _positive_integer(value: int, name: str) -> int:
@@ -206,7 +194,7 @@ class StopAtTarget(keras.callbacks.Callback):
 
     def __init__(self, monitor: str, value: float, mode: Literal["auto", "min", "max"] = "auto"):
         super().__init__()
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+        if not _is_number(value) or not abs(value) < 1e300:
             raise ValueError(f"`value` must be a finite number. Received: value={value!r}.")
         self.target = Target(monitor, float(value), _direction(monitor, mode))
         self._seen: set[str] = set()

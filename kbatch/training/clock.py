@@ -64,6 +64,14 @@ class InputMeter:
             return counted
         return counted.apply(tf.data.experimental.assert_cardinality(cardinality))
 
+    @contextlib.contextmanager
+    def counting(self, dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+        """Count what training takes of a dataset; train on what this yields."""
+        yield self.attach(dataset)
+
+    def begin_step(self) -> None:
+        """Do nothing: the dataset stamps the time."""
+
     def read(self) -> InputReading:
         """Read the totals since the meter was made."""
         batches, examples, largest, wait_s, shape = self._totals.numpy()
@@ -71,43 +79,29 @@ class InputMeter:
 
     def _count(self, asked_s: tf.Tensor, batch: Any) -> Any:
         leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-        shapes = [_shape(leaf) for leaf in leaves]
+        shapes = [
+            leaf.bounding_shape(out_type=tf.int64)
+            if isinstance(leaf, tf.RaggedTensor)
+            else tf.shape(leaf, out_type=tf.int64)
+            for leaf in leaves
+        ]
+        # The lengths of all axes, each times a root of its own: equal for equal shapes.
+        lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
+        roots = tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
         rows = tf.cast(shapes[0][0], tf.float64)
         with tf.control_dependencies(tf.nest.flatten(leaves, expand_composites=True)):
             waited_s = tf.timestamp() - asked_s
         batches, examples, largest, wait_s, _ = tf.unstack(self._totals)
-        update = self._totals.assign(
-            tf.stack(
-                [
-                    batches + 1,
-                    examples + rows,
-                    tf.maximum(largest, rows),
-                    wait_s + waited_s,
-                    _shape_number(shapes),
-                ]
-            )
-        )
+        totals = [batches + 1, examples + rows, tf.maximum(largest, rows), wait_s + waited_s]
+        update = self._totals.assign(tf.stack([*totals, tf.reduce_sum(lengths * roots)]))
         with tf.control_dependencies([update]):
             return keras.tree.map_structure(
                 lambda leaf: None if leaf is None else tf.identity(leaf), batch
             )
 
 
-def _shape(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, tf.RaggedTensor):
-        return leaf.bounding_shape(out_type=tf.int64)
-    return tf.shape(leaf, out_type=tf.int64)
-
-
-def _shape_number(shapes: list[tf.Tensor]) -> tf.Tensor:
-    """Sum the lengths of all axes, each times a root of its own: equal for equal shapes."""
-    lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
-    return tf.reduce_sum(
-        lengths * tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
-    )
-
-
 class _Meter(Protocol):
+    def begin_step(self) -> None: ...
     def read(self) -> InputReading: ...
 
 
@@ -204,6 +198,7 @@ class TrainingClock(keras.callbacks.Callback):
     def begin_step(self) -> None:
         """Start a step."""
         self.in_step = True
+        self._meter.begin_step()
         if self.first_learning_rate is None:
             self.first_learning_rate = current_learning_rate(getattr(self.model, "optimizer", None))
         self._begun_s = self._now()
@@ -233,18 +228,23 @@ class TrainingClock(keras.callbacks.Callback):
 
     def keep_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """Keep the epoch with the metrics that all callbacks have left."""
-        before = self._epoch_reading
+        before, now = self._epoch_reading, self._reading
         self._epoch_begun = False
+        waited_s = None
+        if now.wait_s is not None and before.wait_s is not None:
+            waited_s = now.wait_s - before.wait_s
+        arrays = {name: np.asarray(value) for name, value in logs.items()}
+        scalars = {n: float(a) for n, a in arrays.items() if a.size == 1 and a.dtype != object}
         self.epochs.append(
             EpochRecord(
                 epoch=epoch,
-                metrics=_scalars(logs),
-                examples=self._reading.examples - before.examples,
-                batches=self._reading.batches - before.batches,
+                metrics={n: value if np.isfinite(value) else None for n, value in scalars.items()},
+                examples=now.examples - before.examples,
+                batches=now.batches - before.batches,
                 # A callback that compiles the model again starts the count over.
                 updates=max(0, updates_made(self.model) - self._epoch_iterations),
                 train_s=self.train_s - self._epoch_train_s,
-                data_wait_s=_difference(self._reading.wait_s, before.wait_s),
+                data_wait_s=waited_s,
             )
         )
 
@@ -263,16 +263,6 @@ class _Last(keras.callbacks.Callback):
         self._clock.keep_epoch(epoch, logs or {})
 
 
-def _difference(now: float | None, before: float | None) -> float | None:
-    return None if now is None or before is None else now - before
-
-
-def _scalars(logs: dict[str, Any]) -> dict[str, float | None]:
-    numbers = {name: np.asarray(value) for name, value in logs.items()}
-    floats = {name: float(n) for name, n in numbers.items() if n.size == 1 and n.dtype != object}
-    return {name: value if np.isfinite(value) else None for name, value in floats.items()}
-
-
 def replica_count(model: Any) -> int:
     """Return on how many devices a model trains at once."""
     return model.distribute_strategy.num_replicas_in_sync
@@ -288,15 +278,11 @@ class ReplicaMeter:
 
     Args:
         model: The model to train, built under the strategy.
-
-    Attributes:
-        stamp: The callback that stands last and notes when a step begins.
     """
 
     def __init__(self, model: keras.Model):
         self._model: Any = model
         self._strategy = self._model.distribute_strategy
-        self.stamp: keras.callbacks.Callback = _Stamp(self)
         with self._strategy.scope():
             # Batches, examples, the largest batch, the last one, and when it arrived.
             self._totals = tf.Variable(
@@ -317,7 +303,7 @@ class ReplicaMeter:
         return getattr(getattr(self._step, "__self__", None), "micro_batch_size", None)
 
     @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
+    def counting(self, dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
         """Count the train steps of the model. The largest batch is counted from zero."""
         before = vars(self._model).get("train_step")
         self._step = self._model.train_step
@@ -326,7 +312,7 @@ class ReplicaMeter:
         self._model.train_step = self.run
         self._model.train_function = None
         try:
-            yield
+            yield dataset
         finally:
             self._model.train_function = None
             if before is None:
@@ -351,7 +337,7 @@ class ReplicaMeter:
         return self._step(data)
 
     def begin_step(self) -> None:
-        """Notes that a step begins."""
+        """Note that a step begins."""
         self._traces_before = self._traces
         # Of several steps in one execution only the last arrival is known.
         self._begun_s = time.time() if self._model.steps_per_execution == 1 else None
@@ -372,12 +358,3 @@ class ReplicaMeter:
         return InputReading(
             int(batches), int(examples), int(largest), self._wait_s if known else None, float(rows)
         )
-
-
-class _Stamp(keras.callbacks.Callback):
-    def __init__(self, meter: ReplicaMeter):
-        super().__init__()
-        self._meter = meter
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None):
-        self._meter.begin_step()

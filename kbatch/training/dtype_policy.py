@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from kbatch.device.doctor import Finding, PolicySpeed
 from kbatch.document.numbers import readable
+from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 
@@ -47,7 +48,7 @@ def dtype_policy_scope(policy: str) -> Iterator[None]:
 
 def check_active_policy(model: keras.Model, policy: str) -> None:
     """Check that a built model really runs under a policy."""
-    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.weights]
+    layers = [layer for layer in layers_of(model, include_self=False) if layer.weights]
     used = {layer.dtype_policy.name for layer in layers}
     active = model.dtype_policy.name
     if used and policy not in used:
@@ -110,14 +111,13 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
 
 def layers_with_weights(model: Any) -> list[Any]:
     """Return the layers that hold weights themselves, not only in layers within them."""
-    layers = model._flatten_layers()
-    return [one for one in layers if one._trainable_variables or one._non_trainable_variables]
+    return [layer for layer in layers_of(model) if holds_variables(layer)]
 
 
 @contextlib.contextmanager
 def _not_compiled(model: Any) -> Iterator[None]:
     """Keep Keras from compiling the copy of a `Sequential`, for which it may not know the loss."""
-    compiled = [one for one in model._flatten_layers() if getattr(one, "compiled", False)]
+    compiled = [one for one in layers_of(model) if getattr(one, "compiled", False)]
     for one in compiled:
         one.compiled = False
     try:
@@ -141,7 +141,7 @@ def _lambda_under(layer: Any, policy: str) -> Any:
     """Copy a layer of a function: read from a config, the function would have lost its module."""
     return type(layer)(
         layer.function,
-        output_shape=layer._output_shape,
+        output_shape=lambda_output_shape(layer),
         mask=layer.mask,
         arguments=layer.arguments,
         name=layer.name,
@@ -170,8 +170,8 @@ def _is_policy(part: Any) -> bool:
 
 
 def _give_state(model: Any, copy: Any) -> None:
-    """Return layers what they hold beside weights, as vocabularies, by Keras's ways to save it."""
-    pairs = zip(model._flatten_layers(), copy._flatten_layers(), strict=True)
+    """Copy what layers hold beside weights, such as vocabularies, as Keras saves it."""
+    pairs = zip(layers_of(model), layers_of(copy), strict=True)
     with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:
         for number, (one, other) in enumerate(pairs):
             if type(one).load_own_variables is not keras.Layer.load_own_variables:

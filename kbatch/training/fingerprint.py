@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from kbatch.library_internals import compile_arguments, layers_of
+
 # They change the steps, not what these need: the momentum is that of BatchNormalization.
 _NOT_OF_MEMORY = ("learning_rate", "name")
 _NOT_OF_LAYERS_MEMORY = (*_NOT_OF_MEMORY, "momentum")
@@ -40,12 +42,12 @@ def _description(
     model: keras.Model, dropped: tuple[str, ...], *, of_layers: tuple[str, ...]
 ) -> dict[str, Any]:
     target: Any = model
-    parts = target._flatten_layers()
+    parts = layers_of(target)
     # Operations such as a sum of two tensors are no layers, and counted up as these are.
     operations = [o for part in parts for o in getattr(part, "operations", ())]
     counted = dict.fromkeys(part.name for part in (*parts, *operations))
     names = {name: f"layer {i}" for i, name in enumerate(counted)}
-    compiled = dict(target._compile_config.config)
+    compiled = compile_arguments(target)
     del compiled["optimizer"]
 
     def described(value: Any) -> Any:
@@ -53,7 +55,7 @@ def _description(
 
     return {
         "model": _described(model, names, of_layers),
-        "own code": [own_code(layer) for layer in target._flatten_layers()],
+        "own code": [own_code(layer) for layer in parts],
         "weights": [(tuple(weight.shape), weight.dtype) for weight in target.weights],
         "trainable": [tuple(weight.shape) for weight in target.trainable_weights],
         "policy": target.dtype_policy.name,
@@ -183,10 +185,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _code(code: types.CodeType) -> Any:
-    constants = [
-        _code(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts
-    ]
-    return [code.co_code.hex(), list(code.co_names), constants]
+    return [code.co_code.hex(), list(code.co_names), [_constant(c) for c in code.co_consts]]
 
 
 def _constant(constant: Any) -> Any:

@@ -14,7 +14,8 @@ from kbatch.analysis.learning_rate import (
     scale_batch_norm_momentum,
     scale_weight_decay,
 )
-from kbatch.training.model import build_symbolically
+from kbatch.library_internals import layers_of, rate_of, set_rate
+from kbatch.training.model import build_ahead
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
@@ -32,7 +33,7 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
     if ratio == kappa == 1:
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    current: Any = inner._learning_rate
+    current: Any = rate_of(inner)
     if isinstance(current, Schedule):
         inner.learning_rate = scaled_schedule(current, ratio=ratio, kappa=kappa)
     elif callable(current) and not isinstance(current, keras.Variable):
@@ -93,10 +94,7 @@ def _each(value: Any, change: Any) -> Any:
 _optimizers = keras.optimizers
 # The decay of the second moment, by optimizer. Lion's `beta_2` is one of the first moment.
 _SECOND_MOMENT_DECAYS = (
-    (
-        (_optimizers.Adam, _optimizers.Adamax, _optimizers.Lamb, _optimizers.Nadam),
-        "beta_2",
-    ),
+    ((_optimizers.Adam, _optimizers.Adamax, _optimizers.Lamb, _optimizers.Nadam), "beta_2"),
     ((_optimizers.Adadelta, _optimizers.RMSprop), "rho"),
 )
 # Muon trains some variables as AdamW does, with settings of their own.
@@ -158,19 +156,16 @@ def scale_model(
 
 
 def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
-    """Scale the BatchNormalization layers that a scaled model gets when it is built.
+    """Build a model for its data, and scale the BatchNormalization layers that it gets then.
 
-    A layer that another one creates in its `build` is not there before: `fit` builds a model while
-    it traces the first step. A model that cannot be built from shapes is left to it.
+    A layer that another one creates in its `build` is not there before. One without weights yet
+    that is not scaled is left to `fit`.
     """
     scaling = scaling_of(model)
+    if model.built or scaling is not None:
+        build_ahead(model, dataset.element_spec)
     if scaling is None:
         return
-    specs = tf.nest.flatten(dataset.element_spec)
-    known = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in specs)
-    if not model.built and known:
-        with contextlib.suppress(RuntimeError, ValueError), model.distribute_strategy.scope():
-            build_symbolically(model, dataset.element_spec)
     late = [layer for layer in _batch_norms(model) if _REMEMBERED not in vars(layer)]
     if not late:
         return
@@ -185,7 +180,7 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
 def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateScaling]:
     """Scale the settings of a compiled model as `scale_model` does, and put them back."""
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    rate, rate_value = optimizer._learning_rate, current_learning_rate(optimizer)
+    rate, rate_value = rate_of(optimizer), current_learning_rate(optimizer)
     names = [*_weight_decays(optimizer), *filter(None, [_second_moment_decay(optimizer)])]
     kept = [(optimizer, name, getattr(optimizer, name)) for name in names]
     for layer in _batch_norms(model):
@@ -203,7 +198,7 @@ def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateS
         if isinstance(rate, keras.Variable):
             optimizer.learning_rate = rate_value
         else:
-            optimizer._learning_rate = rate
+            set_rate(optimizer, rate)
         setattr(model, _SCALING, former)
         model.train_function = None
 
@@ -241,7 +236,7 @@ def _weight_decays(optimizer: Any) -> list[str]:
 
 
 def _batch_norms(model: Any) -> list[Any]:
-    layers = model._flatten_layers(include_self=False)
+    layers = layers_of(model, include_self=False)
     return [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
 
 

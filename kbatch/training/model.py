@@ -1,11 +1,4 @@
-"""Whether kbatch can train a model, and how it is built and stepped from its data.
-
-Train steps that wait for their data.
-
-At the end of data of unknown length Keras runs its compiled step once more, with none. What needs
-them fails, but the optimizer counts an update and decays the weights all the same. Batches that are
-made from other batches have no known length.
-"""
+"""Whether kbatch can train a model, and train steps of its own in the place of Keras's."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from kbatch.errors import InputTypeError
+from kbatch.library_internals import build_symbolically
 
 
 def check_compiled(model: Any) -> None:
@@ -34,9 +28,8 @@ def check_compiled(model: Any) -> None:
 def check_model(model: keras.Model) -> None:
     """Check that kbatch can train a model."""
     check_compiled(model)
-    bound = vars(model).get("train_step")
-    ours = type(getattr(bound, "__self__", None)).__module__.startswith("kbatch.")
-    if type(model).train_step is not keras.Model.train_step or (bound is not None and not ours):
+    own = "train_step" in vars(model) and installed_step(model) is None
+    if type(model).train_step is not keras.Model.train_step or own:
         raise ValueError(
             "The model has a `train_step` of its own, which kbatch would replace: move what it "
             "computes into `compute_loss`, or train it without kbatch. "
@@ -62,19 +55,52 @@ def check_model(model: keras.Model) -> None:
         )
 
 
-def build_symbolically(model: Any, batch: Any) -> None:
-    """Build weights, metrics and losses, without running the model."""
-    symbols = keras.tree.map_structure(
-        lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype.name), batch
-    )
-    with tf.init_scope():
-        model._symbolic_build(data_batch=symbols)
+def build_ahead(model: Any, spec: Any) -> None:
+    """Build what the first step would, from the shapes of a batch.
+
+    A step that makes variables, such as those of metrics, is traced twice. A model that cannot be
+    built from shapes is left to its first step.
+    """
+    specs = tf.nest.flatten(spec)
+    known = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in specs)
+    if known and not model.run_eagerly:
+        # Whatever is raised here, the step raises as well, or it does not matter to it.
+        with contextlib.suppress(Exception), model.distribute_strategy.scope():
+            build_symbolically(model, spec)
 
 
-def with_data(data: Any) -> contextlib.AbstractContextManager[Any]:
-    """Make all that is built in the context wait for tensors, None among them left out."""
-    leaves = tf.nest.flatten(data, expand_composites=True)
-    return tf.control_dependencies([leaf for leaf in leaves if leaf is not None])
+class TrainStep:
+    """A train step in the place of Keras's, which waits for its data.
+
+    At the end of data of unknown length Keras runs its compiled step once more, with none. What
+    needs them fails, but the optimizer counts an update and decays the weights all the same.
+    Batches that are made from other batches have no known length.
+    """
+
+    def __init__(self, model: keras.Model):
+        self.model: Any = model
+
+    def install(self) -> keras.Model:
+        """Let the model train by this step, and return the model."""
+        self.model.train_step = self.run
+        # Keras keeps the function that it built from the train step before.
+        self.model.train_function = None
+        return self.model
+
+    def run(self, data: Any) -> dict[str, Any]:
+        """Make one optimizer update from one batch, as `keras.Model.train_step` does."""
+        tensors = tf.nest.flatten(data, expand_composites=True)
+        with tf.control_dependencies([one for one in tensors if one is not None]):
+            return self._update(data)
+
+    def _update(self, data: Any) -> dict[str, Any]:
+        return keras.Model.train_step(self.model, data)
+
+
+def installed_step(model: Any) -> Any:
+    """Return the object behind the train step that kbatch gave a model, None without one."""
+    step = getattr(vars(model).get("train_step"), "__self__", None)
+    return step if type(step).__module__.startswith("kbatch.") else None
 
 
 @contextlib.contextmanager
@@ -84,20 +110,9 @@ def waiting_for_data(model: Any, dataset: tf.data.Dataset) -> Iterator[None]:
     if known or "train_step" in vars(model):  # Those of kbatch wait.
         yield
         return
-    model.train_step = _WaitingTrainStep(model).run
-    model.train_function = None
+    TrainStep(model).install()
     try:
         yield
     finally:
         del model.train_step
         model.train_function = None
-
-
-class _WaitingTrainStep:
-    def __init__(self, model: keras.Model):
-        self._model = model
-
-    def run(self, data: Any) -> dict[str, Any]:
-        """Make one optimizer update from one batch, as `keras.Model.train_step` does."""
-        with with_data(data):
-            return keras.Model.train_step(self._model, data)

@@ -9,10 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
-from tensorflow.python.eager import context
+
+from kbatch import library_internals
+from kbatch.library_internals import layers_of, trained_by
 
 # What `fit` and kbatch set on a model itself.
 _ATTRIBUTES = ("train_step", "history", "stop_training")
@@ -69,7 +68,7 @@ class KeptState:
         if id(optimizer) not in self._firsts:
             twin = type(optimizer).from_config(optimizer.get_config())
             with self._model.distribute_strategy.scope():
-                twin.build(optimizer._trainable_variables)
+                twin.build(trained_by(optimizer))
             self._firsts[id(optimizer)] = [
                 np.array(tf.convert_to_tensor(one.value)) for one in twin.variables[kept:]
             ]
@@ -77,19 +76,15 @@ class KeptState:
 
 
 def _optimizers(model: Any) -> list[Any]:
-    """List the optimizers that a model or a part of it has as attributes."""
-    parts = [model, *model._flatten_layers(include_self=False)]
-    leaves = [leaf for part in parts for leaf in _held(list(vars(part).values()))]
-    leaves.append(getattr(model, "optimizer", None))
-    found = [leaf for leaf in leaves if isinstance(leaf, keras.optimizers.Optimizer)]
+    """List the optimizers that a model or a part of it has as attributes, or in one of them."""
+    held: list[Any] = [getattr(model, "optimizer", None)]
+    for part in layers_of(model):
+        for value in vars(part).values():
+            held.append(value)
+            if isinstance(value, (list, tuple, dict)):
+                held += value.values() if isinstance(value, dict) else value
+    found = [one for one in held if isinstance(one, keras.optimizers.Optimizer)]
     return list({id(one): one for one in found}.values())
-
-
-def _held(values: list[Any]) -> list[Any]:
-    """Add what lists, tuples and dicts hold."""
-    held = [one for v in values if isinstance(v, (list, tuple)) for one in v]
-    held += [one for v in values if isinstance(v, dict) for one in v.values()]
-    return [*values, *held]
 
 
 @contextlib.contextmanager
@@ -126,7 +121,7 @@ def check_seed(seed: int | None) -> int | None:
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Seeds Python, NumPy and Keras, and put the first two back afterwards.
+    """Seed Python, NumPy and Keras, and put the first two back afterwards.
 
     TensorFlow's own global seed cannot be read; keras-tuner resets it before the next build.
     """
@@ -146,30 +141,12 @@ def seeded(seed: int | None) -> Iterator[None]:
 def kept_seeds() -> Iterator[None]:
     """Put the random numbers of Python, NumPy, Keras and TensorFlow back where they were."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    # TensorFlow numbers its operations by draws from a generator of its own.
-    tensorflow: Any = context.context()
-    tensorflow_seed, tensorflow_state = tensorflow._seed, _state_of(tensorflow)
-    keras_seed = global_state.get_global_attribute(GLOBAL_RANDOM_SEED)
-    generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-    drawn = None if generator is None else np.array(generator.state.value)
     try:
-        yield
+        with library_internals.kept_seeds():
+            yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        if tensorflow._seed != tensorflow_seed:
-            tensorflow._set_global_seed(tensorflow_seed)
-        if tensorflow_state is not None:
-            tensorflow._rng.setstate(tensorflow_state)
-        global_state.set_global_attribute(GLOBAL_RANDOM_SEED, keras_seed)
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
-        if generator is not None:
-            generator.state.assign(drawn)
-
-
-def _state_of(tensorflow: Any) -> Any:
-    generator = getattr(tensorflow, "_rng", None)
-    return None if generator is None else generator.getstate()
 
 
 def seed_of(seed: int | None, *parts: int) -> int | None:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
+from kbatch.library_internals import compiled_metrics, wrapped_function
 from kbatch.training.accumulation import accumulate_gradients, accumulation_of, varying_micro_batch
 from kbatch.training.state import KeptState
 
@@ -22,14 +23,14 @@ class BorrowedStep:
 
     Args:
         model: A compiled model whose weights exist.
+        state: The state to start from, put back by who lends the model.
     """
 
-    def __init__(self, model: keras.Model):
+    def __init__(self, model: keras.Model, state: KeptState):
         self._model: Any = model
+        self._state = state
         self._shapes: set[tuple[Any, ...]] = set()
-        self._state = KeptState(model)
         self._outputs: Any = ()
-        self._function = self._model.train_function
         self._model.make_train_function()
 
     def __call__(self, batch: Any) -> None:
@@ -40,8 +41,7 @@ class BorrowedStep:
     def launch(self, batch: Any) -> None:
         """Begin to train on a batch: a GPU may still be at work when this returns."""
         self._shapes.add(shapes_of(batch))
-        # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
-        self._outputs = self._model.train_function(iter((batch,)))
+        self._outputs = _launch(self._model.train_function, batch)
 
     def wait(self) -> None:
         """Wait until the last step is done."""
@@ -57,10 +57,10 @@ class BorrowedStep:
         self._state.restore()
         self._model.train_function = function  # Made once for all blocks.
 
-    def give_back(self) -> None:
-        """Restore the model, its train function too."""
-        self.restore()
-        self._model.train_function = self._function
+
+def _launch(train_function: Any, batch: Any) -> Any:
+    # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
+    return train_function(iter((batch,)))
 
 
 def wait_for(outputs: Any) -> None:
@@ -70,8 +70,20 @@ def wait_for(outputs: Any) -> None:
 
 
 @contextlib.contextmanager
+def _lent(model: Any) -> Iterator[KeptState]:
+    """Lend a model, and return it as it was, its train function too, also after an error."""
+    check_one_device(model)
+    state, function = KeptState(model), model.train_function
+    try:
+        yield state
+    finally:
+        state.restore()
+        model.train_function = function
+
+
+@contextlib.contextmanager
 def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
-    """Lend the train step of a model, and return the model back as it was, also after an error.
+    """Lend the train step of a model.
 
     A model without weights gets them from the batch, as in `fit`, and keeps them.
     """
@@ -79,11 +91,8 @@ def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
     if not model.built:
         with fitting_data():
             model(keras.utils.unpack_x_y_sample_weight(batch)[0])
-    step = BorrowedStep(model)
-    try:
-        yield step
-    finally:
-        step.give_back()
+    with _lent(model) as state:
+        yield BorrowedStep(model, state)
 
 
 @contextlib.contextmanager
@@ -140,17 +149,13 @@ def takes_int64(model: Any) -> bool:
         getattr(type(model), name) is not getattr(keras.Model, name)
         for name in ("train_step", "compute_loss", "compute_metrics")
     )
-    compiled = getattr(model, "_compile_metrics", None)
-    used = [model.loss]
-    if compiled is not None:
-        used += [compiled._user_metrics, compiled._user_weighted_metrics]
-    declared = bool(getattr(model, "inputs", None))
-    return declared and not own and all(map(_is_of_keras, keras.tree.flatten(used)))
+    used = keras.tree.flatten([model.loss, *compiled_metrics(model)])
+    return bool(getattr(model, "inputs", None)) and not own and all(map(_is_of_keras, used))
 
 
 def _is_of_keras(given: Any) -> bool:
     kind = given if hasattr(given, "__name__") else type(given)
-    function = getattr(given, "fn", None) or getattr(given, "_fn", None)
+    function = wrapped_function(given)
     whole = given is None or isinstance(given, str) or kind.__module__.split(".")[0] == "keras"
     return whole and (function is None or _is_of_keras(function))
 
@@ -210,8 +215,7 @@ class MicroBatchSteps:
             self._use(graph)
             if graph.size is not None:
                 graph.size.assign(micro_batch_size)
-            # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
-            wait_for(graph.function(iter((batch,))))
+            wait_for(_launch(graph.function, batch))
 
         return run
 
@@ -253,14 +257,9 @@ class _Graph:
 
 @contextlib.contextmanager
 def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator[MicroBatchSteps]:
-    """Lend train steps of a model, and return the model back as it was, also after an error."""
-    check_one_device(model)
-    state, function = KeptState(model), model.train_function
-    try:
+    """Lend train steps of a model."""
+    with _lent(model):
         yield MicroBatchSteps(model, moments_every=moments_every)
-    finally:
-        state.restore()
-        model.train_function = function
 
 
 def updates_made(model: Any) -> int:

@@ -2,23 +2,36 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import kbatch
+from kbatch.training.model import build_ahead
 
 MOMENTS = {"gradient_variance", "gradient_squared_norm"}
 
 
+def built(model, *arrays):
+    """Build a model for arrays before it trains: its first step is then traced once, not twice."""
+
+    def spec(rows):
+        rows = tf.convert_to_tensor(rows)
+        dtype = tf.float32 if rows.dtype == tf.float64 else rows.dtype  # As Keras takes arrays.
+        return tf.TensorSpec((None, *rows.shape[1:]), dtype)
+
+    build_ahead(model, keras.tree.map_structure(spec, arrays))
+    return model
+
+
 def trained(build, data, *, batch_size, micro_batch_size, epochs=2, eager=False, **fit):
     """Model and history after training, accumulated or (None) with Keras's own step."""
-    policy = keras.config.dtype_policy()
-    keras.utils.clear_session()  # It resets the policy.
-    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(1)
     model = build()
     if micro_batch_size is not None:
         kbatch.accumulate_gradients(model, micro_batch_size)
     if eager and not model.jit_compile:
         model.run_eagerly = True  # A few steps take less time than tracing one.
+    weights = () if fit.get("sample_weight") is None else (fit["sample_weight"],)
+    built(model, *data, *weights)
     history = model.fit(
         *data, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, **fit
     )

@@ -2,7 +2,7 @@ import keras
 import models
 import numpy as np
 import pytest
-from equal_training import assert_equal_training, trained
+from equal_training import assert_equal_training, built, trained
 
 import kbatch
 
@@ -235,7 +235,7 @@ def test_no_state_crosses_steps():
     """Steps made by one train function equal steps made by a new one each."""
     first, _ = trained(models.mlp, DATA, batch_size=32, micro_batch_size=8, epochs=1)
     keras.utils.set_random_seed(1)
-    second = models.mlp()
+    second = built(models.mlp(), *DATA)
     for start in (0, 32, 64):
         kbatch.accumulate_gradients(second, 8)
         second.train_on_batch(DATA[0][start : start + 32], DATA[1][start : start + 32])

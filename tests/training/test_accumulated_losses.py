@@ -112,7 +112,9 @@ TWO_TARGETS = {
 }
 
 
-@pytest.mark.parametrize("second", ["sum", slow("sum_over_batch_size"), "mean_with_sample_weight"])
+@pytest.mark.parametrize(
+    "second", ["sum", slow("sum_over_batch_size"), slow("mean_with_sample_weight")]
+)
 def test_outputs_with_denominators_of_their_own(second):
     def build():
         return two_outputs(cross_entropy(), keras.losses.MeanSquaredError(reduction=second))
@@ -180,7 +182,7 @@ def test_weights_of_any_rank_beside_a_mask(shape):
 def test_a_mask_of_a_masking_layer():
     def build():
         inputs = keras.Input((7, 2))
-        states = layers.GRU(4, return_sequences=True)(layers.Masking()(inputs))
+        states = layers.SimpleRNN(4, return_sequences=True)(layers.Masking()(inputs))
         model = keras.Model(inputs, layers.Dense(3, activation="softmax")(states))
         model.compile(sgd(0.01), cross_entropy())
         return model
@@ -197,10 +199,15 @@ class OwnMask(layers.Layer):
         return x
 
 
-def test_a_mask_of_a_layer_of_the_users():
+def with_lambda_mask():
+    return layers.Lambda(lambda x: x, mask=lambda x, mask: x[..., 0] > 0.5)
+
+
+@pytest.mark.parametrize("masking", [OwnMask, with_lambda_mask])
+def test_a_mask_of_a_layer_of_the_users(masking):
     def build():
         inputs = keras.Input((7, 2))
-        outputs = layers.Dense(3, activation="softmax")(OwnMask()(inputs))
+        outputs = layers.Dense(3, activation="softmax")(masking()(inputs))
         model = keras.Model(inputs, outputs)
         model.compile(sgd(0.01), cross_entropy())
         return model

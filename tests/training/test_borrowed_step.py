@@ -54,8 +54,7 @@ def measure(model, batch, steps=5):
             step(batch)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(("policy", "trained"), [("float32", False), ("mixed_float16", True)])
 def test_a_measured_model_trains_on_as_if_it_had_not_been_measured(policy, trained):
     x, y = models.rows(32)
     histories = []

@@ -17,6 +17,9 @@ class FakeMeter:
             batches + 1, before + examples, max(largest, examples), wait_s + 0.25, shape
         )
 
+    def begin_step(self):
+        pass
+
     def read(self):
         return self.reading
 

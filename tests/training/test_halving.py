@@ -5,12 +5,12 @@ import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from equal_training import MOMENTS, assert_equal_weights, trained
+from equal_training import MOMENTS, assert_equal_weights, built, trained
 from test_gradient_moments import X, Y, reference, still, tokens
 
 import kbatch
 from kbatch.training.accumulation import measure_moments
-from kbatch.training.accumulation.whole_batch_moments import uncut_part
+from kbatch.training.accumulation.whole_batch import uncut_part
 
 layers = keras.layers
 IDS = np.random.default_rng(3).integers(0, 10, (94, 6))
@@ -99,7 +99,7 @@ def test_mixed_precision():
 
 
 def found(model, x, y, **fit):
-    history = model.fit(x, y, shuffle=False, verbose=0, **fit).history
+    history = built(model, x, y).fit(x, y, shuffle=False, verbose=0, **fit).history
     return [history[name][-1] for name in ("gradient_variance", "gradient_squared_norm")]
 
 
@@ -149,7 +149,7 @@ def masked(watched=None):
         [
             layers.Input((6,), dtype="int32"),
             layers.Embedding(10, 4, mask_zero=True),
-            watched or layers.LSTM(4, return_sequences=True),
+            watched or layers.SimpleRNN(4, return_sequences=True),
             layers.Dense(3, activation="softmax"),
         ]
     )
@@ -160,7 +160,7 @@ def masked(watched=None):
 def test_masks_are_counted_on_the_halves():
     watched = Watched()
     model = measure_moments(masked(watched), every=1)
-    model.fit(IDS[:31], IDS[:31] % 3, batch_size=31, verbose=0)
+    built(model, IDS, IDS).fit(IDS[:31], IDS[:31] % 3, batch_size=31, verbose=0)
     assert watched.rows == [16, 15]
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import kbatch
-from kbatch.training.clock import ReplicaMeter, replica_count
+from kbatch.training.clock import ReplicaMeter, TrainingClock, replica_count
 
 
 def trained(*, batch_size=32, epochs=2, micro_batch_size=None, **compile_arguments):
@@ -18,8 +18,8 @@ def trained(*, batch_size=32, epochs=2, micro_batch_size=None, **compile_argumen
     meter = ReplicaMeter(model)
     # What is taken ahead of the steps must not count.
     data = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(batch_size).prefetch(9)
-    with meter.counting():
-        model.fit(data, epochs=epochs, verbose=0, callbacks=[meter.stamp])
+    with meter.counting(data) as data:
+        model.fit(data, epochs=epochs, verbose=0, callbacks=[TrainingClock(meter).last])
     assert vars(model).get("train_step") == step
     return model, meter
 
@@ -41,8 +41,9 @@ def test_it_counts_the_steps_and_their_rows(batch_size, micro_batch_size, eager)
 
 def test_the_counts_go_on_and_the_largest_batch_begins_anew():
     model, meter = trained()
-    with meter.counting():
-        model.fit(*models.rows(10), batch_size=4, verbose=0, callbacks=[meter.stamp])
+    data = tf.data.Dataset.from_tensor_slices(models.rows(10)).batch(4)
+    with meter.counting(data):
+        model.fit(data, verbose=0)
     assert meter.read()[:3] == (6 + 3, 188 + 10, 4)
     model.fit(*models.rows(10), verbose=0)
     assert meter.read()[:2] == (9, 198)

@@ -5,9 +5,10 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from equal_training import built
 
 from kbatch.training.accumulation import accumulate_gradients, measure_moments, sum_sparse_gradients
-from kbatch.training.accumulation.summed_gradients import SummingTrainStep, differ_in_parts
+from kbatch.training.accumulation.whole_batch import SummingTrainStep, differ_in_parts
 
 layers, optimizers = keras.layers, keras.optimizers
 WORDS, ROWS = 40, 64
@@ -43,8 +44,7 @@ def classifier(optimizer, *, dense=False):
 
 def updated(model, state, batch):
     """The displacement of each variable by one update from a state."""
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    built(model, *batch)
     variables = [*model.trainable_variables, *model.optimizer.variables]
     for variable, value in zip(variables, state, strict=True):
         variable.assign(np.asarray(value, variable.dtype))

@@ -1,10 +1,11 @@
 import keras
 import models
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from kbatch.training.accumulation import measure_moments
-from kbatch.training.model import waiting_for_data
+from kbatch.training.model import TrainStep, build_ahead, waiting_for_data
 
 X, Y = models.rows(64)
 
@@ -34,3 +35,33 @@ def test_data_of_known_length_need_no_other_step():
     model = models.stock()
     with waiting_for_data(model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)):
         assert "train_step" not in vars(model)
+
+
+def test_a_model_that_is_built_for_its_data_traces_its_first_step_once():
+    traced = []
+
+    class Traced(TrainStep):
+        def _update(self, data):
+            traced.append(data)
+            return super()._update(data)
+
+    model = Traced(models.mlp()).install()
+    data = tf.data.Dataset.from_tensor_slices(models.rows(16)).batch(8)
+    build_ahead(model, data.element_spec)
+    model.fit(data, verbose=0)
+    assert len(traced) == 1
+
+
+def test_a_model_that_cannot_be_built_from_shapes_is_left_to_its_first_step():
+    class Fetching(keras.layers.Layer):
+        def call(self, x):
+            return x + float(np.asarray(x).mean())
+
+    model = keras.Sequential([Fetching(), keras.layers.Dense(3)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None, 3)))
+    build_ahead(model, spec)
+    assert not model.optimizer.built
+    model.run_eagerly = True
+    model.train_on_batch(np.ones((4, 8)), np.ones((4, 3)))
+    assert int(model.optimizer.iterations) == 1

@@ -6,8 +6,7 @@ from kbatch.training.accumulation.accumulate import (
     accumulation_of,
     varying_micro_batch,
 )
-from kbatch.training.accumulation.summed_gradients import sum_sparse_gradients
-from kbatch.training.accumulation.whole_batch_moments import measure_moments
+from kbatch.training.accumulation.whole_batch import measure_moments, sum_sparse_gradients
 
 __all__ = [
     "Accumulation",

@@ -1,7 +1,5 @@
 """Gradient accumulation for a compiled model, and what couples the rows of a batch.
 
-What looks at a batch as a whole and so sees micro-batches instead.
-
 BatchNormalization normalises by the statistics of the rows it is given, and some losses compare
 the rows of a batch with each other: cut into micro-batches they compute something else, which
 no weighting repairs.
@@ -9,16 +7,17 @@ no weighting repairs.
 
 import dataclasses
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.document.numbers import readable
+from kbatch.library_internals import layers_of
 from kbatch.records.notes import RunNote
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
-from kbatch.training.model import check_model
+from kbatch.training.model import check_model, installed_step
 
 
 class Accumulation(NamedTuple):
@@ -30,12 +29,7 @@ class Accumulation(NamedTuple):
 
     def apply(self, model: keras.Model) -> keras.Model:
         """Make another model accumulate in the same way, and return it."""
-        return accumulate_gradients(
-            model,
-            self.micro_batch_size,
-            moments_every=self.moments_every,
-            batch_norm_once=self.batch_norm_once,
-        )
+        return accumulate_gradients(model, **self._asdict())
 
 
 def accumulation_of(model: keras.Model) -> Accumulation | None:
@@ -115,28 +109,19 @@ def accumulate_gradients(
     parts = coupled_parts(model)
     if parts:
         warnings.warn(coupling_note(parts), stacklevel=2)
-    stateful = [
-        layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)
-    ]
+    stateful = [layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)]
     if stateful:
         raise ValueError(
             "A stateful layer keeps one state a row, which micro-batches would mix: build it with "
             f"`stateful=False`. Received: {stateful[0]} with stateful=True."
         )
-    step = AccumulatingTrainStep(
-        model,
-        size,
-        moments_every=moments_every,
-        batch_norm_once=batch_norm_once,
-    )
-    model.train_step = step.run
-    # Keras keeps the function that it built from the train step before.
-    model.train_function = None
-    return model
+    return AccumulatingTrainStep(
+        model, size, moments_every=moments_every, batch_norm_once=batch_norm_once
+    ).install()
 
 
 def _step_of(model: keras.Model) -> AccumulatingTrainStep | None:
-    step = getattr(vars(model).get("train_step"), "__self__", None)
+    step = installed_step(model)
     return step if isinstance(step, AccumulatingTrainStep) else None
 
 
@@ -187,10 +172,17 @@ def coupled_parts(model: keras.Model) -> tuple[str, ...]:
     """
     layers = [
         f"{layer.name} ({type(layer).__name__})"
-        for layer in model._flatten_layers(include_self=False)
+        for layer in layers_of(model, include_self=False)
         if isinstance(layer, _COUPLED_LAYERS) and layer.trainable
     ]
-    losses = {name for loss in keras.tree.flatten(model.loss) if (name := _coupled_loss_name(loss))}
+    kinds = {kind.__name__.lower() for kind in _COUPLED_LOSSES}
+    losses = set()
+    for loss in keras.tree.flatten(model.loss):
+        name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
+        if isinstance(loss, _COUPLED_LOSSES):
+            losses.add(type(loss).__name__)
+        elif name.lower() in kinds:
+            losses.add(name)
     return (*layers, *(f"{name} (loss)" for name in sorted(losses)))
 
 
@@ -213,10 +205,3 @@ def check_text(check: PartsCheck) -> str:
         return f"no comparison with parts of it could be made ({check.reason})"
     percent = readable(100 * check.difference, 2)
     return f"{check.where} differed by {percent} % in a comparison on {check.rows} examples"
-
-
-def _coupled_loss_name(loss: Any) -> str | None:
-    if isinstance(loss, _COUPLED_LOSSES):
-        return type(loss).__name__
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
-    return name if name.lower() in {kind.__name__.lower() for kind in _COUPLED_LOSSES} else None

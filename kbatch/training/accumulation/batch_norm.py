@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from kbatch.library_internals import batch_norm_axes, batch_norm_moments, layers_of
+
 
 class CallStatistics(NamedTuple):
     """Statistics of the entries so far in one call of a layer, each of shape (channels,).
 
-    Attributes:
-        weight: W, entries that are not masked.
-        mean: Their mean.
-        variance: Their variance.
+    The weight W is how many entries are not masked.
     """
 
     weight: tf.Tensor
@@ -38,13 +37,20 @@ BatchStatistics = tuple[tuple[CallStatistics, ...], ...]
 
 
 class BatchNormUpdate:
-    """Advances the moving statistics of all BatchNormalization layers once an update."""
+    """Advances the moving statistics of a model's BatchNormalization layers once an update.
 
-    def __init__(self, model: keras.Model):
+    Args:
+        model: The model; None leaves them to Keras, which advances them once a micro-batch.
+    """
+
+    def __init__(self, model: keras.Model | None):
         self._layers: list[Any] = [
             layer
-            for layer in model._flatten_layers(include_self=False)
-            if isinstance(layer, keras.layers.BatchNormalization) and _joins(layer)
+            for layer in ([] if model is None else layers_of(model, include_self=False))
+            # One that renormalises keeps Keras's way: its statistics do not join.
+            if isinstance(layer, keras.layers.BatchNormalization)
+            and layer.trainable
+            and not getattr(layer, "renorm", False)
         ]
         self._before = [_moving(layer) for layer in self._layers]
         # The calls of each layer in the latest pass; none where they cannot be seen from here: in
@@ -53,7 +59,7 @@ class BatchNormUpdate:
 
     def init(self, forward: Callable[[Any], Any], inputs: Any) -> BatchStatistics:
         """Start with no entries for each call of each layer."""
-        if not self._layers:
+        if not self._layers or tf.executing_eagerly():
             return ()
 
         def trace(inputs: Any) -> None:
@@ -81,23 +87,23 @@ class BatchNormUpdate:
         """
         graph = tf.compat.v1.get_default_graph()
         self._calls = [[] for _ in self._layers]
-        for layer, before, calls in zip(self._layers, self._before, self._calls, strict=True):
-            _assign(layer, *before)
-            layer._moments = functools.partial(_kept, layer, layer._moments, calls, graph)
-        try:
+        with contextlib.ExitStack() as stack:
+            for layer, before, calls in zip(self._layers, self._before, self._calls, strict=True):
+                _assign(layer, *before)
+                keep = functools.partial(_keep, layer, calls, graph)
+                stack.enter_context(batch_norm_moments(layer, keep))
             yield
-        finally:
-            for layer, calls in zip(self._layers, self._calls, strict=True):
-                del layer._moments
-                if None in calls:
-                    calls.clear()
+        for calls in self._calls:
+            if None in calls:
+                calls.clear()
 
     def add(self, sums: BatchStatistics, rows: tf.Tensor) -> BatchStatistics:
         """Add the statistics that an observed forward pass showed."""
         added = []
         for index, (layer, calls) in enumerate(zip(self._layers, self._calls, strict=True)):
             # Moved ones are averaged: that is exact but for how far micro-batches differ.
-            new = calls or [_moved(layer, rows)]
+            moved = CallStatistics(tf.fill(layer.moving_mean.shape, rows), *_moving(layer))
+            new = calls or [moved]
             totals = sums[index] if sums else [_nothing(layer) for _ in new]
             pairs = zip(totals, new, strict=True)
             added.append(tuple(_joined(*pair, between=bool(calls)) for pair in pairs))
@@ -115,27 +121,23 @@ class BatchNormUpdate:
             _assign(layer, mean, variance)
 
 
-def _kept(
-    layer: Any, moments: Callable[..., Any], calls: list[Any], graph: Any, inputs: Any, mask: Any
+def _keep(
+    layer: Any, calls: list[Any], graph: Any, moments: Callable[..., Any], inputs: Any, mask: Any
 ) -> Any:
     """Compute the statistics of a call, and keep them where they are of the same graph."""
     mean, variance = moments(inputs, mask)
-    if tf.compat.v1.get_default_graph() is graph:
-        shape = layer.moving_mean.shape
-        flat = [tf.reshape(tf.cast(value, tf.float32), shape) for value in (mean, variance)]
-        calls.append(CallStatistics(_entries(layer, inputs, mask), *flat))
-    else:
+    if tf.compat.v1.get_default_graph() is not graph:
         calls.append(None)
-    return mean, variance
-
-
-def _entries(layer: Any, inputs: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Count what the statistics of each channel are taken over."""
+        return mean, variance
+    shape = layer.moving_mean.shape
     if mask is None:
-        channels = layer.moving_mean.shape[0]
-        return tf.fill([channels], tf.cast(tf.size(inputs) // channels, tf.float32))
-    valid = tf.broadcast_to(tf.expand_dims(tf.cast(mask, tf.float32), -1), tf.shape(inputs))
-    return tf.reduce_sum(valid, layer._reduction_axes)
+        entries = tf.fill(shape, tf.cast(tf.size(inputs) // shape[0], tf.float32))
+    else:
+        valid = tf.broadcast_to(tf.expand_dims(tf.cast(mask, tf.float32), -1), tf.shape(inputs))
+        entries = tf.reduce_sum(valid, batch_norm_axes(layer))
+    flat = [tf.reshape(tf.cast(value, tf.float32), shape) for value in (mean, variance)]
+    calls.append(CallStatistics(entries, *flat))
+    return mean, variance
 
 
 def _joined(total: CallStatistics, new: CallStatistics, *, between: bool) -> CallStatistics:
@@ -148,17 +150,8 @@ def _joined(total: CallStatistics, new: CallStatistics, *, between: bool) -> Cal
     return CallStatistics(together, total.mean + difference * share, variance)
 
 
-def _joins(layer: Any) -> bool:
-    """Return whether statistics of micro-batches join: one that renormalises keeps Keras's way."""
-    return layer.trainable and not getattr(layer, "renorm", False)
-
-
 def _nothing(layer: Any) -> CallStatistics:
     return CallStatistics(*[tf.zeros(layer.moving_mean.shape)] * 3)
-
-
-def _moved(layer: Any, rows: tf.Tensor) -> CallStatistics:
-    return CallStatistics(tf.fill(layer.moving_mean.shape, rows), *_moving(layer))
 
 
 def _moving(layer: Any) -> tuple[tf.Tensor, tf.Tensor]:

@@ -6,22 +6,42 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-_HALF = ("float16", "bfloat16")
-
 
 def init(variables: Sequence[Any]) -> tuple[tf.Tensor, ...]:
     """Make a zero for each variable, in float32 where the variable has half precision."""
-    return tuple(tf.zeros(v.shape, _sum_dtype(v)) for v in variables)
+    half = ("float16", "bfloat16")
+    return tuple(tf.zeros(v.shape, "float32" if v.dtype in half else v.dtype) for v in variables)
 
 
 def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor, ...]:
     """Add the gradients of one micro-batch; a None gradient leaves its sum as it is."""
-    return tuple(_add(s, g) for s, g in zip(sums, gradients, strict=True))
+
+    def added(total: tf.Tensor, gradient: Any) -> tf.Tensor:
+        if gradient is None:
+            return total
+        if isinstance(gradient, tf.IndexedSlices):
+            # Only the rows that were looked up move; a dense copy of an embedding costs more.
+            # Slices of int32 are made on the host beside a GPU, those of int64 are not.
+            indices = tf.cast(gradient.indices, tf.int64)[:, None]
+            return tf.tensor_scatter_nd_add(total, indices, tf.cast(gradient.values, total.dtype))
+        # A gradient of unknown shape would be broadcast along an axis of length 1.
+        return total + tf.ensure_shape(tf.cast(gradient, total.dtype), total.shape)
+
+    return tuple(added(s, g) for s, g in zip(sums, gradients, strict=True))
 
 
 def joined(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, ...]:
     """Add the gradients of two micro-batches, sparse ones by listing the rows of both."""
-    return tuple(_joined(a, b) for a, b in zip(first, second, strict=True))
+
+    def both(a: Any, b: Any) -> Any:
+        if a is None or b is None:
+            return b if a is None else a
+        if isinstance(a, tf.IndexedSlices) and isinstance(b, tf.IndexedSlices):
+            values = tf.concat([a.values, b.values], axis=0)
+            return tf.IndexedSlices(values, tf.concat([a.indices, b.indices], 0), a.dense_shape)
+        return tf.convert_to_tensor(a) + tf.convert_to_tensor(b)
+
+    return tuple(both(a, b) for a, b in zip(first, second, strict=True))
 
 
 def finalize(
@@ -32,34 +52,6 @@ def finalize(
         tf.cast(s, v.dtype) if reached else None
         for s, v, reached in zip(sums, variables, connected, strict=True)
     ]
-
-
-def _joined(first: Any, second: Any) -> Any:
-    if first is None or second is None:
-        return second if first is None else first
-    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            tf.concat([first.values, second.values], axis=0),
-            tf.concat([first.indices, second.indices], axis=0),
-            first.dense_shape,
-        )
-    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)
-
-
-def _sum_dtype(variable: Any) -> str:
-    return "float32" if variable.dtype in _HALF else variable.dtype
-
-
-def _add(total: tf.Tensor, gradient: Any) -> tf.Tensor:
-    if gradient is None:
-        return total
-    if isinstance(gradient, tf.IndexedSlices):
-        # Only the rows that were looked up move; a dense copy of an embedding costs more. Slices
-        # of int32 are made on the host beside a GPU, those of int64 are not.
-        indices = tf.cast(gradient.indices, tf.int64)[:, None]
-        return tf.tensor_scatter_nd_add(total, indices, tf.cast(gradient.values, total.dtype))
-    # A gradient of unknown shape would be broadcast along an axis of length 1.
-    return total + tf.ensure_shape(tf.cast(gradient, total.dtype), total.shape)
 
 
 class MicroBatches(NamedTuple):
@@ -93,9 +85,18 @@ class MicroBatches(NamedTuple):
 
     def part(self, start: tf.Tensor | int, size: tf.Tensor | int) -> Any:
         """Cut out `size` rows from row `start` on."""
-        return keras.tree.map_structure(
-            lambda leaf: None if leaf is None else _rows(leaf, start, size), self.leaves
-        )
+
+        def rows(leaf: Any) -> tf.Tensor | None:
+            if leaf is None:
+                return None
+            # tf.slice, since XLA takes a moving start there as long as the size is fixed.
+            rest = tf.shape(leaf)[1:]
+            begin = tf.concat([[start], tf.zeros_like(rest)], axis=0)
+            part = tf.slice(leaf, begin, tf.concat([[size], rest], axis=0))
+            part.set_shape([size if isinstance(size, int) else None, *leaf.shape[1:]])
+            return part
+
+        return keras.tree.map_structure(rows, self.leaves)
 
 
 def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
@@ -110,7 +111,11 @@ def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
             f"of rows: check their first axes. Received: shapes={[p.shape for p in present]}."
         )
     rows = tf.shape(present[0])[0]
-    with tf.control_dependencies(_same_length(present, rows) if len(known) != 1 else []):
+    checks: list[Any] = []
+    if len(known) != 1:
+        message = "Every part of a batch must have the same number of rows."
+        checks = [tf.debugging.assert_equal(tf.shape(p)[0], rows, message) for p in present[1:]]
+    with tf.control_dependencies([check for check in checks if check is not None]):
         return MicroBatches(leaves, tf.identity(rows), size)
 
 
@@ -130,21 +135,3 @@ def _as_tensor(leaf: Any) -> tf.Tensor | None:
             f"Received: a scalar of dtype {tensor.dtype.name}."
         )
     return tensor
-
-
-def _same_length(leaves: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Operation]:
-    message = "Every part of a batch must have the same number of rows."
-    asserts = [tf.debugging.assert_equal(tf.shape(leaf)[0], rows, message) for leaf in leaves[1:]]
-    return [check for check in asserts if check is not None]
-
-
-def _rows(leaf: tf.Tensor, start: tf.Tensor | int, size: tf.Tensor | int) -> tf.Tensor:
-    # tf.slice, since XLA takes a moving start there as long as the size is fixed.
-    rest = tf.shape(leaf)[1:]
-    part = tf.slice(
-        leaf,
-        tf.concat([[start], tf.zeros_like(rest)], axis=0),
-        tf.concat([[size], rest], axis=0),
-    )
-    part.set_shape([size if isinstance(size, int) else None, *leaf.shape[1:]])
-    return part

@@ -10,11 +10,12 @@ McCandlish et al. (2018), arXiv:1812.06162, appendix A.1. The noise scale is mea
 mean(G2): average first, divide last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from kbatch.library_internals import loss_tracker_of
 from kbatch.records.training_run import MOMENT_METRICS
 
 
@@ -36,28 +37,30 @@ class MomentMeans:
         self._updates = tf.Variable(tf.zeros([]), trainable=False)
         self._sums = tf.Variable(tf.zeros([3]), trainable=False)
 
-    def is_due(self, epoch_begins: tf.Tensor) -> tf.Tensor:
-        """Return whether the coming update is to be measured."""
-        return epoch_begins | tf.equal(tf.math.floormod(self._updates, self._every), 0.0)
-
-    def update(
+    def measured(
         self,
-        micro_sq_norm: tf.Tensor,
-        batch_sq_norm: tf.Tensor,
-        rows: Any,
+        model: Any,
+        rows: tf.Tensor,
         steps: Any,
-        epoch_begins: Any,
+        update: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
     ) -> dict[str, tf.Tensor]:
-        """Take in one update."""
+        """Report the moments of an update of `rows` examples in `steps` parts beside the metrics.
+
+        `update(due)` makes the update and returns m and M of the scaled gradients: NaN and
+        anything where it is not due.
+        """
+        epoch_begins = tf.equal(tf.convert_to_tensor(loss_tracker_of(model).count), 0.0)
+        scale = model.optimizer.scale_loss(tf.ones([]))  # The update may move it.
+        due = epoch_begins | tf.equal(tf.math.floormod(self._updates, self._every), 0.0)
+        micro, whole = (norm / scale**2 for norm in update(due))
         rows, steps = tf.cast(rows, tf.float32), tf.cast(steps, tf.float32)
-        variance = (micro_sq_norm - batch_sq_norm) * rows / tf.maximum(steps - 1.0, 1.0)
-        squared_norm = batch_sq_norm - variance / rows
-        counts = (steps > 1.0) & tf.math.is_finite(micro_sq_norm + batch_sq_norm)
-        found = tf.where(counts, tf.stack([variance, squared_norm, 1.0]), tf.zeros([3]))
+        variance = (micro - whole) * rows / tf.maximum(steps - 1.0, 1.0)
+        counts = (steps > 1.0) & tf.math.is_finite(micro + whole)
+        found = tf.where(counts, tf.stack([variance, whole - variance / rows, 1.0]), tf.zeros([3]))
         self._updates.assign(tf.where(epoch_begins, 0.0, self._updates) + 1.0)
         self._sums.assign(tf.where(epoch_begins, tf.zeros([3]), self._sums) + found)
-        means = self._sums[:2] / self._sums[2]
-        return dict(zip(MOMENT_METRICS, tf.unstack(means), strict=True))
+        means = tf.unstack(self._sums[:2] / self._sums[2])
+        return model.get_metrics_result() | dict(zip(MOMENT_METRICS, means, strict=True))
 
 
 def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:
@@ -70,27 +73,17 @@ def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:
 
 
 def _squares(gradient: Any) -> tf.Tensor:
-    if isinstance(gradient, tf.IndexedSlices):
-        return 2.0 * tf.nn.l2_loss(_summed_by_index(gradient))
-    return 2.0 * tf.nn.l2_loss(tf.cast(gradient, tf.float32))
-
-
-def _summed_by_index(slices: tf.IndexedSlices) -> tf.Tensor:
-    """Add up the rows that belong to one index: a row looked up twice has one gradient."""
-    rows = tf.shape(slices.indices)[0]
-    values = tf.cast(slices.values, tf.float32)
-    return tf.math.unsorted_segment_sum(values, _positions(slices.indices), rows)
-
-
-def _positions(indices: tf.Tensor) -> tf.Tensor:
-    """Number the distinct indices, without `tf.unique`, which XLA does not compile.
-
-    In int64: without XLA much of TensorFlow's int32 arithmetic runs on the host beside a GPU, which
-    then waits for it.
-    """
-    indices = tf.cast(indices, tf.int64)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return 2.0 * tf.nn.l2_loss(tf.cast(gradient, tf.float32))
+    # A row looked up twice has one gradient. `tf.unique` would number the distinct indices, but XLA
+    # does not compile it. In int64: without XLA much of TensorFlow's int32 arithmetic runs on the
+    # host beside a GPU, which then waits for it.
+    indices = tf.cast(gradient.indices, tf.int64)
     order = tf.cast(tf.argsort(indices), tf.int64)
     ordered = tf.gather(indices, order)
     starts = tf.cast(ordered[1:] != ordered[:-1], tf.int64)
-    positions = tf.cumsum(tf.concat([tf.zeros([1], tf.int64), starts], axis=0))
-    return tf.scatter_nd(order[:, None], positions, tf.shape(indices, tf.int64))
+    numbers = tf.cumsum(tf.concat([tf.zeros([1], tf.int64), starts], axis=0))
+    positions = tf.scatter_nd(order[:, None], numbers, tf.shape(indices, tf.int64))
+    values = tf.cast(gradient.values, tf.float32)
+    summed = tf.math.unsorted_segment_sum(values, positions, tf.shape(gradient.indices)[0])
+    return 2.0 * tf.nn.l2_loss(summed)

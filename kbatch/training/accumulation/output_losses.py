@@ -10,21 +10,30 @@ add up to the loss of the batch, each output with a denominator of its own. They
 before the loss is scaled, so that the float16 backward pass sees the values of a full batch.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
-_MEAN = ("mean", "sum_over_batch_size")
+from kbatch.library_internals import (
+    aggregated_loss,
+    compile_loss_of,
+    compute_loss,
+    layers_of,
+    loss_arguments,
+    mask_of,
+    output_losses_of,
+    overridden_losses,
+    routed_losses,
+    squeeze_or_expand_to_same_rank,
+)
 
 
 def output_count(model: keras.Model) -> int:
     """Count the outputs that have a loss of their own in `compile`."""
-    return len(_compiled_losses(model))
+    return len(output_losses_of(model))
 
 
 def part_of_batch_loss(
@@ -37,29 +46,25 @@ def part_of_batch_loss(
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
     """Compute what one micro-batch adds to the loss of the whole batch."""
     x, y, y_pred, sample_weight = forward
+    compile_loss, own = compile_loss_of(model), has_own_loss(model)
     parts: dict[int, tf.Tensor] = {}
 
     def weigh(index: int, loss: Any, *call: Any) -> tf.Tensor:
         value = tf.reduce_sum(loss(*call))  # Keras leaves an empty one as it is.
         share = _share(loss, call, rows_share, totals[index] if totals else None)
         parts[index] = value * tf.cast(share, value.dtype)
-        return parts[index]
+        # Terms of a loss of the user's own are taken to be means over rows, and weighed by them
+        # together; those of `compile` are known better.
+        return parts[index] / tf.cast(rows_share, value.dtype) if own else parts[index]
 
-    def weigh_by_rows_later(index: int, loss: Any, *call: Any) -> tf.Tensor:
-        part = weigh(index, loss, *call)
-        return part / tf.cast(rows_share, part.dtype)
-
-    if has_own_loss(model):
-        # Its own terms are taken to be means over rows; those of `compile` are known better.
-        with _routed(model._compile_loss, weigh_by_rows_later), _with_losses(model, added_losses):
-            loss: Any = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
-        total = loss * tf.cast(rows_share, loss.dtype)
-    else:
-        with _routed(model._compile_loss, weigh):
-            compiled = (
-                [model._compile_loss(y, y_pred, sample_weight)] if _is_compiled(model) else []
-            )
-        total = _sum([*compiled, *penalties(model, added_losses, rows_share)])
+    with routed_losses(compile_loss, weigh):
+        if own:
+            with overridden_losses(model, added_losses):
+                loss: Any = compute_loss(model, x, y, y_pred, sample_weight)
+            total = loss * tf.cast(rows_share, loss.dtype)
+        else:
+            compiled = [] if compile_loss is None else [compile_loss(y, y_pred, sample_weight)]
+            total = _sum([*compiled, *penalties(model, added_losses, rows_share)])
     return total, tuple(parts.get(i, tf.zeros([])) for i in range(output_count(model)))
 
 
@@ -72,8 +77,9 @@ def denominators(model: keras.Model, forward: tuple[Any, Any, Any]) -> tuple[tf.
         found[index] = tf.zeros([]) if counted is None else counted
         return tf.zeros([])
 
-    with _routed(model._compile_loss, count):
-        model._compile_loss(*forward)
+    compile_loss = compile_loss_of(model)
+    with routed_losses(compile_loss, count):
+        compile_loss(*forward)
     return tuple(found[index] for index in sorted(found))
 
 
@@ -84,9 +90,9 @@ def need_counting(model: keras.Model) -> bool:
     loss of the user's own, which may return fewer values than rows, and for
     `reduction="mean_with_sample_weight"`.
     """
-    losses = [entry.loss for entry in _compiled_losses(model)]
+    losses = [entry.loss for entry in output_losses_of(model)]
     return bool(losses) and (
-        any(_makes_mask(layer) for layer in model._flatten_layers())
+        any(_makes_mask(layer) for layer in layers_of(model))
         or any(loss.reduction == "mean_with_sample_weight" or _may_mask(loss) for loss in losses)
     )
 
@@ -118,7 +124,7 @@ def penalties(
     """
     found: list[tf.Tensor] = []
     for loss in added_losses:
-        value: Any = model._aggregate_additional_loss(loss)
+        value: Any = aggregated_loss(model, loss)
         rows = len(loss.shape) > 0
         found.append(value if rows else value * tf.cast(rows_share, value.dtype))
     return found
@@ -132,15 +138,6 @@ def _sum(terms: list[Any]) -> tf.Tensor:
     return tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
 
 
-def _is_compiled(model: keras.Model) -> bool:
-    return model._compile_loss is not None
-
-
-def _compiled_losses(model: keras.Model) -> list[Any]:
-    compile_loss = model._compile_loss
-    return [] if compile_loss is None else compile_loss._flat_losses or []
-
-
 def has_own_loss(model: keras.Model) -> bool:
     """Return whether a `compute_loss` of the user's own takes the place of Keras's."""
     own_method = type(model).compute_loss is not keras.Model.compute_loss
@@ -151,11 +148,19 @@ def _denominator(
     loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor | None:
     """Count the denominator of one output, None where it is the number of rows."""
-    values = _values(loss, y_true, y_pred)
-    if values is None:
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
         return None  # A loss that is not made of values a row and a reduction.
-    mask = _mask(y_pred, values)
-    if loss.reduction in _MEAN or sample_weight is None:
+
+    def as_float(value: Any) -> Any:
+        return keras.ops.convert_to_tensor(value, dtype=loss.dtype)
+
+    # Only the mask and the shape are used; the graph drops the values.
+    values: Any = loss.call(
+        keras.tree.map_structure(as_float, y_true), keras.tree.map_structure(as_float, y_pred)
+    )
+    masks = [tf.cast(m, tf.bool) for m in map(mask_of, (y_pred, values)) if m is not None]
+    mask = functools.reduce(tf.logical_and, masks) if masks else None
+    if loss.reduction in ("mean", "sum_over_batch_size") or sample_weight is None:
         # A scalar is taken for a mean over rows; Keras's own losses have as many values each row.
         varies = _may_vary(loss) and values.shape.rank != 0
         if mask is None:
@@ -169,58 +174,8 @@ def _denominator(
     return tf.reduce_sum(valid * weights)
 
 
-def _values(loss: Any, y_true: Any, y_pred: Any) -> tf.Tensor | None:
-    def as_float(value):
-        return keras.ops.convert_to_tensor(value, dtype=loss.dtype)
-
-    if type(loss).__call__ is not keras.losses.Loss.__call__:
-        return None
-    # Only the mask and the shape are used; the graph drops the values.
-    return loss.call(
-        keras.tree.map_structure(as_float, y_true), keras.tree.map_structure(as_float, y_pred)
-    )
-
-
-def _mask(y_pred: Any, values: tf.Tensor) -> tf.Tensor | None:
-    masks = [getattr(tensor, "_keras_mask", None) for tensor in (y_pred, values)]
-    present = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
-    return functools.reduce(tf.logical_and, present) if present else None
-
-
 def _size(tensor: Any) -> tf.Tensor:
     return tf.cast(tf.size(tensor), tf.float32)
-
-
-@contextlib.contextmanager
-def _routed(compile_loss: Any, route: Callable[..., tf.Tensor]) -> Iterator[None]:
-    """Send each output's loss through `route(index, loss, y_true, y_pred, sample_weight)`.
-
-    Keras matches structures and paths of outputs as it does in training; its trackers of the
-    single losses are left out, since they would count micro-batches.
-    """
-    if compile_loss is None or not compile_loss.built:
-        yield
-        return
-    flat_losses, metrics = compile_loss._flat_losses, compile_loss._metrics
-    compile_loss._flat_losses = [
-        entry._replace(loss=functools.partial(route, index, entry.loss))
-        for index, entry in enumerate(flat_losses)
-    ]
-    compile_loss._metrics = [None] * len(flat_losses)
-    try:
-        yield
-    finally:
-        compile_loss._flat_losses, compile_loss._metrics = flat_losses, metrics
-
-
-@contextlib.contextmanager
-def _with_losses(model: Any, losses: list[Any]) -> Iterator[None]:
-    """Let `model.losses` be those of a certain call, which may not have been the last one."""
-    model._losses_override.extend(losses)
-    try:
-        yield
-    finally:
-        model._losses_override.clear()
 
 
 def _is_from_keras(value: Any) -> bool:
@@ -233,14 +188,13 @@ def _makes_mask(layer: keras.Layer) -> bool:
     if isinstance(layer, keras.layers.Embedding):
         return layer.mask_zero
     if isinstance(layer, keras.layers.Lambda):
-        return getattr(layer, "_mask", None) is not None
+        return layer.mask is not None
     own_mask = type(layer).compute_mask is not keras.Layer.compute_mask
     return own_mask and not _is_from_keras(type(layer))
 
 
 def _may_mask(loss: Any) -> bool:
-    ignores = getattr(loss, "_fn_kwargs", {}).get("ignore_class") is not None
-    return ignores or _may_vary(loss)
+    return loss_arguments(loss).get("ignore_class") is not None or _may_vary(loss)
 
 
 def _may_vary(loss: Any) -> bool:

@@ -3,11 +3,6 @@
 No list of layers and losses can tell: a loss that a layer adds may be a sum, a `call` may mix
 rows. So batches go through whole, by Keras's own loss, and in parts of unequal size, and what
 comes out is compared: with the weights as they are, and where they moved to.
-
-Random draws held still, so that passes over different rows can be compared.
-
-A draw of shape (rows, ...) depends on how many rows there are: a part of a batch never gets the
-draws that its rows have in the whole batch. So each row gets the same draw, and dropout keeps all.
 """
 
 import contextlib
@@ -21,9 +16,19 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import random
 
 from kbatch.device.environment import read_environment
+from kbatch.library_internals import (
+    added_by,
+    build_symbolically,
+    compile_loss_of,
+    compute_loss,
+    forward,
+    layers_of,
+    output_losses_of,
+    policy_of_layers,
+    replaced_draws,
+)
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.training.accumulation import output_losses
@@ -37,7 +42,6 @@ from kbatch.training.accumulation.accumulate import (
 from kbatch.training.clock import replica_count
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import build_symbolically
 from kbatch.training.state import kept_state
 
 _MOVES = 3
@@ -60,11 +64,13 @@ def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
     count = len(_leaves(batches[0])[0])
     if count < 2:
         return PartsCheck(None, None, "a batch of one example has no parts", count)
-    compile_loss = model._compile_loss
+    compile_loss = compile_loss_of(model)
     try:
         if not (model.built and (compile_loss is None or compile_loss.built)):
             build_symbolically(model, keras.tree.map_structure(_tensor, batches[0]))
-        with kept_state(model), _in_float32(model), _exact_products():
+        # Rounding to half precision hides what is compared.
+        halves = [layer for layer in layers_of(model) if "16" in (layer.compute_dtype or "")]
+        with kept_state(model), policy_of_layers(halves, "float32"), _exact_products():
             return _compared(model, batches, count)
     # Whatever a model raises here, training may raise as well, and says more.
     except Exception as error:
@@ -111,25 +117,23 @@ class _Passes:
     def __init__(self, model: Any, batch: Any):
         self._model = model
         self._structure = batch
-        self._draws = StillDraws()
         trained = {id(variable) for variable in model.trainable_variables}
         self._state = [one for one in model.variables if id(one) not in trained]
         self._counts = output_losses.need_counting(model)
+        self._names: list[str] = []
         specs = [
             tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype))
             for leaf in _leaves(batch)
         ]
-        scalars = tf.TensorSpec([None], tf.float32)
-        self._names: list[str] = []
+        share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
         self._whole = self._traced(self._whole_pass, specs)
         self._count = self._traced(self._counting_pass, specs)
-        self._part = self._traced(self._part_pass, specs, tf.TensorSpec([], tf.float32), scalars)
+        self._part = self._traced(self._part_pass, specs, share, totals)
 
     def whole(self, batch: Any) -> _Pass:
         """Send a batch through as Keras's own train step does."""
         with self._kept_statistics():
-            loss, terms, gradients = self._whole(_leaves(batch))
-        return self._pass(loss, terms, gradients)
+            return self._pass(*self._whole(_leaves(batch)))
 
     def parts(self, batch: Any) -> _Pass:
         """Send a batch through in three parts, and add them up."""
@@ -141,14 +145,15 @@ class _Passes:
         if self._counts:
             with self._kept_statistics():
                 totals = tf.add_n([self._count(part) for part in parts])
-        sums: Any = 0.0, 0.0, [0.0] * len(self._model.trainable_variables)
+        loss, terms = 0.0, 0.0
+        gradients: list[Any] = [0.0] * len(self._model.trainable_variables)
         with self._kept_statistics():
             for part in parts:
                 share = tf.constant(len(part[0]) / rows, tf.float32)
-                loss, terms, gradients = self._part(part, share, totals)
-                added = [a + _wide(b) for a, b in zip(sums[2], gradients, strict=True)]
-                sums = sums[0] + _wide(loss), sums[1] + _wide(terms), added
-        return self._pass(*sums)
+                one, its_terms, its_gradients = self._part(part, share, totals)
+                loss, terms = loss + _wide(one), terms + _wide(its_terms)
+                gradients = [a + _wide(b) for a, b in zip(gradients, its_gradients, strict=True)]
+        return self._pass(loss, terms, gradients)
 
     def move(self, found: _Pass) -> None:
         """Move the weights down the gradient, each by a share of its norm."""
@@ -161,8 +166,7 @@ class _Passes:
 
     def _pass(self, loss: Any, terms: Any, gradients: Sequence[Any]) -> _Pass:
         values = [loss, *np.atleast_1d(_wide(terms))]
-        paths = [f"the gradient of {v.path}" for v in self._model.trainable_variables]
-        names = [f"{path} ({i})" if path in paths[:i] else path for i, path in enumerate(paths)]
+        names = _numbered([f"the gradient of {v.path}" for v in self._model.trainable_variables])
         return _Pass(
             dict(zip(("the loss", *self._names), map(float, values), strict=True)),
             dict(zip(names, map(_wide, gradients), strict=True)),
@@ -177,87 +181,74 @@ class _Passes:
 
     def _traced(self, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
         if self._model.run_eagerly:
-            return self._held(function)
+            return _with_still_draws(function)
         # A `tf.function` within the model would keep a graph that has the draws of this check.
         within = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
         try:
-            traced = tf.function(self._held(function), autograph=False)
+            traced = tf.function(_with_still_draws(function), autograph=False)
             return traced.get_concrete_function(*signature)
         finally:
             tf.config.run_functions_eagerly(within)
 
-    def _held(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def held(*args: Any) -> Any:
-            self._draws.restart()
-            with self._draws.held():
-                return function(*args)
-
-        return held
-
     def _whole_pass(self, leaves: list[tf.Tensor]) -> Any:
         x, y, sample_weight = self._nested(leaves)
         with tf.GradientTape() as tape:
-            y_pred = self._called(x)
+            y_pred = forward(self._model, x, training=True)
             added = list(self._model.losses)
-            loss = self._model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+            loss = compute_loss(self._model, x, y, y_pred, sample_weight)
         gradients = self._gradients(tape, loss)
         totals = self._totals(y, y_pred, sample_weight)
-        forward = (x, y, y_pred, sample_weight)
-        _, outputs = output_losses.part_of_batch_loss(
-            self._model, forward, rows_share=tf.ones([]), totals=totals, added_losses=added
-        )
+        _, terms = self._terms((x, y, y_pred, sample_weight), tf.ones([]), totals, added)
         self._names = self._term_names()
-        return loss, self._terms(outputs, added, tf.ones([])), gradients
+        return loss, terms, gradients
 
     def _counting_pass(self, leaves: list[tf.Tensor]) -> tf.Tensor:
+        if not self._counts:
+            return tf.zeros([0])
         x, y, sample_weight = self._nested(leaves)
-        totals = self._totals(y, self._called(x), sample_weight) if self._counts else ()
-        return tf.stack(totals) if totals else tf.zeros([0])
+        return tf.stack(self._totals(y, forward(self._model, x, training=True), sample_weight))
 
     def _part_pass(self, leaves: list[tf.Tensor], rows_share: tf.Tensor, totals: tf.Tensor) -> Any:
         x, y, sample_weight = self._nested(leaves)
-        known = [totals[i] for i in range(output_losses.output_count(self._model))]
+        outputs = range(output_losses.output_count(self._model)) if self._counts else ()
         with tf.GradientTape() as tape:
-            y_pred = self._called(x)
+            y_pred = forward(self._model, x, training=True)
             added = list(self._model.losses)
-            loss, outputs = output_losses.part_of_batch_loss(
-                self._model,
-                (x, y, y_pred, sample_weight),
-                rows_share=rows_share,
-                totals=known if self._counts else (),
-                added_losses=added,
-            )
-        return loss, self._terms(outputs, added, rows_share), self._gradients(tape, loss)
-
-    def _called(self, x: Any) -> Any:
-        model = self._model
-        return model(x, training=True) if model._call_has_training_arg else model(x)
+            known = [totals[i] for i in outputs]
+            loss, terms = self._terms((x, y, y_pred, sample_weight), rows_share, known, added)
+        return loss, terms, self._gradients(tape, loss)
 
     def _totals(self, y: Any, y_pred: Any, sample_weight: Any) -> tuple[tf.Tensor, ...]:
         if not self._counts:
             return ()
         return output_losses.denominators(self._model, (y, y_pred, sample_weight))
 
-    def _terms(self, outputs: Any, added: list[Any], rows_share: tf.Tensor) -> tf.Tensor:
+    def _terms(
+        self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return what rows add to the loss of a batch, and to each of its terms."""
+        model = self._model
+        loss, outputs = output_losses.part_of_batch_loss(
+            model, passed, rows_share=rows_share, totals=totals, added_losses=added
+        )
         # How a `compute_loss` of the user's own takes what layers add, only its result tells.
-        own = output_losses.has_own_loss(self._model)
-        penalties = [] if own else output_losses.penalties(self._model, added, rows_share)
-        return tf.stack([tf.cast(one, tf.float32) for one in (*outputs, *penalties)] or [0.0])
+        own = output_losses.has_own_loss(model)
+        penalties = [] if own else output_losses.penalties(model, added, rows_share)
+        terms = [tf.cast(one, tf.float32) for one in (*outputs, *penalties)]
+        return loss, tf.stack(terms or [0.0])
 
     def _term_names(self) -> list[str]:
-        adding = [
-            f"the loss that {layer.name} ({type(layer).__name__}) adds"
-            for layer in self._model._flatten_layers()
-            for _ in layer._get_own_losses()
-        ]
-        entries = getattr(self._model._compile_loss, "_flat_losses", None) or ()
-        named = [f"the loss {entry.name or entry.loss.name}" for entry in entries]
-        penalties = len(self._model.losses) - len(adding)
-        if output_losses.has_own_loss(self._model):
-            adding, penalties = [], 0
-        names = [*named, *adding, *(["a penalty on weights"] * penalties)] or ["nothing"]
-        return [f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names)]
+        names = [f"the loss {one.name or one.loss.name}" for one in output_losses_of(self._model)]
+        if not output_losses.has_own_loss(self._model):
+            adding = [
+                f"the loss that {layer.name} ({type(layer).__name__}) adds"
+                for layer in layers_of(self._model)
+                for _ in added_by(layer)
+            ]
+            penalties = len(self._model.losses) - len(adding)
+            names += [*adding, *(["a penalty on weights"] * penalties)]
+        return _numbered(names or ["nothing"])
 
     def _gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:
         variables = self._model.trainable_weights
@@ -272,6 +263,10 @@ class _Passes:
         return keras.tree.map_structure(
             lambda leaf: None if leaf is None else next(rest), self._structure
         )
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    return [f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names)]
 
 
 def _largest_difference(whole: _Pass, parts: _Pass) -> tuple[float, str]:
@@ -330,21 +325,6 @@ def _wide(value: Any) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _in_float32(model: Any) -> Iterator[None]:
-    """Let layers compute in float32: rounding to half precision hides what is compared."""
-    layers = [layer for layer in model._flatten_layers() if layer.compute_dtype != "float32"]
-    kept = [(layer, layer.dtype_policy) for layer in layers]
-    halves = [(layer, policy) for layer, policy in kept if "16" in (policy.compute_dtype or "")]
-    try:
-        for layer, _ in halves:
-            layer._dtype_policy = keras.DTypePolicy("float32")
-        yield
-    finally:
-        for layer, policy in halves:
-            layer._dtype_policy = policy
-
-
-@contextlib.contextmanager
 def _exact_products() -> Iterator[None]:
     """Leave out TensorFloat-32, whose products differ by some 1e-3."""
     allowed = tf.config.experimental.tensor_float_32_execution_enabled()
@@ -355,44 +335,35 @@ def _exact_products() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(allowed)
 
 
-_DRAWS = ("normal", "uniform", "truncated_normal", "randint")
+def _with_still_draws(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hold Keras's random draws still while a function runs, so that its passes compare.
 
+    A draw of shape (rows, ...) depends on how many rows there are: a part of a batch never gets the
+    draws that its rows have in the whole batch. So each row gets the same draw, and dropout keeps
+    all. Nothing that is traced here may be used elsewhere.
+    """
 
-class StillDraws:
-    """The draws of one pass after the other."""
+    def held(*args: Any) -> Any:
+        seeds = itertools.count(1)
 
-    def __init__(self):
-        self._count = 0
+        def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+            if name == "dropout":
+                return lambda inputs, *args, **kwargs: inputs
+            signature = inspect.signature(draw)
 
-    def restart(self) -> None:
-        """Begin a pass, whose draws are those of the pass before."""
-        self._count = 0
+            def drawn(*args: Any, **kwargs: Any) -> tf.Tensor:
+                call = signature.bind(*args, **kwargs)
+                shape = call.arguments["shape"]
+                sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
+                call.arguments |= {"seed": next(seeds), "shape": [1, *sizes[1:]] if sizes else []}
+                return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold still what Keras draws; nothing that is traced here may be used elsewhere."""
-        kept = {name: getattr(random, name) for name in (*_DRAWS, "dropout")}
-        try:
-            for name in _DRAWS:
-                setattr(random, name, self._still(kept[name]))
-            random.dropout = lambda inputs, *args, **kwargs: inputs
-            yield
-        finally:
-            for name, function in kept.items():
-                setattr(random, name, function)
+            return drawn
 
-    def _still(self, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        signature = inspect.signature(draw)
+        with replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still):
+            return function(*args)
 
-        def drawn(*args: Any, **kwargs: Any) -> tf.Tensor:
-            self._count += 1
-            call = signature.bind(*args, **kwargs)
-            shape = call.arguments["shape"]
-            sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
-            call.arguments |= {"seed": self._count, "shape": [1, *sizes[1:]] if sizes else []}
-            return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
-
-        return drawn
+    return held
 
 
 # Of each of two batches; their parts have 2, 3 and 11. Fewer than four tell little.

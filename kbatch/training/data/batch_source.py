@@ -1,9 +1,4 @@
-"""Where batches come from, read again from the start as often as needed.
-
-Threads or processes that make the batches of a `PyDataset`, and end when they are told to.
-
-Keras's own queue is emptied batch by batch when it is stopped, which takes as long as making them.
-"""
+"""Where batches come from, read again from the start as often as needed."""
 
 import contextlib
 import glob
@@ -18,13 +13,21 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.data_adapters import py_dataset_adapter
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
-from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer, PyDatasetAdapter
 
 from kbatch.analysis.batch_sizes import LARGEST_SIZE
 from kbatch.errors import InputError
-from kbatch.training.data.forms import called_for, check_targets, is_batched, rebatched
+from kbatch.library_internals import (
+    ArrayDataAdapter,
+    OrderedEnqueuer,
+    PyDatasetAdapter,
+    cache_file,
+    can_convert_arrays,
+    forget_py_dataset,
+    inputs_of_dataset,
+    set_signature,
+    signature_of,
+)
+from kbatch.training.data.forms import batches_of, check_targets, gives_batches, is_batched
 
 _FORMS = (
     "Give a `tf.data.Dataset`, a `keras.utils.PyDataset`, arrays as `x`, `(x, y)` or "
@@ -53,8 +56,8 @@ class BatchSource(NamedTuple):
 
 def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> BatchSource:
     """Make a source of batches from what a person would give to `fit`."""
-    whole = hasattr(batch_size, "__index__") and not isinstance(batch_size, bool)
-    if batch_size is not None and not (whole and 1 <= batch_size <= LARGEST_SIZE):
+    integer = hasattr(batch_size, "__index__") and not isinstance(batch_size, bool)
+    if batch_size is not None and not (integer and 1 <= batch_size <= LARGEST_SIZE):
         raise InputError(
             "`batch_size` must be an integer of at least 1 and at most 2**53. "
             f"Received: batch_size={batch_size!r}."
@@ -67,15 +70,40 @@ def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> Ba
             f"that makes the generator. {_FORMS} Received: a {type(data).__name__}."
         )
     if isinstance(data, keras.utils.PyDataset):
-        return _of_py_dataset(data, batch_size)
-    if isinstance(data, tf.data.Dataset) or callable(data):
+        if batch_size is not None:
+            raise InputError(
+                "A `PyDataset` makes its own batches: leave out `batch_size`. "
+                f"Received: batch_size={batch_size}."
+            )
+        if data.num_batches == 0:
+            raise InputError(
+                "There are no batches to measure: give data with at least one. "
+                f"Received: a {type(data).__name__} with num_batches=0."
+            )
+        return source_of_py_dataset(
+            data,
+            workers=data.workers,
+            use_multiprocessing=data.use_multiprocessing,
+            max_queue_size=data.max_queue_size,
+        )
+    if gives_batches(data):
         dataset = _batched(data, model, batch_size)
         _check_file_caches(dataset)
         return source_of_dataset(dataset, batch_size)
     arrays = tuple(data) if isinstance(data, (tuple, list)) else (data,)
     if not 1 <= len(arrays) <= 3 or arrays[0] is None or not can_convert_arrays(arrays):
-        raise InputError(f"{_FORMS} Received: {_named(data)}.")
-    return _of_arrays(arrays, batch_size or _KERAS_BATCH_SIZE)
+        name = f"a {type(data).__module__}.{type(data).__name__}"
+        if isinstance(data, (tuple, list)):
+            name += f" of {len(data)}: {', '.join(type(one).__name__ for one in data[:3])}"
+        raise InputError(f"{_FORMS} Received: {name}.")
+    check_targets(arrays[1] if len(arrays) > 1 else None)
+    size = batch_size or _KERAS_BATCH_SIZE
+    try:
+        adapter = ArrayDataAdapter(*arrays, batch_size=size, shuffle=True)
+    except (ValueError, TypeError) as error:
+        raise InputError(str(error)[:300]) from error
+    whole = adapter.get_tf_dataset()
+    return BatchSource("arrays", lambda: _epoch(whole), arrays, size)
 
 
 def source_of_dataset(dataset: tf.data.Dataset, batch_size: int | None = None) -> BatchSource:
@@ -99,15 +127,22 @@ def source_of_py_dataset(
     }
     signature = None
 
-    def open_epoch():
+    @contextlib.contextmanager
+    def open_epoch() -> Iterator[Iterator[Any]]:
         nonlocal signature
-        adapter = _py_adapter(dataset, settings)
+        adapter: Any = _py_adapter(dataset, settings)
         if adapter.enqueuer is not None:
             adapter.enqueuer = Workers(dataset, **settings, timeout_s=timeout_s)
-        adapter._output_signature = signature
+        set_signature(adapter, signature)
         batches = adapter.get_tf_dataset()
-        signature = adapter._output_signature
-        return _worked_epoch(adapter, batches)
+        signature = signature_of(adapter)
+        try:
+            yield iter(batches)
+        finally:
+            if adapter.enqueuer is not None:
+                adapter.enqueuer.stop()
+            # TensorFlow keeps the functions of every generator, which would keep the data.
+            adapter.py_dataset = None
 
     return BatchSource("PyDataset", open_epoch, dataset, None)
 
@@ -116,17 +151,6 @@ def source_of_py_dataset(
 def _epoch(dataset: tf.data.Dataset) -> Iterator[Iterator[Any]]:
     # The threads behind an iterator end with the last reference to it.
     yield iter(dataset)
-
-
-@contextlib.contextmanager
-def _worked_epoch(adapter: Any, dataset: tf.data.Dataset) -> Iterator[Iterator[Any]]:
-    try:
-        yield iter(dataset)
-    finally:
-        if adapter.enqueuer is not None:
-            adapter.enqueuer.stop()
-        # TensorFlow keeps the functions of every generator, which would keep the data.
-        adapter.py_dataset = None
 
 
 def _py_adapter(dataset: keras.utils.PyDataset, settings: dict[str, Any]) -> Any:
@@ -141,45 +165,14 @@ def _py_adapter(dataset: keras.utils.PyDataset, settings: dict[str, Any]) -> Any
             setattr(dataset, name, value)
 
 
-def _of_py_dataset(dataset: Any, batch_size: int | None) -> BatchSource:
-    if batch_size is not None:
-        raise InputError(
-            "A `PyDataset` makes its own batches: leave out `batch_size`. "
-            f"Received: batch_size={batch_size}."
-        )
-    if dataset.num_batches == 0:
-        raise InputError(
-            "There are no batches to measure: give data with at least one. "
-            f"Received: a {type(dataset).__name__} with num_batches=0."
-        )
-    return source_of_py_dataset(
-        dataset,
-        workers=dataset.workers,
-        use_multiprocessing=dataset.use_multiprocessing,
-        max_queue_size=dataset.max_queue_size,
-    )
-
-
-def _of_arrays(arrays: tuple[Any, ...], batch_size: int) -> BatchSource:
-    check_targets(arrays[1] if len(arrays) > 1 else None)
-    try:
-        adapter = ArrayDataAdapter(*arrays, batch_size=batch_size, shuffle=True)
-    except (ValueError, TypeError) as error:
-        raise InputError(str(error)[:300]) from error
-    dataset = adapter.get_tf_dataset()
-    return BatchSource("arrays", lambda: _epoch(dataset), arrays, batch_size)
-
-
 def _batched(data: Any, model: keras.Model, batch_size: int | None) -> tf.data.Dataset:
-    if not isinstance(data, tf.data.Dataset):
-        if batch_size is None:
-            raise InputError(
-                "A data function is called with the batch size: give `batch_size`. "
-                f"Received: a function {getattr(data, '__name__', data)!r}, batch_size=None."
-            )
-        return called_for(data, model, batch_size)
     if batch_size is not None:
-        return rebatched(data, model, batch_size)
+        return batches_of(data, model, batch_size)
+    if not isinstance(data, tf.data.Dataset):
+        raise InputError(
+            "A data function is called with the batch size: give `batch_size`. "
+            f"Received: a function {getattr(data, '__name__', data)!r}, batch_size=None."
+        )
     if not is_batched(data.element_spec, model):
         raise InputError(
             "The dataset gives single examples: end it with `.batch(batch_size)`, or give "
@@ -188,28 +181,19 @@ def _batched(data: Any, model: keras.Model, batch_size: int | None) -> tf.data.D
     return data
 
 
-def _named(data: Any) -> str:
-    """Name the type of what was given, and of the parts of a tuple or list."""
-    name = f"a {type(data).__module__}.{type(data).__name__}"
-    if not isinstance(data, (tuple, list)):
-        return name
-    return f"{name} of {len(data)}: {', '.join(type(one).__name__ for one in data[:3])}"
-
-
 def _check_file_caches(dataset: Any) -> None:
     """Refuse a file cache that is not complete: reading a part of it would leave it locked."""
     waiting = [dataset]
     while waiting:
         stage = waiting.pop()
-        waiting += stage._inputs()
-        if type(stage).__name__ == "CacheDataset":
-            name = stage._filename.numpy().decode()
-            if name and not glob.glob(f"{glob.escape(name)}*.index"):
-                raise InputError(
-                    "The dataset's file cache is not complete, and measuring would leave half of "
-                    "it behind: read the dataset once (`for _ in dataset: pass`), then measure. "
-                    f"Received: a dataset with cache({name!r})."
-                )
+        waiting += inputs_of_dataset(stage)
+        name = cache_file(stage)
+        if name and not glob.glob(f"{glob.escape(name)}*.index"):
+            raise InputError(
+                "The dataset's file cache is not complete, and measuring would leave half of it "
+                "behind: read the dataset once (`for _ in dataset: pass`), then measure. "
+                f"Received: a dataset with cache({name!r})."
+            )
 
 
 class BatchStream:
@@ -257,8 +241,16 @@ class BatchStream:
                 return batch
 
     def _end_epoch(self) -> None:
+        if self._of_epoch == 0 and (self._read_before or self.epochs > 0):
+            raise InputError(
+                "The data gave batches in the first epoch and none in the second, as an iterator "
+                "does that was used up: let the data function make a new generator each time it is "
+                "called. Received: an empty second epoch."
+            )
         if self._of_epoch == 0:
-            raise InputError(_empty(again=self._read_before or self.epochs > 0))
+            raise InputError(
+                "There are no batches to measure: give data with at least one. Received: no batch."
+            )
         self.epochs += 1
         self._stop()
         self._start()
@@ -273,10 +265,13 @@ class BatchStream:
             raise self._broken(error) from error
 
     def _broken(self, error: Exception) -> InputError:
+        # TensorFlow puts the node of its graph before the words.
+        words = re.sub(r"\{\{[^{}]*\}\}", "", str(error))
+        lines = [line.strip() for line in words.splitlines() if line.strip()]
         return InputError(
             f"The data raised an error at batch {self._of_epoch} (the first is 0): mend them so "
             "that they can be read from start to end. Received: "
-            f"{type(error).__name__}: {_first_line(error)}"
+            f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
         )
 
     def _stop(self) -> None:
@@ -292,23 +287,6 @@ def first_batch(source: BatchSource) -> tuple[Any, float]:
         return stream.next(), time.perf_counter() - began_s
 
 
-def _empty(*, again: bool) -> str:
-    if again:
-        return (
-            "The data gave batches in the first epoch and none in the second, as an iterator does "
-            "that was used up: let the data function make a new generator each time it is called. "
-            "Received: an empty second epoch."
-        )
-    return "There are no batches to measure: give data with at least one. Received: no batch."
-
-
-def _first_line(error: Exception) -> str:
-    # TensorFlow puts the node of its graph before the words.
-    words = re.sub(r"\{\{[^{}]*\}\}", "", str(error))
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no message"
-
-
 _POLL_S = 0.05
 # Ending a pool of processes that were forked beside TensorFlow's threads may itself never end.
 _END_S = 5.0
@@ -316,6 +294,9 @@ _END_S = 5.0
 
 class Workers(OrderedEnqueuer):
     """Keras's workers, which drop what they have not made when they stop.
+
+    Keras's own queue is emptied batch by batch when it is stopped, which takes as long as making
+    them.
 
     Args:
         py_dataset: The PyDataset.
@@ -375,8 +356,7 @@ class Workers(OrderedEnqueuer):
             ending = threading.Thread(target=pool.terminate, daemon=True)
             ending.start()
             ending.join(_END_S)
-        # Keras hands the data to its workers in a table of the module, which would keep them.
-        getattr(py_dataset_adapter, "_SHARED_SEQUENCES", {}).pop(self.uid, None)
+        forget_py_dataset(self.uid)
         self.py_dataset = None
 
     def _kept_pool(self, sequences: Any) -> Any:

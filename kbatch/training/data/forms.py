@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_slicing import train_validation_split
-from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
-from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 
 from kbatch.errors import InputError
+from kbatch.library_internals import (
+    class_weight_to_sample_weights,
+    declared_structure,
+    make_class_weight_map_fn,
+    train_validation_split,
+)
 
 _FORMS = (
     "Give arrays (NumPy, pandas, tensors, nested in dicts or tuples), a `tf.data.Dataset`, or a "
@@ -54,33 +57,10 @@ def in_batches(
     """Put training data into batches of `batch_size` examples."""
     if data.validation_split and data.validation_data is None:
         data = _split(data)
-    dataset, examples = _dataset(data, model, batch_size, seed)
-    _check_examples(examples, largest_batch_size)
-    if data.class_weight is not None and (is_dataset(data.x) or callable(data.x)):
-        dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
-    validation = data.validation_data
-    if is_dataset(validation):
-        validation = rebatched(validation, model, validation_batch_size)
-    elif callable(validation):
-        validation = called_for(validation, model, validation_batch_size)
-    return Batches(dataset.prefetch(tf.data.AUTOTUNE), validation)
-
-
-def rebatched(dataset: tf.data.Dataset, model: keras.Model, batch_size: int) -> tf.data.Dataset:
-    """Return a dataset, batched or not, in batches of `batch_size` examples."""
-    if is_batched(dataset.element_spec, model):
-        return dataset.rebatch(batch_size)
-    return dataset.batch(batch_size)
-
-
-def _dataset(
-    data: FitData, model: keras.Model, batch_size: int, seed: int | None
-) -> tuple[tf.data.Dataset, int | None]:
-    """Return training batches, and the number of examples where it is known."""
     x: Any = data.x
     if x is None:
         raise InputError(f"There is no training data: `x` is missing. {_FORMS} Received: x=None.")
-    if is_dataset(x) or callable(x):
+    if gives_batches(x):
         if data.y is not None or data.sample_weight is not None:
             raise InputError(
                 "A dataset brings its own targets and sample weights, as (x, y) or "
@@ -88,12 +68,42 @@ def _dataset(
                 f"Received: y of type {type(data.y).__name__}, sample_weight of type "
                 f"{type(data.sample_weight).__name__}."
             )
-        if isinstance(x, tf.data.Dataset):
-            return rebatched(x, model, batch_size), _size(x, model)
-        return called_for(x, model, batch_size), None
-    arrays, examples = tensors_of(data)
-    batches = array_batches(arrays, batch_size=batch_size, shuffle=data.shuffle, seed=seed)
-    return batches, examples
+        dataset = batches_of(x, model, batch_size)
+        examples = _most_examples(x, model) if is_dataset(x) else None
+        if data.class_weight is not None:
+            dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
+    else:
+        arrays, examples = tensors_of(data)
+        dataset = array_batches(arrays, batch_size=batch_size, shuffle=data.shuffle, seed=seed)
+    if examples is not None and examples < largest_batch_size:
+        raise InputError(
+            "A batch cannot be larger than the training set: leave the sizes above "
+            f"{examples} out of `batch_sizes`. Received: batch_size={largest_batch_size} for "
+            f"{examples} training examples."
+        )
+    validation: Any = data.validation_data
+    if gives_batches(validation):
+        validation = batches_of(validation, model, validation_batch_size)
+    return Batches(dataset.prefetch(tf.data.AUTOTUNE), validation)
+
+
+def is_dataset(data: Any) -> bool:
+    """Return whether data are a `tf.data.Dataset`."""
+    return isinstance(data, tf.data.Dataset)
+
+
+def gives_batches(data: Any) -> bool:
+    """Return whether data are a dataset, or a function of the batch size that returns one."""
+    return is_dataset(data) or callable(data)
+
+
+def batches_of(data: Any, model: keras.Model, batch_size: int) -> tf.data.Dataset:
+    """Return a dataset, batched or not, or that of a data function, in batches of one size."""
+    if not is_dataset(data):
+        return called_for(data, model, batch_size)
+    if is_batched(data.element_spec, model):
+        return data.rebatch(batch_size)
+    return data.batch(batch_size)
 
 
 def called_for(function: Callable[[int], Any], model: keras.Model, batch_size: int):
@@ -112,12 +122,7 @@ def called_for(function: Callable[[int], Any], model: keras.Model, batch_size: i
     return dataset
 
 
-def is_dataset(data: Any) -> bool:
-    """Return whether data are a `tf.data.Dataset`."""
-    return isinstance(data, tf.data.Dataset)
-
-
-def _size(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
+def _most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
     """Return the most examples that a dataset can have, from its length and its first batch."""
     cardinality = int(dataset.cardinality())
     if cardinality < 0:
@@ -128,17 +133,8 @@ def _size(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
     return cardinality * first[0].shape[0] if first else 0
 
 
-def _check_examples(examples: int | None, largest_batch_size: int) -> None:
-    if examples is not None and examples < largest_batch_size:
-        raise InputError(
-            "A batch cannot be larger than the training set: leave the sizes above "
-            f"{examples} out of `batch_sizes`. Received: batch_size={largest_batch_size} for "
-            f"{examples} training examples."
-        )
-
-
 def _split(data: FitData) -> FitData:
-    if is_dataset(data.x) or callable(data.x):
+    if gives_batches(data.x):
         raise InputError(
             "`validation_split` splits arrays only: give `validation_data` beside a dataset. "
             f"Received: validation_split={data.validation_split}."
@@ -157,9 +153,17 @@ def tensors_of(data: FitData) -> tuple[Any, int]:
     """Return inputs, targets and sample weights as tensors, and their number of rows."""
     arrays, rows = arrays_of(data)
     with tf.device("CPU:0"):
-        return keras.tree.map_structure(
-            lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), arrays
-        ), rows
+        return each_part(tf.convert_to_tensor, arrays), rows
+
+
+def each_part(change: Callable[[Any], Any], nested: Any) -> Any:
+    """Change each part of nested data, but for those that are None."""
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else change(leaf), nested)
+
+
+def parts_of(nested: Any) -> list[Any]:
+    """List the parts of nested data that are not None."""
+    return [leaf for leaf in keras.tree.flatten(nested) if leaf is not None]
 
 
 def arrays_of(data: FitData) -> tuple[Any, int]:
@@ -179,10 +183,8 @@ def arrays_of(data: FitData) -> tuple[Any, int]:
     given = (data.x, data.y, weight)
     while given[-1] is None:
         given = given[:-1]
-    arrays: Any = keras.tree.map_structure(
-        lambda leaf: None if leaf is None else _array(leaf), given
-    )
-    lengths = {leaf.shape[0] for leaf in keras.tree.flatten(arrays) if leaf is not None}
+    arrays: Any = each_part(_array, given)
+    lengths = {leaf.shape[0] for leaf in parts_of(arrays)}
     if len(lengths) != 1:
         raise InputError(
             "Inputs, targets and sample weights must have as many rows as each other. "
@@ -206,23 +208,19 @@ def check_targets(y: Any) -> None:
 
 
 def _array(leaf: Any) -> Any:
-    if tf.is_tensor(leaf) and not isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+    composite = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
+    if tf.is_tensor(leaf) and not composite:
         return leaf
-    if not hasattr(leaf, "__array__") or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
-        raise InputError(_refusal(leaf))
-    array = np.asarray(leaf)
+    array = None if composite or not hasattr(leaf, "__array__") else np.asarray(leaf)
+    if array is None or array.ndim == 0:
+        kind = type(leaf)
+        raise InputError(
+            f"kbatch has to change the batch size, which a {kind.__name__} does not allow. "
+            f"{_FORMS} Received: {kind.__module__}.{kind.__name__}."
+        )
     if hasattr(leaf, "to_frame") and array.ndim == 1:
         array = array[:, None]  # A pandas Series is a column, as in Keras.
-    if array.ndim == 0:
-        raise InputError(_refusal(leaf))
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
-
-
-def _refusal(data: Any) -> str:
-    return (
-        f"kbatch has to change the batch size, which a {type(data).__name__} does not allow. "
-        f"{_FORMS} Received: {type(data).__module__}.{type(data).__name__}."
-    )
 
 
 def is_batched(spec: Any, model: keras.Model) -> bool:
@@ -233,11 +231,19 @@ def is_batched(spec: Any, model: keras.Model) -> bool:
     among the parts of an element tells examples, and a first axis of unknown length batches.
     """
     features: Any = spec[0] if isinstance(spec, tuple) else spec
-    pairs = _paired(features, _inputs(model))
+    pairs = _paired(features, model)
     if pairs is None:
-        return _without_inputs(spec)
-    batches = all(_fits(part.shape, expected) for part, expected in pairs)
-    examples = all(_fits_example(part.shape, expected) for part, expected in pairs)
+        return _are_batches(spec)
+
+    def fits(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:
+        column = len(expected) > 1 and expected[-1] == 1
+        return shape.is_compatible_with(expected) or bool(
+            column and shape.is_compatible_with(expected[:-1])
+        )
+
+    axis = tf.TensorShape([None])
+    batches = all(fits(part.shape, expected) for part, expected in pairs)
+    examples = all(fits(axis.concatenate(part.shape), expected) for part, expected in pairs)
     if batches and examples:
         return all(part.shape.rank and part.shape[0] is None for part, _ in pairs)
     if batches or examples:
@@ -249,15 +255,11 @@ def is_batched(spec: Any, model: keras.Model) -> bool:
     )
 
 
-def _inputs(model: keras.Model) -> Any:
-    """Return the model's inputs in the structure it was made with, None if it has none yet."""
-    # A single symbolic tensor has no truth value.
-    structure = getattr(model, "_inputs_struct", None)
-    return getattr(model, "inputs", None) if structure is None else structure
-
-
-def _paired(features: Any, inputs: Any) -> list[tuple[Any, tuple[int | None, ...]]] | None:
+def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]]] | None:
     """Pair each feature with the shape of its input, None where they cannot be paired."""
+    inputs = declared_structure(model)
+    if inputs is None:  # A single symbolic tensor has no truth value.
+        inputs = getattr(model, "inputs", None)
     if isinstance(inputs, dict) and isinstance(features, dict):
         if not inputs.keys() <= features.keys():
             return None
@@ -270,16 +272,8 @@ def _paired(features: Any, inputs: Any) -> list[tuple[Any, tuple[int | None, ...
     return [(part, tuple(t.shape)) for part, t in zip(parts, tensors, strict=True)]
 
 
-def _fits(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:
-    squeezed = len(expected) > 1 and expected[-1] == 1 and shape.is_compatible_with(expected[:-1])
-    return bool(squeezed or shape.is_compatible_with(expected))
-
-
-def _fits_example(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:
-    return _fits(tf.TensorShape([None]).concatenate(shape), expected)
-
-
-def _without_inputs(spec: Any) -> bool:
+def _are_batches(spec: Any) -> bool:
+    """Return whether elements are batches, where no model says so."""
     parts = keras.tree.flatten(spec)
     if any(part.shape.rank == 0 for part in parts):
         return False
@@ -301,34 +295,30 @@ def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | No
     # tf.data would pack a list into one tensor.
     arrays = keras.tree.lists_to_tuples(arrays)
     examples = keras.tree.flatten(arrays)[0].shape[0]
-    order = _orders(examples, seed) if shuffle else tf.data.Dataset.from_tensors(tf.range(examples))
+    order = tf.data.Dataset.from_tensors(tf.range(examples))
+    if shuffle:
+        seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
+        order = seeds.map(
+            lambda s: tf.argsort(tf.random.stateless_uniform([examples], seed=(s, 0)))
+        )
     rows = order.flat_map(lambda o: tf.data.Dataset.from_tensor_slices(o).batch(batch_size))
     batches = rows.map(
-        lambda indices: keras.tree.map_structure(
-            lambda leaf: None if leaf is None else tf.gather(leaf, indices), arrays
-        ),
+        lambda indices: _rows(arrays, indices),
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
     return batches.apply(tf.data.experimental.assert_cardinality(-(-examples // batch_size)))
 
 
-def _orders(examples: int, seed: int | None) -> tf.data.Dataset:
-    """Make a dataset of one permutation, another one each time it is iterated."""
-    seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
-    return seeds.map(lambda s: tf.argsort(tf.random.stateless_uniform([examples], seed=(s, 0))))
-
-
-_SHARE = 0.2
-_MOST = 1024
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 1024
 
 
 def with_held_out(data: FitData, *, seed: int | None) -> FitData:
     """Hold out a fifth of the rows of arrays, drawn at random, 1,024 at most."""
-    if data.validation_data is not None or is_dataset(data.x) or callable(data.x):
+    if data.validation_data is not None or gives_batches(data.x):
         return data
     arrays, rows = tensors_of(data)
-    count = min(_MOST, int(_SHARE * rows))
+    count = min(_MOST_HELD_OUT, int(_HELD_OUT_SHARE * rows))
     if count == 0:
         return data
     order = np.random.default_rng(seed).permutation(rows)
@@ -343,7 +333,5 @@ def with_held_out(data: FitData, *, seed: int | None) -> FitData:
     )
 
 
-def _rows(arrays: Any, rows: np.ndarray) -> Any:
-    return keras.tree.map_structure(
-        lambda leaf: None if leaf is None else tf.gather(leaf, rows), arrays
-    )
+def _rows(arrays: Any, rows: Any) -> Any:
+    return each_part(lambda leaf: tf.gather(leaf, rows), arrays)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
+from kbatch.library_internals import declared_structure
 from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source
 
 
@@ -18,8 +19,7 @@ def declared_inputs(model: Any) -> Sequence[Any]:
 
 def ordered_rows(model: Any, rows: Any) -> list[Any]:
     """Return the arrays of rows in the order of the inputs that the model declares."""
-    tensors = declared_inputs(model)
-    structure: Any = getattr(model, "_inputs_struct", None)
+    tensors, structure = declared_inputs(model), declared_structure(model)
     leaves = keras.tree.flatten(rows)
     if isinstance(rows, dict):
         named = structure if isinstance(structure, dict) else {t.name: t for t in tensors}
@@ -95,28 +95,19 @@ def _of_inputs(model: Any, x: Any) -> str | None:
 def _of_targets(model: Any, y: Any) -> str | None:
     if not isinstance(y, np.ndarray):
         return None
+    loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", None)
     given = f"Received: y of shape {_shape(y.shape[1:])} and dtype {y.dtype}."
-    name, outputs = _loss_name(model.loss), list(getattr(model, "outputs", None) or [])
-    rank = len(outputs[0].shape) if len(outputs) == 1 else None
-    if name == "sparse_categorical_crossentropy" and _has_classes(y):
+    several = y.ndim > 1 and y.shape[-1] > 1
+    # One-hot labels, or a share of every class.
+    shares = several and bool(np.all(y >= 0) and np.allclose(y.sum(axis=-1), 1))
+    if name == "sparse_categorical_crossentropy" and shares:
         return f"{_ONE_HOT.format(loss=name)} {given}"
-    one_each = y.ndim == 1 or y.shape[-1] == 1 or (rank is not None and y.ndim < rank)
+    outputs = list(getattr(model, "outputs", None) or [])
+    one_each = not several or (len(outputs) == 1 and y.ndim < len(outputs[0].shape))
     if name == "categorical_crossentropy" and one_each:
         return f"{_INDICES.format(loss=name)} {given}"
     return None
-
-
-def _has_classes(y: np.ndarray) -> bool:
-    """Return whether each example has a share of every class, as one-hot labels do."""
-    several = y.ndim > 1 and y.shape[-1] > 1
-    return several and bool(np.all(y >= 0) and np.allclose(y.sum(axis=-1), 1))
-
-
-def _loss_name(loss: Any) -> str | None:
-    """Return the name of a model's only loss, None where it has several."""
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
-    return getattr(loss, "name", None) or getattr(loss, "__name__", None)
 
 
 def _shape(features: tuple[int | None, ...]) -> str:
@@ -135,21 +126,17 @@ def refusal_text(
         return None
     if isinstance(source, (SampleRows, SampleElements)):
         built = model()
-        rows = source.rows(built) if isinstance(source, SampleElements) else source
-        mismatch = row_mismatch(built, rows.rows)
+        known = source.rows(built) if isinstance(source, SampleElements) else source
+        mismatch = row_mismatch(built, known.rows)
         if mismatch is not None:
             return mismatch
     if not isinstance(error, REFUSALS):
         return None
-    return (
-        "A train step must run on the data: give inputs that the model takes, and targets that its "
-        f"loss takes. Received: {_told(error)}"
-    )
-
-
-def _told(error: Exception) -> str:
-    """Find what TensorFlow's error tells, behind the places in its graph."""
+    # What TensorFlow found stands behind the places in its graph.
     places = ("File ", "Detected at", "Graph execution", "[[", "Original stack", "Node:")
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith(places)]
-    return told[-1][:200] if told else type(error).__name__
+    found = [line for line in lines if line and not line.startswith(places)]
+    return (
+        "A train step must run on the data: give inputs that the model takes, and targets that its "
+        f"loss takes. Received: {found[-1][:200] if found else type(error).__name__}"
+    )

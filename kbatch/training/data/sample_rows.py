@@ -8,8 +8,17 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.training.data.forms import FitData, arrays_of, called_for, is_batched, is_dataset
-from kbatch.training.model import build_symbolically
+from kbatch.library_internals import build_symbolically
+from kbatch.training.data.forms import (
+    FitData,
+    arrays_of,
+    called_for,
+    each_part,
+    is_batched,
+    is_dataset,
+    parts_of,
+)
+from kbatch.training.model import build_ahead
 from kbatch.training.train_step import held_on_device, rows_of, takes_int64
 
 _MOST_ROWS = 64
@@ -38,21 +47,12 @@ class SampleRows(NamedTuple):
         # A length that is not known until it runs: one graph serves all sizes.
         sizes = tf.data.Dataset.from_tensors(tf.constant(batch_size)).repeat()
         return sizes.map(
-            lambda size: keras.tree.map_structure(
-                lambda leaf: None if leaf is None else tf.gather(leaf, tf.range(size) % count),
-                rows,
-            )
+            lambda size: each_part(lambda leaf: tf.gather(leaf, tf.range(size) % count), rows)
         )
 
 
 class _Reading(NamedTuple):
-    """Elements read as batches, or as examples of one row.
-
-    Attributes:
-        rows: Rows of the element with the most bytes per row: nested NumPy arrays.
-        row_bytes: Bytes per row of each element.
-        counts: Rows of each element.
-    """
+    """Elements read as batches, or as examples of one row: the rows of the largest one."""
 
     rows: Any
     row_bytes: tuple[float, ...] = ()
@@ -60,14 +60,13 @@ class _Reading(NamedTuple):
 
     def with_element(self, element: Any) -> "_Reading":
         """Add an element, of which only rows are kept, and those only where it is the largest."""
-        size = _bytes_per_row(element)
-        largest = size > max(self.row_bytes, default=-1.0)
-        count = keras.tree.flatten(element)[0].shape[0]
-        return _Reading(
-            _copied_rows(element) if largest else self.rows,
-            (*self.row_bytes, size),
-            (*self.counts, count),
-        )
+        leaves = parts_of(element)
+        count = leaves[0].shape[0]
+        size = sum(leaf.nbytes for leaf in leaves) / max(1, count)
+        rows = self.rows
+        if size > max(self.row_bytes, default=-1.0):  # A view would keep the whole element.
+            rows = each_part(lambda leaf: np.array(leaf[:_MOST_ROWS]), element)
+        return _Reading(rows, (*self.row_bytes, size), (*self.counts, count))
 
     def sample(self, cardinality: int) -> SampleRows:
         """Return the rows, with at most how many there are in a dataset of so many elements."""
@@ -109,22 +108,30 @@ class SampleElements(NamedTuple):
 def sample_of(data: FitData) -> SampleRows | SampleElements:
     """Take a sample of arrays or of a dataset, which is neither consumed nor changed."""
     x: Any = data.x
-    if not is_dataset(x):
-        examples = len(_array_leaf(x))
-        if examples == 0:
-            raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
-        first = [_first_rows(part) for part in (x, data.y, data.sample_weight)]
-        rows, _ = arrays_of(FitData(*first, class_weight=data.class_weight))
-        return SampleRows(_numpy(rows), examples)
-    if data.y is not None:
+    if is_dataset(x):
+        if data.y is not None:
+            raise InputError(
+                "A dataset brings its own targets, as (x, y): leave out `y`. "
+                f"Received: y of type {type(data.y).__name__}."
+            )
+        scalars = any(part.shape.rank == 0 for part in keras.tree.flatten(x.element_spec))
+        batches, examples = _read(x, batches=not scalars, examples=True)
+        assert examples is not None
+        return SampleElements(x.element_spec, batches, examples, int(x.cardinality()))
+    leaves = parts_of(x)
+    if not leaves or not hasattr(leaves[0], "__len__"):
         raise InputError(
-            "A dataset brings its own targets, as (x, y): leave out `y`. "
-            f"Received: y of type {type(data.y).__name__}."
+            "Training data are arrays (`np.asarray` of a list), a `tf.data.Dataset` or a function "
+            f"`batch_size -> tf.data.Dataset`. Received: x of type {type(x).__name__}."
         )
-    some_without_axis = any(part.shape.rank == 0 for part in keras.tree.flatten(x.element_spec))
-    batches, examples = _read(x, (not some_without_axis, True))
-    assert examples is not None
-    return SampleElements(x.element_spec, batches, examples, int(x.cardinality()))
+    if len(leaves[0]) == 0:
+        raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
+    first: Any = keras.tree.map_structure(
+        lambda leaf: leaf[:_MOST_ROWS] if hasattr(leaf, "__getitem__") else leaf,
+        [x, data.y, data.sample_weight],
+    )
+    rows, _ = arrays_of(FitData(*first, class_weight=data.class_weight))
+    return SampleRows(each_part(np.asarray, rows), len(leaves[0]))
 
 
 def dataset_rows(dataset: tf.data.Dataset, model: keras.Model) -> SampleRows:
@@ -133,26 +140,27 @@ def dataset_rows(dataset: tf.data.Dataset, model: keras.Model) -> SampleRows:
     No element is kept whole that is a batch.
     """
     batched = is_batched(dataset.element_spec, model)
-    batches, examples = _read(dataset, (batched, not batched))
+    batches, examples = _read(dataset, batches=batched, examples=not batched)
     reading = batches or examples
     assert reading is not None
     return reading.sample(int(dataset.cardinality()))
 
 
 def _read(
-    dataset: tf.data.Dataset, wanted: tuple[bool, bool]
+    dataset: tf.data.Dataset, *, batches: bool, examples: bool
 ) -> tuple[_Reading | None, _Reading | None]:
     """Read elements one after the other, as batches and as examples where that is wanted."""
     _check_rows(dataset.element_spec)
-    batches, examples = (_Reading(None) if each else None for each in wanted)
+    as_batches, as_examples = (_Reading(None) if wanted else None for wanted in (batches, examples))
     empty = True
-    for element in map(_numpy, dataset.take(_ELEMENTS_LOOKED_AT)):
+    for element in dataset.take(_ELEMENTS_LOOKED_AT):
         empty = False
-        batches = batches and batches.with_element(element)
-        examples = examples and examples.with_element(_with_axis(element))
+        arrays = each_part(np.asarray, element)
+        as_batches = as_batches and as_batches.with_element(arrays)
+        as_examples = as_examples and as_examples.with_element(_with_axis(arrays))
     if empty:
         raise InputError("The dataset is empty: give one that has elements. Received: no element.")
-    return batches, examples
+    return as_batches, as_examples
 
 
 def _check_rows(spec: Any) -> None:
@@ -170,72 +178,55 @@ def _check_rows(spec: Any) -> None:
 def example_rows(example: Any) -> SampleRows:
     """Make rows of one example, (x, y) without a batch axis."""
     rows, _ = arrays_of(FitData(*_with_axis(example)))
-    return SampleRows(_numpy(rows), None)
-
-
-def _array_leaf(x: Any) -> Any:
-    leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
-    if not leaves or not hasattr(leaves[0], "__len__"):
-        raise InputError(
-            "Training data are arrays (`np.asarray` of a list), a `tf.data.Dataset` or a function "
-            f"`batch_size -> tf.data.Dataset`. Received: x of type {type(x).__name__}."
-        )
-    return leaves[0]
-
-
-def _first_rows(data: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda leaf: leaf[:_MOST_ROWS] if hasattr(leaf, "__getitem__") else leaf, data
-    )
-
-
-def _copied_rows(element: Any) -> Any:
-    """Copy the first rows: a view would keep the whole element."""
-    return keras.tree.map_structure(
-        lambda leaf: None if leaf is None else np.array(leaf[:_MOST_ROWS]), element
-    )
-
-
-def _numpy(element: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda leaf: None if leaf is None else np.asarray(leaf), element
-    )
+    return SampleRows(each_part(np.asarray, rows), None)
 
 
 def _with_axis(example: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda leaf: None if leaf is None else np.asarray(leaf)[None], example
-    )
+    return each_part(lambda leaf: np.asarray(leaf)[None], example)
 
 
-def _bytes_per_row(element: Any) -> float:
-    leaves = [leaf for leaf in keras.tree.flatten(element) if leaf is not None]
-    return sum(leaf.nbytes for leaf in leaves) / max(1, leaves[0].shape[0])
+DataFunction = Callable[[int], tf.data.Dataset]
+Source = SampleRows | SampleElements | DataFunction
 
 
-Source = SampleRows | SampleElements | Callable[[int], tf.data.Dataset]
+def rows_for(source: Source, model: keras.Model) -> SampleRows | DataFunction:
+    """Return the rows of a sample as a model takes them, or the data function."""
+    return source.rows(model) if isinstance(source, SampleElements) else source
+
+
+def batches_for(source: Source, model: keras.Model, rows: int) -> tf.data.Dataset:
+    """Return batches of as many rows: endless ones of a sample, those of a data function."""
+    known = rows_for(source, model)
+    if isinstance(known, SampleRows):
+        return known.batches(rows)
+    return called_for(known, model, rows)
 
 
 def build_on(model: keras.Model, source: Source) -> None:
-    """Build a model that has no weights yet from the shapes of its data."""
-    if model.built:
+    """Build a model, its metrics and its optimizer from the shapes of its data."""
+    known = rows_for(source, model)
+    if isinstance(known, SampleRows):
+
+        def spec_of(leaf: Any) -> tf.TensorSpec:
+            return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+        spec = each_part(spec_of, known.rows)
+    elif model.built:
         return
-    if isinstance(source, SampleElements):
-        source = source.rows(model)
-    if isinstance(source, SampleRows):
-        build_symbolically(model, keras.tree.map_structure(_spec, source.rows))
     else:
-        build_symbolically(model, called_for(source, model, 1).element_spec)
+        spec = called_for(known, model, 1).element_spec
+    if model.built:
+        build_ahead(model, spec)
+    else:
+        build_symbolically(model, spec)
 
 
 def row_shapes(source: Source, model: keras.Model) -> tuple[tuple[int, ...], ...] | None:
     """Return the shapes of one row, where longer ones need more memory; None of a function."""
-    if isinstance(source, SampleElements):
-        source = source.rows(model)
-    if not isinstance(source, SampleRows):
+    known = rows_for(source, model)
+    if not isinstance(known, SampleRows):
         return None
-    leaves = [leaf for leaf in keras.tree.flatten(source.rows) if leaf is not None]
-    return tuple(tuple(leaf.shape[1:]) for leaf in leaves)
+    return tuple(tuple(leaf.shape[1:]) for leaf in parts_of(known.rows))
 
 
 class DataEnded(Exception):
@@ -252,16 +243,8 @@ class DataEnded(Exception):
 
 def batch_of(source: Source, model: keras.Model, rows: int) -> Any:
     """Return a batch of as many rows, on the device."""
-    if isinstance(source, SampleElements):
-        source = source.rows(model)
-    known = isinstance(source, SampleRows)
-    batches = source.batches(rows) if known else called_for(source, model, rows)
-    batch = next(iter(batches), None)
+    batch = next(iter(batches_for(source, model, rows)), None)
     found = 0 if batch is None else rows_of(batch)
     if found < rows:
         raise DataEnded(found)
     return held_on_device(batch, widen=takes_int64(model))
-
-
-def _spec(leaf: Any) -> tf.TensorSpec | None:
-    return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)

@@ -1,0 +1,427 @@
+"""What kbatch uses of the private parts of Keras, keras-tuner and TensorFlow, all in one file.
+
+One function for each assumption, and a test of each: where a new version of a library moves such
+a part, the test that fails says which one.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow import random as keras_random
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+from keras.src.metrics import ALL_OBJECTS_DICT
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.trainers.data_adapters import py_dataset_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
+from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
+from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer, PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
+from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
+
+__all__ = [
+    "ArrayDataAdapter",
+    "OrderedEnqueuer",
+    "PyDatasetAdapter",
+    "can_convert_arrays",
+    "class_weight_to_sample_weights",
+    "make_class_weight_map_fn",
+    "squeeze_or_expand_to_same_rank",
+    "train_validation_split",
+]
+
+# Layers and models.
+
+
+def layers_of(part: Any, *, include_self: bool = True) -> list[Any]:
+    """List a layer or model and all layers within it."""
+    return list(part._flatten_layers(include_self=include_self))
+
+
+def declared_structure(model: Any) -> Any:
+    """Return a functional model's inputs in the structure it was made with, else None."""
+    return getattr(model, "_inputs_struct", None)
+
+
+def forward(model: Any, x: Any, *, training: bool) -> Any:
+    """Call a model as Keras's train step does: its `call` may have no argument `training`."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def build_symbolically(model: Any, batch: Any) -> None:
+    """Build weights, metrics and losses, without running the model."""
+    symbols = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype.name), batch
+    )
+    with tf.init_scope():
+        model._symbolic_build(data_batch=symbols)
+
+
+def holds_variables(layer: Any) -> bool:
+    """Return whether a layer has variables itself, not only in layers within it."""
+    return bool(layer._trainable_variables or layer._non_trainable_variables)
+
+
+def is_called_in_graph(layer: Any) -> bool:
+    """Return whether a layer has been called on symbolic inputs, as in a functional model."""
+    return bool(layer._inbound_nodes)
+
+
+def mask_of(tensor: Any) -> Any:
+    """Return the mask that a layer has left on a tensor, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Leave a mask on a tensor."""
+    tensor._keras_mask = mask
+
+
+def lambda_output_shape(layer: Any) -> Any:
+    """Return the `output_shape` that a `Lambda` layer was given."""
+    return layer._output_shape
+
+
+@contextlib.contextmanager
+def policy_of_layers(layers: Sequence[Any], policy: str) -> Iterator[None]:
+    """Let built layers compute under another dtype policy; their variables stay as they are."""
+    kept = [(layer, layer._dtype_policy) for layer in layers]
+    try:
+        for layer in layers:
+            layer._dtype_policy = keras.DTypePolicy(policy)
+        yield
+    finally:
+        for layer, own in kept:
+            layer._dtype_policy = own
+
+
+@contextlib.contextmanager
+def batch_norm_moments(layer: Any, observe: Callable[..., Any]) -> Iterator[None]:
+    """Let `observe(moments, inputs, mask)` stand in for how a BatchNormalization takes moments."""
+    layer._moments = functools.partial(observe, layer._moments)
+    try:
+        yield
+    finally:
+        del layer._moments
+
+
+def batch_norm_axes(layer: Any) -> Any:
+    """Return the axes that a BatchNormalization layer takes its moments over."""
+    return layer._reduction_axes
+
+
+# Losses and metrics.
+
+
+def compile_loss_of(model: Any) -> Any:
+    """Return the losses that `compile` was given as one object, None without a loss."""
+    return model._compile_loss
+
+
+def output_losses_of(model: Any) -> list[Any]:
+    """List the losses of the outputs, each with `.loss` and `.name`; none before they are built."""
+    return list(getattr(model._compile_loss, "_flat_losses", None) or [])
+
+
+@contextlib.contextmanager
+def routed_losses(compile_loss: Any, route: Callable[..., Any]) -> Iterator[None]:
+    """Send each output's loss through `route(index, loss, y_true, y_pred, sample_weight)`.
+
+    Keras matches structures and paths of outputs as it does in training; its trackers of the
+    single losses are left out, since they would count micro-batches.
+    """
+    if compile_loss is None or not compile_loss.built:
+        yield
+        return
+    flat_losses, metrics = compile_loss._flat_losses, compile_loss._metrics
+    compile_loss._flat_losses = [
+        entry._replace(loss=functools.partial(route, index, entry.loss))
+        for index, entry in enumerate(flat_losses)
+    ]
+    compile_loss._metrics = [None] * len(flat_losses)
+    try:
+        yield
+    finally:
+        compile_loss._flat_losses, compile_loss._metrics = flat_losses, metrics
+
+
+def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Compute the loss of a batch as Keras's train step does."""
+    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+
+
+def loss_tracker_of(model: Any) -> Any:
+    """Return the metric that holds the mean loss of an epoch."""
+    return model._loss_tracker
+
+
+@contextlib.contextmanager
+def overridden_losses(model: Any, losses: list[Any]) -> Iterator[None]:
+    """Let `model.losses` be those of a certain call, which may not have been the last one."""
+    model._losses_override.extend(losses)
+    try:
+        yield
+    finally:
+        model._losses_override.clear()
+
+
+def aggregated_loss(model: Any, loss: Any) -> Any:
+    """Reduce a loss that a layer added to the scalar that Keras trains on."""
+    return model._aggregate_additional_loss(loss)
+
+
+def added_by(layer: Any) -> list[Any]:
+    """List the losses that a layer itself has added, those of layers within it left out."""
+    return layer._get_own_losses()
+
+
+def loss_arguments(loss: Any) -> dict[str, Any]:
+    """Return the keyword arguments that one of Keras's losses hands to its function."""
+    return getattr(loss, "_fn_kwargs", {})
+
+
+def wrapped_function(given: Any) -> Any:
+    """Return the function of a loss or metric that wraps one, else None."""
+    return getattr(given, "fn", None) or getattr(given, "_fn", None)
+
+
+def compiled_metrics(model: Any) -> Any:
+    """Return the metrics that `compile` was given, as given."""
+    compiled = getattr(model, "_compile_metrics", None)
+    return [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
+
+
+@contextlib.contextmanager
+def metric_functions(model: Any, around: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Let `around(metric, function)` stand in for each function that was given as a metric."""
+    compiled = model._compile_metrics
+    metrics = [] if compiled is None else compiled.metrics
+    wrapped = [one for one in metrics if isinstance(one, keras.metrics.MeanMetricWrapper)]
+    functions = [metric._fn for metric in wrapped]
+    for metric, function in zip(wrapped, functions, strict=True):
+        metric._fn = around(metric, function)
+    try:
+        yield
+    finally:
+        for metric, function in zip(wrapped, functions, strict=True):
+            metric._fn = function
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Return what `compile` was given."""
+    return dict(model._compile_config.config)
+
+
+# Optimizers.
+
+
+def rate_of(optimizer: Any) -> Any:
+    """Return the learning rate as it was given: a variable, a schedule or a function."""
+    return optimizer._learning_rate
+
+
+def set_rate(optimizer: Any, rate: Any) -> None:
+    """Put back what `rate_of` returned: the public setter calls a function once."""
+    optimizer._learning_rate = rate
+
+
+def trained_by(optimizer: Any) -> list[Any]:
+    """Return the variables that an optimizer was built for."""
+    return optimizer._trainable_variables
+
+
+# Random numbers.
+
+
+@contextlib.contextmanager
+def kept_seeds() -> Iterator[None]:
+    """Put the random numbers of Keras and TensorFlow back where they were."""
+    # TensorFlow numbers its operations by draws from a generator of its own.
+    tensorflow: Any = context.context()
+    numbers = getattr(tensorflow, "_rng", None)
+    seed, drawn = tensorflow._seed, None if numbers is None else numbers.getstate()
+    keras_seed = global_state.get_global_attribute(GLOBAL_RANDOM_SEED)
+    generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    state = None if generator is None else np.array(generator.state.value)
+    try:
+        yield
+    finally:
+        if tensorflow._seed != seed:
+            tensorflow._set_global_seed(seed)
+        if drawn is not None:
+            tensorflow._rng.setstate(drawn)
+        global_state.set_global_attribute(GLOBAL_RANDOM_SEED, keras_seed)
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+        if generator is not None:
+            generator.state.assign(state)
+
+
+@contextlib.contextmanager
+def replaced_draws(names: Sequence[str], around: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Let `around(name, function)` stand in for functions by which Keras draws."""
+    kept = {name: getattr(keras_random, name) for name in names}
+    try:
+        for name, function in kept.items():
+            setattr(keras_random, name, around(name, function))
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(keras_random, name, function)
+
+
+# Data.
+
+
+def shared_py_datasets() -> dict[Any, Any]:
+    """Return what the workers of PyDatasets read, by the number of their enqueuer."""
+    return dict(py_dataset_adapter._SHARED_SEQUENCES)
+
+
+def forget_py_dataset(uid: Any) -> None:
+    """Drop what Keras keeps for the workers of an enqueuer, which would hold the data."""
+    getattr(py_dataset_adapter, "_SHARED_SEQUENCES", {}).pop(uid, None)
+
+
+def signature_of(adapter: Any) -> Any:
+    """Return the element spec that Keras's adapter of a PyDataset found by reading batches."""
+    return adapter._output_signature
+
+
+def set_signature(adapter: Any, signature: Any) -> None:
+    """Give an adapter what `signature_of` returned, so that it reads no batches for it."""
+    adapter._output_signature = signature
+
+
+def inputs_of_dataset(dataset: Any) -> list[Any]:
+    """List the datasets that a dataset is made from."""
+    return list(dataset._inputs())
+
+
+def only_input_of_dataset(dataset: Any) -> Any:
+    """Return the dataset that another is made from, None of a source or of several."""
+    below = getattr(dataset, "_input_dataset", None)
+    return below if isinstance(below, tf.data.Dataset) else None
+
+
+def cache_file(dataset: Any) -> str | None:
+    """Return the file of a dataset's cache, empty in memory; None where it is no cache."""
+    is_cache = type(dataset).__name__ == "CacheDataset"
+    return dataset._filename.numpy().decode() if is_cache else None
+
+
+def dataset_function(dataset: Any) -> Any:
+    """Return the function of a map or filter as the person wrote it, None if it has none."""
+    traced = getattr(dataset, "_map_func", None) or getattr(dataset, "_predicate", None)
+    return getattr(traced, "_func", None)
+
+
+def dataset_graph(dataset: Any) -> Any:
+    """Return the graph of the function of a map or the like, None if it has none."""
+    function = getattr(getattr(dataset, "_map_func", None), "function", None)
+    return None if function is None else function.graph
+
+
+def dataset_argument(dataset: Any, name: str) -> Any:
+    """Return what a method of `tf.data.Dataset` was given, such as `batch_size` of `batch`."""
+    return getattr(dataset, f"_{name}")
+
+
+# The device.
+
+
+def has_started_devices() -> bool:
+    """Return whether TensorFlow has started its devices: any public name would start them."""
+    running: Any = context.context()
+    return bool(running._initialized)
+
+
+def local_devices() -> Any:
+    """List TensorFlow's devices, started, with their descriptions and the limits of memory.
+
+    They are read with the settings of the running context: under other ones TensorFlow refuses to
+    number the visible GPUs again, or gives a device that nothing runs on.
+    """
+    running: Any = context.context()
+    running.ensure_initialized()
+    return device_lib.list_local_devices(running.config)
+
+
+# keras-tuner, which is imported by whoever searches.
+
+
+def keras_metric_kind(name: str) -> Any:
+    """Return the class or function of one of Keras's metrics without making it, or None."""
+    return ALL_OBJECTS_DICT.get(name)
+
+
+def is_oracle_elsewhere() -> bool:
+    """Return whether a chief process has the oracle."""
+    from keras_tuner.src.distribute.utils import has_chief_oracle
+
+    return has_chief_oracle()
+
+
+def is_worker(tuner: Any) -> bool:
+    """Return whether a tuner asks a chief process for its trials."""
+    return tuner._is_worker()
+
+
+def own_oracle(oracle: Any) -> Any:
+    """Return the oracle behind a connection to the chief, which knows the objective as well."""
+    return getattr(oracle, "_oracle", oracle)
+
+
+def project_directory(oracle: Any) -> str:
+    """Return where an oracle keeps its files."""
+    return oracle._project_dir
+
+
+def oracle_locks() -> tuple[Any, Any]:
+    """Return the lock of each oracle, and the name of the thread that holds it."""
+    from keras_tuner.src.engine.oracle import LOCKS, THREADS
+
+    return LOCKS, THREADS
+
+
+def give_oracle_back(oracle: Any) -> None:
+    """Release the lock of an oracle if this thread holds it."""
+    locks, threads = oracle_locks()
+    if threads[oracle] == threading.current_thread().name:
+        threads[oracle] = None
+        locks[oracle].release()
+
+
+def trial_metrics(results: Any, objective: Any) -> dict[str, Any]:
+    """Check what building and fitting returned, and convert it as keras-tuner does."""
+    from keras_tuner.src.engine import tuner_utils
+
+    tuner_utils.validate_trial_results(results, objective, "fit()")
+    return tuner_utils.convert_to_metrics_dict(results, objective) or {}
+
+
+def trial_callbacks(tuner: Any, trial: Any, callbacks: Any, execution: int) -> list[Any]:
+    """Copy callbacks for an execution of a trial, each writing where keras-tuner sends it."""
+    copies = tuner._deepcopy_callbacks(callbacks)
+    tuner._configure_tensorboard_dir(copies, trial, execution)
+    return copies
+
+
+def tuner_callback(tuner: Any, trial: Any) -> Any:
+    """Make the callback by which keras-tuner follows the training of a trial."""
+    from keras_tuner.src.engine.tuner_utils import TunerCallback
+
+    return TunerCallback(tuner, trial)
+
+
+def build_and_fit(tuner: Any, trial: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Build the model of a trial and train it once."""
+    return tuner._build_and_fit_model(trial, *arguments, **keywords)

@@ -1,0 +1,178 @@
+"""Train steps of batches that go through the device whole.
+
+One adds up equal indices of a sparse gradient before the optimizer sees it. The gradient of an
+embedding has a row for each token that was looked up, so that a word that occurs n times has n
+rows. Keras's optimizers square them apart, where the square of the gradient is that of their sum:
+Adam and RMSprop then take another step than for the gradient itself, which is what is accumulated
+over micro-batches.
+
+The other measures the moments behind the noise scale. They need gradients of two sizes, so every
+n-th batch is cut into halves: their gradients together are that of the batch, and the update is
+the one of Keras's own step. All other batches are that step's.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kbatch.library_internals import compute_loss, forward, layers_of
+from kbatch.records.notes import RunNote
+from kbatch.training.accumulation.accumulate import coupled_parts
+from kbatch.training.accumulation.gradient_sum import MicroBatches
+from kbatch.training.accumulation.moments import MomentMeans, squared_norm
+from kbatch.training.accumulation.train_step import Update, prepared_batch, track_loss
+from kbatch.training.model import TrainStep, check_model, installed_step
+
+_SPARSE_GRADIENTS = ("summed", "keras")
+
+
+def check_sparse_gradients(value: str) -> str:
+    """Check the argument `sparse_gradients`."""
+    if value not in _SPARSE_GRADIENTS:
+        raise ValueError(
+            f"`sparse_gradients` must be one of {_SPARSE_GRADIENTS}. "
+            f"Received: sparse_gradients={value!r}."
+        )
+    return value
+
+
+def sum_sparse_gradients(model: keras.Model) -> keras.Model:
+    """Make a compiled model add up gradient rows of equal indices, where that matters."""
+    return SummingTrainStep(model).install() if differ_in_parts(model) else model
+
+
+def differ_in_parts(model: keras.Model) -> bool:
+    """Return whether Keras's optimizer may treat sparse gradients otherwise than their sum.
+
+    A layer of the user's own may look up rows as `Embedding` does. SGD is linear in the gradient,
+    as long as it is not clipped.
+    """
+    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
+    if type(optimizer) is keras.optimizers.SGD and not any(clips):
+        return False
+    return any(
+        layer.trainable and (isinstance(layer, keras.layers.Embedding) or not _is_of_keras(layer))
+        for layer in layers_of(model)
+    )
+
+
+def sparse_note(model: keras.Model, sparse_gradients: str, *, in_parts: bool) -> RunNote | None:
+    """Say how the updates of a model differ from those of a plain `fit`, None where they do not."""
+    if not differ_in_parts(model):
+        return None
+    if sparse_gradients == "keras":
+        return RunNote.of("embedding_in_parts") if in_parts else None
+    embeddings = [one for one in layers_of(model) if isinstance(one, keras.layers.Embedding)]
+    looks_up = any(layer.trainable for layer in embeddings)
+    return RunNote.of("embedding_summed") if looks_up else None
+
+
+def summed(gradients: Sequence[Any]) -> list[Any]:
+    """Add up the rows of equal indices; the result is dense, as in Keras's optimizers."""
+    return [
+        tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+        for gradient in gradients
+    ]
+
+
+class SummingTrainStep(TrainStep):
+    """`keras.Model.train_step`, but for the gradients that the optimizer gets."""
+
+    def _update(self, data: Any) -> dict[str, Any]:
+        model = self.model
+        check_model(model)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = forward(model, x, training=True)
+            loss = compute_loss(model, x, y, y_pred, sample_weight)
+            first = next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)
+            track_loss(model, loss, tf.shape(first)[0])
+            scaled = model.optimizer.scale_loss(loss)
+        variables = model.trainable_weights
+        gradients = summed(tape.gradient(scaled, variables))
+        model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def measure_moments(model: keras.Model, *, every: int) -> keras.Model:
+    """Make a compiled model measure the gradient moments, and leave its updates as they are.
+
+    They are reported as with `accumulate_gradients(..., moments_every=every)`. A model whose
+    batches cannot be cut is left alone.
+    """
+    return model if uncut_part(model) else _HalvingTrainStep(model, every).install()
+
+
+def uncut_part(model: keras.Model) -> str | None:
+    """Name what keeps a batch from being cut with an equal update, None if it can be.
+
+    Where a batch is to go through whole, a loss or method of the user's own may look at it as
+    one: it is not cut behind their back.
+    """
+    own = [
+        *coupled_parts(model),
+        *(
+            name
+            for name in ("compute_loss", "compute_metrics")
+            if getattr(type(model), name) is not getattr(keras.Model, name) or name in vars(model)
+        ),
+        *(
+            f"the loss {getattr(loss, 'name', None) or getattr(loss, '__name__', loss)}"
+            for loss in keras.tree.flatten(model.loss)
+            if not (
+                loss is None or isinstance(loss, str) or _is_of_keras(getattr(loss, "fn", loss))
+            )
+        ),
+        *(layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)),
+    ]
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        own.append("a distribution strategy")
+    return own[0] if own else None
+
+
+def uncut_note(reason: str) -> RunNote:
+    """Say in a sentence that the noise scale was not measured, and how it would be."""
+    return RunNote.of("noise_scale_not_measured", reason=reason)
+
+
+class _HalvingTrainStep(TrainStep):
+    """Keras's train step or the one that sums, with every n-th batch in two halves."""
+
+    def __init__(self, model: keras.Model, every: int):
+        super().__init__(model)
+        self._moments = MomentMeans(every)
+        before = installed_step(model)
+        self._summing = before if isinstance(before, SummingTrainStep) else None
+
+    def _update(self, data: Any) -> dict[str, Any]:
+        batch = prepared_batch(self.model, data, 1)
+
+        def squared_norms(due: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            halved = due & (batch.rows > 1)
+            return tf.cond(halved, lambda: self._halved(batch), lambda: self._whole(data))
+
+        return self._moments.measured(self.model, batch.rows, 2, squared_norms)
+
+    def _whole(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        if self._summing is not None:
+            self._summing.run(data)
+        else:
+            keras.Model.train_step(self.model, data)
+        return tf.constant(float("nan")), tf.zeros([])
+
+    def _halved(self, batch: MicroBatches) -> tuple[tf.Tensor, tf.Tensor]:
+        update = Update(self.model, batch, batch_norm_once=False, measured=True)
+        sums = update.halves()
+        if self._summing is not None:
+            sums = sums._replace(gradients=tuple(summed(sums.gradients)))
+        update.apply(sums)
+        return sums.micro_sq_norm, squared_norm(sums.gradients)
+
+
+def _is_of_keras(part: Any) -> bool:
+    """Return whether a layer or a function is Keras's own."""
+    kind = part if hasattr(part, "__name__") else type(part)
+    return kind.__module__.split(".")[0] == "keras"

@@ -1,0 +1,450 @@
+"""Each assumption about private parts of Keras and TensorFlow, one test for one function.
+
+Where a new version of a library turns one of these red, `kbatch/library_internals.py` is the file
+to change, and the function that the test names is the place in it.
+"""
+
+import threading
+from pathlib import Path
+
+import keras
+import keras_tuner
+import models
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kbatch import library_internals as internals
+
+layers = keras.layers
+X, Y = models.rows(8)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A trained classifier."""
+    model = models.mlp(weighted_metrics=["accuracy"], run_eagerly=True)
+    model.train_on_batch(X, Y)
+    return model
+
+
+def test_layers_of():
+    inner = keras.Sequential([layers.Dense(2), layers.ReLU()])
+    outer = keras.Sequential([layers.Input((8,)), inner])
+    found = internals.layers_of(outer)
+    assert found[0] is outer
+    assert {id(one) for one in (inner, *inner.layers)} <= {id(one) for one in found}
+    assert internals.layers_of(outer, include_self=False) == found[1:]
+
+
+def test_declared_structure():
+    inputs = {"a": keras.Input((2,)), "b": keras.Input((2,))}
+    model = keras.Model(inputs, layers.Add()(list(inputs.values())))
+    assert internals.declared_structure(model).keys() == {"a", "b"}
+    assert internals.declared_structure(keras.Model()) is None
+
+
+def test_forward():
+    class Without(keras.Model):
+        def call(self, x):
+            return x
+
+    class With(keras.Model):
+        def call(self, x, training=None):
+            return x if training else 2 * x
+
+    x = tf.ones([1, 2])
+    assert float(internals.forward(Without(), x, training=True)[0, 0]) == 1
+    assert float(internals.forward(With(), x, training=True)[0, 0]) == 1
+    assert float(internals.forward(With(), x, training=False)[0, 0]) == 2
+
+
+def test_build_symbolically():
+    model = keras.Sequential([layers.Dense(3)])
+    model.compile("adam", "mse", metrics=["mae"])
+    internals.build_symbolically(model, (tf.TensorSpec((None, 8)), tf.TensorSpec((None, 3))))
+    assert model.built
+    assert model.optimizer.built
+    variables = len(model.metrics_variables)
+    model.train_on_batch(X, X[:, :3])
+    assert len(model.metrics_variables) == variables  # None came with the first step.
+
+
+def test_holds_variables():
+    dense = layers.Dense(2)
+    model = keras.Sequential([layers.Input((8,)), dense, layers.BatchNormalization()])
+    assert [internals.holds_variables(one) for one in (model, *model.layers)] == [False, True, True]
+
+
+def test_is_called_in_graph():
+    layer = layers.Dense(2)
+    assert not internals.is_called_in_graph(layer)
+    layer(keras.Input((8,)))
+    assert internals.is_called_in_graph(layer)
+
+
+def test_masks():
+    masked = layers.Masking()(tf.constant([[[0.0], [1.0]]]))
+    assert internals.mask_of(masked).numpy().tolist() == [[False, True]]
+    assert internals.mask_of(tf.ones([1])) is None
+    plain = tf.ones([1, 2, 1])
+    internals.set_mask(plain, tf.constant([[True, False]]))
+    pooled = layers.GlobalAveragePooling1D()(plain * 1.0, mask=internals.mask_of(plain))
+    assert float(pooled[0, 0]) == 1.0
+
+
+def test_lambda_output_shape():
+    layer = layers.Lambda(lambda x: x, output_shape=(3,))
+    assert internals.lambda_output_shape(layer) == (3,)
+
+
+def test_policy_of_layers():
+    layer = layers.Dense(2, dtype="mixed_float16")
+    layer.build((None, 8))
+    with internals.policy_of_layers([layer], "float32"):
+        assert layer(X).dtype == tf.float32
+    assert layer(X).dtype == tf.float16
+
+
+def test_batch_norm_moments():
+    norm, seen = layers.BatchNormalization(axis=-1), []
+
+    def observe(moments, inputs, mask):
+        seen.append(inputs.shape)
+        mean, variance = moments(inputs, mask)
+        np.testing.assert_allclose(mean, X.mean(axis=0), rtol=1e-5, atol=1e-6)
+        return mean, variance
+
+    norm.build((None, 8))
+    with internals.batch_norm_moments(norm, observe):
+        norm(X, training=True)
+    norm(X, training=True)
+    assert seen == [(8, 8)]
+    assert list(internals.batch_norm_axes(norm)) == [0]
+
+
+def test_output_losses_of(model):
+    assert internals.compile_loss_of(model).built
+    (entry,) = internals.output_losses_of(model)
+    assert entry.loss.name == "sparse_categorical_crossentropy"
+    assert entry.loss.reduction == "sum_over_batch_size"
+    assert internals.output_losses_of(models.mlp()) == []
+
+
+def test_routed_losses(model):
+    compile_loss = internals.compile_loss_of(model)
+    trackers = [float(one.result()) for one in compile_loss.metrics]
+
+    def route(index, loss, y_true, y_pred, sample_weight=None):
+        return tf.constant(7.0) + index
+
+    with internals.routed_losses(compile_loss, route):
+        assert float(compile_loss(Y, model(X))) == 7.0
+    assert float(compile_loss(Y, model(X))) != 7.0
+    assert len(compile_loss.metrics) == len(trackers)
+
+
+@pytest.mark.parametrize("takes_training", [False, True])
+def test_compute_loss(takes_training):
+    class Old(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return keras.ops.mean(y_pred)
+
+    class New(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            assert training
+            return keras.ops.mean(y_pred)
+
+    model = (New if takes_training else Old)([layers.Input((8,)), layers.Dense(3)])
+    model.compile("sgd")
+    assert float(internals.compute_loss(model, X, None, tf.ones([8, 3]), None)) == 1.0
+
+
+def test_loss_tracker_of(model):
+    tracker = internals.loss_tracker_of(model)
+    tracker.reset_state()
+    assert float(tf.convert_to_tensor(tracker.count)) == 0.0
+    model.train_on_batch(X, Y)
+    assert float(tf.convert_to_tensor(tracker.count)) == 8.0
+
+
+class Adding(layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.sum(x, axis=-1))
+        return x
+
+
+def test_added_losses():
+    adding = Adding()
+    model = keras.Sequential([layers.Input((8,)), adding, layers.Dense(3, kernel_regularizer="l2")])
+    model.compile("sgd", "mse")
+    model(X)
+    assert [loss.shape for loss in internals.added_by(adding)] == [(8,)]
+    with internals.overridden_losses(model, [tf.ones([])]):
+        assert [float(loss) for loss in model.losses] == [1.0]
+    assert len(model.losses) == 2
+    total = internals.aggregated_loss(model, tf.constant([1.0, 2.0]))
+    assert float(total) == 3.0  # A value a row is summed.
+
+
+def test_loss_arguments():
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    assert internals.loss_arguments(loss)["ignore_class"] == -1
+
+
+def test_wrapped_function():
+    def own(y, p):
+        return p
+
+    assert internals.wrapped_function(keras.metrics.MeanMetricWrapper(own)) is own
+    assert internals.wrapped_function(keras.losses.MeanSquaredError()) is not None
+    assert internals.wrapped_function("mse") is None
+
+
+def test_compiled_metrics(model):
+    assert internals.compiled_metrics(model) == [["accuracy"], ["accuracy"]]
+    assert internals.compiled_metrics(keras.Model()) == []
+
+
+def test_metric_functions(model):
+    names = []
+
+    def around(metric, function):
+        names.append(metric.name)
+        return lambda *args: 0.0 * function(*args) + 1.0
+
+    with internals.metric_functions(model, around):
+        model.reset_metrics()
+        found = model.compute_metrics(X, Y, model(X), sample_weight=None)
+    assert names == ["accuracy", "accuracy"]  # One of them weighted.
+    assert float(found["accuracy"]) == 1.0
+    model.reset_metrics()
+
+
+def test_compile_arguments(model):
+    found = internals.compile_arguments(model)
+    assert found["loss"] == "sparse_categorical_crossentropy"
+    assert {"optimizer", "metrics", "loss_weights"} <= found.keys()
+
+
+def test_rates():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    optimizer = keras.optimizers.SGD(schedule)
+    assert internals.rate_of(optimizer) is schedule
+    internals.set_rate(optimizer, 0.25)
+    assert internals.rate_of(optimizer) == 0.25
+    assert isinstance(internals.rate_of(keras.optimizers.SGD(0.5)), keras.Variable)
+
+
+def test_trained_by(model):
+    found = internals.trained_by(model.optimizer)
+    assert [one.path for one in found] == [one.path for one in model.trainable_variables]
+
+
+def test_kept_seeds():
+    def draws():
+        return [float(keras.random.normal(())), float(tf.random.normal([]))]
+
+    keras.utils.set_random_seed(3)
+    draws()
+    with internals.kept_seeds():
+        expected = draws()
+        keras.utils.set_random_seed(5)
+        draws()
+    assert draws() == expected
+
+
+def test_replaced_draws():
+    with internals.replaced_draws(["normal", "dropout"], lambda name, draw: lambda *a, **k: name):
+        assert keras.random.normal((2,)) == "normal"
+    assert keras.random.normal((2,)).shape == (2,)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return X[:4], Y[:4]
+
+
+def test_signature_of():
+    adapter = internals.PyDatasetAdapter(Batches())
+    adapter.get_tf_dataset()
+    signature = internals.signature_of(adapter)
+    assert [part.dtype for part in tf.nest.flatten(signature)] == [tf.float32, tf.int64]
+    other = internals.PyDatasetAdapter(Batches())
+    internals.set_signature(other, signature)
+    assert other.get_tf_dataset().element_spec == signature
+
+
+def test_forget_py_dataset():
+    before = internals.shared_py_datasets()
+    enqueuer = internals.OrderedEnqueuer(Batches(), workers=1)
+    enqueuer.start()
+    next(enqueuer.get())
+    assert len(internals.shared_py_datasets()) == len(before) + 1
+    internals.forget_py_dataset(enqueuer.uid)
+    assert internals.shared_py_datasets() == before
+    enqueuer.stop()
+
+
+def test_what_adapters_make_of_arrays():
+    assert internals.can_convert_arrays((X, Y))
+    assert not internals.can_convert_arrays(("text",))
+    dataset = internals.ArrayDataAdapter(X, Y, batch_size=4, shuffle=True).get_tf_dataset()
+    assert [part.shape[0] for part in next(iter(dataset))] == [4, 4]
+    (first, _), (rest, _) = internals.train_validation_split((X, Y), validation_split=0.25)
+    assert (len(first), len(rest)) == (6, 2)
+    weights = internals.class_weight_to_sample_weights(np.array([0, 1]), {0: 2.0, 1: 3.0})
+    assert list(weights) == [2.0, 3.0]
+    weigh = internals.make_class_weight_map_fn({0: 2.0, 1: 3.0})
+    assert weigh(tf.ones([2, 1]), tf.constant([0, 1]))[2].numpy().tolist() == [2.0, 3.0]
+
+
+def test_squeeze_or_expand_to_same_rank():
+    one, other = internals.squeeze_or_expand_to_same_rank(tf.ones([4]), tf.ones([4, 1]))
+    assert one.shape.rank == other.shape.rank
+
+
+def test_datasets(tmp_path):
+    dataset = tf.data.Dataset.range(3)
+    cached = dataset.cache(str(tmp_path / "cache"))
+    assert internals.inputs_of_dataset(cached) == [dataset]
+    assert internals.cache_file(cached) == str(tmp_path / "cache")
+    assert internals.cache_file(dataset.cache()) == ""
+    assert internals.cache_file(dataset) is None
+
+
+def test_dataset_functions():
+    def double(x):
+        return 2 * x
+
+    def is_even(x):
+        return x % 2 == 0
+
+    numbers = tf.data.Dataset.range(3)
+    assert internals.dataset_function(numbers.map(double)) is double
+    assert internals.dataset_function(numbers.filter(is_even)) is is_even
+    assert internals.dataset_function(numbers) is None
+    assert internals.dataset_graph(numbers.map(double)).get_operations()
+    assert internals.dataset_graph(numbers) is None
+
+
+ROWS = tf.data.Dataset.range(9)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments"),
+    [
+        (ROWS.batch(4, drop_remainder=True), {"batch_size": 4, "drop_remainder": True}),
+        (
+            ROWS.batch(4, num_parallel_calls=2, deterministic=False),
+            {"batch_size": 4, "num_parallel_calls": 2, "deterministic": "false"},
+        ),
+        (
+            ROWS.map(abs, num_parallel_calls=2, deterministic=True),
+            {"num_parallel_calls": 2, "deterministic": "true"},
+        ),
+        (ROWS.batch(2).rebatch(3), {"batch_sizes": 3, "drop_remainder": False}),
+        (ROWS.prefetch(5), {"buffer_size": 5}),
+        (
+            ROWS.shuffle(6, reshuffle_each_iteration=False),
+            {"buffer_size": 6, "reshuffle_each_iteration": False},
+        ),
+        (ROWS.repeat(7), {"count": 7}),
+        (ROWS.take(7), {"count": 7}),
+        (ROWS.skip(7), {"count": 7}),
+    ],
+)
+def test_dataset_argument(dataset, arguments):
+    for name, value in arguments.items():
+        found = internals.dataset_argument(dataset, name)
+        assert (found.numpy() if tf.is_tensor(found) else found) == value
+    assert isinstance(internals.only_input_of_dataset(dataset), tf.data.Dataset)
+
+
+def test_dataset_argument_of_padding():
+    padded = ROWS.padded_batch(2, padded_shapes=[], padding_values=tf.constant(7, tf.int64))
+    assert internals.dataset_argument(padded, "padded_shapes") is not None
+    assert int(internals.dataset_argument(padded, "padding_values")) == 7
+
+
+def test_devices():
+    tf.ones([1]).numpy()
+    assert internals.has_started_devices()
+    found = {one.name: one.memory_limit for one in internals.local_devices()}
+    assert found["/device:CPU:0"] > 0
+
+
+def test_keras_metric_kind():
+    assert internals.keras_metric_kind("auc") is keras.metrics.AUC
+    assert internals.keras_metric_kind("unheard_of") is None
+
+
+class Tuner(keras_tuner.RandomSearch):
+    """A search of one trial, trained through kbatch's own calls."""
+
+    def run_trial(self, trial, *args, **kwargs):
+        board = keras.callbacks.TensorBoard(self.project_dir)
+        self.copies = internals.trial_callbacks(self, trial, [board], 1)
+        callbacks = [internals.tuner_callback(self, trial)]
+        self.history = internals.build_and_fit(self, trial, *args, callbacks=callbacks, **kwargs)
+        self.found = internals.trial_metrics(self.history, self.oracle.objective)
+        return self.history
+
+
+@pytest.fixture(scope="module")
+def tuner(tmp_path_factory):
+    """A finished search of keras-tuner's own."""
+    folder = tmp_path_factory.mktemp("search")
+    objective = keras_tuner.Objective("loss", "min")
+    tuner = Tuner(
+        lambda hp: models.mlp(run_eagerly=True),
+        objective=objective,
+        max_trials=1,
+        directory=folder,
+        project_name="p",
+    )
+    tuner.search(X, Y, verbose=0)
+    return tuner
+
+
+def test_build_and_fit(tuner):
+    assert tuner.history.params["epochs"] == 1
+    assert tuner.found["loss"] == tuner.history.history["loss"][0]
+
+
+def test_trial_metrics(tuner):
+    assert internals.trial_metrics({"loss": 2.0}, tuner.oracle.objective) == {"loss": 2.0}
+    with pytest.raises(keras_tuner.errors.FatalTypeError):
+        internals.trial_metrics("text", tuner.oracle.objective)
+
+
+def test_trial_callbacks(tuner):
+    board, *_ = tuner.copies
+    (trial_id,) = tuner.oracle.trials
+    assert trial_id in Path(board.log_dir).parts
+
+
+def test_tuner_callback(tuner):
+    (trial,) = tuner.oracle.trials.values()
+    assert isinstance(internals.tuner_callback(tuner, trial), keras.callbacks.Callback)
+    assert trial.metrics.exists("loss")  # It reported the epoch.
+
+
+def test_oracles(tuner):
+    assert internals.project_directory(tuner.oracle) == tuner.project_dir
+    assert internals.own_oracle(tuner.oracle) is tuner.oracle
+    assert not internals.is_oracle_elsewhere()
+    assert not internals.is_worker(tuner)
+
+
+def test_give_oracle_back(tuner):
+    locks, threads = internals.oracle_locks()
+    locks[tuner.oracle].acquire()
+    threads[tuner.oracle] = threading.current_thread().name
+    internals.give_oracle_back(tuner.oracle)
+    assert locks[tuner.oracle].acquire(blocking=False)
+    locks[tuner.oracle].release()
+    internals.give_oracle_back(tuner.oracle)  # Nothing is held.
