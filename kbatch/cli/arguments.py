@@ -1,14 +1,19 @@
-"""Arguments that several commands take: sizes of memory, models and data by name."""
+"""What several commands take and print: memory sizes, models and data by name, and tables."""
 
 import argparse
 import importlib.util
 import inspect
+import os
 import re
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kbatch.device.python_program import behind_standard_library
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {f"{prefix}I": 2 ** (10 * power) for power, prefix in enumerate("KMGT", start=1)}
@@ -143,3 +148,56 @@ def _not_found(text: str, option: str) -> ValueError:
 def _required_arguments(function: Any) -> int:
     parameters = inspect.signature(function).parameters.values()
     return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+
+def integers(text: str, *, example: str) -> list[int]:
+    """Read `--batch-sizes`."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise ValueError(
+            f"`--batch-sizes` must be integers with commas between them, such as {example}. "
+            f"Received: --batch-sizes {text}."
+        ) from error
+
+
+# Columns of a table in a log file, where no terminal says how wide it is.
+_LOG_WIDTH = 120
+
+
+def starting_console() -> "Console":
+    """Return the console of a command, which says first that TensorFlow starts."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=_LOG_WIDTH)
+    say(console, "Starting TensorFlow ...")
+    return console
+
+
+def say(console: "Console", line: str) -> None:
+    """Print a line as it is, however long."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_table(
+    console: "Console",
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Collection[int],
+    widths: Sequence[int] | None = None,
+    bold: int | None = None,
+) -> None:
+    """Print a table whose columns stand to the right but for some, and one row perhaps bold."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for i, title in enumerate(titles):
+        justify = "left" if i in left else "right"
+        table.add_column(title, justify=justify, width=None if widths is None else widths[i])
+    for i, row in enumerate(rows):
+        table.add_row(*row, style="bold" if i == bold else None)
+    console.print(table)

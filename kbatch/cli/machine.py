@@ -5,12 +5,12 @@ import os
 import socket
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kbatch.device.doctor import Examination, Finding
-
+    from kbatch.device.doctor import Examination
 
 _TOPIC_WIDTH = 14
 _TEXT_WIDTH = 76
@@ -24,8 +24,6 @@ def add_doctor(commands: Any) -> None:
 
 
 def _run_doctor(options: argparse.Namespace) -> None:
-    """Print the examination."""
-    from kbatch.cli.examination import examine
     from kbatch.device.quiet_start import quiet_start
     from kbatch.records.json_codec import record_text
 
@@ -35,15 +33,58 @@ def _run_doctor(options: argparse.Namespace) -> None:
     # Else the few seconds take all memory of a GPU on which others train.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     with quiet_start():
-        examination = examine(variables)
+        examination = _examine(variables)
     print(record_text(examination) if options.json else examination_text(examination))
     if not examination.complete:
         sys.exit(1)
 
 
+def _examine(variables: Mapping[str, str]) -> "Examination":
+    """Look at versions, devices, memory and the speed of dtype policies.
+
+    Where a package is missing the rest is left out: it could not be read.
+    """
+    from kbatch.device.doctor import Examination, Finding, read_package_findings
+
+    packages = read_package_findings()
+    if any(finding.status == "missing" for finding in packages):
+        return Examination(packages, (), None)
+    from kbatch.device.host_checks import (
+        nvidia_findings,
+        read_host_findings,
+        read_nvidia,
+        read_tensorflow_build,
+    )
+
+    nvidia = read_nvidia()  # Before TensorFlow starts.
+    import tensorflow as tf
+
+    from kbatch.device.environment import read_environment
+    from kbatch.device.failures import failure_text
+    from kbatch.training.dtype_policy import measure_policy_speeds, policy_finding
+
+    environment = read_environment()
+    host = read_host_findings(environment.cpu_count, variables=variables)
+    device = "CPU" if environment.devices == ("CPU",) else "GPU"
+    try:
+        speeds = measure_policy_speeds()
+        policy = policy_finding(speeds, device)
+    except tf.errors.OpError as error:
+        text = f"a train step fails on this {device}: {failure_text(error)}"
+        speeds, policy = (), Finding("dtype policy", "missing", text)
+    build = read_tensorflow_build()
+    devices = nvidia_findings(nvidia, environment.devices, build=build, variables=variables)
+    return Examination((*packages, *devices, *host, policy), speeds, environment)
+
+
 def examination_text(examination: "Examination") -> str:
     """Write what was found, a line or two a topic, then how much of it is missing."""
-    lines = [_finding_text(finding) for finding in examination.findings]
+    lines = []
+    for finding in examination.findings:
+        head = f"{finding.status:<9}{finding.topic:<{_TOPIC_WIDTH}} "
+        indent, width = " " * len(head), _TEXT_WIDTH + len(head)
+        lines += textwrap.wrap(finding.text, width, initial_indent=head, subsequent_indent=indent)
+        lines += [f"{indent}$ {finding.command}"] if finding.command else []
     missing = [finding.topic for finding in examination.findings if finding.status == "missing"]
     if missing:
         lines.append(f"\nmissing: {', '.join(missing)}")
@@ -52,15 +93,6 @@ def examination_text(examination: "Examination") -> str:
     else:
         lines.append("\nnothing that is needed is missing")
     return "\n".join(lines)
-
-
-def _finding_text(finding: "Finding") -> str:
-    head = f"{finding.status:<9}{finding.topic:<{_TOPIC_WIDTH}} "
-    indent = " " * len(head)
-    text = textwrap.fill(
-        finding.text, _TEXT_WIDTH + len(head), initial_indent=head, subsequent_indent=indent
-    )
-    return text if finding.command is None else f"{text}\n{indent}$ {finding.command}"
 
 
 def add_distribute(commands: Any) -> None:
@@ -91,21 +123,6 @@ def _run_distribute(options: argparse.Namespace) -> None:
     from kbatch.search.distribute import DistributionPlan, run_distributed
     from kbatch.search.distributed_script import parse_address
 
-    _check(options)
-    address = options.chief_address
-    plan = DistributionPlan(
-        words=(str(options.script), *options.arguments),
-        workers=options.workers,
-        restarts=options.restarts,
-        chief_address=parse_address(address) if address else None,
-        chief_here=not options.join,
-        # keras-tuner takes every name with "chief" in it for the chief's.
-        name=f"{socket.gethostname().replace('chief', 'host')}-tuner" if address else "tuner",
-    )
-    run_distributed(plan, lambda line: print(line, flush=True))
-
-
-def _check(options: argparse.Namespace) -> None:
     if options.workers < 1 or options.restarts < 0:
         raise ValueError(
             "`--workers` must be at least 1 and `--restarts` at least 0. "
@@ -118,3 +135,14 @@ def _check(options: argparse.Namespace) -> None:
             "`--join` needs the address of a chief: add `--chief-address HOST:PORT`. "
             "Received: --join."
         )
+    address = options.chief_address
+    plan = DistributionPlan(
+        words=(str(options.script), *options.arguments),
+        workers=options.workers,
+        restarts=options.restarts,
+        chief_address=parse_address(address) if address else None,
+        chief_here=not options.join,
+        # keras-tuner takes every name with "chief" in it for the chief's.
+        name=f"{socket.gethostname().replace('chief', 'host')}-tuner" if address else "tuner",
+    )
+    run_distributed(plan, lambda line: print(line, flush=True))

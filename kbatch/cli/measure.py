@@ -11,10 +11,14 @@ from kbatch.cli.arguments import (
     DATA,
     add_model_arguments,
     check_model_arguments,
+    integers,
     memory_size,
     named_build,
     named_data,
     named_x_y,
+    print_table,
+    say,
+    starting_console,
 )
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
@@ -23,10 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kbatch.inference.profile import InferenceProfile
-    from kbatch.memory.record import MaxBatchSizeResult
 
 
-_LOG_WIDTH = 120
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 _FIGURES = ("throughput", "operating_curve", "paths", "memory", "tails", "noise")
 
@@ -99,24 +101,20 @@ def milliseconds(text: str) -> float:
 
 
 def _run_inference(options: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.inference.report import inference_lines
+    from kbatch.inference.report import inference_lines, inference_rows
 
     target_ms = None if options.slo is None else milliseconds(options.slo)
-    sizes = None if options.batch_sizes is None else _integers(options.batch_sizes)
+    sizes = options.batch_sizes and integers(options.batch_sizes, example="1,8,64")
     if not options.model.exists():
         raise ValueError(
             "MODEL must be a file that `model.save` wrote, .keras or .h5: it does not exist. "
             f"Received: {options.model}."
         )
     options.output.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_LOG_WIDTH)
-    console.print("Starting TensorFlow ...", highlight=False)
+    console = starting_console()
     with quiet_start():
         from kbatch.inference.inputs import load_saved_model
         from kbatch.inference.measure import profile_inference
@@ -134,25 +132,10 @@ def _run_inference(options: argparse.Namespace) -> None:
             bulk_examples=options.bulk_examples,
             on_progress=lambda line: status.update(escape(line)),
         )
-    _print_table(profile, console)
+    print_table(console, *inference_rows(profile), left=(0, 1))
     for line in inference_lines(profile, target_ms):
         console.print(line, highlight=False, markup=False)
     _write(profile, options.output, console)
-
-
-def _print_table(profile: "InferenceProfile", console: "Console") -> None:
-    from rich import box
-    from rich.table import Table
-
-    from kbatch.inference.report import inference_rows
-
-    titles, rows = inference_rows(profile)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for i, title in enumerate(titles):
-        table.add_column(title, justify="left" if i < 2 else "right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 def _write(profile: "InferenceProfile", directory: Path, console: "Console") -> None:
@@ -174,16 +157,6 @@ def _write(profile: "InferenceProfile", directory: Path, console: "Console") -> 
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
-
-
-def _integers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise ValueError(
-            "`--batch-sizes` must be integers with commas between them, such as 1,8,64. "
-            f"Received: --batch-sizes {text}."
-        ) from error
 
 
 _RECORD, _FIGURE = "input.json", "input.png"
@@ -272,14 +245,12 @@ def add_max_batch(commands: Any) -> None:
 
 
 def _run_max_batch(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from kbatch.device.quiet_start import quiet_start
+    from kbatch.memory.report import max_batch_lines, probe_rows
 
     check_model_arguments(options)
-    limit_bytes = None if options.limit is None else memory_size(options.limit)
-    console = Console()
-    console.print("Starting TensorFlow ...", highlight=False)
+    limit_bytes = options.limit and memory_size(options.limit)
+    console = starting_console()
     with quiet_start():
         from kbatch.memory.find import find_max_batch_size
         from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
@@ -296,26 +267,13 @@ def _run_max_batch(options: argparse.Namespace) -> None:
             max_batch_size=options.max,
             training=not options.inference,
         )
-    _print(result, console)
+    titles = ("batch size", "peak memory", "of the limit", "outcome", "seconds", "run")
+    print_table(console, titles, probe_rows(result), left=(3, 5))
+    for line in max_batch_lines(result):
+        say(console, line)
     if options.output is not None:
         result.save(options.output)
-        console.print(f"result: {options.output}", highlight=False, soft_wrap=True)
-
-
-def _print(result: "MaxBatchSizeResult", console: "Console") -> None:
-    from rich import box
-    from rich.table import Table
-
-    from kbatch.memory.report import max_batch_lines, probe_rows
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for title in ("batch size", "peak memory", "of the limit", "outcome", "seconds", "run"):
-        table.add_column(title, justify="left" if title in ("outcome", "run") else "right")
-    for row in probe_rows(result):
-        table.add_row(*row)
-    console.print(table)
-    for line in max_batch_lines(result):
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, f"result: {options.output}")
 
 
 def add_recommend(commands: Any) -> None:
@@ -357,18 +315,15 @@ def add_recommend(commands: Any) -> None:
 
 
 def _run_recommend(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from kbatch.device.quiet_start import quiet_start
 
     check_model_arguments(options)
-    limit_bytes = None if options.limit is None else memory_size(options.limit)
+    limit_bytes = options.limit and memory_size(options.limit)
     if options.figure is not None and options.figure.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(
             f"`--figure` must end in .png, .svg or .pdf. Received: --figure {options.figure}."
         )
-    console = Console()
-    console.print("Starting TensorFlow ...", highlight=False)
+    console = starting_console()
     with quiet_start():
         from kbatch.recommendation.recommend import recommend
     from kbatch.plotting.saving import save_figure
@@ -386,13 +341,13 @@ def _run_recommend(options: argparse.Namespace) -> None:
         budget_s=options.budget,
         epochs=options.epochs,
         seed=options.seed,
-        on_progress=lambda line: console.print(f"measuring {line} ...", highlight=False),
+        on_progress=lambda line: say(console, f"measuring {line} ..."),
     )
     console.print()
     print(found)
     if options.output is not None:
         found.save(options.output)
-        console.print(f"record: {options.output}", highlight=False, soft_wrap=True)
+        say(console, f"record: {options.output}")
     if options.figure is not None:
         save_figure(plot_limits(found), options.figure)
-        console.print(f"figure: {options.figure}", highlight=False, soft_wrap=True)
+        say(console, f"figure: {options.figure}")

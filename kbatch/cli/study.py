@@ -1,10 +1,10 @@
 """The commands that read a study: `report`, `plot`, `export`, and `demo`, which makes one."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kbatch.cli.arguments import integers, print_table, say, starting_console
 from kbatch.study.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -97,7 +97,14 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 def add_export(commands: Any) -> None:
     """Add the command."""
     export = commands.add_parser("export", help="write the trials as a table")
-    add_study_arguments(export, "kbatch-trials.csv", "table to write, .csv or .json")
+    export.add_argument("study", type=Path, metavar="DIR", help="project directory of a search")
+    export.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("kbatch-trials.csv"),
+        help="table to write, .csv or .json (%(default)s)",
+    )
     export.set_defaults(run=_export)
 
 
@@ -128,40 +135,25 @@ def _no_formula(cell: object) -> object:
         return cell
     # pandas does not quote a carriage return, which would begin a new row.
     text = cell.replace("\r\n", "\n").replace("\r", "\n")
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
+    if not text.startswith(_FORMULA_STARTS):
+        return text
     try:
         float(text)
     except ValueError:
-        return False
-    return True
+        return f"'{text}"
+    return text
 
 
-def add_study_arguments(parser: argparse.ArgumentParser, default: str, text: str) -> None:
-    """Add the project directory and the `--output` of a command that reads a study."""
-    parser.add_argument("study", type=Path, metavar="DIR", help="project directory of a search")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path(default), help=f"{text} (%(default)s)"
-    )
-
-
-# Columns of a table in a log file, where no terminal tells its width.
-LOG_WIDTH = 120
 _FEWEST_COLUMNS = 4
 
 
 def print_trials(study: "Study", console: "Console") -> None:
     """Print the trials; what is the same in all of them stands in a line below."""
-    from rich import box
-    from rich.table import Table
-
     from kbatch.study.table import trial_table
 
-    content = trial_table(study)
-    rows = [row.texts for row in content.rows]
-    titles = [column.title for column in content.columns]
+    table = trial_table(study)
+    rows = [row.texts for row in table.rows]
+    titles = table.headers
     for shorter in (_without_spread, _without_reason):
         # What is left out here stands in the report.
         if _width(titles, rows, _varying(rows)) > console.width:
@@ -170,21 +162,19 @@ def print_trials(study: "Study", console: "Console") -> None:
     shown = varying
     while len(shown) > _FEWEST_COLUMNS and _width(titles, rows, shown) > console.width:
         shown = shown[:-1]
-    shared = [i for i in range(len(content.columns)) if i not in varying]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for i in shown:
-        column = content.columns[i]
-        justify = "right" if column.numeric else "left"
-        table.add_column(column.title, justify=justify, width=_column_width(titles, rows, i))
-    for row, trial in zip(rows, content.rows, strict=True):
-        table.add_row(*(row[i] for i in shown), style="bold" if trial.best else None)
-    console.print(table)
+    print_table(
+        console,
+        [titles[i] for i in shown],
+        [[row[i] for i in shown] for row in rows],
+        left=[place for place, i in enumerate(shown) if not table.columns[i].numeric],
+        widths=[_column_width(titles, rows, i) for i in shown],
+        bold=next((place for place, row in enumerate(table.rows) if row.best), None),
+    )
     if left_out := [titles[i].lower() for i in varying if i not in shown]:
-        console.print(f"in the report too: {', '.join(left_out)}", highlight=False, soft_wrap=True)
-    if shared and rows:
-        first = rows[0]
-        same = ", ".join(f"{content.columns[i].title.lower()} {first[i]}" for i in shared)
-        console.print(f"in every trial: {same}", highlight=False, soft_wrap=True)
+        say(console, f"in the report too: {', '.join(left_out)}")
+    if rows and len(varying) < len(titles):
+        same = [f"{titles[i].lower()} {rows[0][i]}" for i in range(len(titles)) if i not in varying]
+        say(console, f"in every trial: {', '.join(same)}")
 
 
 def _varying(rows: "Sequence[tuple[str, ...]]") -> list[int]:
@@ -209,15 +199,6 @@ def _without_reason(text: str) -> str:
 
 def _without_spread(text: str) -> str:
     return text if text.startswith("n/a") else text.partition(" (")[0]
-
-
-def print_decision(study: "Study", console: "Console") -> None:
-    """Print which batch size to use, and how sure that is."""
-    from kbatch.study.decision import decision
-
-    words = decision(study)
-    sentences = [words.headline, words.speed, words.limit, words.compared, words.certainty]
-    console.print(" ".join(filter(None, sentences)), highlight=False)
 
 
 _DEMO_SIZES = "16,32,64,128,256,512,1024"
@@ -248,24 +229,31 @@ def add_demo(commands: Any) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from kbatch.analysis.batch_sizes import check_batch_sizes
     from kbatch.device.quiet_start import quiet_start
 
     sizes, epochs = (_QUICK_SIZES, 4) if options.quick else (_DEMO_SIZES, 20)
-    batch_sizes = check_batch_sizes(_integers(options.batch_sizes or sizes))
-    _make_directory(options.output)
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=LOG_WIDTH)
-    console.print("Starting TensorFlow ...", highlight=False)
+    given = integers(options.batch_sizes or sizes, example="16,32,64")
+    batch_sizes = check_batch_sizes(given)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"`--output` must be a directory that can be made and written ({error.strerror}): give "
+            f"another one. Received: --output {options.output}."
+        ) from error
+    console = starting_console()
     with quiet_start():
         from kbatch.cli.demo import default_policy, run_demo
         from kbatch.training.dtype_policy import float16_slowdown
+    from kbatch.plotting.saving import save_figure
+    from kbatch.report.pages import write_report
+    from kbatch.study.decision import decision
+    from kbatch.study.figures.trials import plot_trials
+
     policy, why = (options.policy, None) if options.policy else default_policy(float16_slowdown())
     if why is not None:
-        console.print(why, highlight=False, soft_wrap=True)
+        say(console, why)
     study = run_demo(
         options.output,
         batch_sizes=batch_sizes,
@@ -274,37 +262,11 @@ def _demo(options: argparse.Namespace) -> None:
         seed=options.seed,
     )
     print_trials(study, console)
-    print_decision(study, console)
-    _write_results(study, options.output, console)
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"`--output` must be a directory that can be made and written ({error.strerror}): give "
-            f"another one. Received: --output {directory}."
-        ) from error
-
-
-def _write_results(study: "Study", directory: Path, console: "Console") -> None:
-    from kbatch.plotting.saving import save_figure
-    from kbatch.report.pages import write_report
-    from kbatch.study.figures.trials import plot_trials
-
-    figure, report = directory / "trials.png", directory / "report.html"
+    words = decision(study)
+    sentences = [words.headline, words.speed, words.limit, words.compared, words.certainty]
+    console.print(" ".join(filter(None, sentences)), highlight=False)
+    figure, report = options.output / "trials.png", options.output / "report.html"
     save_figure(plot_trials(study), figure)
     write_report(study, report)
-    for name, path in (("figure", figure), ("report", report)):
-        console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
-
-
-def _integers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise ValueError(
-            "`--batch-sizes` must be integers with commas between them, such as 16,32,64. "
-            f"Received: --batch-sizes {text}."
-        ) from error
+    say(console, f"figure: {figure}")
+    say(console, f"report: {report}")

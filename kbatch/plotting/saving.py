@@ -3,9 +3,11 @@
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from kbatch.plotting.canvas import figure_of
@@ -18,6 +20,11 @@ _METADATA: dict[str, dict[str, str | None]] = {
     ".png": {},
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
+}
+_REPEATABLE: dict[Any, Any] = {
+    "svg.hashsalt": "kbatch",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
 }
 _DESCRIPTION = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
 # Colours of a figure that the page sets for light and dark, by name in the style sheet.
@@ -35,7 +42,7 @@ _ID = re.compile(r' id="([^"]+)"')
 _REFERENCE = re.compile(r'((?:xlink:href="#|url\(#))([^")]+)')
 # Attributes that hold places, whose hundredth of a point nobody sees.
 _PLACES = re.compile(r'(?:\bd|\bx|\by|points)="[^"]*"|translate\([^)]*\)')
-_LONG_NUMBER = re.compile(r"(\.\d\d)\d+")
+_MORE_DIGITS = re.compile(r"(?<=\.\d\d)\d+")
 _SHIFTED = re.compile(r'transform="translate\(([\d.-]+) 0\)"/>')
 # The page has the one rule of the style itself.
 _LEFT_OUT = re.compile(
@@ -63,7 +70,7 @@ def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
     write_whole_file(path, figure_bytes(ax_or_figure, path.suffix.lower()))
 
 
-def figure_bytes(ax_or_figure: Axes | Figure, suffix: str, *, transparent: bool = False) -> bytes:
+def figure_bytes(ax_or_figure: Axes | Figure, suffix: str) -> bytes:
     """Render a figure."""
     if suffix not in _METADATA:
         raise ValueError(
@@ -74,16 +81,23 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str, *, transparent: bool 
     # A label that matplotlib made, such as `<colorbar>`, describes nothing.
     description = " ".join(label for label in labels if label and not label.startswith("<"))
     content = io.BytesIO()
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "kbatch", "svg.fonttype": "path", "pdf.fonttype": 42}
-    ):
-        figure.savefig(
-            content,
-            format=suffix[1:],
-            dpi=_PNG_DPI,
-            metadata=_METADATA[suffix] | {_DESCRIPTION[suffix]: description or None},
-            transparent=transparent,
-        )
+    metadata = _METADATA[suffix] | {_DESCRIPTION[suffix]: description or None}
+    with matplotlib.rc_context(_REPEATABLE):
+        figure.savefig(content, format=suffix[1:], dpi=_PNG_DPI, metadata=metadata)
+    return content.getvalue()
+
+
+def transparent_svg(ax: Axes) -> str:
+    """Render a figure for a page, whose ground shows through it, and which gets nothing else.
+
+    `savefig` draws twice, the first time to lay the figure out; an SVG lays out as it is drawn.
+    """
+    figure = figure_of(ax)
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set(facecolor="none", edgecolor="none")
+    content = io.StringIO()
+    with matplotlib.rc_context(_REPEATABLE):
+        FigureCanvasSVG(figure).print_svg(content, metadata=_METADATA[".svg"])
     return content.getvalue()
 
 
@@ -159,7 +173,7 @@ def _luminance(color: str) -> float:
 
 
 def _lighter(color: str) -> str:
-    """Mixes a colour with white in equal parts."""
+    """Mix a colour with white in equal parts."""
     return "#" + "".join(f"{(channel + 255) // 2:02x}" for channel in _channels(color))
 
 
@@ -170,4 +184,4 @@ def _stroked_first(halo: re.Match[str]) -> str:
 
 
 def _shorter(places: str) -> str:
-    return _LONG_NUMBER.sub(r"\1", " ".join(places.split()))
+    return _MORE_DIGITS.sub("", " ".join(places.split()) if "\n" in places else places)

@@ -145,33 +145,43 @@ def noise_scale(runs: Sequence[Sequence[_MeasuredEpoch]]) -> NoiseScale | None:
     Returns:
         The noise scale, None where no epoch of any run has the moments.
     """
-    measured = [epochs for run in runs if (epochs := _measured(run))]
+    measured = [moments for run in runs if (moments := _moments(run))]
     if not measured:
         return None
-    return noise_scale_of_runs([_moments(epochs) for epochs in measured])
+    # Of an epoch's updates every n-th is measured, so they weigh as the measured ones do.
+    return noise_scale_of_runs(
+        [
+            ([m.variance for m in one], [m.squared_norm for m in one], [m.updates for m in one])
+            for one in measured
+        ]
+    )
 
 
 def noise_scale_curve(epochs: Sequence[_MeasuredEpoch]) -> tuple[EpochNoiseScale, ...]:
     """Return the noise scale of each epoch that has the moments."""
-    return tuple(EpochNoiseScale(e.epoch, _ratio(*_pair(e))) for e in _measured(epochs))
+    return tuple(
+        EpochNoiseScale(
+            m.epoch, max(m.variance, 0.0) / m.squared_norm if m.squared_norm > 0 else None
+        )
+        for m in _moments(epochs)
+    )
 
 
-def _ratio(variance: float, squared_norm: float) -> float | None:
-    return max(variance, 0.0) / squared_norm if squared_norm > 0 else None
+class _Moments(NamedTuple):
+    epoch: int
+    updates: int
+    variance: float
+    squared_norm: float
 
 
-def _pair(epoch: _MeasuredEpoch) -> list[float]:
-    return [epoch.metrics[name] or 0.0 for name in MOMENT_METRICS]
-
-
-def _measured(epochs: Sequence[_MeasuredEpoch]) -> list[_MeasuredEpoch]:
-    return [e for e in epochs if all(e.metrics.get(n) is not None for n in MOMENT_METRICS)]
-
-
-def _moments(epochs: Sequence[_MeasuredEpoch]) -> tuple[list[float], list[float], list[int]]:
-    variances, norms = ([_pair(e)[i] for e in epochs] for i in range(2))
-    # Of an epoch's updates every n-th is measured, so they weigh as the measured ones do.
-    return variances, norms, [max(1, e.updates) for e in epochs]
+def _moments(epochs: Sequence[_MeasuredEpoch]) -> list[_Moments]:
+    """Return the moments of the epochs that have both."""
+    variance, norm = MOMENT_METRICS
+    return [
+        _Moments(e.epoch, max(1, e.updates), v, n)
+        for e in epochs
+        if (v := e.metrics.get(variance)) is not None and (n := e.metrics.get(norm)) is not None
+    ]
 
 
 # Of more, an axis of doubles cannot tell one from the next.

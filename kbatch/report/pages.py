@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from kbatch.document.section import Figure
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes
-from kbatch.plotting.saving import SvgPage, figure_bytes
+from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
 from kbatch.records.json_codec import write_whole_file
 from kbatch.report.content import ReportContent, Reported, report_content, section_of
 from kbatch.study.study import Study
@@ -62,7 +62,7 @@ def _drawing(figure: Figure, page: SvgPage) -> Drawing:
         nonlocal alt_text
         axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
         alt_text = alt_text or str(axes.get_label())
-        return Markup(page.element(figure_bytes(axes, ".svg", transparent=True).decode()))
+        return Markup(page.element(transparent_svg(axes)))
 
     wide = drawn(WIDTH_IN) if figure.shape != "small" else None
     narrow = drawn(_NARROW_IN, _NARROW_TALLER) if figure.shape != "wide" else None

@@ -6,14 +6,14 @@ import re
 from records_factory import make_study
 
 from kbatch.plotting.canvas import detached_axes
-from kbatch.plotting.saving import SvgPage, figure_bytes
+from kbatch.plotting.saving import SvgPage, transparent_svg
 from kbatch.study.figures.trials import HEIGHT_IN, plot_trials
 
 
 @functools.cache
 def drawing():
     axes = plot_trials(make_study(), detached_axes(HEIGHT_IN))
-    return figure_bytes(axes, ".svg", transparent=True).decode()
+    return transparent_svg(axes)
 
 
 def ids(text):
