@@ -8,8 +8,7 @@ import re
 import threading
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
-from math import isnan
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 SCHEMA_VERSION = 1
@@ -154,84 +153,37 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
     if hasattr(kind, "from_json"):
         return kind.from_json
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        return _tuple_decoder(arguments[0])
     if origin in (typing.Union, types.UnionType):
-        return _number_decoder(_number_types(kind), _union_decoder(arguments))
+        return _union_decoder(arguments)
+    if origin is tuple:
+        item_of = _decoder(arguments[0])
+        return lambda value: tuple([item_of(item) for item in _plain(list, value)])
     if origin is not None:
-        return _mapping_decoder(arguments[1])
-    return _number_decoder(_number_types(kind), functools.partial(_plain, kind))
-
-
-def _number_types(kind: typing.Any) -> frozenset[type]:
-    """Return the types that a kind of numbers may have in a file, none for another kind."""
-    kinds = set(typing.get_args(kind)) or {kind}
-    if not {int, float} & kinds or not kinds <= {int, float, types.NoneType}:
-        return frozenset()
-    return frozenset(kinds | ({int} if float in kinds else set()))
-
-
-def _number_decoder(
-    number_types: frozenset[type], slowly: Callable[[typing.Any], typing.Any]
-) -> Callable[[typing.Any], typing.Any]:
-    """Return numbers, the most frequent values by far, with one call each."""
-    if not number_types:
-        return slowly
-
-    def decode_number(value: typing.Any) -> typing.Any:
-        if type(value) in number_types and (
-            value is None or -LARGEST_NUMBER <= value <= LARGEST_NUMBER
-        ):
-            return value
-        return slowly(value)
-
-    return decode_number
-
-
-def _are_numbers(values: Collection[typing.Any], number_types: frozenset[type]) -> bool:
-    """Return whether all values are numbers of these types, or None where that is one."""
-    if not number_types.issuperset(map(type, values)):
-        return False
-    known = [value for value in values if value is not None] if None in values else values
-    # The sum of numbers with a NaN among them is NaN.
-    return not known or (
-        -LARGEST_NUMBER <= min(known) <= max(known) <= LARGEST_NUMBER and not isnan(sum(known))
-    )
-
-
-def _tuple_decoder(kind: typing.Any) -> Callable[[typing.Any], tuple[typing.Any, ...]]:
-    number_types, item_of = _number_types(kind), _decoder(kind)
-
-    def decode_tuple(value: typing.Any) -> tuple[typing.Any, ...]:
-        if number_types and type(value) is list and _are_numbers(value, number_types):
-            return tuple(value)
-        return tuple([item_of(item) for item in _plain(list, value)])
-
-    return decode_tuple
-
-
-def _mapping_decoder(kind: typing.Any) -> Callable[[typing.Any], dict[str, typing.Any]]:
-    number_types, item_of = _number_types(kind), _decoder(kind)
-
-    def decode_mapping(value: typing.Any) -> dict[str, typing.Any]:
-        if type(value) is dict and "".join(value).isprintable():
-            if number_types and _are_numbers(value.values(), number_types):
-                return value
-            return {key: item_of(item) for key, item in value.items()}
-        return {printable(key): item_of(item) for key, item in _plain(dict, value).items()}
-
-    return decode_mapping
+        item_of = _decoder(arguments[1])
+        return lambda value: {
+            key if key.isprintable() else printable(key): item_of(item)
+            for key, item in _plain(dict, value).items()
+        }
+    if kind in (int, float):
+        # The most frequent values by far.
+        return lambda value: (
+            value
+            if type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+            else _plain(kind, value)
+        )
+    return functools.partial(_plain, kind)
 
 
 def _union_decoder(kinds: tuple[typing.Any, ...]) -> Callable[[typing.Any], typing.Any]:
     others = [kind for kind in kinds if kind is not types.NoneType]
     decoders = [_decoder(kind) for kind in others]
+    if len(others) == 1:
+        item_of = decoders[0]
+        return lambda value: None if value is None else item_of(value)
 
     def decode_one(value: typing.Any) -> typing.Any:
         if value is None and len(others) < len(kinds):
             return None
-        if len(others) == 1:
-            return decoders[0](value)
         for kind, decoder in zip(others, decoders, strict=True):
             if _is_plain(kind, value):
                 return decoder(value)

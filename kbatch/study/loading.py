@@ -38,33 +38,27 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         RecordError: If a file written by `Study.save` cannot be read, or a tuner found an older
             search with other settings in its directory, whose trials are not its own.
     """
-    if not isinstance(tuner_or_directory, (str, Path)):
-        return _study_of(tuner_or_directory)
-    path = Path(tuner_or_directory)
+    tuner, path = None, tuner_or_directory
+    if not isinstance(path, (str, Path)):
+        tuner, path = path, path.project_dir
+    path = Path(path)
     if path.is_file():
         return read_record(Study, path)
     study = _read_project(path)
-    if study.trials or study.problems or study.search:
-        return study
-    raise FileNotFoundError(
-        f"There is no kbatch study in {path}: `load_study` needs the project directory of a "
-        "search (`directory/project_name`) whose hypermodel is a `kbatch.BatchSizeHyperModel`. "
-        + _suggestion(path)
-        + f"Received: {str(path)!r}."
-    )
-
-
-def _study_of(tuner: _HasProjectDir) -> Study:
-    study = load_study(Path(tuner.project_dir))
+    if not (study.trials or study.problems or study.search):
+        raise FileNotFoundError(
+            f"There is no kbatch study in {path}: `load_study` needs the project directory of a "
+            "search (`directory/project_name`) whose hypermodel is a `kbatch.BatchSizeHyperModel`. "
+            f"{_suggestion(path)}Received: {str(path)!r}."
+        )
     settings = getattr(getattr(tuner, "hypermodel", None), "settings", None)
     difference = study.search.difference(settings) if study.search and settings else None
     if difference:
         # keras-tuner reloads a finished search without a word, and runs nothing.
         raise RecordError(
-            f"{tuner.project_dir} holds an older search with other settings, and the tuner ran "
-            "none of its own: give another `project_name`, or `overwrite=True` to start over "
-            "(`load_study` with the directory reads the older one). "
-            f"Received: {difference}."
+            f"{path} holds an older search with other settings, and the tuner ran none of its own: "
+            "give another `project_name`, or `overwrite=True` to start over (`load_study` with the "
+            f"directory reads the older one). Received: {difference}."
         )
     return study
 
@@ -119,16 +113,12 @@ def _unrecorded(path: Path) -> list[str]:
 def _suggestion(path: Path) -> str:
     """Name a study that lies one folder below, where people often point to."""
     for file in sorted(path.glob(f"*/{RECORD_NAME}")):
-        if _holds_search(file):
-            return f"One lies in {file.parent}. "
+        try:
+            if read_json(file)["kind"] == SearchRecord.__name__:
+                return f"One lies in {file.parent}. "
+        except (RecordError, KeyError, TypeError):
+            continue
     return ""
-
-
-def _holds_search(file: Path) -> bool:
-    try:
-        return read_json(file)["kind"] == SearchRecord.__name__
-    except (RecordError, KeyError, TypeError):
-        return False
 
 
 IDENTITY_NAME = "kbatch-search.json"

@@ -39,6 +39,8 @@ def study_section(study: Study) -> Section:
     environment = study.search.environment if study.search else None
     words, table = decision(study), trial_table(study)
     notes = lettered(caveats(study), table)
+    # Batch sizes that were trained for several epochs.
+    curves = sum(len(curve.points) > 1 for curve in learning_curves_info(study).curves)
     return Section(
         kind="study",
         name=study.name,
@@ -46,9 +48,9 @@ def study_section(study: Study) -> Section:
         lead=tuple(filter(None, (words.speed, words.limit, words.certainty))),
         details=(words.compared,),
         conditions=caption(conditions_of(study)),
-        figures=study_figures(study, notes),
+        figures=_figures(study, notes, curves),
         tables=(marked_table(table, notes),),
-        notes=(*notes, *left_out(study)),
+        notes=(*notes, *_left_out(curves)),
         command=environment.command if environment else None,
         settings=_settings(study),
         environment=environment_facts(environment),
@@ -60,21 +62,21 @@ def _settings(study: Study) -> tuple[Fact, ...]:
     executions = [e for trial in study.trials for e in trial.executions]
     examples = conditions_of(study).examples
     seeds = dict.fromkeys("none" if e.seed is None else str(e.seed) for e in executions)
+
+    def different(values: Iterable[object]) -> str:
+        known = dict.fromkeys(str(value) for value in values if value is not None)
+        return ", ".join(known) or "n/a (no model was built)"
+
     return (
         *(Fact(name, json.dumps(value, ensure_ascii=False)) for name, value in settings.items()),
         Fact(
             "training data",
             f"{examples_text(examples)} an epoch" if examples else "n/a (no trial completed)",
         ),
-        Fact("optimizer", _different(e.optimizer for e in executions)),
-        Fact("jit_compile", _different(e.jit_compile for e in executions)),
+        Fact("optimizer", different(e.optimizer for e in executions)),
+        Fact("jit_compile", different(e.jit_compile for e in executions)),
         Fact("seeds of the executions", ", ".join(seeds)),
     )
-
-
-def _different(values: Iterable[object]) -> str:
-    known = dict.fromkeys(str(value) for value in values if value is not None)
-    return ", ".join(known) or "n/a (no model was built)"
 
 
 # More curves than these nobody can tell apart, and they make a page heavy.
@@ -90,7 +92,8 @@ class _Offer(NamedTuple):
         plot: Draws it.
         height_in: Its height in inches, for a number of trials.
         columns: Columns of the table whose numbers it shows.
-        shown: Whether a study has the data; a `ValueError` says that it has not.
+        shown: Whether a study with so many curves has the data; a `ValueError` says that it has
+            not.
         shape: As in `Figure`.
     """
 
@@ -99,16 +102,8 @@ class _Offer(NamedTuple):
     plot: "Callable[..., Axes]"
     height_in: Callable[[int], float]
     columns: tuple[str, ...]
-    shown: Callable[[Study], object]
+    shown: Callable[[Study, int], object]
     shape: Literal["alone", "small", "wide"] = "small"
-
-
-def _enough_curves(study: Study) -> bool:
-    return 0 < _curves(study) <= MOST_CURVES
-
-
-def _enough_noise_scales(study: Study) -> bool:
-    return len(noise_scale_info(study).curves) <= MOST_CURVES
 
 
 # That of the decision first.
@@ -119,7 +114,7 @@ _OFFERS = (
         trials.plot_trials,
         lambda rows: trials.HEIGHT_IN,
         ("batch_size", "samples_per_second", "quality"),
-        lambda study: True,
+        lambda study, curves: True,
         "alone",
     ),
     _Offer(
@@ -128,7 +123,7 @@ _OFFERS = (
         pareto.plot_pareto,
         lambda rows: pareto.HEIGHT_IN,
         ("samples_per_second", "quality"),
-        lambda study: len(pareto_info(study).points) > 1,
+        lambda study, curves: len(pareto_info(study).points) > 1,
     ),
     _Offer(
         "learning-curves-updates",
@@ -136,7 +131,7 @@ _OFFERS = (
         functools.partial(learning_curves.plot_learning_curves, against="updates"),
         lambda rows: learning_curves.HEIGHT_IN,
         ("quality", "updates"),
-        _enough_curves,
+        lambda study, curves: 0 < curves <= MOST_CURVES,
     ),
     _Offer(
         "learning-curves-seconds",
@@ -144,7 +139,7 @@ _OFFERS = (
         functools.partial(learning_curves.plot_learning_curves, against="seconds"),
         lambda rows: learning_curves.HEIGHT_IN,
         ("quality", "samples_per_second"),
-        _enough_curves,
+        lambda study, curves: 0 < curves <= MOST_CURVES,
     ),
     _Offer(
         "time-to-target",
@@ -152,7 +147,7 @@ _OFFERS = (
         time_to_target.plot_time_to_target,
         lambda rows: time_to_target.HEIGHT_IN,
         ("updates", "samples_per_second"),
-        lambda study: time_to_target_info(study).points,
+        lambda study, curves: time_to_target_info(study).points,
     ),
     _Offer(
         "goodput",
@@ -160,7 +155,7 @@ _OFFERS = (
         goodput.plot_goodput,
         lambda rows: goodput.HEIGHT_IN,
         ("samples_per_second", "noise_scale"),
-        goodput_info,
+        lambda study, curves: goodput_info(study),
     ),
     _Offer(
         "noise-scale",
@@ -168,7 +163,7 @@ _OFFERS = (
         noise_scale.plot_noise_scale,
         lambda rows: noise_scale.HEIGHT_IN,
         ("noise_scale",),
-        _enough_noise_scales,
+        lambda study, curves: len(noise_scale_info(study).curves) <= MOST_CURVES,
     ),
     _Offer(
         "gpu-timeline",
@@ -176,7 +171,7 @@ _OFFERS = (
         gpu_timeline.plot_gpu_timeline,
         lambda rows: gpu_timeline.HEIGHT_IN,
         ("gpu",),
-        gpu_timeline_info,
+        lambda study, curves: gpu_timeline_info(study),
     ),
     _Offer(
         "ranking",
@@ -184,14 +179,21 @@ _OFFERS = (
         ranking.plot_ranking,
         lambda rows: ranking.height_in(min(rows, ranking.MOST_ROWS)),
         ("quality",),
-        lambda study: sum(trial.status == "completed" for trial in study.trials) > 1,
+        lambda study, curves: sum(trial.status == "completed" for trial in study.trials) > 1,
         "wide",
     ),
 )
 
 
-def study_figures(study: Study, notes: Sequence[Note]) -> tuple[Figure, ...]:
+def _figures(study: Study, notes: Sequence[Note], curves: int) -> tuple[Figure, ...]:
     """Offer the figures for which a study has the data."""
+
+    def shown(offer: _Offer) -> bool:
+        try:
+            return bool(offer.shown(study, curves))
+        except ValueError:  # It says what to measure for the figure, which the report leaves out.
+            return False
+
     return tuple(
         Figure(
             name=offer.name,
@@ -202,13 +204,12 @@ def study_figures(study: Study, notes: Sequence[Note]) -> tuple[Figure, ...]:
             shape=offer.shape,
         )
         for offer in _OFFERS
-        if _shown(offer, study)
+        if shown(offer)
     )
 
 
-def left_out(study: Study) -> tuple[Note, ...]:
+def _left_out(curves: int) -> tuple[Note, ...]:
     """Describe which figures are left out although the study has the data."""
-    curves = _curves(study)
     if curves <= MOST_CURVES:
         return ()
     return (
@@ -220,15 +221,3 @@ def left_out(study: Study) -> tuple[Note, ...]:
             "`--figure noise-scale` draw them.",
         ),
     )
-
-
-def _shown(offer: _Offer, study: Study) -> bool:
-    try:
-        return bool(offer.shown(study))
-    except ValueError:  # It says what to measure for the figure, which the report leaves out.
-        return False
-
-
-def _curves(study: Study) -> int:
-    """Count the batch sizes that were trained for several epochs."""
-    return sum(len(curve.points) > 1 for curve in learning_curves_info(study).curves)
