@@ -207,7 +207,7 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
         ]
         draw.rates_and_times(upper, lower, index, timings, label=one.label, line_s=one.line_s)
         for size in one.failed:
-            draw.missing(lower, size, "out of memory")
+            draw.missing(lower, size, words="out of memory")
     for target in info.targets:
         draw.limit(lower, target.latency_ms, target.words)
     rate_and_time_axes(upper, lower, "batch")
@@ -411,7 +411,7 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
         known, peaks = list(one.peak_bytes), list(one.peak_bytes.values())
         draw.series(panel, index, known, peaks, label=one.label, joined=False)
         for size in one.failed:
-            draw.missing(panel, size, "out of memory")
+            draw.missing(panel, size, words="out of memory")
         if one.largest_expected is not None:
             largest = f"batches up to {one.largest_expected:,}"
             notes.append(f"{one.label}: {largest} are expected to stay below 80 %")

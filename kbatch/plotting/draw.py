@@ -237,11 +237,11 @@ def answers(
     names_above(panel, lines, (smallest, largest))
 
 
-def missing(panel: Axes, place: float, words: str = "") -> None:
-    """Mark a run without a result at the bottom edge, and write above why there is none."""
+def missing(panel: Axes, *places: float, words: str = "") -> None:
+    """Mark runs without a result at the bottom edge, and write above the last why there is none."""
     panel.plot(
-        [place],
-        [0],
+        places,
+        [0] * len(places),
         transform=panel.get_xaxis_transform(),
         color=ALARM,
         marker="X",
@@ -252,7 +252,7 @@ def missing(panel: Axes, place: float, words: str = "") -> None:
         zorder=4,
     )
     if words:
-        reason(panel, place, words)
+        reason(panel, places[-1], words)
 
 
 def reason(panel: Axes, place: float, words: str) -> None:

@@ -151,7 +151,7 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
     if info.memory_bytes:
         _draw_memory(lowest, info)
     for size in info.failed:
-        draw.missing(lowest, size, "out of memory")
+        draw.missing(lowest, size, words="out of memory")
     draw.answers(upper, info.answers, info.sizes[0], info.sizes[-1])
     canvas.write_title(upper, info.name)
     canvas.write_caption(lowest, info.conditions, info.fit)

@@ -193,7 +193,7 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
     words = f"largest: {info.best:,}\n{readable(most)}"
     draw.text(panel, words, (info.best, most), (0, -14), ha=side, va="top", bold=True)
     for size, words in info.incomplete_sizes:
-        draw.missing(panel, size, words)
+        draw.missing(panel, size, words=words)
     canvas.write_title(panel, study.name, columns=2)
     write_conditions(panel, study, *info.notes)
     return panel

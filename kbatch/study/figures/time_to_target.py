@@ -230,7 +230,7 @@ def plot_time_to_target(
     _draw_costs(lower, info, [point.updates for point in info.points], info.fit)
     for size, words in info.incomplete_sizes:
         draw.missing(upper, size)
-        draw.missing(lower, size, words)
+        draw.missing(lower, size, words=words)
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
     canvas.write_title(upper, f"{study.name}: to {info.target_text}", columns=2, fewest=1)

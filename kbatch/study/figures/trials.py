@@ -209,9 +209,10 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     _draw_series(upper, info, "samples_per_second", none_completed(study))
     _draw_series(lower, info, "quality", none_completed(study))
     failed: dict[int, list[str]] = {point.batch_size: [] for point in info.incomplete}
+    for panel in (upper, lower) if info.incomplete else ():
+        # All at once: of thousands of trials hundreds may be without a result.
+        draw.missing(panel, *(point.place for point in info.incomplete))
     for point in info.incomplete:
-        draw.missing(upper, point.place)
-        draw.missing(lower, point.place)
         failed[point.batch_size].append(point.outcome)
     # Words beside each other that have no room stand below.
     crowded = _MISSING_CHARACTERS * len(failed) > canvas.label_room(lower)
