@@ -19,7 +19,7 @@ import numpy as np
 from memory_devices import Device, OutOfMemory, Probe, draw_device
 from published_searches import PUBLISHED
 
-from kbatch.memory.search import search_max_batch
+from kbatch.memory.search import MaxBatchSearch
 
 WINDOW = (0.80, 0.90)
 JITTER = 0.02
@@ -44,14 +44,13 @@ class Outcome(NamedTuple):
 
 
 def kbatch_search(probe: Probe) -> int | None:
-    def measure(batch_size: int) -> float | None:
+    search = MaxBatchSearch(limit_bytes=probe.device.limit_bytes, memory_window=WINDOW)
+    while (size := search.ask()) is not None:
         try:
-            return probe.run(batch_size)
+            search.tell(size, probe.run(size))
         except OutOfMemory:
-            return None
-
-    limit = probe.device.limit_bytes
-    return search_max_batch(measure, limit_bytes=limit, memory_window=WINDOW).batch_size
+            search.tell(size, None)
+    return search.answer.batch_size if search.answer else None
 
 
 def main() -> None:

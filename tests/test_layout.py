@@ -48,7 +48,7 @@ ONLY_IN = {
 TENSORFLOW = {"tensorflow", "keras", "keras_tuner"}
 EXPERIMENTS = {
     "library_internals": ...,
-    "device": {"environment", "failures", "memory", "tensorflow_gpus"},
+    "device": {"environment", "failures", "memory"},
     "training": ...,
     "timing": ...,
     "memory": {"curve", "find", "probe", "workload"},
@@ -168,7 +168,7 @@ def test_a_wrong_import_is_seen(module, source):
             "from kbatch.analysis import Interval\nfrom kbatch import __version__",
         ),
         ("kbatch.study.figures.x", "from ..conditions import caption\nimport matplotlib"),
-        ("kbatch.search.x", "PROGRAM = 'kbatch.device.worker_process'"),
+        ("kbatch.search.x", "PROGRAM = 'kbatch.device.worker'"),
         ("kbatch.records.record", "WRITER = 'kbatch.report.pages'"),
     ],
 )

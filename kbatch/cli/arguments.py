@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbatch.device.python_program import behind_standard_library
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -132,6 +130,8 @@ def _module_and_name(text: str, option: str) -> tuple[str, str]:
             f"{package}.py. Received: {option} {text}."
         )
     if folder not in sys.path:
+        from kbatch.device.worker import behind_standard_library
+
         sys.path.insert(behind_standard_library(sys.path), folder)
     return module_name, name
 

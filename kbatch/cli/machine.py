@@ -49,7 +49,7 @@ def _examine(variables: Mapping[str, str]) -> "Examination":
     packages = read_package_findings()
     if any(finding.status == "missing" for finding in packages):
         return Examination(packages, (), None)
-    from kbatch.device.host_checks import (
+    from kbatch.device.doctor import (
         nvidia_findings,
         read_host_findings,
         read_nvidia,

@@ -1,5 +1,9 @@
-"""The record of a machine that is to train, and whether the packages are there."""
+"""The examination of a machine that is to train: packages, GPUs, memory, processors.
 
+The packages are examined before anything is imported that may be missing.
+"""
+
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -7,10 +11,15 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+from kbatch.document.numbers import counted, gibibytes
 from kbatch.records.environment import EnvironmentRecord
+
+if TYPE_CHECKING:
+    from kbatch.device.gpus import NvmlDriver, NvmlGpu
 
 STATUSES = ("ok", "warning", "missing")
 
@@ -86,21 +95,23 @@ def package_findings(
     requirements: Sequence[str], installed: Mapping[str, str]
 ) -> tuple[Finding, ...]:
     """Compare what is installed with what is required."""
-    wanted = [line for line in requirements if "extra ==" not in line]
-    return tuple(_package_finding(line, installed) for line in wanted)
-
-
-def _package_finding(requirement: str, installed: Mapping[str, str]) -> Finding:
-    requirement = requirement.partition(";")[0].strip()
-    name, bound = _name(requirement), _lower_bound(requirement)
-    mend = f"pip install --upgrade '{requirement}'"
-    version = installed.get(name)
-    if version is None:
-        return Finding(name, "missing", f"not installed{_WHY.get(name, '')}", mend)
-    if bound is not None and _release(version) < _release(bound):
-        text = f"{version} is older than {bound}, the oldest that kbatch was tested with"
-        return Finding(name, "warning", text, mend)
-    return Finding(name, "ok", version)
+    findings = []
+    for line in requirements:
+        requirement = line.partition(";")[0].strip()
+        name, bound = _name(requirement), _lower_bound(requirement)
+        version = installed.get(name)
+        mend = f"pip install --upgrade '{requirement}'"
+        if "extra ==" in line:
+            continue
+        if version is None:
+            text = f"not installed{_WHY.get(name, '')}"
+            findings.append(Finding(name, "missing", text, mend))
+        elif bound is not None and _release(version) < _release(bound):
+            text = f"{version} is older than {bound}, the oldest that kbatch was tested with"
+            findings.append(Finding(name, "warning", text, mend))
+        else:
+            findings.append(Finding(name, "ok", version))
+    return tuple(findings)
 
 
 def python_finding(version: str, required: str) -> Finding:
@@ -122,33 +133,19 @@ def backend_finding(backend: str, source: str) -> Finding:
 
 def read_package_findings() -> tuple[Finding, ...]:
     """Examine Python, the packages and Keras's backend of this process."""
-    try:
-        requirements = importlib.metadata.requires("kbatch") or []
-        required = importlib.metadata.metadata("kbatch")["Requires-Python"] or ""
-    except importlib.metadata.PackageNotFoundError:
+    home = Path.home()
+    place = home if os.access(home, os.W_OK) else Path("/tmp")
+    backend = backend_finding(*read_backend(os.environ, place))
+    if _version("kbatch") is None:
         text = "not installed, only on the path: what it requires is unknown"
-        return (Finding("kbatch", "warning", text, "pip install ."), _read_backend_finding())
+        return (Finding("kbatch", "warning", text, "pip install ."), backend)
+    requirements = importlib.metadata.requires("kbatch") or []
+    required = importlib.metadata.metadata("kbatch")["Requires-Python"] or ""
+    versions = {name: _version(name) for name in map(_name, requirements)}
     return (
         python_finding(platform.python_version(), required),
-        *package_findings(requirements, _versions(map(_name, requirements))),
-        _read_backend_finding(),
-    )
-
-
-def _versions(names: Iterable[str]) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _read_backend_finding() -> Finding:
-    home = Path.home()
-    return backend_finding(
-        *read_backend(os.environ, home if os.access(home, os.W_OK) else Path("/tmp"))
+        *package_findings(requirements, {n: v for n, v in versions.items() if v is not None}),
+        backend,
     )
 
 
@@ -162,6 +159,13 @@ def read_backend(variables: Mapping[str, str], home: Path) -> tuple[str, str]:
     except (OSError, ValueError, KeyError, TypeError):  # Keras ignores such a file as well.
         return "tensorflow", "Keras's default"
     return str(backend), str(settings)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _name(requirement: str) -> str:
@@ -180,3 +184,358 @@ def _release(version: str) -> tuple[int, ...]:
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
+
+
+# A share of a GPU's memory that nobody misses: a driver's context takes some hundred megabytes.
+_SMALL_SHARE = 0.05
+# The first with tensor cores for float16 (CUDA C++ Programming Guide, Compute Capabilities).
+_TENSOR_CORES = (7, 0)
+# The oldest driver of each major version of CUDA, which runs all of its minor versions (CUDA
+# Compatibility, Minor Version Compatibility, Linux).
+_OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+
+
+class ListedGpu(NamedTuple):
+    """One GPU as the driver shows it."""
+
+    gpu: "NvmlGpu"
+    memory_used_bytes: int | None  # None if the driver does not tell.
+    process_texts: tuple[str, ...] = ()  # What computes on it, and how much memory it holds.
+
+
+class NvidiaReading(NamedTuple):
+    """What the driver shows."""
+
+    driver_loaded: bool  # Whether the kernel has NVIDIA's driver.
+    device_nodes: int  # How many GPUs have a device file that a process can open.
+    pci_gpus: int  # How many NVIDIA GPUs sit in this machine, whatever their driver.
+    gpus: tuple[ListedGpu, ...] | None  # None without NVML.
+    driver: "NvmlDriver | None"  # As NVML shows it.
+    nvml_error: str | None  # Why NVML is not available, None if it is.
+    mismatch: bool = False  # Whether that is since the driver and its library differ in version.
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs this process could use."""
+        silent = len(self.driver.silent_gpus) if self.driver else 0
+        return max(self.device_nodes, len(self.gpus or ()) + silent)
+
+
+class TensorFlowBuild(NamedTuple):
+    """What this TensorFlow was built for."""
+
+    cuda_version: tuple[int, int] | None  # Such as (12, 5), None for a build without GPUs.
+    compute_capabilities: tuple[tuple[int, int], ...] = ()  # Of its kernels, ascending.
+    missing_packages: tuple[str, ...] = ()  # NVIDIA's libraries for it, not installed.
+
+
+def read_nvidia() -> NvidiaReading:
+    """Read what the driver and NVML show. Call it before TensorFlow takes the memory."""
+    from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_driver
+
+    gpus = driver = error = None
+    mismatch = False
+    try:
+        with opened_nvml() as found:
+            driver = read_driver()
+            gpus = tuple(map(_listed, found))
+    except NvmlUnavailableError as reason:
+        error, mismatch = str(reason), reason.mismatch
+    return NvidiaReading(
+        driver_loaded=Path("/proc/driver/nvidia/version").exists(),
+        device_nodes=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        pci_gpus=sum(map(_is_nvidia_gpu, Path("/sys/bus/pci/devices").glob("*"))),
+        gpus=gpus,
+        driver=driver,
+        nvml_error=error,
+        mismatch=mismatch,
+    )
+
+
+def _listed(gpu: "NvmlGpu") -> ListedGpu:
+    import psutil
+
+    from kbatch.device.gpus import in_container, read_gpu, read_processes
+
+    texts = []
+    for process in read_processes(gpu):
+        name = "a process that cannot be seen here"
+        if not in_container():  # There the number is another process's.
+            with contextlib.suppress(OSError, psutil.Error):
+                name = psutil.Process(process.pid).name()
+        held_bytes = process.memory_bytes
+        size = "" if held_bytes is None else f", {gibibytes(held_bytes)}"
+        texts.append(f"{name} ({process.pid}{size})")
+    return ListedGpu(gpu, read_gpu(gpu).memory_used_bytes, tuple(texts))
+
+
+def _is_nvidia_gpu(device: Path) -> bool:
+    try:
+        vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+    except OSError:
+        return False
+    return vendor == "0x10de" and kind.startswith("0x03")  # NVIDIA; a display controller.
+
+
+def read_tensorflow_build() -> TensorFlowBuild:
+    """Read what the installed TensorFlow was built for; it starts no device."""
+    import tensorflow as tf
+
+    build = tf.sysconfig.get_build_info()
+    if not build.get("is_cuda_build"):
+        return TensorFlowBuild(None)
+    # Such as "sm_60", or "compute_90" where newer ones can be compiled for.
+    numbers = [re.sub(r"\D", "", text) for text in build.get("cuda_compute_capabilities", ())]
+    major, minor = re.findall(r"\d+", str(build.get("cuda_version", "")) + ".0.0")[:2]
+    requirements = []
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        requirements = importlib.metadata.requires("tensorflow") or []
+    libraries = [_name(line) for line in requirements if re.search("extra == .and-cuda", line)]
+    return TensorFlowBuild(
+        cuda_version=(int(major), int(minor)),
+        compute_capabilities=tuple(sorted((int(n[:-1]), int(n[-1])) for n in numbers if n[1:])),
+        missing_packages=tuple(name for name in libraries if _version(name) is None),
+    )
+
+
+def nvidia_findings(
+    reading: NvidiaReading,
+    devices: Sequence[str],
+    *,
+    build: TensorFlowBuild,
+    variables: Mapping[str, str],
+) -> tuple[Finding, ...]:
+    """Judge the GPUs."""
+    seen = [device for device in devices if device.startswith("GPU")]
+    if seen:
+        first = Finding("GPU", "ok", f"TensorFlow sees {', '.join(seen)}")
+    else:
+        first = _why_not(reading, build, variables)
+    findings = [first, _nvml_finding(reading)]
+    if seen:
+        findings.append(_growth_finding(variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "")))
+    findings.extend(_one_gpu_finding(one, build) for one in reading.gpus or ())
+    return tuple(findings)
+
+
+def _why_not(
+    reading: NvidiaReading, build: TensorFlowBuild, variables: Mapping[str, str]
+) -> Finding:
+    """Name the first thing that keeps TensorFlow from a GPU, from the hardware upwards."""
+    visible = variables.get("CUDA_VISIBLE_DEVICES")
+    if not reading.gpu_count and not reading.mismatch:
+        return _no_gpu(reading)
+    if visible in ("", "-1"):
+        text = f"CUDA_VISIBLE_DEVICES={visible} hides the GPU: training runs on the CPU"
+        return Finding("GPU", "warning", text, "unset CUDA_VISIBLE_DEVICES")
+    if reading.gpus is None:
+        text = f"TensorFlow cannot use the GPU because of its driver. {reading.nvml_error}"
+        return Finding("GPU", "missing", text, "nvidia-smi")
+    if not reading.gpus:
+        silent = ", ".join(reading.driver.silent_gpus if reading.driver else ())
+        text = f"no GPU answers: {silent or 'NVML lists none'}; look for the cause, then restart"
+        return Finding("GPU", "missing", text, "sudo dmesg | grep -i -e NVRM -e Xid")
+    gpus = [one.gpu for one in reading.gpus]
+    if visible is not None and not _names_one(visible, gpus, count=reading.gpu_count):
+        text = (
+            f"CUDA_VISIBLE_DEVICES={visible} names no GPU that is here "
+            f"({', '.join(f'{gpu.index}: {gpu.name}' for gpu in gpus)}): training runs on the CPU"
+        )
+        return Finding("GPU", "warning", text, "unset CUDA_VISIBLE_DEVICES")
+    if build.cuda_version is None:
+        text = f"{gpus[0].name or 'a GPU'} is here, but this TensorFlow was built for CPUs only"
+        mend = "pip uninstall -y tensorflow tensorflow-cpu && pip install 'kbatch[cuda]'"
+        return Finding("GPU", "missing", text, mend)
+    return _unusable_gpu(gpus, reading.driver, build)
+
+
+def _no_gpu(reading: NvidiaReading) -> Finding:
+    if reading.driver_loaded:
+        text = "the host has NVIDIA's driver, but no GPU is handed to this container"
+        return Finding("GPU", "warning", text, "docker run --gpus all IMAGE")
+    if reading.pci_gpus:
+        text = (
+            f"{counted(reading.pci_gpus, 'NVIDIA GPU')} in this machine, but NVIDIA's driver is "
+            "not loaded: install it and restart; until then training runs on the CPU"
+        )
+        return Finding("GPU", "warning", text)
+    return Finding("GPU", "ok", "no NVIDIA GPU: training runs on the CPU")
+
+
+def _unusable_gpu(
+    gpus: "Sequence[NvmlGpu]", driver: "NvmlDriver | None", build: TensorFlowBuild
+) -> Finding:
+    needed = build.cuda_version or (0, 0)
+    if driver and driver.cuda_version and driver.cuda_version[0] < needed[0]:
+        oldest = _OLDEST_DRIVERS.get(needed[0])
+        text = (
+            f"the driver {driver.version} is too old: it runs CUDA up to "
+            f"{_dotted(driver.cuda_version)} and this TensorFlow was built with {_dotted(needed)}; "
+            f"install a driver {f'from {oldest} on' if oldest else 'for it'}"
+        )
+        return Finding("GPU", "missing", text)
+    least = min(build.compute_capabilities, default=(0, 0))
+    if all(gpu.compute_capability and gpu.compute_capability < least for gpu in gpus):
+        text = (
+            f"{gpus[0].name or 'the GPU'} is too old: its compute capability is "
+            f"{_dotted(gpus[0].compute_capability or (0, 0))} and this TensorFlow was built for "
+            f"{_dotted(least)} and newer; use an older TensorFlow, or train on the CPU"
+        )
+        return Finding("GPU", "missing", text)
+    if build.missing_packages:
+        text = (
+            "an NVIDIA GPU is here and TensorFlow sees none: of NVIDIA's libraries these are not "
+            f"installed: {', '.join(build.missing_packages)}"
+        )
+        return Finding("GPU", "missing", text, "pip install 'kbatch[cuda]'")
+    if all(gpu.mig for gpu in gpus):
+        text = "the GPU is split into instances (MIG), and this process has none of them"
+        return Finding("GPU", "missing", text, "nvidia-smi -L")
+    text = (
+        "an NVIDIA GPU is here and TensorFlow sees none, though NVIDIA's libraries are installed: "
+        "its log names the one that could not be loaded"
+    )
+    show = "import tensorflow as tf; tf.config.list_physical_devices('GPU')"
+    return Finding("GPU", "missing", text, f'TF_CPP_MIN_LOG_LEVEL=0 python -c "{show}"')
+
+
+def _names_one(visible: str, gpus: "Sequence[NvmlGpu]", *, count: int) -> bool:
+    """Return whether CUDA would take the first name, an index or the start of a UUID."""
+    name = visible.split(",")[0].strip()
+    if name.isdigit():
+        return int(name) < count
+    uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
+    # The UUIDs of instances (MIG) are not the board's.
+    return name.startswith("MIG-") or not uuids or any(uuid.startswith(name) for uuid in uuids)
+
+
+def _nvml_finding(reading: NvidiaReading) -> Finding:
+    if reading.gpus is None:
+        if reading.gpu_count or reading.mismatch:
+            text = f"utilisation, power and memory of the GPU cannot be read: {reading.nvml_error}"
+            return Finding("NVML", "warning", text)
+        return Finding("NVML", "ok", f"not available, as without a GPU ({reading.nvml_error})")
+    text = f"shows {counted(len(reading.gpus), 'GPU')}"
+    if reading.driver and reading.driver.version:
+        text = f"{text}, driver {reading.driver.version}"
+    if reading.driver and reading.driver.silent_gpus:
+        text = (
+            f"{text}; no answer from {', '.join(reading.driver.silent_gpus)}: restart the machine"
+        )
+        return Finding("NVML", "warning", text)
+    return Finding("NVML", "ok", text)
+
+
+def _growth_finding(value: str) -> Finding:
+    if value.lower() in ("true", "1"):
+        text = f"TF_FORCE_GPU_ALLOW_GROWTH={value}: TensorFlow takes GPU memory as it needs it"
+    else:
+        text = (
+            "TensorFlow takes nearly all GPU memory at its start; where the GPU is shared, "
+            "export TF_FORCE_GPU_ALLOW_GROWTH=true"
+        )
+    return Finding("GPU growth", "ok", text)
+
+
+def _one_gpu_finding(reading: ListedGpu, build: TensorFlowBuild) -> Finding:
+    gpu, used = reading.gpu, reading.memory_used_bytes
+    total, capability = gpu.memory_total_bytes, gpu.compute_capability
+    if total is None:
+        parts = ["the driver shows no memory of its own: TensorFlow's count is used"]
+    else:
+        parts = [gibibytes(total)]
+    if gpu.mig:
+        parts.append("split into instances (MIG): this memory and all power are the whole board's")
+    newest = max(build.compute_capabilities, default=None)
+    warnings = []
+    shared = not gpu.mig  # What lies in other instances is in nobody's way.
+    if shared and total is not None and used is not None and used > _SMALL_SHARE * total:
+        whose = ", ".join(reading.process_texts) or "nvidia-smi on the host names them"
+        warnings.append(f"other processes hold {gibibytes(used)}: {whose}")
+    if capability and capability < _TENSOR_CORES:
+        warnings.append(
+            f"compute capability {_dotted(capability)}: no tensor cores, so mixed_float16 saves "
+            "memory and no time"
+        )
+    if capability and newest and capability[0] > newest[0]:
+        warnings.append(
+            f"compute capability {_dotted(capability)} is newer than this TensorFlow's kernels "
+            f"({_dotted(newest)}): the driver compiles them at the first start, which may take "
+            "half an hour, or fails; a newer TensorFlow has them"
+        )
+    return Finding(
+        f"GPU {gpu.index}", "warning" if warnings else "ok", "; ".join([*parts, *warnings])
+    )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+# A worker process with TensorFlow takes about half a GiB before it trains anything.
+_LEAST_FREE_BYTES = 2**30
+# Timings suffer when others keep more than this share of the processors busy.
+_BUSY_SHARE = 0.5
+# Variables that change what is measured.
+_VARIABLES = (
+    "TF_CPU_ALLOCATOR_USE_BFC",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB",
+    "TF_GPU_ALLOCATOR",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_XLA_FLAGS",
+    "XLA_FLAGS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "OMP_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+)
+
+
+def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Examine memory, processors and environment variables."""
+    import psutil
+
+    from kbatch.device.memory import read_control_group
+
+    memory = psutil.virtual_memory()
+    group = read_control_group()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return (
+        memory_finding(memory.total, memory.available, group.memory_limit_bytes),
+        cpu_finding(cpu_count, group.cpu_quota, load),
+        variables_finding(variables),
+    )
+
+
+def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | None) -> Finding:
+    """Judge the host's memory."""
+    text = f"{gibibytes(total_bytes)}, {gibibytes(available_bytes)} free"
+    if group_bytes is not None and group_bytes < total_bytes:
+        text = f"{text}; the control group allows {gibibytes(group_bytes)}"
+        available_bytes = min(available_bytes, group_bytes)
+    if available_bytes < _LEAST_FREE_BYTES:
+        text = f"{text}: a second process with TensorFlow needs 1 GiB"
+        return Finding("memory", "warning", text)
+    return Finding("memory", "ok", text)
+
+
+def cpu_finding(cpu_count: int, quota: float | None, load: float | None) -> Finding:
+    """Judge the processors."""
+    usable = cpu_count if quota is None else min(cpu_count, quota)
+    text = counted(cpu_count, "core")
+    if usable < cpu_count:
+        text = f"{text}, of whose time the control group allows {usable:g}"
+    if load is None:
+        return Finding("CPU", "ok", text)
+    text = f"{text}, load {load:.1f}"
+    if load > _BUSY_SHARE * usable:
+        return Finding("CPU", "warning", f"{text}: other work disturbs timings")
+    return Finding("CPU", "ok", text)
+
+
+def variables_finding(variables: Mapping[str, str]) -> Finding:
+    """Name the environment variables that change what is measured."""
+    changed = [f"{name}={variables[name]}" for name in _VARIABLES if name in variables]
+    if not changed:
+        return Finding("variables", "ok", "none that change memory or speed")
+    return Finding("variables", "ok", f"these change memory or speed: {', '.join(changed)}")

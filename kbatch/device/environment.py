@@ -18,15 +18,31 @@ _PACKAGES = ("kbatch", "tensorflow", "keras", "keras-tuner", "numpy")
 
 def read_environment() -> EnvironmentRecord:
     """Read the versions, the processor, the devices and the load of this machine."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    gpus = tf.config.get_visible_devices("GPU")
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    if gpus:
+        built = tf.sysconfig.get_build_info()
+        found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version")}
+        with contextlib.suppress(NvmlUnavailableError), opened_nvml():
+            found["nvidia-driver"] = read_driver_version()
+        versions |= {name: version for name, version in found.items() if version}
+    cores = os.cpu_count() or 1
+    if hasattr(psutil.Process, "cpu_affinity"):
+        cores = len(psutil.Process().cpu_affinity() or [])
     return EnvironmentRecord(
-        versions={"python": platform.python_version(), **_versions(), **_gpu_versions()},
+        versions=versions,
         platform=platform.platform(),
         cpu=_cpu_name(),
-        cpu_count=len(psutil.Process().cpu_affinity() or [])
-        if hasattr(psutil.Process, "cpu_affinity")
-        else os.cpu_count() or 1,
+        cpu_count=cores,
         memory_bytes=psutil.virtual_memory().total,
-        devices=_devices(),
+        devices=tuple(
+            f"GPU:{i} {each.get('device_name', '')}".strip() for i, each in enumerate(details)
+        )
+        or ("CPU",),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         command=_command(),
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -43,37 +59,9 @@ def _command() -> str:
     return " ".join([*words, *sys.argv[1:]])
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _gpu_versions() -> dict[str, str]:
-    """Return the driver, and the CUDA and cuDNN of the build, where TensorFlow has a GPU."""
-    if not tf.config.get_visible_devices("GPU"):
-        return {}
-    built = tf.sysconfig.get_build_info()
-    found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version")}
-    with contextlib.suppress(NvmlUnavailableError), opened_nvml():
-        found["nvidia-driver"] = read_driver_version()
-    return {name: version for name, version in found.items() if version}
-
-
 def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _devices() -> tuple[str, ...]:
-    gpus = tf.config.get_visible_devices("GPU")
-    names = [tf.config.experimental.get_device_details(gpu).get("device_name", "") for gpu in gpus]
-    return tuple(f"GPU:{i} {name}".strip() for i, name in enumerate(names)) or ("CPU",)
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if "model name" in line:
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

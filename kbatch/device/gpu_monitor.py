@@ -3,122 +3,49 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import psutil
 
 from kbatch.analysis.throughput import PowerIntegral, ThinnedSeries, counted_energy_j
-from kbatch.device.gpus import GpuReading, NvmlGpu, NvmlUnavailableError, opened_nvml, read_gpu
+from kbatch.device.gpus import NvmlGpu, NvmlUnavailableError, opened_nvml, read_gpu
 from kbatch.records.usage import GpuSample, GpuUsage, HostSample, HostUsage, UsageRecord
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-class SamplingThread:
-    """Calls a function every so often until it is stopped.
-
-    Args:
-        sample: Takes one sample.
-        interval_s: Seconds from the end of one sample to the start of the next.
-    """
-
-    def __init__(self, sample: Callable[[], object], *, interval_s: float):
-        self._sample = sample
-        self._interval_s = interval_s
-        self._stopped = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="kbatch-sampling", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> BaseException | None:
-        """End the thread and wait for it."""
-        self._stopped.set()
-        self._thread.join()
-        return self._error
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped.wait(self._interval_s):
-                self._sample()
-        except BaseException as error:
-            self._error = error
-
-
-class HostReading(NamedTuple):
-    """What this process has taken so far; None for what the system does not tell.
-
-    Attributes:
-        cpu_s: Processor seconds of all its threads, in user and in system mode.
-        resident_bytes: Its memory in RAM, in bytes.
-    """
-
-    cpu_s: float | None
-    resident_bytes: int | None
-
-
-def read_host(process: psutil.Process) -> HostReading:
-    """Read a process without its children: to look for those scans all processes each time."""
-    try:
-        with process.oneshot():
-            times, memory = process.cpu_times(), process.memory_info()
-    except (psutil.Error, OSError):
-        return HostReading(None, None)
-    return HostReading(times.user + times.system, memory.rss)
-
-
-_GPU_COLUMNS = 7
-_HOST_COLUMNS = 3
+Sample = TypeVar("Sample", GpuSample, HostSample)
 
 
 class TensorFlowMemory(NamedTuple):
-    """What TensorFlow has of a GPU.
+    """What TensorFlow has of a GPU."""
 
-    Attributes:
-        memory_total_bytes: Memory that it may take, in bytes, None if unknown.
-        read_used_bytes: Returns the bytes that its tensors hold now, None if unknown.
-    """
-
-    memory_total_bytes: int | None
-    read_used_bytes: Callable[[], int | None]
+    memory_total_bytes: int | None  # That it may take, None if unknown.
+    read_used_bytes: Callable[[], int | None]  # Returns what its tensors hold now.
 
 
-class GpuTally:
-    """Sums up the readings of one GPU.
-
-    Args:
-        gpu: The GPU.
-        tensorflow_devices: TensorFlow's names of it.
-        memory: What TensorFlow has of it, where the driver does not show that; else None.
-
-    Attributes:
-        sm_clock_mhz: Clock of the last reading, in MHz.
-    """
+class _GpuTally:
+    """Sums up the readings of one GPU; `memory` is given where the driver does not show it."""
 
     def __init__(
-        self,
-        gpu: NvmlGpu,
-        tensorflow_devices: tuple[str, ...],
-        memory: TensorFlowMemory | None = None,
+        self, gpu: NvmlGpu, tensorflow_devices: tuple[str, ...], memory: TensorFlowMemory | None
     ):
-        self.gpu = gpu
+        self.sm_clock_mhz: float | None = None  # Of the last reading.
+        self._gpu = gpu
         self._devices = tensorflow_devices
         self._memory = memory
-        self._series = ThinnedSeries(columns=_GPU_COLUMNS)
+        self._series = ThinnedSeries(columns=len(GpuSample.__dataclass_fields__))
         self._power = PowerIntegral()
         self._counters_mj: list[int | None] = []
         self._last_mj = 0
         self._counter_fell = False
         self._throttle_reasons: dict[str, None] | None = None
-        self.sm_clock_mhz: float | None = None
 
-    def add(self, time_s: float, reading: GpuReading) -> None:
-        """Take a reading, with its time in seconds from the start."""
+    def add(self, time_s: float) -> None:
+        """Read the GPU at a time in seconds from the start."""
+        reading = read_gpu(self._gpu)
         if self._memory is not None:
             reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
         self.sm_clock_mhz = reading.sm_clock_mhz
@@ -135,76 +62,68 @@ class GpuTally:
 
     def usage(self, duration_s: float) -> GpuUsage:
         """Sum up the readings from 0 to `duration_s`."""
-        energy_j, source = self._energy(duration_s)
+        energy_j = counted_energy_j(self._counters_mj[0], self._counters_mj[-1])
+        source: str | None = "counter"
+        if energy_j is None or self._counter_fell:
+            energy_j = self._power.between(0.0, duration_s)
+            source = None if energy_j is None else "power"
         return GpuUsage(
-            name=self.gpu.name,
-            pci_bus_id=self.gpu.pci_bus_id,
+            name=self._gpu.name,
+            pci_bus_id=self._gpu.pci_bus_id,
             tensorflow_devices=self._devices,
-            memory_total_bytes=(self._memory or self.gpu).memory_total_bytes,
+            memory_total_bytes=(self._memory or self._gpu).memory_total_bytes,
             memory_source="tensorflow" if self._memory else "driver",
-            mig=self.gpu.mig,
+            mig=self._gpu.mig,
             energy_j=energy_j,
             energy_source=source,
-            mean=_gpu_sample(self._series.mean),
-            samples=tuple(_gpu_sample(row) for row in self._series.means),
-            power_cap_w=self.gpu.power_cap_w,
+            mean=_sample(GpuSample, self._series.mean),
+            samples=tuple(_sample(GpuSample, row) for row in self._series.means),
+            power_cap_w=self._gpu.power_cap_w,
             throttle_reasons=None if (seen := self._throttle_reasons) is None else tuple(seen),
         )
 
-    def _energy(self, duration_s: float) -> tuple[float | None, str | None]:
-        counted_j = counted_energy_j(self._counters_mj[0], self._counters_mj[-1])
-        if counted_j is not None and not self._counter_fell:
-            return counted_j, "counter"
-        integral_j = self._power.between(0.0, duration_s)
-        return integral_j, None if integral_j is None else "power"
 
-
-class HostTally:
-    """Sums up the readings of this process."""
+class _HostTally:
+    """Sums up what this process takes."""
 
     def __init__(self):
-        self._series = ThinnedSeries(columns=_HOST_COLUMNS)
-        self._first_cpu_s: float | None = None
-        self._last: tuple[float, float | None] | None = None
+        self._process = psutil.Process()
+        self._series = ThinnedSeries(columns=len(HostSample.__dataclass_fields__))
+        self._cpu_s: list[float | None] = []  # Of the first reading and of the last.
+        self._last_s = 0.0
 
     @property
     def readings(self) -> int:
         """How many readings there were."""
         return self._series.readings
 
-    def add(self, time_s: float, reading: HostReading) -> None:
-        """Take a reading, with its time in seconds from the start."""
-        if self._last is None:
-            self._first_cpu_s = reading.cpu_s
-        self._series.add((time_s, self._cores_busy(time_s, reading.cpu_s), reading.resident_bytes))
-        self._last = (time_s, reading.cpu_s)
+    def add(self, time_s: float) -> None:
+        """Read this process at a time in seconds from the start."""
+        cpu_s = resident_bytes = busy = None
+        # Without its children: to look for those scans all processes each time.
+        with contextlib.suppress(psutil.Error, OSError), self._process.oneshot():
+            times, memory = self._process.cpu_times(), self._process.memory_info()
+            cpu_s, resident_bytes = times.user + times.system, memory.rss
+        last_cpu_s = self._cpu_s[-1] if self._cpu_s else None
+        if cpu_s is not None and last_cpu_s is not None and time_s > self._last_s:
+            busy = (cpu_s - last_cpu_s) / (time_s - self._last_s)
+        self._series.add((time_s, busy, resident_bytes))
+        self._cpu_s[1:] = [cpu_s]
+        self._last_s = time_s
 
     def usage(self) -> HostUsage:
         """Sum up the readings."""
-        first, last = self._first_cpu_s, self._last and self._last[1]
+        first, last = self._cpu_s[0], self._cpu_s[-1]
         return HostUsage(
             cpu_s=None if first is None or last is None else last - first,
-            mean=_host_sample(self._series.mean),
-            samples=tuple(_host_sample(row) for row in self._series.means),
+            mean=_sample(HostSample, self._series.mean),
+            samples=tuple(_sample(HostSample, row) for row in self._series.means),
         )
 
-    def _cores_busy(self, time_s: float, cpu_s: float | None) -> float | None:
-        if self._last is None:
-            return None
-        last_s, last_cpu_s = self._last
-        if cpu_s is None or last_cpu_s is None or time_s <= last_s:
-            return None
-        return (cpu_s - last_cpu_s) / (time_s - last_s)
 
-
-def _gpu_sample(row: tuple[float | None, ...]) -> GpuSample:
+def _sample(kind: Callable[..., Sample], row: tuple[float | None, ...]) -> Sample:
     time_s, *shown = row
-    return GpuSample(time_s or 0.0, *shown)
-
-
-def _host_sample(row: tuple[float | None, ...]) -> HostSample:
-    time_s, *shown = row
-    return HostSample(time_s or 0.0, *shown)
+    return kind(time_s or 0.0, *shown)
 
 
 # So long an interval leaves the thread asleep: only the samples that are asked for are taken.
@@ -265,13 +184,15 @@ class GpuMonitor:
         self._now = now
         self._find_gpus = find_gpus
         self._find_memory = find_memory
-        self._thread = SamplingThread(self.sample, interval_s=interval_s)
+        self._interval_s = interval_s
+        self._thread = threading.Thread(target=self._run, name="kbatch-sampling", daemon=True)
+        self._stopped = threading.Event()
+        self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._open: contextlib.ExitStack | None = None
         self._started_s: float | None = None
-        self._process = psutil.Process()
-        self._host = HostTally()
-        self._gpus: list[GpuTally] = []
+        self._host = _HostTally()
+        self._gpus: list[_GpuTally] = []
 
     @property
     def gpus(self) -> tuple[GpuUsage, ...] | None:
@@ -296,7 +217,7 @@ class GpuMonitor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop the thread, take the last sample and closes NVML; a second time does nothing.
+        """Stop the thread, take the last sample and close NVML; a second time does nothing.
 
         Where a reading raised, the GPUs are left out: the block itself has not failed.
         """
@@ -304,15 +225,26 @@ class GpuMonitor:
             return
         opened, self._open = self._open, None
         with opened:
-            failure = self._thread.stop()
+            self._stopped.set()
+            self._thread.join()
             duration_s = self._now() - (self._started_s or 0.0)
             try:
                 duration_s = self.sample()
             except Exception as mistake:  # Whatever a library raises that changed.
-                failure = failure or mistake
-            if failure is not None:
-                self._leave_out_gpus(failure)
-            self.usage = self._summed_up(duration_s)
+                self._failure = self._failure or mistake
+            if self._failure is not None:
+                # What was read before is a part of the block, and would look like all of it.
+                self._gpus = []
+                text = " ".join(f"{type(self._failure).__name__}: {self._failure}".split())
+                text = f"A reading failed, which ended the sampling: {text}"
+                self.unavailable = self.unavailable or text
+            self.usage = UsageRecord(
+                duration_s=duration_s,
+                readings=self._host.readings,
+                host=self._host.usage(),
+                gpus=tuple(tally.usage(duration_s) for tally in self._gpus) or None,
+                unavailable=self.unavailable,
+            )
 
     def sample(self) -> float:
         """Read GPUs and host once more, besides the thread.
@@ -351,61 +283,42 @@ class GpuMonitor:
             raise RuntimeError("Leave the `with` block first: the usage is summed up at its end.")
         return self.usage.to_dataframe()
 
-    def _found_gpus(self, opening: contextlib.ExitStack) -> list[GpuTally]:
+    def _found_gpus(self, opening: contextlib.ExitStack) -> list[_GpuTally]:
         try:
             listed = opening.enter_context(opened_nvml())
         except NvmlUnavailableError as error:
             self.unavailable = str(error)
             return []
-        devices = (self._find_gpus or _tensorflow().tensorflow_gpus)()
+        # Without a driver TensorFlow is not asked, nor imported.
+        find_gpus, find_memory = self._find_gpus, self._find_memory
+        if find_gpus is None or find_memory is None:
+            from kbatch.device import memory
+
+            find_gpus = find_gpus or memory.tensorflow_gpus
+            find_memory = find_memory or memory.tensorflow_memory
+        devices = find_gpus()
         by_bus_id = {gpu.pci_bus_id: gpu for gpu in listed}
-        self.unavailable = _missing(by_bus_id, devices)
-        if self.unavailable is not None:
+        if not any(bus_id in by_bus_id for bus_id in devices):
+            there = f"NVML lists {', '.join(by_bus_id) or 'no GPU'}"
+            used = f"TensorFlow uses the GPU {', '.join(devices)}, but {there}."
+            self.unavailable = used if devices else f"TensorFlow uses no GPU; {there}."
             return []
         tallies = []
         for bus_id, names in devices.items():
             # One that is lost has no readings, and so the sums have none: a part is not the whole.
-            gpu, memory = by_bus_id.get(bus_id, NvmlGpu(None, None, bus_id, None)), None
-            if gpu.handle is not None and (gpu.mig or gpu.memory_total_bytes is None):
-                memory = (self._find_memory or _tensorflow().tensorflow_memory)(names)
-            tallies.append(GpuTally(gpu, names, memory))
+            gpu = by_bus_id.get(bus_id, NvmlGpu(None, None, bus_id, None))
+            hidden = gpu.handle is not None and (gpu.mig or gpu.memory_total_bytes is None)
+            tallies.append(_GpuTally(gpu, names, find_memory(names) if hidden else None))
         return tallies
 
-    def _leave_out_gpus(self, failure: BaseException) -> None:
-        text = " ".join(str(failure).split())
-        # What was read before is a part of the block, and would look like all of it.
-        self._gpus = []
-        self.unavailable = self.unavailable or (
-            f"A reading failed, which ended the sampling: {type(failure).__name__}: {text}"
-        )
+    def _run(self) -> None:
+        try:
+            while not self._stopped.wait(self._interval_s):
+                self.sample()
+        except BaseException as error:
+            self._failure = error
 
     def _sample(self, time_s: float) -> None:
-        self._host.add(time_s, read_host(self._process))
+        self._host.add(time_s)
         for tally in self._gpus:
-            tally.add(time_s, read_gpu(tally.gpu))
-
-    def _summed_up(self, duration_s: float) -> UsageRecord:
-        return UsageRecord(
-            duration_s=duration_s,
-            readings=self._host.readings,
-            host=self._host.usage(),
-            gpus=tuple(tally.usage(duration_s) for tally in self._gpus) or None,
-            unavailable=self.unavailable,
-        )
-
-
-def _tensorflow() -> ModuleType:
-    # Without a driver TensorFlow is not asked, nor imported.
-    from kbatch.device import tensorflow_gpus
-
-    return tensorflow_gpus
-
-
-def _missing(listed: Collection[str], devices: Collection[str]) -> str | None:
-    """Describe that none of TensorFlow's GPUs can be read, None where one can."""
-    there = f"NVML lists {', '.join(listed) or 'no GPU'}"
-    if not devices:
-        return f"TensorFlow uses no GPU; {there}."
-    if any(bus_id in listed for bus_id in devices):
-        return None
-    return f"TensorFlow uses the GPU {', '.join(devices)}, but {there}."
+            tally.add(time_s)

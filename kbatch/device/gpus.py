@@ -1,8 +1,10 @@
-"""GPUs as NVIDIA's management library (NVML) shows them."""
+"""GPUs as NVIDIA's management library (NVML) shows them, and as an environment names them."""
 
 import contextlib
+import itertools
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pynvml
@@ -32,86 +34,54 @@ _THROTTLE_REASONS = {
 
 
 class NvmlUnavailableError(Exception):
-    """NVML cannot be used; the message says why in one line.
+    """NVML cannot be used; the message says why in one line."""
 
-    Attributes:
-        mismatch: Whether the driver and its library differ in version.
-    """
-
-    def __init__(self, message: str, *, mismatch: bool = False):
+    def __init__(self, message: str, *, mismatch: bool):
         super().__init__(message)
-        self.mismatch = mismatch
+        self.mismatch = mismatch  # Whether the driver and its library differ in version.
 
 
 class NvmlGpu(NamedTuple):
-    """One GPU.
+    """One GPU; what the driver does not tell is None."""
 
-    Attributes:
-        handle: NVML's handle, valid while the library is open.
-        name: Name of the product, None if the driver does not tell.
-        pci_bus_id: Where it sits, in the form of `normal_bus_id`.
-        memory_total_bytes: Memory of the whole board in bytes. None if the driver does not tell,
-            as where GPU and host share one memory.
-        uuid: Its name for `CUDA_VISIBLE_DEVICES`, None if the driver does not tell.
-        power_cap_w: Power that the driver lets it take, in watts, None if the driver does not tell.
-        compute_capability: Such as (9, 0), None if the driver does not tell.
-        mig: Whether it is split into instances (MIG). Every reading is then of the whole board,
-            however small the instance that a process has.
-        index: Its number in NVML and `nvidia-smi`, None if it is not listed.
-    """
-
-    handle: Any
+    handle: Any  # NVML's, valid while the library is open.
     name: str | None
-    pci_bus_id: str
+    pci_bus_id: str  # Where it sits, in the form of `normal_bus_id`.
+    # Of the whole board. None where GPU and host share one memory.
     memory_total_bytes: int | None
-    uuid: str | None = None
+    uuid: str | None = None  # Its name for `CUDA_VISIBLE_DEVICES`.
     power_cap_w: float | None = None
     compute_capability: tuple[int, int] | None = None
+    # Whether it is split into instances (MIG). Every reading is then of the whole board, however
+    # small the instance that a process has.
     mig: bool = False
-    index: int | None = None
+    index: int | None = None  # In NVML and `nvidia-smi`, None if it is not listed.
 
 
 class NvmlDriver(NamedTuple):
-    """The driver, and the GPUs that it has but cannot reach.
+    """The driver, and the GPUs that it has but cannot reach."""
 
-    Attributes:
-        version: Such as `"550.54.15"`, None if unknown.
-        cuda_version: Newest CUDA that it runs, such as (12, 4), None if unknown.
-        silent_gpus: A line for each GPU that does not answer, such as `"GPU 1 (GPU is lost)"`.
-    """
-
-    version: str | None
-    cuda_version: tuple[int, int] | None
-    silent_gpus: tuple[str, ...]
+    version: str | None  # Such as "550.54.15", None if unknown.
+    cuda_version: tuple[int, int] | None  # Newest that it runs, such as (12, 4), None if unknown.
+    silent_gpus: tuple[str, ...]  # A line for each, such as "GPU 1 (GPU is lost)".
 
 
 class GpuReading(NamedTuple):
-    """What one GPU shows now; None for what it does not tell.
+    """What one GPU shows now; None for what it does not tell."""
 
-    Attributes:
-        utilization: Share of the driver's last sampling window in which some kernel ran.
-        memory_used_bytes: Memory in use or reserved, in bytes.
-        power_w: Power of the board, in watts.
-        temperature_c: Temperature of the chip, in degrees Celsius.
-        sm_clock_mhz: Clock of the multiprocessors, in MHz.
-        memory_clock_mhz: Clock of the memory, in MHz.
-        energy_counter_mj: Energy since the driver was loaded, in millijoules.
-        throttle_reasons: What lowers the clocks, such as `("power cap",)`.
-    """
-
-    utilization: float | None
-    memory_used_bytes: int | None
+    utilization: float | None  # Share of the driver's last window in which some kernel ran.
+    memory_used_bytes: int | None  # In use or reserved.
     power_w: float | None
     temperature_c: int | None
-    sm_clock_mhz: int | None
+    sm_clock_mhz: int | None  # Of the multiprocessors.
     memory_clock_mhz: int | None
-    energy_counter_mj: int | None
-    throttle_reasons: tuple[str, ...] | None = None
+    energy_counter_mj: int | None  # Since the driver was loaded.
+    throttle_reasons: tuple[str, ...] | None = None  # What lowers the clocks.
 
 
 @contextlib.contextmanager
 def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
-    """Open the library for a block and lists its GPUs.
+    """Open the library for a block and list its GPUs.
 
     NVML counts its users: blocks may be nested. A GPU that does not answer is left out.
     """
@@ -119,10 +89,11 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         code: Any = error
+        reason = _REASONS.get(code.value, f"NVML cannot be opened: {error}.")
         mismatch = code.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-        raise NvmlUnavailableError(_reason(error), mismatch=mismatch) from error
+        raise NvmlUnavailableError(reason, mismatch=mismatch) from error
     try:
-        yield _listed_gpus()
+        yield tuple(gpu for gpu in map(_gpu, range(read_gpu_count())) if gpu is not None)
     finally:
         # A driver that went away has nothing left to close.
         with contextlib.suppress(pynvml.NVMLError):
@@ -153,18 +124,29 @@ def read_gpu(gpu: NvmlGpu) -> GpuReading:
     """
     if gpu.handle is None:
         return GpuReading(None, None, None, None, None, None, None)
-    utilization = _known(pynvml.nvmlDeviceGetUtilizationRates, gpu.handle)
-    memory = _known(pynvml.nvmlDeviceGetMemoryInfo, gpu.handle)
-    power_mw = _known(pynvml.nvmlDeviceGetPowerUsage, gpu.handle)
+
+    def read(name: str, *arguments: Any) -> Any:
+        return _known(getattr(pynvml, name), gpu.handle, *arguments)
+
+    utilization, memory = read("nvmlDeviceGetUtilizationRates"), read("nvmlDeviceGetMemoryInfo")
+    power_mw = read("nvmlDeviceGetPowerUsage")
+    temperature_c = read("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
+    if temperature_c is None:  # Older drivers have the earlier function, newer ones may lose it.
+        temperature_c = read("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+    bits = read("nvmlDeviceGetCurrentClocksEventReasons")
+    if bits is None:  # Drivers before 535 have the earlier name only.
+        bits = read("nvmlDeviceGetCurrentClocksThrottleReasons")
     return GpuReading(
         utilization=None if utilization is None else utilization.gpu / 100,
         memory_used_bytes=None if memory is None else memory.used,
         power_w=None if power_mw is None else power_mw / 1e3,
-        temperature_c=_temperature(gpu),
-        sm_clock_mhz=_known(pynvml.nvmlDeviceGetClockInfo, gpu.handle, pynvml.NVML_CLOCK_SM),
-        memory_clock_mhz=_known(pynvml.nvmlDeviceGetClockInfo, gpu.handle, pynvml.NVML_CLOCK_MEM),
-        energy_counter_mj=_known(pynvml.nvmlDeviceGetTotalEnergyConsumption, gpu.handle),
-        throttle_reasons=_throttle_reasons(gpu),
+        temperature_c=temperature_c,
+        sm_clock_mhz=read("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+        memory_clock_mhz=read("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
+        energy_counter_mj=read("nvmlDeviceGetTotalEnergyConsumption"),
+        throttle_reasons=None
+        if bits is None
+        else tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit),
     )
 
 
@@ -183,28 +165,6 @@ def read_processes(gpu: NvmlGpu) -> tuple[GpuProcess, ...]:
     found = _known(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle) or ()
     processes = [GpuProcess(one.pid, one.usedGpuMemory) for one in found]
     return tuple(sorted(processes, key=lambda one: one.memory_bytes or 0, reverse=True))
-
-
-def _throttle_reasons(gpu: NvmlGpu) -> tuple[str, ...] | None:
-    bits = _known(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu.handle)
-    if bits is None:  # Drivers before 535 have the earlier name only.
-        bits = _known(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle)
-    if bits is None:
-        return None
-    return tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
-
-
-def _temperature(gpu: NvmlGpu) -> int | None:
-    new = _known(pynvml.nvmlDeviceGetTemperatureV, gpu.handle, pynvml.NVML_TEMPERATURE_GPU)
-    if new is not None:
-        return new
-    # Older drivers have the earlier function only, newer ones are to lose it.
-    return _known(pynvml.nvmlDeviceGetTemperature, gpu.handle, pynvml.NVML_TEMPERATURE_GPU)
-
-
-def _listed_gpus() -> tuple[NvmlGpu, ...]:
-    found = (_gpu(index) for index in range(read_gpu_count()))
-    return tuple(gpu for gpu in found if gpu is not None)
 
 
 def _gpu(index: int) -> NvmlGpu | None:
@@ -235,8 +195,13 @@ def _known(function: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _reason(error: Any) -> str:
-    return _REASONS.get(error.value, f"NVML cannot be opened: {error}.")
+def in_container() -> bool:
+    """Return whether process ids are other ones than the host's, as which the driver counts."""
+    try:
+        # The kernel's first namespace has a number of its own (include/linux/proc_ns.h).
+        return os.readlink("/proc/self/ns/pid") != "pid:[4026531836]"
+    except OSError:
+        return False
 
 
 _BUS_ID = re.compile(r"([0-9a-f]+):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-9a-f]))?", re.IGNORECASE)
@@ -246,7 +211,7 @@ _IN_DESCRIPTION = re.compile(r"pci bus id: ([^,]+)")
 def normal_bus_id(text: str) -> str | None:
     """Write a PCI bus id in one form.
 
-    NVML gives the domain eight digits, TensorFlow four; either may use capitals.
+    NVML writes the domain with eight digits, TensorFlow with four; either may use capitals.
 
     >>> normal_bus_id("0000:0A:00.0"), normal_bus_id("<undefined>")
     ('00000000:0a:00.0', None)
@@ -271,3 +236,79 @@ def devices_by_bus_id(descriptions: Iterable[tuple[str, str]]) -> Mapping[str, t
         if bus_id is not None:
             found[bus_id] = (*found.get(bus_id, ()), name.rpartition("/device:")[2])
     return found
+
+
+# The device of each worker of a search: a GPU of its own where there are enough.
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+WORKERS_ON_DEVICE = "KBATCH_WORKERS_ON_DEVICE"
+WORKERS_ON_HOST = "KBATCH_WORKERS_ON_HOST"
+
+# What TensorFlow sees in a process that is to use no GPU.
+NO_GPU = {_VISIBLE: "-1"}
+
+
+def device_environments(workers: int, gpus: Sequence[str]) -> list[dict[str, str]]:
+    """Share GPUs out among workers, in turn."""
+    devices = [gpus[i % len(gpus)] if gpus else "-1" for i in range(workers)]
+    environments = []
+    for device in devices:
+        sharing = devices.count(device)
+        found = {_VISIBLE: device, WORKERS_ON_DEVICE: str(sharing), WORKERS_ON_HOST: str(workers)}
+        if sharing > 1 and device != "-1":
+            # Else the first of them takes all memory of the GPU.
+            found["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+        environments.append(found)
+    return environments
+
+
+def only_gpu(number: int) -> dict[str, str]:
+    """Return the environment in which a child process sees one GPU of this process alone."""
+    named = _named_gpus(os.environ)
+    # Without names CUDA numbers the GPUs of the child as it does those of this process.
+    return {_VISIBLE: str(number) if named is None else named[number]}
+
+
+def usable_gpus(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """List the GPUs that this process may use, without starting TensorFlow."""
+    check_named_gpus(variables)
+    named = _named_gpus(variables)
+    return _host_gpus()[0] if named is None else named
+
+
+def check_named_gpus(variables: Mapping[str, str] = os.environ) -> None:
+    """Check that `CUDA_VISIBLE_DEVICES` names GPUs that exist: CUDA ignores others silently."""
+    named = _named_gpus(variables)
+    if not named:
+        return
+    uuids, count = _host_gpus()
+    for name in named:
+        # A GPU that does not answer has no UUID to compare with.
+        unknown = name.startswith("GPU-") and len(uuids) == count
+        missing = int(name) >= count if name.isdigit() else unknown
+        if count and missing and not any(uuid.startswith(name) for uuid in uuids):
+            there = "1 GPU, number 0" if count == 1 else f"{count} GPUs, numbers 0 to {count - 1}"
+            raise ValueError(
+                "`CUDA_VISIBLE_DEVICES` must name GPUs that `nvidia-smi -L` lists: TensorFlow sees "
+                f"neither another one nor those named after it. This host has {there}. "
+                f"Received: CUDA_VISIBLE_DEVICES={','.join(named)}, where {name} does not exist."
+            )
+
+
+def _named_gpus(variables: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the names in `CUDA_VISIBLE_DEVICES`, None where it is not set."""
+    chosen = variables.get(_VISIBLE)
+    if chosen is None:
+        return None
+    names = [name.strip() for name in chosen.split(",")]
+    # As in CUDA, what follows a name that is none does not count.
+    return tuple(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
+
+
+def _host_gpus() -> tuple[tuple[str, ...], int]:
+    """Return the UUIDs of the GPUs that answer, and how many GPUs there are."""
+    try:
+        with opened_nvml() as gpus:
+            return tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None), read_gpu_count()
+    except NvmlUnavailableError:
+        return (), 0  # No driver, no GPU.

@@ -1,30 +1,33 @@
-"""Memory of the device that trains, from TensorFlow's allocator, while a model trains."""
+"""Memory of the device that trains, from TensorFlow's allocator, and of the host."""
 
 import contextlib
 import operator
 import os
 import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import tensorflow as tf
 
-from kbatch.device.gpus import NvmlGpu, NvmlUnavailableError, opened_nvml, read_processes
-from kbatch.device.host_memory import read_resident_memory, reset_resident_peak
-from kbatch.device.tensorflow_gpus import tensorflow_gpus
-from kbatch.device.worker_devices import (
+from kbatch.device.gpu_monitor import TensorFlowMemory
+from kbatch.device.gpus import (
     NO_GPU,
     WORKERS_ON_DEVICE,
     WORKERS_ON_HOST,
+    NvmlGpu,
+    NvmlUnavailableError,
     check_named_gpus,
+    devices_by_bus_id,
+    in_container,
     only_gpu,
+    opened_nvml,
+    read_processes,
 )
 from kbatch.library_internals import has_started_devices, local_devices
 from kbatch.records.usage import GpuProcess
 
-# Read by TensorFlow when it starts: the CPU then runs out as a GPU does.
-_BFC = "TF_CPU_ALLOCATOR_USE_BFC"
-_BFC_LIMIT = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 MEBIBYTE = 2**20
 # A share of a GPU's memory that nobody misses: a desktop or a driver's context takes as much.
 _SMALL_SHARE = 0.05
@@ -44,23 +47,18 @@ def check_memory_limit(limit_bytes: int | None) -> int | None:
         raise TypeError(message)
     if not MEBIBYTE <= operator.index(limit_bytes) <= _MOST_BYTES:
         raise ValueError(message)
-    largest = _largest_gpu_bytes() if gpu_visible() else None
-    if largest is not None and limit_bytes > largest:
+    largest = 0
+    if gpu_visible():
+        # Of all GPUs of the host: which one is used shows when it starts.
+        with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
+            largest = max((gpu.memory_total_bytes or 0 for gpu in listed), default=0)
+    if largest and limit_bytes > largest:
         raise ValueError(
             f"`memory_limit_bytes` must be at most the memory of the GPU, {largest} bytes: give "
             "less, or None for what TensorFlow can have of it. "
             f"Received: memory_limit_bytes={limit_bytes!r}."
         )
     return operator.index(limit_bytes)
-
-
-def _largest_gpu_bytes() -> int | None:
-    """Return the memory of the largest GPU of the host; which one is used shows when it starts."""
-    try:
-        with opened_nvml() as listed:
-            return max((gpu.memory_total_bytes or 0 for gpu in listed), default=0) or None
-    except NvmlUnavailableError:
-        return None
 
 
 def limited_cpu(limit_bytes: int) -> dict[str, str]:
@@ -70,7 +68,8 @@ def limited_cpu(limit_bytes: int) -> dict[str, str]:
     `ResourceExhaustedError`, and every byte is counted: the plain allocator counts large blocks
     only.
     """
-    return {_BFC: "1", _BFC_LIMIT: str(limit_bytes // MEBIBYTE)}
+    limit = str(limit_bytes // MEBIBYTE)
+    return {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": limit}
 
 
 def limit_gpu(limit_bytes: int) -> None:
@@ -92,6 +91,11 @@ def set_limit_bytes() -> int | None:
 def gpu_visible() -> bool:
     """Return whether TensorFlow sees a GPU; it is not started."""
     return bool(tf.config.get_visible_devices("GPU"))
+
+
+def gpu_in_use() -> bool:
+    """Return whether this process holds a GPU already, which leaves little to another one."""
+    return has_started_devices() and gpu_visible()
 
 
 def worker_device() -> dict[str, str]:
@@ -119,7 +123,7 @@ class DeviceMemory:
 
     def __init__(self):
         self.device = "GPU:0" if gpu_visible() else "CPU:0"
-        self._before = read_resident_memory()
+        self._before = _read_resident_memory()["current"]
 
     @property
     def limit_bytes(self) -> int | None:
@@ -145,7 +149,8 @@ class DeviceMemory:
         except ValueError:
             if self.device != "CPU:0":
                 raise
-            reset_resident_peak()
+            with contextlib.suppress(OSError):  # Not every host keeps a peak.
+                Path("/proc/self/clear_refs").write_text("5")
 
     @property
     def held_bytes(self) -> int:
@@ -165,7 +170,18 @@ class DeviceMemory:
             # process tells what it took since the beginning.
             if self.device != "CPU:0":
                 raise
-            return max(0, getattr(read_resident_memory(), name) - self._before.current)
+            return max(0, _read_resident_memory()[name] - self._before)
+
+
+def _read_resident_memory() -> dict[str, int]:
+    """Read the bytes of the host's memory that this process takes, and took at most."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/self/status").read_text()
+        found = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB$", text, re.M))
+        if len(found) == 2:
+            return {"current": 1024 * int(found["VmRSS"]), "peak": 1024 * int(found["VmHWM"])}
+    # A host that keeps no peak.
+    return dict.fromkeys(("current", "peak"), psutil.Process().memory_info().rss)
 
 
 def usable_bytes(limit_bytes: int, *, total_bytes: int | None, workers: int) -> int:
@@ -181,11 +197,9 @@ def nvml_gpu() -> NvmlGpu | None:
     Its handle ends with this call.
     """
     place = _place()
-    try:
-        with opened_nvml() as listed:
-            return next((gpu for gpu in listed if gpu.pci_bus_id == place), None)
-    except NvmlUnavailableError:
-        return None
+    with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
+        return next((gpu for gpu in listed if gpu.pci_bus_id == place), None)
+    return None
 
 
 def other_processes(*, on_any_gpu: bool = False) -> tuple[GpuProcess, ...]:
@@ -196,8 +210,10 @@ def other_processes(*, on_any_gpu: bool = False) -> tuple[GpuProcess, ...]:
     """
     if not gpu_visible() or (workers_on_device() or 1) > 1:
         return ()
-    place = None if on_any_gpu else _place()
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    if on_any_gpu and in_container() and (len(own) > 1 or gpu_in_use()):
+        return ()  # Under the host's numbers a worker of this process would look like another's.
+    place = None if on_any_gpu else _place()
     found: list[GpuProcess] = []
     with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
         for gpu in listed:
@@ -217,9 +233,29 @@ def _place() -> str | None:
     return by_device.get("GPU:0")
 
 
-def gpu_in_use() -> bool:
-    """Return whether this process holds a GPU already, which leaves little to another one."""
-    return has_started_devices() and gpu_visible()
+def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
+    """Find TensorFlow's names of its GPUs by PCI bus id; it starts them where it has not yet.
+
+    `tf.config.experimental.get_device_details` tells no bus id, the device list of the client
+    library does.
+    """
+    if not tf.config.list_logical_devices("GPU"):
+        return {}
+    return devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())
+
+
+def tensorflow_memory(names: Sequence[str]) -> TensorFlowMemory:
+    """Find what TensorFlow has of these devices, which it has started."""
+    limits = {one.name.rpartition("/device:")[2]: one.memory_limit for one in local_devices()}
+
+    def read_used_bytes() -> int | None:
+        try:
+            return sum(tf.config.experimental.get_memory_info(name)["current"] for name in names)
+        except (ValueError, tf.errors.OpError):  # Its allocator does not count.
+            return None
+
+    known = all(name in limits for name in names)
+    return TensorFlowMemory(sum(limits[n] for n in names) if known else None, read_used_bytes)
 
 
 _START = "ran out of memory trying to allocate"
@@ -230,26 +266,15 @@ _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class FreeMemory(NamedTuple):
-    """Memory that was free when an allocation failed.
+    """Memory that was free when an allocation failed."""
 
-    Attributes:
-        requested_bytes: What the allocation asked for, in one piece.
-        free_bytes: All that was free.
-        largest_block_bytes: The largest free piece.
-    """
-
-    requested_bytes: int
+    requested_bytes: int  # What the allocation asked for, in one piece.
     free_bytes: int
-    largest_block_bytes: int
-
-    @property
-    def fragmented(self) -> bool:
-        """Whether enough was free, in pieces too small."""
-        return self.largest_block_bytes < self.requested_bytes <= self.free_bytes
+    largest_block_bytes: int  # The largest free piece.
 
 
 def free_memory(log: str) -> FreeMemory | None:
-    """Read the free memory at the last failure in a log."""
+    """Read the free memory at the last failure in a log of TensorFlow's allocator."""
     dump = log[max(log.rfind(_START), 0) :]
     requested, untaken = _REQUESTED.search(dump), _UNTAKEN.search(dump)
     if requested is None or untaken is None:
@@ -259,13 +284,10 @@ def free_memory(log: str) -> FreeMemory | None:
     return FreeMemory(int(requested[1]), sum(blocks), max(blocks))
 
 
-_DEVICE = "GPU:0"
-
-
 def reset_memory_use() -> None:
     """Begin a new peak, where the device keeps one."""
     if tf.config.list_logical_devices("GPU"):
-        tf.config.experimental.reset_memory_stats(_DEVICE)
+        tf.config.experimental.reset_memory_stats("GPU:0")
 
 
 def memory_use_bytes() -> int:
@@ -274,5 +296,66 @@ def memory_use_bytes() -> int:
     TensorFlow reserves almost all of a GPU; this is what it needed of that.
     """
     if tf.config.list_logical_devices("GPU"):
-        return int(tf.config.experimental.get_memory_info(_DEVICE)["peak"])
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
     return psutil.Process().memory_info().rss
+
+
+def available_bytes() -> int:
+    """Return how many bytes this process may still take of the host and of its control group."""
+    available, left = psutil.virtual_memory().available, read_control_group().memory_left_bytes
+    return available if left is None else min(available, left)
+
+
+# Version 1 writes a number near 2**63 for no limit.
+_NO_LIMIT_BYTES = 2**60
+
+
+class ControlGroup(NamedTuple):
+    """What the control groups of a process allow, the smallest of each; None without a limit."""
+
+    memory_limit_bytes: int | None
+    memory_left_bytes: int | None
+    cpu_quota: float | None  # Processor time, in processors.
+
+
+def read_control_group(
+    root: Path = Path("/sys/fs/cgroup"), membership: str | None = None
+) -> ControlGroup:
+    """Read the limits of the groups that a process is in, in versions 1 and 2."""
+    if membership is None:
+        file = Path("/proc/self/cgroup")
+        membership = file.read_text(encoding="utf-8") if file.exists() else ""
+    limits, left, quotas = [], [], []
+    for folder in _folders(root, membership, "memory"):
+        limit = _numbers(folder, "memory.max", "memory.limit_in_bytes")
+        used = _numbers(folder, "memory.current", "memory.usage_in_bytes")
+        if limit and limit[0] < _NO_LIMIT_BYTES:
+            limits += limit
+            left += [max(0, limit[0] - bytes_used) for bytes_used in used]
+    for folder in _folders(root, membership, "cpu"):
+        quota = _numbers(folder, "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+        if len(quota) == 2:
+            quotas.append(quota[0] / quota[1])
+    return ControlGroup(*(min(found, default=None) for found in (limits, left, quotas)))
+
+
+def _folders(root: Path, membership: str, controller: str) -> list[Path]:
+    """List the folders of the process's groups and of those above them."""
+    folders = []
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            base = root / controller if controllers else root
+            group = Path(path.lstrip("/"))
+            # In a container the path may be the host's, while only the root is mounted.
+            folders += [base / part for part in (group, *group.parents)]
+    return folders
+
+
+def _numbers(folder: Path, *names: str) -> list[int]:
+    """Read the numbers in those of the files that exist; none where one holds a word."""
+    words: list[str] = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            words += (folder / name).read_text(encoding="utf-8").split()
+    return [int(word) for word in words] if all(word.isdigit() for word in words) else []

@@ -1,22 +1,26 @@
 """A worker process: what may end a process is tried there."""
 
 import contextlib
+import dis
 import io
 import os
 import pickle
+import shutil
 import signal
 import struct
 import subprocess
+import sys
+import sysconfig
 import tempfile
 import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import cloudpickle
 import numpy as np
-
-from kbatch.device.python_program import program_words
 
 _LARGE_BYTES = 1_000_000
 
@@ -59,7 +63,7 @@ class MappedPickles:
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, file_of: Any):
+    def __init__(self, buffer: io.BytesIO, file_of: Callable[[np.ndarray], Path]):
         super().__init__(buffer)
         self._file_of = file_of
 
@@ -79,46 +83,32 @@ def _mapped(path: Path) -> np.ndarray:
 _LENGTH = struct.Struct(">Q")
 
 
-def write_message(pipe: IO[bytes] | Any, message: bytes) -> None:
-    """Write a message with its length before it."""
+def _write_message(pipe: IO[bytes], message: bytes) -> None:
     pipe.write(_LENGTH.pack(len(message)))
     pipe.write(message)
     pipe.flush()
 
 
-def read_message(pipe: IO[bytes] | Any) -> bytes:
-    """Read a message."""
+def _read_message(pipe: IO[bytes]) -> bytes:
     (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size))
     return _read(pipe, length)
 
 
-def _read(pipe: IO[bytes] | Any, length: int) -> bytes:
+def _read(pipe: IO[bytes], length: int) -> bytes:
     data = pipe.read(length)
     if len(data) < length:
         raise EOFError("The other end of the pipe is closed.")
     return data
 
 
-class ProcessGroup:
-    """Runs a command in a session of its own; when it ends, what it started is killed.
+class _ProcessGroup:
+    """A command in a session of its own; when it ends, what it started is killed.
 
     Else a child that it forked would hold its pipes open, and a reader would wait for the child.
-
-    Args:
-        words: The command.
-        environment: All its variables.
-        errors: File that receives its stderr.
-
-    Attributes:
-        requests: Pipe to its stdin.
-        answers: Pipe from its stdout.
     """
 
-    requests: IO[bytes] | Any
-    answers: IO[bytes] | Any
-
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]):
-        self._process = subprocess.Popen(
+        self._process: Any = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -136,17 +126,15 @@ class ProcessGroup:
 
     @property
     def ended(self) -> bool:
-        """Whether the process, and so its group, has ended."""
         return self._process.poll() is not None
 
-    def kill(self) -> int:
-        """End the group where it still runs, and closes the pipes."""
+    def kill(self) -> None:
         if not self.ended:
             _kill_group(self._process.pid)
-        return self.wait()
+        self.wait()
 
     def wait(self) -> int:
-        """Wait for the end of the process and of its group, and closes the pipes."""
+        """Wait for the end of the process and of its group, and close the pipes."""
         self._waiting.join()
         for pipe in (self.requests, self.answers):
             # What was not sent yet is lost with the process.
@@ -169,7 +157,6 @@ def _kill_group(number: int) -> None:
 # SIGABRT, SIGKILL and SIGSEGV, as Popen tells them and as a shell between the two does.
 _MEMORY_EXITS = (-6, -9, -11, 134, 137, 139)
 _TAIL_CHARACTERS = 4000
-_PROGRAM = "kbatch.device.worker_process"
 
 
 class WorkerDied(RuntimeError):
@@ -219,7 +206,7 @@ class Worker:
     ):
         self._environment = dict(environment or {})
         self._subject = subject
-        self._process: ProcessGroup | None = None
+        self._process: _ProcessGroup | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
         self._pickles = MappedPickles(self.folder)
 
@@ -249,9 +236,10 @@ class Worker:
         on_event: Callable[[Any], None] | None = None,
     ) -> Any:
         """Run `function(*arguments)` in the worker; the subject, if any, comes first."""
-        process = self._running()
+        if self._process is None or self._process.ended:
+            self._start()
         kind = "call" if on_event is None else "call with events"
-        return self._ask(process, (kind, function, arguments), on_event)
+        return self._ask(kind, function, arguments, on_event)
 
     def restart(self) -> None:
         """End the process: the next call gets a fresh one."""
@@ -264,22 +252,43 @@ class Worker:
         self.restart()
         self._folder.cleanup()
 
+    @property
+    def _output_path(self) -> Path:
+        return self.folder / "output.txt"
+
+    def _start(self) -> None:
+        words = program_words(__name__, str(os.getpid()), str(self.folder))
+        with open(self._output_path, "wb") as output:
+            self._process = _ProcessGroup(words, {**os.environ, **self._environment}, output)
+        if self._subject is not None:
+            try:
+                self._ask("subject", self._subject)
+            except BaseException:
+                self.restart()  # Without its subject it is of no use.
+                raise
+
     def _ask(
         self,
-        process: ProcessGroup,
-        request: tuple[Any, ...],
+        kind: str,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...] = (),
         on_event: Callable[[Any], None] | None = None,
     ) -> Any:
-        message = self._pickles.dumps(request)
+        process = self._process
+        assert process is not None
+        message = self._pickles.dumps((kind, function, arguments))
         try:
-            write_message(process.requests, message)
-            kind, value, trace = self._answer(process, on_event)
+            _write_message(process.requests, message)
+            while (answer := pickle.loads(_read_message(process.answers)))[0] == "event":
+                if on_event is not None:
+                    on_event(answer[1])
         except (EOFError, BrokenPipeError):
             self._process = None
             raise WorkerDied(process.wait(), self.output[-_TAIL_CHARACTERS:]) from None
         except BaseException:
             self.restart()  # It still works on what nobody waits for.
             raise
+        kind, value, trace = answer
         if kind == "unreadable":
             raise UnsendableError(
                 f"It cannot be read in another process: {type(value).__name__}: {value}"
@@ -290,35 +299,125 @@ class Worker:
             raise value
         return value
 
-    def _answer(
-        self, process: ProcessGroup, on_event: Callable[[Any], None] | None
-    ) -> tuple[str, Any, str]:
-        while True:
-            answer = pickle.loads(read_message(process.answers))
-            if answer[0] != "event":
-                return answer
-            if on_event is not None:
-                on_event(answer[1])
 
-    @property
-    def _output_path(self) -> Path:
-        return self.folder / "output.txt"
+def program_words(module: str, *arguments: str) -> tuple[str, ...]:
+    """Make the command that runs `main` of a module in a process that imports what this one does.
 
-    def _running(self) -> ProcessGroup:
-        if self._process is None or self._process.ended:
-            with open(self._output_path, "wb") as output:
-                self._process = ProcessGroup(
-                    program_words(_PROGRAM, str(os.getpid()), str(self.folder)),
-                    {**os.environ, **self._environment},
-                    output,
-                )
-            if self._subject is not None:
-                self._make_subject(self._process, self._subject)
-        return self._process
+    `python -m` searches the working directory before the standard library: a `pickle.py` that lies
+    there would run.
+    """
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    script_folder = None if script is None else os.path.dirname(os.path.abspath(script))
+    path = inherited_path(sys.path, folder=os.getcwd(), script_folder=script_folder)
+    code = f"import sys; sys.path[:] = {path!a}; from {module} import main; main()"
+    return (sys.executable, "-P", "-c", code, *arguments)
 
-    def _make_subject(self, process: ProcessGroup, subject: Callable[[], Any]) -> None:
+
+def inherited_path(
+    path: Sequence[str], *, folder: str, script_folder: str | None = None
+) -> list[str]:
+    """Order the import path for a process to start: the working directory follows Python's own.
+
+    It is on the path of `python -c`, `python -m` and notebooks, and must not hide a module of the
+    standard library. The folder of a script stays where it is, since the script runs from there.
+    """
+    kept, moved = [], []
+    for entry in path:
+        if isinstance(entry, str):
+            here = not os.path.isabs(entry) or (entry == folder and entry != script_folder)
+            (moved if here else kept).append(os.path.normpath(os.path.join(folder, entry)))
+    at = behind_standard_library(kept)
+    return list(dict.fromkeys([*kept[:at], *moved, *kept[at:]]))
+
+
+def behind_standard_library(path: Sequence[str]) -> int:
+    """Find the first place of an import path at which no entry hides a standard module."""
+    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    own |= {os.path.join(folder, "lib-dynload") for folder in own}
+    return max((i + 1 for i, entry in enumerate(path) if entry in own), default=len(path))
+
+
+# The other end, in the process of the worker.
+
+_PARENT_CHECK_S = 0.5
+
+
+def main() -> None:
+    """Answer the calls of a `Worker` until it closes the pipe or its process ends.
+
+    Arguments of the program: the parent's process id, and a folder to remove if the parent cannot.
+    """
+    parent, folder = int(sys.argv[1]), sys.argv[2]
+    # The parent decides what an interrupt ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The pipes are kept for the answers: what a function prints goes to the file of stderr.
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    watching = threading.Thread(target=_end_with_parent, args=(parent, folder), daemon=True)
+    watching.start()
+    subject: list[Any] = []
+    while True:
         try:
-            self._ask(process, ("subject", subject, ()))
-        except BaseException:
-            self.restart()  # Without its subject it is of no use.
-            raise
+            message = _read_message(calls)
+        except EOFError:
+            # The pipe of a parent that was killed closes somewhat before the parent is gone.
+            watching.join(2 * _PARENT_CHECK_S)
+            return
+        _write_message(answers, _answer(message, subject, answers))
+
+
+def _end_with_parent(parent: int, folder: str) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_S)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)  # With what was started here.
+
+
+def _answer(message: bytes, subject: list[Any], answers: IO[bytes]) -> bytes:
+    """Run what was asked for; `subject` holds what the calls are about."""
+    try:
+        kind, function, arguments = pickle.loads(message)
+    except Exception as error:  # Whatever the objects' own code raises when they are made.
+        return _error(error, "unreadable")
+
+    def tell(event: Any) -> None:
+        _write_message(answers, _pickled("event", event))
+
+    try:
+        if kind == "subject":
+            subject[:] = [function()]
+            return _pickled("result", None)
+        told = [tell] if kind == "call with events" else []
+        return _pickled("result", function(*subject, *told, *arguments))
+    except Exception as error:
+        return _error(error, "error")
+    finally:
+        sys.stdout.flush()
+
+
+def _pickled(kind: str, value: Any, trace: str = "") -> bytes:
+    return cloudpickle.dumps((kind, value, trace))
+
+
+def _error(error: Exception, kind: str) -> bytes:
+    trace = "" if _is_own_message(error) else "".join(traceback.format_exception(error))
+    try:
+        message = _pickled(kind, error, trace)
+        pickle.loads(message)  # Some exceptions can be written and not read.
+        return message
+    except Exception:  # Whatever the exception's own pickling raises: its text is kept.
+        return _pickled(kind, WorkerError(f"{type(error).__name__}: {error}"), trace)
+
+
+def _is_own_message(error: Exception) -> bool:
+    """Return whether kbatch refused something in words of its own, which need no traceback."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or not isinstance(error, (TypeError, ValueError, MemoryError)):
+        return False
+    code, module = last.tb_frame.f_code, last.tb_frame.f_globals.get("__name__", "")
+    # What an operation raised in code of kbatch is a fault of kbatch.
+    raised = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raised and module.startswith("kbatch.")

@@ -46,7 +46,6 @@ from kbatch.memory.probe import (
     ProcessProbes,
     WorkerProbes,
     weights_alone_do_not_fit,
-    worker_probes,
 )
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.workload import Load
@@ -303,7 +302,7 @@ def _probes(
     load = Load(lambda: model, inputs.source, keras.config.dtype_policy().name, training=False)
     note = _GPU_IN_USE
     if not gpu_in_use():
-        with worker_probes(load, memory_limit_bytes) as probes:
+        with WorkerProbes(load, memory_limit_bytes) as probes:
             try:
                 facts = _facts(probes, model, memory_limit_bytes)
             # What a class that the worker does not know leads to when the model is read there.

@@ -1,6 +1,5 @@
 """The memory of batch sizes in ascending order, as long as the next one is expected to fit."""
 
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ from typing import NamedTuple
 import keras
 
 from kbatch.document.numbers import memory_text
-from kbatch.memory.probe import Probes, WorkerProbes, limit_below_weights, search_in_place
+from kbatch.memory.probe import Probes, limit_below_weights, open_probes
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import fit_memory
 from kbatch.memory.workload import Load
@@ -19,17 +18,11 @@ GUARD_SHARE = 0.80
 
 
 class MemoryPass(NamedTuple):
-    """The memory of several batch sizes.
+    """The memory of several batch sizes."""
 
-    Attributes:
-        records: One a batch size.
-        limit_bytes: What the probes could take.
-        notes: What a reader must know.
-    """
-
-    records: tuple[MemoryRecord, ...]
-    limit_bytes: int
-    notes: tuple[str, ...]
+    records: tuple[MemoryRecord, ...]  # One a batch size.
+    limit_bytes: int  # What the probes could take.
+    notes: tuple[str, ...]  # What a reader must know.
 
 
 def ascend_memory(
@@ -53,32 +46,41 @@ def ascend_memory(
     Once memory has run out, larger sizes are not run.
     """
     began_s = clock()
+    most_bytes = guard_share * limit_bytes
     measured: dict[int, float] = {}
     records: list[MemoryRecord] = []
     out_at: int | None = None
-    for size in batch_sizes:
-        expected = expected_bytes(measured, size, held_bytes)
-        between = _size_between(measured, size, held_bytes, guard_share * limit_bytes)
-        if out_at is None and between is not None and clock() - began_s < time_budget_s:
-            peak = probes.read(between).bytes_below(limit_bytes)
-            if peak is None:
-                out_at = between
-            else:
-                measured[between] = peak
-                expected = expected_bytes(measured, size, held_bytes)
-        guarded, reason = _reason_not_to_run(out_at, expected, guard_share, limit_bytes)
-        if reason is None and clock() - began_s >= time_budget_s:
-            reason = "the time for the memory was spent"
-        if reason is not None:
-            record = MemoryRecord(dtype_policy, size, "not_run", reason, None, expected, guarded)
+
+    def measure(size: int) -> int | None:
+        nonlocal out_at
+        peak = probes.read(size).bytes_below(limit_bytes)
+        if peak is None:
+            out_at = size
         else:
-            peak = probes.read(size).bytes_below(limit_bytes)
-            if peak is None:
-                out_at = size
-            else:
-                measured[size] = peak
+            measured[size] = peak
+        return peak
+
+    for size in batch_sizes:
+        between = _size_between(measured, size, held_bytes, most_bytes)
+        if out_at is None and between is not None and clock() - began_s < time_budget_s:
+            measure(between)
+        expected = expected_bytes(measured, size, held_bytes)
+        guarded, reason = True, None
+        if out_at is not None:
+            reason = f"memory ran out at batch size {out_at}"
+        elif expected is not None and expected > most_bytes:
+            reason = (
+                f"expected to need {memory_text(expected)}, more than {guard_share:.0%} of "
+                f"{memory_text(limit_bytes)}"
+            )
+        elif clock() - began_s >= time_budget_s:
+            guarded, reason = False, "the time for the memory was spent"
+        if reason is None:
+            peak = measure(size)
             outcome = "out_of_memory" if peak is None else "fits"
             record = MemoryRecord(dtype_policy, size, outcome, None, peak, expected)
+        else:
+            record = MemoryRecord(dtype_policy, size, "not_run", reason, None, expected, guarded)
         records.append(record)
         if on_probe is not None:
             on_probe(record)
@@ -91,26 +93,12 @@ def _size_between(
     """Return a size to probe before one that is refused on the word of a single, far one."""
     if len(measured) != 1 or size <= 2 * max(measured):
         return None
-    first = max(measured)
-    fixed = min(held_bytes, measured[first])
-    if fixed == measured[first] or fixed + (measured[first] - fixed) * size / first <= most_bytes:
+    ((first, memory),) = measured.items()
+    each = (memory - min(held_bytes, memory)) / first
+    if not each or memory + each * (size - first) <= most_bytes:
         return None
-    each = (measured[first] - fixed) / first
-    between = min(size // 2, int((most_bytes - fixed) / each))
+    between = min(size // 2, int(first + (most_bytes - memory) / each))
     return between if between >= 2 * first else None
-
-
-def _reason_not_to_run(
-    out_at: int | None, expected: float | None, guard_share: float, limit_bytes: int
-) -> tuple[bool, str | None]:
-    if out_at is not None:
-        return True, f"memory ran out at batch size {out_at}"
-    if expected is None or expected <= guard_share * limit_bytes:
-        return False, None
-    return True, (
-        f"expected to need {memory_text(expected)}, more than {guard_share:.0%} of "
-        f"{memory_text(limit_bytes)}"
-    )
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
@@ -139,39 +127,21 @@ def measure_training_memory(
     time_budget_s: float,
     on_probe: Callable[[MemoryRecord], None] | None = None,
 ) -> MemoryPass:
-    """Run train steps of each size in a worker process, which may die of them."""
-    measure = functools.partial(
-        _measured,
-        sizes=micro_batch_sizes,
-        chosen=chosen,
-        time_budget_s=time_budget_s,
-        on_probe=on_probe,
-    )
-    return search_in_place(
-        load, measure, memory_limit_bytes=memory_limit_bytes, memory_window=WINDOW, model=model
-    )
-
-
-def _measured(
-    probes: Probes,
-    *,
-    sizes: Callable[[int | None], Sequence[int]],
-    chosen: bool,
-    time_budget_s: float,
-    on_probe: Callable[[MemoryRecord], None] | None,
-) -> MemoryPass:
-    facts = probes.facts
-    if facts.variables_bytes > facts.limit_bytes:
-        raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
-    may_die = chosen and isinstance(probes, WorkerProbes)
-    records = ascend_memory(
-        probes,
-        sizes(facts.examples),
-        dtype_policy=facts.dtype_policy,
-        limit_bytes=facts.limit_bytes,
-        held_bytes=facts.held_bytes,
-        time_budget_s=time_budget_s,
-        guard_share=math.inf if may_die else WINDOW[1],
-        on_probe=on_probe,
-    )
-    return MemoryPass(records, facts.limit_bytes, facts.notes)
+    """Run train steps of each size in a worker process, which may die of sizes that were chosen."""
+    with open_probes(
+        load, memory_limit_bytes=memory_limit_bytes, memory_window=WINDOW, model=model
+    ) as probes:
+        facts = probes.facts
+        if facts.variables_bytes > facts.limit_bytes:
+            raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+        records = ascend_memory(
+            probes,
+            micro_batch_sizes(facts.examples),
+            dtype_policy=facts.dtype_policy,
+            limit_bytes=facts.limit_bytes,
+            held_bytes=facts.held_bytes,
+            time_budget_s=time_budget_s,
+            guard_share=math.inf if chosen and probes.isolated else WINDOW[1],
+            on_probe=on_probe,
+        )
+        return MemoryPass(records, facts.limit_bytes, facts.notes)

@@ -1,6 +1,5 @@
 """The largest batch that fits in memory, found by running it."""
 
-import functools
 from typing import Any
 
 import keras
@@ -12,15 +11,14 @@ from kbatch.device.memory import FreeMemory, check_memory_limit
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
 from kbatch.memory.probe import (
-    LoadFacts,
     Probes,
     Reading,
-    check_facts,
+    limit_below_weights,
     no_example_fits,
-    search_in_place,
+    open_probes,
 )
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
-from kbatch.memory.search import MaxBatchAnswer, check_window, search_max_batch
+from kbatch.memory.search import MaxBatchAnswer, MaxBatchSearch, check_window
 from kbatch.memory.workload import Load
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import FitData, is_dataset
@@ -83,10 +81,8 @@ def find_max_batch_size(
         keras.config.dtype_policy().name,
         training=training,
     )
-    search = functools.partial(probe_max_batch, memory_window=memory_window, max_batch_size=cap)
-    return search_in_place(
-        load, search, memory_limit_bytes=limit_bytes, memory_window=memory_window
-    )
+    with open_probes(load, memory_limit_bytes=limit_bytes, memory_window=memory_window) as probes:
+        return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
 
 
 def data_source(x: Any, y: Any, longest_example: Any = None) -> Any:
@@ -121,142 +117,144 @@ def probe_max_batch(
     confirm: bool = True,
     largest_first: bool = False,
 ) -> MaxBatchSizeResult:
-    """Search with real probes."""
-    facts = check_facts(probes.facts)
-    log = _Log(probes, facts, memory_window, max_batch_size)
-    answer = (log.largest() if largest_first else None) or log.search()
+    """Search with real probes.
+
+    Args:
+        probes: What runs the sizes.
+        memory_window: Lower and upper share of the limit that is aimed at.
+        max_batch_size: Largest size to try, None for that of the data.
+        confirm: Whether to run the answer again, in a fresh process and after other sizes.
+        largest_first: Whether to begin with the largest size, which ends the search if it fits.
+    """
+    experiment = _MaxBatch(probes, memory_window, max_batch_size)
+    answer = (experiment.largest() if largest_first else None) or experiment.search()
     for _ in range(_MOST_CONFIRMATIONS if confirm else 0):
-        if answer.batch_size is None or log.confirmed(answer.batch_size):
+        if answer.batch_size is None or experiment.confirmed(answer.batch_size):
             break
-        answer = log.search()
+        answer = experiment.search()
     else:
         if confirm:
-            log.notes.append(_NOT_CONFIRMED)
-    if answer.batch_size is None:
-        raise no_example_fits(facts, memory_window, answer.memory_bytes[1], log.died)
-    free = log.free
-    return MaxBatchSizeResult(
-        max_batch_size=answer.batch_size,
-        reason=answer.reason,
-        in_window=log.in_window(answer.batch_size),
-        limit_bytes=facts.limit_bytes,
-        memory_window=memory_window,
-        training=facts.training,
-        device=facts.device,
-        dtype_policy=facts.dtype_policy,
-        weights_bytes=facts.variables_bytes,
-        probes=tuple(log.records),
-        requested_block_bytes=free.requested_bytes if free else None,
-        free_bytes=free.free_bytes if free else None,
-        largest_free_block_bytes=free.largest_block_bytes if free else None,
-        notes=(*facts.notes, *log.notes),
-        environment=read_environment(),
-        other_processes=facts.other_processes,
-    )
+            experiment.notes.append(_NOT_CONFIRMED)
+    return experiment.record(answer)
 
 
-class _Log:
-    """All probes so far, the most bytes that each size took, and how a worker ended last."""
+class _MaxBatch:
+    """The experiment: the load that is probed, all probes so far, and what follows from them."""
 
     def __init__(
-        self,
-        probes: Probes,
-        facts: LoadFacts,
-        memory_window: tuple[float, float],
-        max_batch_size: int | None,
+        self, probes: Probes, memory_window: tuple[float, float], max_batch_size: int | None
     ):
-        self.records: list[ProbeRecord] = []
-        self.free: FreeMemory | None = None
-        self.died: WorkerDied | None = None
+        self._facts = facts = probes.facts
+        if facts.variables_bytes > facts.limit_bytes:
+            raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+        if facts.examples == 1:
+            raise InputError(
+                "The data have one example, and a second size must be tried: give more rows, or "
+                "`longest_example=(x, y)`. Received: 1 example."
+            )
         self.notes: list[str] = []
         self._probes = probes
-        self._facts = facts
         self._window = memory_window
+        self._most = memory_window[1] * facts.limit_bytes
         self._asked = max_batch_size
         self._rows = facts.examples
+        self._records: list[ProbeRecord] = []
+        # The most bytes that each size took, None once it ran out.
         self._memory: dict[int, int | None] = {}
+        self._free: FreeMemory | None = None
+        self._died: WorkerDied | None = None
 
     def search(self) -> MaxBatchAnswer:
-        """Search with what is known, and probes what is not."""
-        while True:
-            try:
-                return search_max_batch(
-                    self._known_or_probed,
-                    limit_bytes=self._facts.limit_bytes,
-                    memory_window=self._window,
-                    max_batch_size=self._cap,
-                    cap_name=self._cap_name,
-                )
-            except _DataEnded as ended:
-                self._rows = ended.rows
+        """Search with what is known, and measure what is not."""
+        search = self._begin_search()
+        while (size := search.ask()) is not None:
+            if size not in self._memory and self._measure(size, "search").rows < size:
+                search = self._begin_search()  # The data end there.
+            else:
+                search.tell(size, self._memory[size])
+        assert search.answer is not None
+        return search.answer
 
     def largest(self) -> MaxBatchAnswer | None:
-        """Probe the largest size; None where that does not fit, or nothing bounds the sizes."""
-        size = self._cap
+        """Measure the largest size; None where that does not fit, or nothing bounds the sizes."""
+        size, name = self._cap
         if size is None or not self._probes.isolated:
             return None
         try:
-            reading = self._probe(size, "search")
+            reading = self._measure(size, "search")
         except InputError:
             raise
         except Exception:
             # Whether that was want of memory, smaller batches that run tell; else they raise it.
             self._probes.renew()
             return None
-        if reading.rows < size:
-            self._rows = reading.rows
+        if reading.rows < size or self._outcome(self._memory[size]) != "fits":
             return None
-        if self._outcome(self._memory[size]) != "fits":
-            return None
-        reason = f"reached {self._cap_name}"
-        return MaxBatchAnswer(size, reason, self.in_window(size), dict(self._memory))
+        return MaxBatchAnswer(size, f"reached {name}", self._in_window(size))
 
     def confirmed(self, size: int) -> bool:
         """Run the answer in a fresh process, and again after other sizes."""
         if self._probes.renew():
-            self._probe(size, "fresh process")
+            self._measure(size, "fresh process")
         larger = [b for b, m in self._memory.items() if m is not None and b > size]
         for other in {max(1, size // 2), *larger[:1]} - {size}:
-            self._probe(other, "mixed sizes")
-        self._probe(size, "mixed sizes")
+            self._measure(other, "mixed sizes")
+        self._measure(size, "mixed sizes")
         return self._outcome(self._memory[size]) == "fits"
 
-    def in_window(self, size: int) -> bool:
-        """Return whether the most bytes that a size took lie in the window."""
-        memory = self._memory[size]
-        low = self._window[0] * self._facts.limit_bytes
-        return memory is not None and memory >= low and self._outcome(memory) == "fits"
+    def record(self, answer: MaxBatchAnswer) -> MaxBatchSizeResult:
+        """Write down what was found."""
+        facts, free = self._facts, self._free
+        if answer.batch_size is None:
+            raise no_example_fits(facts, self._window, self._memory[1], self._died)
+        return MaxBatchSizeResult(
+            max_batch_size=answer.batch_size,
+            reason=answer.reason,
+            in_window=self._in_window(answer.batch_size),
+            limit_bytes=facts.limit_bytes,
+            memory_window=self._window,
+            training=facts.training,
+            device=facts.device,
+            dtype_policy=facts.dtype_policy,
+            weights_bytes=facts.variables_bytes,
+            probes=tuple(self._records),
+            requested_block_bytes=free.requested_bytes if free else None,
+            free_bytes=free.free_bytes if free else None,
+            largest_free_block_bytes=free.largest_block_bytes if free else None,
+            notes=(*facts.notes, *self.notes),
+            environment=read_environment(),
+            other_processes=facts.other_processes,
+        )
 
     @property
-    def _cap(self) -> int | None:
-        return min((c for c in (self._asked, self._rows) if c is not None), default=None)
+    def _cap(self) -> tuple[int | None, str]:
+        """The largest size to try, and what bounds it."""
+        cap = min((c for c in (self._asked, self._rows) if c is not None), default=None)
+        return cap, "the data set" if cap is not None and cap == self._rows else "`max_batch_size`"
 
-    @property
-    def _cap_name(self) -> str:
-        by_data = self._rows is not None and self._cap == self._rows
-        return "the data set" if by_data else "`max_batch_size`"
+    def _begin_search(self) -> MaxBatchSearch:
+        cap, name = self._cap
+        return MaxBatchSearch(
+            limit_bytes=self._facts.limit_bytes,
+            memory_window=self._window,
+            max_batch_size=cap,
+            cap_name=name,
+        )
 
-    def _known_or_probed(self, size: int) -> float | None:
-        if size not in self._memory:
-            reading = self._probe(size, "search")
-            if reading.rows < size:
-                raise _DataEnded(reading.rows)
-        return self._memory[size]
-
-    def _probe(self, size: int, purpose: str) -> Reading:
+    def _measure(self, size: int, purpose: str) -> Reading:
         reading = self._probes.read(size)
         peak, rows = reading.bytes_below(self._facts.limit_bytes), reading.rows
         before = self._memory.get(rows, 0)
-        # The most that was seen; once it ran out it counts as too large.
         self._memory[rows] = None if peak is None or before is None else max(before, peak)
-        self.free = reading.free or self.free
-        self.died = reading.died or self.died
-        outcome = self._outcome(peak)
-        self.records.append(
+        if rows < size:
+            self._rows = rows
+        self._free = reading.free or self._free
+        self._died = reading.died or self._died
+        self._records.append(
             ProbeRecord(
                 rows,
                 reading.peak_bytes,
-                outcome,
+                self._outcome(peak),
                 reading.duration_s,
                 purpose,
                 reading.step_s,
@@ -266,13 +264,12 @@ class _Log:
         )
         return reading
 
+    def _in_window(self, size: int) -> bool:
+        """Return whether the most bytes that a size took lie in the window."""
+        memory, low = self._memory[size], self._window[0] * self._facts.limit_bytes
+        return memory is not None and low <= memory <= self._most
+
     def _outcome(self, peak: int | None) -> str:
         if peak is None:
             return "out_of_memory"
-        return "fits" if peak <= self._window[1] * self._facts.limit_bytes else "above_window"
-
-
-class _DataEnded(Exception):
-    def __init__(self, rows: int):
-        super().__init__(rows)
-        self.rows = rows
+        return "fits" if peak <= self._most else "above_window"

@@ -4,17 +4,18 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self
 
 import keras
 
 from kbatch.device.failures import device_is_lost, ran_out_of_memory
-from kbatch.device.host_memory import available_bytes
 from kbatch.device.memory import (
     DeviceMemory,
     FreeMemory,
+    available_bytes,
     free_memory,
     gpu_in_use,
     gpu_visible,
@@ -28,8 +29,8 @@ from kbatch.device.memory import (
 from kbatch.device.worker import UnsendableError, Worker, WorkerDied
 from kbatch.document.numbers import memory_text
 from kbatch.document.section import neighbours_text
-from kbatch.errors import DeviceLostError, InputError, OutOfMemoryError
-from kbatch.memory.workload import Load, Run
+from kbatch.errors import DeviceLostError, OutOfMemoryError
+from kbatch.memory.workload import Load, Ran, Run
 from kbatch.records.usage import GpuProcess
 from kbatch.training.state import kept_state
 
@@ -39,31 +40,20 @@ _BESIDE_THEM = " Memory and speed were measured beside that: measure again on a 
 
 
 class Reading(NamedTuple):
-    """What one probe showed.
+    """What one probe showed."""
 
-    Attributes:
-        peak_bytes: Most bytes held at once in the steps after the first, in all of them where the
-            first was not told apart; None where memory ran out.
-        rows: Examples that the batch really had.
-        duration_s: Seconds that it took.
-        free: What was free when memory ran out, None where the allocator did not tell.
-        died: How the worker process ended of it, None where it did not.
-        lost: Whether nothing more may run in the process that ran it.
-        step_s: Seconds of a train step after the first, None where none was timed.
-        first_step_bytes: Most bytes held at once in the first step, which also compiles and tries
-            algorithms; None where it was not told apart.
-        stopped_after: Train steps after which it ended since they were slow, or None.
-    """
-
+    # Most bytes held at once in the steps after the first, in all of them where the first was not
+    # told apart; None where memory ran out.
     peak_bytes: int | None
-    rows: int
+    rows: int  # Examples that the batch really had.
     duration_s: float
-    free: FreeMemory | None = None
-    died: WorkerDied | None = None
-    lost: bool = False
-    step_s: float | None = None
+    free: FreeMemory | None = None  # When memory ran out, if the allocator told it.
+    died: WorkerDied | None = None  # How the worker process ended of it, if it did.
+    lost: bool = False  # Whether nothing more may run in the process that ran it.
+    step_s: float | None = None  # Of a train step after the first, if one was timed.
+    # The same of the first step, which also compiles and tries algorithms.
     first_step_bytes: int | None = None
-    stopped_after: int | None = None
+    stopped_after: int | None = None  # Train steps after which slow ones ended it.
 
     def bytes_below(self, limit_bytes: float) -> int | None:
         """Return the bytes that decide: those of later steps, if the first one fits too."""
@@ -72,39 +62,23 @@ class Reading(NamedTuple):
 
 
 class LoadFacts(NamedTuple):
-    """What is known of a load before it runs.
-
-    Attributes:
-        device: What runs it.
-        limit_bytes: Memory that it may take.
-        training: Whether it trains.
-        dtype_policy: What it runs under.
-        variables_bytes: What its variables take.
-        held_bytes: What is held before it runs: in a process with other models, theirs too.
-        examples: How many examples its data have, None if unknown.
-        notes: What a reader must know.
-        other_processes: Who else holds memory of the GPU.
-    """
+    """What is known of a load before it runs."""
 
     device: str
-    limit_bytes: int
+    limit_bytes: int  # Memory that it may take.
     training: bool
     dtype_policy: str
     variables_bytes: int
-    held_bytes: int
-    examples: int | None
-    notes: tuple[str, ...]
-    other_processes: tuple[GpuProcess, ...] = ()
+    held_bytes: int  # Before it runs: in a process with other models, theirs too.
+    examples: int | None  # Of its data, None if unknown.
+    notes: tuple[str, ...]  # What a reader must know.
+    other_processes: tuple[GpuProcess, ...] = ()  # Who else holds memory of the GPU.
 
 
 class Probes(Protocol):
-    """Where probes run.
+    """Where probes run."""
 
-    Attributes:
-        isolated: Whether a batch far too large can end no process but theirs.
-    """
-
-    isolated: bool
+    isolated: bool  # Whether a batch far too large can end no process but theirs.
 
     @property
     def facts(self) -> LoadFacts:
@@ -121,73 +95,75 @@ class Probes(Protocol):
 
 
 class WorkerProbes:
-    """Probes in a worker process, which may die of them.
-
-    On a CPU the worker's allocator has the limit, and so runs out as a GPU's does.
-
-    Args:
-        load: What to run.
-        memory_limit_bytes: Memory that it may take; None for what the device has, on a CPU half
-            of what the host leaves.
-
-    Attributes:
-        limit_bytes: Limit of a CPU's worker.
-        isolated: True: the worker may die of a probe.
-    """
+    """Probes in a worker process, which may die of them; it ends with the block."""
 
     isolated = True
 
     def __init__(self, load: Load, memory_limit_bytes: int | None):
-        if memory_limit_bytes is None:  # The worker knows nothing of a limit set here.
-            memory_limit_bytes = set_limit_bytes()
-        self.limit_bytes = memory_limit_bytes or _host_bytes()
+        # The worker knows nothing of a limit set here.
+        limit_bytes = memory_limit_bytes or set_limit_bytes()
         # The level at which the allocator tells its free blocks when it fails.
         environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **worker_device()}
         if not gpu_visible():  # Beside a GPU the host only holds the batches on their way.
-            environment |= limited_cpu(self.limit_bytes)
-        self._worker = Worker(environment, functools.partial(_start, load, memory_limit_bytes))
+            limit_bytes = limit_bytes or _host_bytes()
+            environment |= limited_cpu(limit_bytes)
+        self.limit_bytes = limit_bytes  # None where only the worker knows it.
+        self._worker = Worker(environment, functools.partial(_start, load, limit_bytes))
+        self._facts: LoadFacts | None = None
         # Of all its processes: in a fresh one no smaller size has run.
-        self._smallest_that_ran: int | None = None
+        self._smallest_that_ran: float = math.inf
+        # Of this process alone.
+        self._ran_out = False
 
-    def close(self) -> None:
-        """End the worker."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._worker.close()
 
     @property
     def facts(self) -> LoadFacts:
-        """What the worker knows of the load."""
+        """What the worker knew of the load when it started."""
+        if self._facts is not None:
+            return self._facts
         try:
-            return self._worker.call(_Subject.worker_facts, self.limit_bytes)
+            self._facts = found = self._worker.call(_Subject.facts)
         except Exception as error:
             if ran_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             raise
+        return found
 
     def read(self, batch_size: int) -> Reading:
         """Run one batch size."""
-        started_s = time.perf_counter()
-        before = self._worker.output
+        started_s, before = time.perf_counter(), self._worker.output
+        worked = self._smallest_that_ran < batch_size
         try:
-            reading = self._worker.call(_Subject.read, batch_size)
+            reading = self._worker.call(_Subject.read, batch_size, worked)
         except Exception as error:
-            smallest = self._smallest_that_ran
-            worked = smallest is not None and smallest < batch_size
+            if device_is_lost(error) and self._ran_out:
+                # A size that ran out of memory before left the device so: it tells nothing of
+                # this one.
+                self.renew()
+                return self.read(batch_size)
             if not ran_out_of_memory(error, smaller_worked=worked):
                 raise
             died = error if isinstance(error, WorkerDied) else None
             reading = Reading(None, batch_size, time.perf_counter() - started_s, died=died)
         if reading.peak_bytes is None:
+            self._ran_out = reading.died is None
             # A fresh process begins its output again.
             reading = reading._replace(free=free_memory(self._worker.output.removeprefix(before)))
         else:
-            self._smallest_that_ran = min(reading.rows, self._smallest_that_ran or reading.rows)
+            self._smallest_that_ran = min(reading.rows, self._smallest_that_ran)
         if reading.lost:
-            self._worker.restart()
+            self.renew()
         return reading
 
     def renew(self) -> bool:
         """End the process: the next probe runs in a fresh one."""
         self._worker.restart()
+        self._ran_out = False
         return True
 
 
@@ -198,41 +174,37 @@ class ProcessProbes:
         run: What to run.
         memory_limit_bytes: Memory that it may take; None for what the device has.
         note: Why it runs here, and what that risks.
-
-    Attributes:
-        isolated: False: this process would end with them.
     """
 
     isolated = False
 
     def __init__(self, run: Run, memory_limit_bytes: int | None, note: str):
-        self._subject = _Subject(run, DeviceMemory())
-        device = self._subject.memory.limit_bytes
-        if device is None:
-            self._limit_bytes = memory_limit_bytes or _host_bytes()
-        else:
-            self._limit_bytes = min(device, memory_limit_bytes or device)
+        self._model: Any = run.model
+        self._subject = _Subject(run, DeviceMemory(), memory_limit_bytes)
         self._note = note
+        self._smallest_that_ran: float = math.inf
 
     @property
     def facts(self) -> LoadFacts:
         """What is known of the load."""
-        found = self._subject.facts(self._limit_bytes)
+        found = self._subject.facts()
         return found._replace(notes=(self._note, *found.notes))
 
     def read(self, batch_size: int) -> Reading:
         """Run one batch size; the model is put back as it was."""
-        model: Any = self._subject.run.model
+        model = self._model
         step, function = vars(model).get("train_step"), model.train_function
         try:
             with kept_state(model):
-                reading = self._subject.read(batch_size)
+                reading = self._subject.read(batch_size, self._smallest_that_ran < batch_size)
                 if function is None and vars(model).get("train_step") is step:
                     function = model.train_function  # Whoever trains the model need not trace it.
         finally:
             model.train_function = function
         if reading.lost:
             raise DeviceLostError()
+        if reading.peak_bytes is not None:
+            self._smallest_that_ran = min(reading.rows, self._smallest_that_ran)
         return reading
 
     def renew(self) -> bool:
@@ -240,94 +212,70 @@ class ProcessProbes:
         return False
 
 
-@contextlib.contextmanager
-def worker_probes(load: Load, memory_limit_bytes: int | None) -> Iterator[WorkerProbes]:
-    """Open probes in a worker process, and end it."""
-    probes = WorkerProbes(load, memory_limit_bytes)
-    try:
-        yield probes
-    finally:
-        probes.close()
-
-
 class _Subject:
     """A load and the memory that it takes, in the process that runs it."""
 
-    def __init__(self, run: Run, memory: DeviceMemory):
-        self.run = run
-        self.memory = memory
-        self._smallest_that_ran: int | None = None
+    def __init__(self, run: Run, memory: DeviceMemory, memory_limit_bytes: int | None):
+        self._run = run
+        self._memory = memory
+        self._limit_bytes = memory_limit_bytes
 
-    def worker_facts(self, limit_bytes: int) -> LoadFacts:
-        """Read the load's facts where the device may know the limit better."""
-        return self.facts(self.memory.limit_bytes or limit_bytes)
-
-    def facts(self, limit_bytes: int) -> LoadFacts:
-        run, others = self.run, other_processes()
+    def facts(self) -> LoadFacts:
+        run, memory, others = self._run, self._memory, other_processes()
+        limit_bytes = self._limit_bytes or memory.limit_bytes or _host_bytes()
         beside = neighbours_text(others) + _BESIDE_THEM if others else None
         return LoadFacts(
-            self.memory.device,
-            limit_bytes,
-            run.training,
-            run.model.dtype_policy.name,
-            run.variables_bytes,
-            max(self.memory.held_bytes, run.variables_bytes),
-            run.examples,
-            tuple(note for note in (run.note, beside) if note is not None),
-            others,
+            device=memory.device,
+            limit_bytes=min(limit_bytes, memory.limit_bytes or limit_bytes),
+            training=run.training,
+            dtype_policy=run.model.dtype_policy.name,
+            variables_bytes=run.variables_bytes,
+            held_bytes=max(memory.held_bytes, run.variables_bytes),
+            examples=run.examples,
+            notes=tuple(note for note in (run.note, beside) if note is not None),
+            other_processes=others,
         )
 
-    def read(self, batch_size: int) -> Reading:
+    def read(self, batch_size: int, smaller_worked: bool) -> Reading:
+        run, memory = self._run, self._memory
         gc.collect()
-        self.memory.reset()
+        memory.reset()
         started_s = time.perf_counter()
-        peak, rows, step_s, stopped_after, lost = None, batch_size, None, None, False
         peaks: list[int] = []
 
         def keep_peak() -> None:
             # A CPU's plain allocator does not count small blocks: what is held for sure is less.
-            held = max(self.memory.peak_bytes, self.run.variables_bytes, 1)
-            peaks.append(held + self.run.left_out_bytes(batch_size))
-            self.memory.reset()
+            held = max(memory.peak_bytes, run.variables_bytes, 1)
+            peaks.append(held + run.left_out_bytes(batch_size))
+            memory.reset()
 
+        peak, ran, lost = None, Ran(batch_size), False
         try:
-            rows = self.run.run(batch_size, keep_peak)
-            step_s, stopped_after = self.run.step_s, self.run.stopped_after
+            ran = run.run(batch_size, keep_peak)
             keep_peak()
             peak = peaks[-1]
-            self._smallest_that_ran = min(rows, self._smallest_that_ran or rows)
         except Exception as error:
-            smaller = self._smallest_that_ran
-            worked = smaller is not None and smaller < batch_size
-            if not ran_out_of_memory(error, smaller_worked=worked):
+            if not ran_out_of_memory(error, smaller_worked=smaller_worked):
                 raise
-            lost = device_is_lost(error) or self._xla_freed_weights()
-        duration_s = time.perf_counter() - started_s
-        first = peaks[0] if len(peaks) > 1 else None
+            # XLA on a CPU frees the weights that it was to update where it runs out. They stay in
+            # use, and whatever is allocated next is written over them.
+            on_cpu = memory.device == "CPU:0"
+            freed = on_cpu and run.training and bool(run.model.jit_compile)
+            lost = device_is_lost(error) or freed
         return Reading(
             peak,
-            rows,
-            duration_s,
+            duration_s=time.perf_counter() - started_s,
             lost=lost,
-            step_s=step_s,
-            first_step_bytes=first,
-            stopped_after=stopped_after,
+            first_step_bytes=peaks[0] if len(peaks) > 1 else None,
+            **ran._asdict(),
         )
-
-    def _xla_freed_weights(self) -> bool:
-        """Return whether XLA ran out on a CPU: it frees the weights that it was to update.
-
-        They stay in use, and whatever is allocated next is written over them.
-        """
-        model: Any = self.run.model
-        return self.memory.device == "CPU:0" and self.run.training and bool(model.jit_compile)
 
 
 def _start(load: Load, memory_limit_bytes: int | None) -> _Subject:
     if memory_limit_bytes is not None:
         limit_gpu(memory_limit_bytes)
     memory = DeviceMemory()
-    return _Subject(load.start(), memory)
+    return _Subject(load.start(), memory, memory_limit_bytes)
 
 
 def _host_bytes() -> int:
@@ -352,83 +300,82 @@ _NOT_SENDABLE = (
     "on a CPU, and the answer is not confirmed in a fresh process."
 )
 
-Result = TypeVar("Result")
-Search = Callable[[Probes], Result]
 
-
-def search_in_place(
+@contextlib.contextmanager
+def open_probes(
     load: Load,
-    search: Search[Result],
     *,
     memory_limit_bytes: int | None,
     memory_window: tuple[float, float],
     model: Callable[[], keras.Model] | None = None,
     here_since: str | None = None,
-) -> Result:
-    """Search in a worker process, or here if this one holds the GPU or the load cannot be sent."""
-    here = load if model is None else dataclasses.replace(load, build=model)
+) -> Iterator[Probes]:
+    """Open probes in a worker process, or here where that cannot be.
+
+    It cannot where this process holds the GPU already, or the load cannot be sent. Where not even
+    one example fits, the error that the block raises says what one needs.
+
+    Args:
+        load: What to run.
+        memory_limit_bytes: Memory that it may take; None for what the device has.
+        memory_window: Lower and upper share of it that a batch may fill.
+        model: Returns the model to use if it runs here, where there is one already.
+        here_since: Why it has to run here, None where it need not.
+    """
     note = here_since or (_GPU_IN_USE if gpu_in_use() else None)
-    if note is not None:
-        return search(ProcessProbes(here.start(), memory_limit_bytes, note))
-    try:
-        return _in_worker(load, search, memory_limit_bytes, memory_window)
-    except UnsendableError:
-        return search(ProcessProbes(here.start(), memory_limit_bytes, _NOT_SENDABLE))
-
-
-def _in_worker(
-    load: Load,
-    search: Search[Result],
-    memory_limit_bytes: int | None,
-    memory_window: tuple[float, float],
-) -> Result:
-    with worker_probes(load, memory_limit_bytes) as probes:
-        try:
-            return search(probes)
-        except MemoryError as error:
-            refusal = error
-    if getattr(refusal, "needed_bytes", None) is not None:
-        raise refusal
-    # What a GPU has is known by the worker alone.
-    limit_bytes = memory_limit_bytes if gpu_visible() else probes.limit_bytes
-    raise _refusal_with_bytes(load, limit_bytes, memory_window, _death(refusal)) from refusal
+    if note is None:
+        probes, refusal = WorkerProbes(load, memory_limit_bytes), None
+        with probes:
+            try:
+                _ = probes.facts  # Starts the worker, which shows whether the load can be sent.
+            except UnsendableError:
+                note = _NOT_SENDABLE
+            except MemoryError as error:
+                refusal = error
+            else:
+                try:
+                    yield probes
+                    return
+                except MemoryError as error:
+                    refusal = error
+        if refusal is not None:
+            if getattr(refusal, "needed_bytes", None) is not None:
+                raise refusal
+            limit_bytes = memory_limit_bytes or probes.limit_bytes
+            raise _refusal_with_bytes(load, limit_bytes, memory_window, refusal) from refusal
+    here = load if model is None else dataclasses.replace(load, build=model)
+    yield ProcessProbes(here.start(), memory_limit_bytes, note or "")
 
 
 def _refusal_with_bytes(
     load: Load,
     limit_bytes: int | None,
     memory_window: tuple[float, float],
-    died: WorkerDied | None,
+    refusal: MemoryError,
 ) -> Exception:
     """Run one example with all the memory that there is, to tell what it needs."""
-    with worker_probes(load, None if gpu_visible() else available_bytes()) as probes:
+
+    def death(error: MemoryError) -> WorkerDied | None:
+        return error.__cause__ if isinstance(error.__cause__, WorkerDied) else None
+
+    with WorkerProbes(load, None if gpu_visible() else available_bytes()) as probes:
         try:
-            found = probes.facts
+            facts = probes.facts
         except MemoryError as error:
-            return weights_do_not_fit(limit_bytes, _death(error) or died)
-        if limit_bytes is None:
-            limit_bytes = found.limit_bytes
-        facts = found._replace(limit_bytes=limit_bytes)
-        if facts.variables_bytes > limit_bytes:
-            return limit_below_weights(limit_bytes, facts.variables_bytes)
+            limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
+            return _refusal(
+                "The model could not be built: its weights, with what the optimizer keeps of them, "
+                "need more memory than there is. Use a smaller model or more memory. "
+                f"Received: a limit of {limit}.",
+                None,
+                limit_bytes or 0,
+                death(error) or death(refusal),
+            )
+        facts = facts._replace(limit_bytes=limit_bytes or facts.limit_bytes)
+        if facts.variables_bytes > facts.limit_bytes:
+            return limit_below_weights(facts.limit_bytes, facts.variables_bytes)
         one = probes.read(1)
-        return no_example_fits(facts, memory_window, one.peak_bytes, one.died or died)
-
-
-def _death(error: MemoryError) -> WorkerDied | None:
-    return error.__cause__ if isinstance(error.__cause__, WorkerDied) else None
-
-
-def check_facts(facts: LoadFacts) -> LoadFacts:
-    """Check that the weights fit and that there is a second size to try."""
-    if facts.variables_bytes > facts.limit_bytes:
-        raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
-    if facts.examples == 1:
-        raise InputError(
-            "The data have one example, and a second size must be tried: give more rows, or "
-            "`longest_example=(x, y)`. Received: 1 example."
-        )
-    return facts
+        return no_example_fits(facts, memory_window, one.peak_bytes, one.died or death(refusal))
 
 
 def limit_below_weights(limit_bytes: int, variables_bytes: int) -> OutOfMemoryError:
@@ -454,57 +401,37 @@ def weights_alone_do_not_fit(limit_bytes: int | None, weights_bytes: int) -> Out
     )
 
 
-def weights_do_not_fit(limit_bytes: int | None, died: WorkerDied | None = None) -> OutOfMemoryError:
-    """Describe that the model could not even be built with all the memory that there is."""
-    limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
-    return _with_end_of_worker(
-        died,
-        "The model could not be built: its weights, with what the optimizer keeps of them, need "
-        "more memory than there is. Use a smaller model or more memory. "
-        f"Received: a limit of {limit}.",
-        None,
-        limit_bytes or 0,
-    )
-
-
 def no_example_fits(
     facts: LoadFacts,
     memory_window: tuple[float, float],
     needed_bytes: float | None,
-    died: WorkerDied | None = None,
+    died: WorkerDied | None,
 ) -> OutOfMemoryError:
     """Describe what one example needs."""
-    limit = memory_text(facts.limit_bytes)
     needs = "more than that" if needed_bytes is None else memory_text(needed_bytes)
-    return _with_end_of_worker(
-        died,
+    return _refusal(
         f"One example does not fit: with the weights it needs {needs}, and the memory window ends "
-        f"at {memory_window[1]:.0%} of {limit}. The weights, with what the optimizer keeps of "
-        f"them, are {memory_text(facts.variables_bytes)}. Use a smaller model, shorter examples, "
-        "`mixed_float16`, or more memory.",
+        f"at {memory_window[1]:.0%} of {memory_text(facts.limit_bytes)}. The weights, with what "
+        f"the optimizer keeps of them, are {memory_text(facts.variables_bytes)}. Use a smaller "
+        "model, shorter examples, `mixed_float16`, or more memory.",
         None if needed_bytes is None else int(needed_bytes),
         facts.limit_bytes,
+        died,
     )
 
 
-def _with_end_of_worker(
-    died: WorkerDied | None, message: str, needed_bytes: int | None, limit_bytes: int
+def _refusal(
+    message: str, needed_bytes: int | None, limit_bytes: int, died: WorkerDied | None = None
 ) -> OutOfMemoryError:
-    """Add how the worker process ended: a crash leaves what want of memory leaves."""
-    if died is None:
-        return _refusal(message, needed_bytes, limit_bytes)
-    error = _refusal(
-        f"{message} It was found so because the worker process ended with status "
-        f"{died.exit_code}, which a crash of another kind leaves as well.",
-        needed_bytes,
-        limit_bytes,
-    )
-    error.__cause__ = died
-    error.add_note(f"The end of what the worker process wrote:\n{died.tail}")
-    return error
-
-
-def _refusal(message: str, needed_bytes: int | None, limit_bytes: int) -> OutOfMemoryError:
-    """Add who else holds memory of the GPUs: it is the cause where a model fits on an empty one."""
+    """Add how the worker ended, and who else holds memory of the GPUs: either may be the cause."""
+    if died is not None:
+        message = (
+            f"{message} It was found so because the worker process ended with status "
+            f"{died.exit_code}, which a crash of another kind leaves as well."
+        )
     beside = neighbours_text(other_processes(on_any_gpu=True))
-    return OutOfMemoryError(f"{message} {beside}".strip(), needed_bytes, limit_bytes)
+    error = OutOfMemoryError(f"{message} {beside}".strip(), needed_bytes, limit_bytes)
+    if died is not None:
+        error.__cause__ = died
+        error.add_note(f"The end of what the worker process wrote:\n{died.tail}")
+    return error

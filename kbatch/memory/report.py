@@ -1,7 +1,5 @@
 """The largest batch that fits, in words."""
 
-import functools
-
 from kbatch.document.numbers import counted, memory_text, percent, readable
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
@@ -15,37 +13,49 @@ _MORE_AT_FIRST = 1.05
 
 def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
     """Write each probe: size, peak memory, its share of the limit, outcome, seconds, purpose."""
-    rows = []
-    for probe in result.probes:
-        peak = probe.peak_memory_bytes
-        rows.append(
-            (
-                f"{probe.batch_size:,}",
-                "" if peak is None else memory_text(peak),
-                "" if peak is None else percent(peak / result.limit_bytes),
-                _OUTCOMES[probe.outcome],
-                readable(probe.duration_s),
-                probe.purpose,
-            )
+    return [
+        (
+            f"{probe.batch_size:,}",
+            "" if probe.peak_memory_bytes is None else memory_text(probe.peak_memory_bytes),
+            "" if (share := _share(probe, result)) is None else percent(share),
+            _OUTCOMES[probe.outcome],
+            readable(probe.duration_s),
+            probe.purpose,
         )
-    return rows
+        for probe in result.probes
+    ]
+
+
+def _share(probe: ProbeRecord, result: MaxBatchSizeResult) -> float | None:
+    peak = probe.peak_memory_bytes
+    return None if peak is None else peak / result.limit_bytes
 
 
 def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
     """Describe which batch fits, why it is this one, and how sure that is."""
-    peak, limit = result.peak_memory_bytes, result.limit_bytes
+    peak, limit, fit = result.peak_memory_bytes, result.limit_bytes, result.fit
     task = "training" if result.training else "inference"
+    beyond = ""
+    if result.reason.endswith("the data set"):
+        beyond = " To look beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
     lines = [
         f"Largest batch for {task}: {counted(result.max_batch_size, 'example')}, "
         f"{memory_text(peak)} of {memory_text(limit)} ({percent(peak / limit)}) on "
         f"{result.device} under {result.dtype_policy}.",
-        f"Why this one: {result.reason}.{_beyond(result)}",
+        f"Why this one: {result.reason}.{beyond}",
     ]
-    fit = result.fit
     if fit is not None:
+        values = (
+            (fit.fixed_bytes, fit.fixed_error_bytes),
+            (fit.bytes_per_example, fit.bytes_per_example_error),
+        )
+        fixed, each = (
+            memory_text(max(value, 0.0))
+            + ("" if error is None else f" (standard error {memory_text(error)})")
+            for value, error in values
+        )
         lines.append(
-            f"Memory: {_with_error(fit.fixed_bytes, fit.fixed_error_bytes)} fixed, "
-            f"{_with_error(fit.bytes_per_example, fit.bytes_per_example_error)} per example; "
+            f"Memory: {fixed} fixed, {each} per example; "
             f"the variables are {memory_text(result.weights_bytes)}."
         )
     firsts = [
@@ -83,17 +93,6 @@ def slow_steps_text(result: MaxBatchSizeResult) -> str | None:
     )
 
 
-def _with_error(value: float, error: float | None) -> str:
-    text = memory_text(max(value, 0.0))
-    return text if error is None else f"{text} (standard error {memory_text(error)})"
-
-
-def _beyond(result: MaxBatchSizeResult) -> str:
-    if not result.reason.endswith("the data set"):
-        return ""
-    return " To look beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
-
-
 _COLUMNS = (
     Column("Batch size", True),
     Column("Peak memory", True),
@@ -116,14 +115,11 @@ def max_batch_section(result: MaxBatchSizeResult) -> Section:
         details=tuple(details),
         conditions="",
         figures=(
-            Figure(
-                "memory",
-                "Memory by batch size",
-                HEIGHT_IN,
-                functools.partial(plot_memory, result),
-            ),
+            Figure("memory", "Memory by batch size", HEIGHT_IN, lambda ax: plot_memory(result, ax)),
         ),
-        tables=(_table(result),),
+        tables=(
+            Table("Batch sizes that were run", _COLUMNS, _rows(result), best_means="the answer"),
+        ),
         notes=tuple(Note("", "", note) for note in result.notes),
         command=environment.command if environment else None,
         settings=(
@@ -136,23 +132,12 @@ def max_batch_section(result: MaxBatchSizeResult) -> Section:
     )
 
 
-def _table(result: MaxBatchSizeResult) -> Table:
-    pairs = zip(result.probes, probe_rows(result), strict=True)
-    rows = tuple(_row(i, probe, texts, result) for i, (probe, texts) in enumerate(pairs))
-    return Table("Batch sizes that were run", _COLUMNS, rows, best_means="the answer")
-
-
-def _row(index: int, probe: ProbeRecord, texts: tuple[str, ...], result: MaxBatchSizeResult) -> Row:
-    peak = probe.peak_memory_bytes
-    share = None if peak is None else peak / result.limit_bytes
-    keys = (probe.batch_size, peak, share, None, probe.duration_s, None)
-    out_of_memory = probe.outcome == "out_of_memory"
-    cells = [
-        Cell(text or "n/a (out of memory)", key) for text, key in zip(texts, keys, strict=True)
-    ]
-    return Row(
-        str(index),
-        "out_of_memory" if out_of_memory else "",
-        probe.batch_size == result.max_batch_size and not out_of_memory,
-        tuple(cells),
-    )
+def _rows(result: MaxBatchSizeResult) -> tuple[Row, ...]:
+    rows = []
+    for index, (probe, texts) in enumerate(zip(result.probes, probe_rows(result), strict=True)):
+        peak, out = probe.peak_memory_bytes, probe.outcome == "out_of_memory"
+        keys = (probe.batch_size, peak, _share(probe, result), None, probe.duration_s, None)
+        cells = [Cell(t or "n/a (out of memory)", k) for t, k in zip(texts, keys, strict=True)]
+        best = probe.batch_size == result.max_batch_size and not out
+        rows.append(Row(str(index), "out_of_memory" if out else "", best, tuple(cells)))
+    return tuple(rows)

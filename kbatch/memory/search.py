@@ -1,7 +1,5 @@
 """The search for the largest batch whose memory lies in a window, and the line through memory.
 
-The search for the largest batch whose memory lies in a window below a limit.
-
 Memory M(b) of a batch of b examples is a fixed part and a part per example, or the larger of
 several such lines: the optimizer's phase at first, the activations' later. So
 
@@ -13,77 +11,157 @@ all the way: an activation phase that is still hidden would overshoot. How well 
 measured in `benchmarks/max_batch_search.py`.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-# A probe never goes further than this many times the size that is safe.
+# A size is never further than this many times the size that is safe.
 _BEYOND_SAFE = 2.0
 # While the last rise is less than this share of the remaining way, only part of it is gone.
 _TRUSTED_RISE = 0.7
 _FIRST_PART = 0.55
 # A bracket this narrow, as a share of the size, is not narrowed: memory jumps in it.
 _TIGHT = 0.02
-# Spread of one measurement, as a share of its value, and how many of them a slope allows for.
+# Spread of one measurement, as a share of its value.
 _SPREAD = 0.02
-_ALLOWANCE = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class MaxBatchAnswer:
-    """What the search found.
+class MaxBatchAnswer(NamedTuple):
+    """What the search found."""
+
+    # Largest measured size that is not above the window, in examples; None if not even one
+    # example fits below its upper end.
+    batch_size: int | None
+    reason: str  # Why it is this one, in words.
+    in_window: bool  # Whether its memory lies in the window.
+
+
+class MaxBatchSearch:
+    """Search for a batch size whose measured memory lies in a window, with few measurements.
+
+    >>> search = MaxBatchSearch(limit_bytes=8e9)
+    >>> while (size := search.ask()) is not None:
+    ...     search.tell(size, 1e9 + 2e6 * size)
+    >>> search.answer.batch_size
+    2900
+
+    Args:
+        limit_bytes: Memory that there is, in bytes.
+        memory_window: Lower and upper share of the limit that is aimed at.
+        max_batch_size: Largest size to try, in examples; None for no bound.
+        cap_name: What that bound is called in the reason of the answer.
 
     Attributes:
-        batch_size: Largest measured size that is not above the window, in examples; None if not
-            even one example fits below its upper end.
-        reason: Why it is this one, in words.
-        in_window: Whether its memory lies in the window.
-        memory_bytes: Every size that was probed with its bytes, None where memory ran out.
+        memory_bytes: Every size that was measured with its bytes, None where memory ran out.
     """
 
-    batch_size: int | None
-    reason: str
-    in_window: bool
-    memory_bytes: Mapping[int, float | None]
+    def __init__(
+        self,
+        *,
+        limit_bytes: float,
+        memory_window: tuple[float, float] = (0.80, 0.90),
+        max_batch_size: int | None = None,
+        cap_name: str = "`max_batch_size`",
+    ):
+        low, high = check_window(memory_window)
+        if limit_bytes <= 0 or (max_batch_size is not None and max_batch_size < 1):
+            raise ValueError(
+                "`limit_bytes` and `max_batch_size` must be positive. Received: "
+                f"limit_bytes={limit_bytes}, max_batch_size={max_batch_size}."
+            )
+        self.memory_bytes: dict[int, float | None] = {}
+        self._limit, self._low, self._high = limit_bytes, low * limit_bytes, high * limit_bytes
+        self._middle = (self._low + self._high) / 2
+        self._cap = int(limit_bytes)
+        self._cap_reason = "one example a byte: memory hardly grows with the batch"
+        if max_batch_size is not None and max_batch_size <= limit_bytes:
+            self._cap, self._cap_reason = max_batch_size, f"reached {cap_name}"
 
+    def ask(self) -> int | None:
+        """Return the size to measure next, None once there is an answer."""
+        if not self.memory_bytes:
+            return 1
+        if self.answer is not None:
+            return None
+        below, above = self._bracket()
+        bound = self._cap if above is None else above - 1
+        return max(below + 1, int(min(self._proposal(below, above), bound)))
 
-def search_max_batch(
-    probe: Callable[[int], float | None],
-    *,
-    limit_bytes: float,
-    memory_window: tuple[float, float] = (0.80, 0.90),
-    max_batch_size: int | None = None,
-    cap_name: str = "`max_batch_size`",
-) -> MaxBatchAnswer:
-    """Find a batch size whose measured memory lies in a window, with few probes.
+    def tell(self, batch_size: int, memory_bytes: float | None) -> None:
+        """Take the bytes of a size, None where memory ran out."""
+        if memory_bytes is not None and not memory_bytes > 0:
+            raise ValueError(
+                "`memory_bytes` must be a positive number, or None where memory ran out. "
+                f"Received: {memory_bytes} for batch {batch_size}."
+            )
+        self.memory_bytes[batch_size] = memory_bytes
 
-    >>> search_max_batch(lambda b: 1e9 + 2e6 * b, limit_bytes=8e9).batch_size
-    2900
-    """
-    low, high = check_window(memory_window)
-    if limit_bytes <= 0 or (max_batch_size is not None and max_batch_size < 1):
-        raise ValueError(
-            "`limit_bytes` and `max_batch_size` must be positive. Received: "
-            f"limit_bytes={limit_bytes}, max_batch_size={max_batch_size}."
-        )
-    window = _Window(low * limit_bytes, high * limit_bytes)
-    cap = _Cap(int(limit_bytes), "one example a byte: memory hardly grows with the batch")
-    if max_batch_size is not None and max_batch_size <= limit_bytes:
-        cap = _Cap(max_batch_size, f"reached {cap_name}")
-    measured: dict[int, float | None] = {}
-    size = 1
-    while True:
-        measured[size] = _checked(probe(size), size)
-        if window.holds(measured[size]):
-            return MaxBatchAnswer(size, "its memory lies in the window", True, measured)
-        below = max((b for b, m in measured.items() if m is not None and m < window.low), default=0)
-        above = min((b for b in measured if b > below), default=None)
-        reason = _reason_to_end(measured, limit_bytes, below, above, cap)
-        if reason is not None:
-            return MaxBatchAnswer(below or None, reason, False, measured)
-        size = _next_size(measured, window, below, above, cap.batch_size)
+    @property
+    def answer(self) -> MaxBatchAnswer | None:
+        """What was found, None while there are sizes to measure."""
+        inside = [b for b, m in self._fitting.items() if self._low <= m <= self._high]
+        if inside:
+            return MaxBatchAnswer(max(inside), "its memory lies in the window", True)
+        below, above = self._bracket()
+        reason = self._reason_to_end(below, above) if self.memory_bytes else None
+        return None if reason is None else MaxBatchAnswer(below or None, reason, False)
+
+    @property
+    def _fitting(self) -> dict[int, float]:
+        return {b: m for b, m in self.memory_bytes.items() if m is not None}
+
+    def _bracket(self) -> tuple[int, int | None]:
+        """Return the largest size below the window, 0 if none is, and the smallest above it."""
+        below = max((b for b, m in self._fitting.items() if m < self._low), default=0)
+        return below, min((b for b in self.memory_bytes if b > below), default=None)
+
+    def _reason_to_end(self, below: int, above: int | None) -> str | None:
+        """Say why the search ends below the window, None if it goes on."""
+
+        def share(memory: float) -> str:
+            return f"{100 * memory / self._limit:.0f} %"
+
+        if below == 0:
+            one = self.memory_bytes[1]
+            needs = "more than there is" if one is None else f"{share(one)} of memory"
+            return f"one example needs {needs}, which is above the window"
+        if below == self._cap:
+            return self._cap_reason
+        if above is None or above - below > max(1, _TIGHT * below):
+            return None
+        memory, beyond = self._fitting[below], self.memory_bytes[above]
+        if above > below + 1:
+            reached = "run out of it" if beyond is None else f"reach {share(beyond)}"
+            return f"memory jumps: {below} need {share(memory)} of it, and {above} {reached}"
+        if beyond is not None:
+            each = share(beyond - memory)
+            return f"one example is {each} of memory: {above} reach {share(beyond)}"
+        if below == 1:
+            return f"one example needs {share(memory)} of memory, and 2 run out of it"
+        each = share((memory - self._fitting[1]) / (below - 1))
+        return f"one example is {each} of memory: {above} run out of it"
+
+    def _proposal(self, below: int, above: int | None) -> float:
+        fitting = self._fitting
+        memory = fitting[below]
+        rest = self._middle - memory
+        if above is not None:
+            if sum(b > below for b in self.memory_bytes) > 1:
+                return (below + above) / 2  # A slope has missed the window already: memory jumps.
+            if above in fitting:
+                slope = (fitting[above] - memory) / (above - below)
+                return below + rest / slope if slope > 0 else (below + above) / 2
+        safe = below * self._middle / memory
+        previous = max((b for b in fitting if b < below), default=None)
+        if previous is None:
+            return max(safe, 2)
+        rise = memory - fitting[previous]
+        slope = (max(rise, 0.0) + _SPREAD * memory) / (below - previous)
+        if above is not None:  # It ran out of memory there.
+            return min(below + rest / slope, (below + above) / 2)
+        part = 1.0 if rise >= _TRUSTED_RISE * rest else _FIRST_PART
+        return max(safe, min(below + part * rest / slope, _BEYOND_SAFE * safe))
 
 
 def check_window(memory_window: tuple[float, float]) -> tuple[float, float]:
@@ -100,123 +178,17 @@ def check_window(memory_window: tuple[float, float]) -> tuple[float, float]:
     return low, high
 
 
-@dataclasses.dataclass(frozen=True)
-class _Window:
-    low: float
-    high: float
-
-    @property
-    def middle(self) -> float:
-        return (self.low + self.high) / 2
-
-    def holds(self, memory: float | None) -> bool:
-        return memory is not None and self.low <= memory <= self.high
-
-
-@dataclasses.dataclass(frozen=True)
-class _Cap:
-    batch_size: int
-    reason: str
-
-
-def _checked(memory: float | None, size: int) -> float | None:
-    if memory is not None and not memory > 0:
-        raise ValueError(
-            "`probe` must return a positive number of bytes, or None when memory ran out. "
-            f"Received: {memory} for batch {size}."
-        )
-    return memory
-
-
-def _reason_to_end(
-    measured: Mapping[int, float | None],
-    limit_bytes: float,
-    below: int,
-    above: int | None,
-    cap: _Cap,
-) -> str | None:
-    """Describe why the search ends below the window, None if it goes on."""
-
-    def share(memory: float) -> str:
-        return f"{100 * memory / limit_bytes:.0f} %"
-
-    if below == 0:
-        one = measured[1]
-        needs = "more than there is" if one is None else f"{share(one)} of memory"
-        return f"one example needs {needs}, which is above the window"
-    if below == cap.batch_size:
-        return cap.reason
-    if above is None or above - below > max(1, _TIGHT * below):
-        return None
-    memory, beyond = _known(measured, below), measured[above]
-    if above > below + 1:
-        reached = "run out of it" if beyond is None else f"reach {share(beyond)}"
-        return f"memory jumps: {below} need {share(memory)} of it, and {above} {reached}"
-    if beyond is not None:
-        return f"one example is {share(beyond - memory)} of memory: {above} reach {share(beyond)}"
-    if below == 1:
-        return f"one example needs {share(memory)} of memory, and 2 run out of it"
-    each = (memory - _known(measured, 1)) / (below - 1)
-    return f"one example is {share(each)} of memory: {above} run out of it"
-
-
-def _next_size(
-    measured: Mapping[int, float | None],
-    window: _Window,
-    below: int,
-    above: int | None,
-    cap: int,
-) -> int:
-    bound = cap if above is None else above - 1
-    return max(below + 1, int(min(_proposal(measured, window, below, above), bound)))
-
-
-def _proposal(
-    measured: Mapping[int, float | None], window: _Window, below: int, above: int | None
-) -> float:
-    memory = _known(measured, below)
-    beyond = None if above is None else measured[above]
-    if above is not None and sum(b > below for b in measured) > 1:
-        return (below + above) / 2  # A slope has missed the window already: memory jumps.
-    if above is not None and beyond is not None:
-        slope = (beyond - memory) / (above - below)
-        return below + (window.middle - memory) / slope if slope > 0 else (below + above) / 2
-    safe = below * window.middle / memory
-    smaller = [b for b, m in measured.items() if m is not None and b < below]
-    if not smaller:
-        return max(safe, 2)
-    previous = max(smaller)
-    rise = memory - _known(measured, previous)
-    slope = (max(rise, 0.0) + _ALLOWANCE * _SPREAD * memory) / (below - previous)
-    if above is not None:  # It ran out of memory there.
-        return min(below + (window.middle - memory) / slope, (below + above) / 2)
-    rest = window.middle - memory
-    part = 1.0 if rise >= _TRUSTED_RISE * rest else _FIRST_PART
-    return max(safe, min(below + part * rest / slope, _BEYOND_SAFE * safe))
-
-
-def _known(measured: Mapping[int, float | None], size: int) -> float:
-    memory = measured[size]
-    if memory is None:
-        raise ValueError(f"A size that ran out of memory has no bytes. Received: size={size}.")
-    return memory
-
-
 # Share of the memory up to which a batch size is run that was not probed.
 SURE_SHARE = 0.5
 
 
 class MemoryFit(NamedTuple):
-    """Memory M(b) = fixed + b each, fitted to measured sizes.
+    """Memory M(b) = fixed + b each, fitted to measured sizes, with standard errors.
 
-    Attributes:
-        fixed_bytes: Part that does not depend on the batch: weights, slots, workspace.
-        bytes_per_example: Part of one example.
-        fixed_error_bytes: Standard error of the fixed part, None from fewer than three sizes.
-        bytes_per_example_error: Standard error of the part of one example, or None.
+    The errors are None from fewer than three sizes.
     """
 
-    fixed_bytes: float
+    fixed_bytes: float  # Weights, slots, workspace: what does not depend on the batch.
     bytes_per_example: float
     fixed_error_bytes: float | None
     bytes_per_example_error: float | None

@@ -14,7 +14,7 @@ from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.library_internals import layers_of
 from kbatch.memory.find import probe_max_batch
-from kbatch.memory.probe import LoadFacts, Probes, Reading, search_in_place
+from kbatch.memory.probe import LoadFacts, Probes, Reading, open_probes
 from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.workload import STEPS, Load
 from kbatch.recommendation.choice import CandidateSearch
@@ -255,22 +255,16 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
 
     Where it ends before, the base batch size is taken to fit: the user trains at it.
     """
-
-    def search(probes: Probes) -> MaxBatchSizeResult:
-        return probe_max_batch(
-            _Bounded(probes, task),
-            memory_window=task.memory_window,
-            max_batch_size=largest,
-            confirm=False,
-        )
-
+    window = task.memory_window
     try:
-        with task.refusals_told():
-            found = search_in_place(
-                task.load,
-                search,
-                memory_limit_bytes=task.memory_limit_bytes,
-                memory_window=task.memory_window,
+        with (
+            task.refusals_told(),
+            open_probes(
+                task.load, memory_limit_bytes=task.memory_limit_bytes, memory_window=window
+            ) as probes,
+        ):
+            found = probe_max_batch(
+                _Bounded(probes, task), memory_window=window, max_batch_size=largest, confirm=False
             )
     except _TimeSpentError as spent:
         return MemoryFound(

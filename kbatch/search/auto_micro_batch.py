@@ -1,7 +1,6 @@
 """How many examples go through the device at once: a size that was given, or the fastest found."""
 
 import dataclasses
-import functools
 import hashlib
 import time
 import warnings
@@ -16,19 +15,19 @@ import psutil
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import ran_out_of_memory
-from kbatch.device.host_memory import read_control_group
 from kbatch.device.memory import (
     DeviceMemory,
     gpu_visible,
     nvml_gpu,
     other_processes,
+    read_control_group,
     workers_on_device,
 )
 from kbatch.document.numbers import readable
 from kbatch.document.section import neighbours_text
 from kbatch.errors import InputError
 from kbatch.memory.find import probe_max_batch
-from kbatch.memory.probe import OF_SEVERAL_REPLICAS, search_in_place
+from kbatch.memory.probe import OF_SEVERAL_REPLICAS, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, MicroBatchLimit
 from kbatch.memory.report import slow_steps_text
 from kbatch.memory.workload import STEPS, Load
@@ -440,9 +439,12 @@ class MicroBatchCache:
         devices: tuple[Any, ...] = (here.devices, here.versions.get("nvidia-driver"))
         if gpu_visible():
             limit_bytes, gpu = DeviceMemory().limit_bytes or 0, nvml_gpu()
-            # To 1 part in 16 or finer: what a driver and a desktop leave differs between starts.
-            step = 2 ** max(0, limit_bytes.bit_length() - 5)
-            devices += limit_bytes // step * step, None if gpu is None else gpu.power_cap_w
+            power_cap_w = int(gpu.power_cap_w) if gpu and gpu.power_cap_w else 0
+            # What a driver and a desktop leave differs between starts, and the cap of a laptop
+            # moves with what its processor takes: to 1 part in 16 and in 4, or finer.
+            for value, bits in ((limit_bytes, 5), (power_cap_w, 3)):
+                step = 2 ** max(0, value.bit_length() - bits)
+                devices += (value // step * step,)
         shapes = row_shapes(self.source, self.model)
         return _digest((model_fingerprint(self.model), shapes, limits, devices))
 
@@ -457,21 +459,20 @@ class MicroBatchCache:
             moments_every=MOMENTS_EVERY,
             replicas=replicas,
         )
-        probing = functools.partial(
-            probe_max_batch,
-            memory_window=search.memory_window,
-            max_batch_size=self._rows,
-            confirm=False,
-            largest_first=True,
-        )
-        return search_in_place(
+        with open_probes(
             load,
-            probing,
             memory_limit_bytes=search.memory_limit_bytes,
             memory_window=search.memory_window,
             model=lambda: self.model,
             here_since=None if replicas == 1 else OF_SEVERAL_REPLICAS,
-        )
+        ) as probes:
+            return probe_max_batch(
+                probes,
+                memory_window=search.memory_window,
+                max_batch_size=self._rows,
+                confirm=False,
+                largest_first=True,
+            )
 
     def _time(self, batch_size: int, most: int) -> TrainingProfile:
         """Time train steps on a batch, in parts of up to `most` examples."""

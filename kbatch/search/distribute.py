@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kbatch.device.python_program import program_words
-from kbatch.device.worker_devices import NO_GPU, device_environments, usable_gpus
+from kbatch.device.gpus import NO_GPU, device_environments, usable_gpus
+from kbatch.device.worker import program_words
 from kbatch.search.distributed_script import ChiefAddress, RemoteChief, free_local_address
 
 _DRAIN_S = 5.0

@@ -10,8 +10,8 @@ import sys
 import pynvml
 
 import kbatch
+from kbatch.device.doctor import TensorFlowBuild, nvidia_findings, read_nvidia
 from kbatch.device.gpu_monitor import TensorFlowMemory
-from kbatch.device.host_checks import TensorFlowBuild, nvidia_findings, read_nvidia
 from kbatch.study.figures.gpu_timeline import alt_text, gpu_timeline_info
 
 GIB = 2**30

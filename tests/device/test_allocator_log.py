@@ -40,11 +40,3 @@ def test_the_last_failure_counts():
 @pytest.mark.parametrize("log", ["", "all is well", DUMP[:400], DUMP[: DUMP.index("Total size")]])
 def test_a_failure_that_was_not_written_whole_tells_nothing(log):
     assert free_memory(log) is None
-
-
-@pytest.mark.parametrize(
-    ("requested", "free", "largest", "fragmented"),
-    [(10, 20, 9, True), (10, 10, 9, True), (10, 20, 10, False), (10, 9, 5, False)],
-)
-def test_fragmented_is_enough_in_pieces_too_small(requested, free, largest, fragmented):
-    assert FreeMemory(requested, free, largest).fragmented is fragmented

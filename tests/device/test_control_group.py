@@ -1,4 +1,4 @@
-from kbatch.device.host_memory import read_control_group
+from kbatch.device.memory import read_control_group
 
 GIB = 2**30
 

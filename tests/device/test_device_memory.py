@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 import types
 
 import fake_nvml
@@ -9,6 +11,7 @@ import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
+from kbatch import library_internals
 from kbatch.device import memory as device_memory
 from kbatch.device.memory import (
     DeviceMemory,
@@ -53,13 +56,13 @@ def test_a_process_may_take_its_part_of_what_there_is(limit_bytes, total_bytes, 
 @pytest.mark.parametrize("visible", [True, False])
 def test_a_gpu_is_in_use_once_tensorflow_has_started(monkeypatch, started, visible):
     running = types.SimpleNamespace(_initialized=started)
-    monkeypatch.setattr(device_memory.context, "context", lambda: running)
+    monkeypatch.setattr(library_internals.context, "context", lambda: running)
     monkeypatch.setattr(device_memory, "gpu_visible", lambda: visible)
     assert gpu_in_use() == (started and visible)
 
 
 def test_a_tensorflow_that_no_longer_tells_is_not_taken_for_a_free_gpu(monkeypatch):
-    monkeypatch.setattr(device_memory.context, "context", object)
+    monkeypatch.setattr(library_internals.context, "context", object)
     with pytest.raises(AttributeError, match="_initialized"):
         gpu_in_use()
 
@@ -200,6 +203,21 @@ def test_where_tensorflow_could_not_start_all_gpus_are_looked_at(monkeypatch):
     found = (GpuProcess(5, 15 * GIB), GpuProcess(7, 39 * GIB))
     assert other_processes(on_any_gpu=True) == found
     monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", "2")  # They have parts of their own.
+    assert other_processes(on_any_gpu=True) == ()
+
+
+def test_in_a_container_an_own_worker_is_not_named_as_another_process(monkeypatch):
+    """The driver tells the host's numbers there: which of them is the worker's is not known."""
+    gpus(monkeypatch, first={5: 15 * GIB})
+    monkeypatch.setattr(device_memory, "gpu_in_use", lambda: False)
+    monkeypatch.setattr(device_memory, "in_container", lambda: True)
+    assert other_processes(on_any_gpu=True) == (GpuProcess(5, 15 * GIB),)
+    worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert other_processes(on_any_gpu=True) == ()
+    finally:
+        worker.communicate(b"\n")
+    monkeypatch.setattr(device_memory, "gpu_in_use", lambda: True)
     assert other_processes(on_any_gpu=True) == ()
 
 

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from kbatch.device.host_checks import (
+from kbatch.device.doctor import (
     cpu_finding,
     memory_finding,
     read_host_findings,

@@ -1,13 +1,13 @@
 import pytest
 
-from kbatch.device.gpus import NvmlDriver, NvmlGpu
-from kbatch.device.host_checks import (
+from kbatch.device.doctor import (
     ListedGpu,
     NvidiaReading,
     TensorFlowBuild,
     nvidia_findings,
     read_nvidia,
 )
+from kbatch.device.gpus import NvmlDriver, NvmlGpu
 
 GIB = 2**30
 BUILD = TensorFlowBuild((12, 5), ((6, 0), (9, 0)), ("nvidia-cudnn-cu12",))

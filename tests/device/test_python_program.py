@@ -7,7 +7,7 @@ import sysconfig
 
 import pytest
 
-from kbatch.device.python_program import behind_standard_library, inherited_path
+from kbatch.device.worker import behind_standard_library, inherited_path
 
 STANDARD = sysconfig.get_path("stdlib")
 PATH = ["/script", "/given", STANDARD, os.path.join(STANDARD, "lib-dynload"), "/installed"]

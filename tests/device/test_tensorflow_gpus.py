@@ -3,8 +3,8 @@ from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import device_lib
 
-from kbatch.device.host_checks import read_tensorflow_build
-from kbatch.device.tensorflow_gpus import tensorflow_gpus, tensorflow_memory
+from kbatch.device.doctor import read_tensorflow_build
+from kbatch.device.memory import tensorflow_gpus, tensorflow_memory
 
 
 def test_without_a_gpu_there_is_none():

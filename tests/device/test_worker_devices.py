@@ -2,7 +2,7 @@ import fake_nvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from kbatch.device.worker_devices import device_environments, usable_gpus
+from kbatch.device.gpus import device_environments, usable_gpus
 
 
 @pytest.mark.parametrize("gpus", [(), ("0",), ("GPU-a", "GPU-b", "GPU-c"), tuple("01234567")])

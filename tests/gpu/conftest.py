@@ -15,7 +15,7 @@ from pathlib import Path
 import gpu_page
 import pytest
 
-from kbatch.device.host_checks import read_nvidia
+from kbatch.device.doctor import read_nvidia
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = os.environ.get("KBATCH_GPU_CHECKS") == "cpu"

@@ -22,8 +22,8 @@ def gpus(scale):
 
 
 def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
+    from kbatch.device.doctor import nvidia_findings, read_nvidia, read_tensorflow_build
     from kbatch.device.environment import read_environment
-    from kbatch.device.host_checks import nvidia_findings, read_nvidia, read_tensorflow_build
 
     nvidia, environment = read_nvidia(), read_environment()
     record_property("environment", dataclasses.asdict(environment))
@@ -121,7 +121,7 @@ def test_the_peak_of_tensorflows_memory_moves(limited):
 def test_gpus_are_found_under_the_settings_of_the_program(gpus, settings):
     import tensorflow as tf
 
-    from kbatch.device.tensorflow_gpus import tensorflow_gpus, tensorflow_memory
+    from kbatch.device.memory import tensorflow_gpus, tensorflow_memory
 
     if settings == "two logical devices":
         halves = [tf.config.LogicalDeviceConfiguration(memory_limit=512)] * 2

@@ -12,7 +12,7 @@ from kbatch.errors import OutOfMemoryError
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.measure import inference_plan, measure_predict_memory
 from kbatch.memory.curve import ascend_memory, expected_bytes
-from kbatch.memory.probe import Reading, worker_probes
+from kbatch.memory.probe import Reading, WorkerProbes
 from kbatch.memory.workload import Load
 
 LIMIT = 1000
@@ -200,7 +200,7 @@ def test_20_of_20_real_ends_of_memory_are_survived():
     inputs = inference_inputs(model)
     load = Load(lambda: model, inputs.source, "float32", training=False)
     survived = 0
-    with worker_probes(load, 96 * 2**20) as probes:
+    with WorkerProbes(load, 96 * 2**20) as probes:
         weights = probes.facts.variables_bytes
         for size in (1600, 1800, 2500, 20_000, 100_000) * 4:
             records = ascend(

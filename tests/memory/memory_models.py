@@ -1,4 +1,4 @@
-"""A convolutional network and data, of which some hundred examples fill 300 MB."""
+"""Networks and data of which some hundred or thousand examples fill 100 MB."""
 
 import keras
 import numpy as np
@@ -27,3 +27,19 @@ def conv_net(width=16, optimizer="adam", *, normalized=False, jit_compile="auto"
 def images(count, *, seed=0):
     rng = np.random.default_rng(seed)
     return rng.normal(size=(count, 32, 32, 3)).astype("float32"), rng.integers(0, 3, count)
+
+
+WIDTH = 4096
+
+
+def wide_net():
+    """A classifier of (rows, 8) whose examples take 16 kB in each of a few activations."""
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Dense(WIDTH, activation="relu"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+    return model

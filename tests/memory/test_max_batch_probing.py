@@ -19,10 +19,9 @@ from kbatch.memory.probe import (
     ProcessProbes,
     Reading,
     weights_alone_do_not_fit,
-    weights_do_not_fit,
 )
 from kbatch.memory.report import max_batch_lines
-from kbatch.memory.search import search_max_batch
+from kbatch.memory.search import MaxBatchSearch
 from kbatch.records.usage import GpuProcess
 
 LIMIT = 10_000
@@ -123,11 +122,11 @@ def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
 def test_without_confirmation_it_is_the_search_itself(window):
     probes = ComputedProbes()
     found = probe(probes, memory_window=window, confirm=False)
-    answer = search_max_batch(
-        lambda b: 1000 + 10 * b if b <= 900 else None, limit_bytes=LIMIT, memory_window=window
-    )
-    assert (found.max_batch_size, found.reason) == (answer.batch_size, answer.reason)
-    assert probes.runs == list(answer.memory_bytes)
+    search = MaxBatchSearch(limit_bytes=LIMIT, memory_window=window)
+    while (size := search.ask()) is not None:
+        search.tell(size, 1000 + 10 * size if size <= 900 else None)
+    assert (found.max_batch_size, found.reason) == search.answer[:2]
+    assert probes.runs == list(search.memory_bytes)
     assert {p.purpose for p in found.probes} == {"search"}
 
 
@@ -315,8 +314,7 @@ def test_a_gpu_that_others_fill_is_told_with_who_and_how_much(monkeypatch):
     text = "Other processes hold memory of the GPU: process 4711 15.0 GiB and process 4712 an unk"
     with pytest.raises(OutOfMemoryError, match=text):
         probe(ComputedProbes(variables_bytes=LIMIT + 1))
-    for refusal in (weights_do_not_fit(None), weights_alone_do_not_fit(LIMIT, 2 * LIMIT)):
-        assert "process 4711 15.0 GiB" in str(refusal)
+    assert "process 4711 15.0 GiB" in str(weights_alone_do_not_fit(LIMIT, 2 * LIMIT))
     probes = ComputedProbes()
     probes.fixed = 2 * LIMIT
     with pytest.raises(OutOfMemoryError, match=text):

@@ -1,9 +1,17 @@
 import numpy as np
 import pytest
 
-from kbatch.memory.search import search_max_batch
+from kbatch.memory.search import MaxBatchSearch
 
 GB = 1e9
+
+
+def searched(probe, **arguments):
+    """Runs a search to its end."""
+    search = MaxBatchSearch(**arguments)
+    while (size := search.ask()) is not None:
+        search.tell(size, probe(size))
+    return search
 
 
 class Device:
@@ -35,20 +43,21 @@ def random_device(seed, **arguments):
 @pytest.mark.parametrize("cap", [None, 1, 37, 1000])
 def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it(seed, cap):
     device = random_device(seed, jitter=0.02)
-    answer = search_max_batch(device, limit_bytes=device.limit, max_batch_size=cap)
-    assert list(answer.memory_bytes) == device.probed
+    search = searched(device, limit_bytes=device.limit, max_batch_size=cap)
+    answer, memory_bytes = search.answer, search.memory_bytes
+    assert list(memory_bytes) == device.probed
     assert len(set(device.probed)) == len(device.probed) < 30
     assert device.probed[0] == 1
     if cap is not None:
         assert max(device.probed) <= cap
     if answer.batch_size is None:
-        assert answer.memory_bytes[1] is None or answer.memory_bytes[1] > 0.9 * device.limit
+        assert memory_bytes[1] is None or memory_bytes[1] > 0.9 * device.limit
         return
-    memory = answer.memory_bytes[answer.batch_size]
+    memory = memory_bytes[answer.batch_size]
     assert memory <= 0.9 * device.limit
     assert answer.in_window == (memory >= 0.8 * device.limit)
     if not answer.in_window:
-        below = [b for b, m in answer.memory_bytes.items() if m and m < 0.8 * device.limit]
+        below = [b for b, m in memory_bytes.items() if m and m < 0.8 * device.limit]
         assert answer.batch_size == max(below)
 
 
@@ -57,8 +66,7 @@ def test_a_line_through_the_origin_never_runs_out(seed):
     """M(b) <= M(1) b with equality: the second size is in the window already."""
     each = 10 ** np.random.default_rng(seed).uniform(-4, -1.2) * GB
     device = Device(limit=8 * GB, fixed=0.0, each=each)
-    answer = search_max_batch(device, limit_bytes=device.limit)
-    assert answer.in_window
+    assert searched(device, limit_bytes=device.limit).answer.in_window
     assert len(device.probed) == 2
 
 
@@ -78,43 +86,38 @@ def test_a_line_through_the_origin_never_runs_out(seed):
 def test_where_the_window_cannot_be_reached_it_says_why(fixed, each, cap, size, reason):
     device = Device(limit=8 * GB, fixed=fixed * GB, each=each * GB)
     window = (0.8, 0.88)
-    answer = search_max_batch(device, limit_bytes=8 * GB, memory_window=window, max_batch_size=cap)
-    assert (answer.batch_size, answer.in_window, answer.reason) == (size, False, reason)
+    search = searched(device, limit_bytes=8 * GB, memory_window=window, max_batch_size=cap)
+    assert search.answer == (size, reason, False)
 
 
 def test_the_bound_is_called_by_its_name():
-    answer = search_max_batch(
+    search = searched(
         lambda b: GB + b, limit_bytes=8 * GB, max_batch_size=1797, cap_name="the data set"
     )
-    assert (answer.batch_size, answer.reason) == (1797, "reached the data set")
+    assert search.answer == (1797, "reached the data set", False)
 
 
 def test_memory_that_does_not_grow_ends_the_search():
-    answer = search_max_batch(lambda b: 1 * GB, limit_bytes=8 * GB)
-    assert not answer.in_window
-    assert "hardly grows" in answer.reason
-    assert len(answer.memory_bytes) < 30
+    search = searched(lambda b: 1 * GB, limit_bytes=8 * GB)
+    assert not search.answer.in_window
+    assert "hardly grows" in search.answer.reason
+    assert len(search.memory_bytes) < 30
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_search_goes_on_from_remembered_answers_with_one_corrected(seed):
-    """A fresh process may measure another peak: the search is run again on what is known."""
+def test_an_answer_that_a_second_measurement_refutes_is_not_given_again(seed):
+    """A fresh process may measure another peak: the search goes on."""
     device = random_device(seed, jitter=0.02)
-    first = search_max_batch(device, limit_bytes=device.limit)
+    search = searched(device, limit_bytes=device.limit)
+    first, asked = search.answer, list(device.probed)
     if not first.in_window:
         return
-    known = {**first.memory_bytes, first.batch_size: 0.95 * device.limit}
-    asked = list(device.probed)
-
-    def remembered(size):
-        if size not in known:
-            known[size] = device(size)
-        return known[size]
-
-    second = search_max_batch(remembered, limit_bytes=device.limit)
-    assert list(second.memory_bytes)[: len(asked)] == asked
-    assert second.batch_size is None or second.batch_size < first.batch_size
-    assert second.memory_bytes.items() <= known.items()
+    search.tell(first.batch_size, 0.95 * device.limit)
+    while (size := search.ask()) is not None:
+        search.tell(size, device(size))
+    assert search.answer.batch_size is None or search.answer.batch_size < first.batch_size
+    assert device.probed[: len(asked)] == asked
+    assert len(set(device.probed)) == len(device.probed)
 
 
 def test_a_size_above_the_window_that_fitted_is_used():
@@ -126,27 +129,26 @@ def test_a_size_above_the_window_that_fitted_is_used():
         asked.append(size)
         return memory[min(size, 5)] * GB if size < 5 else None
 
-    answer = search_max_batch(probe, limit_bytes=8 * GB)
-    assert answer.batch_size == 3
-    assert answer.reason == "one example is 20 % of memory: 4 reach 95 %"
+    answer = searched(probe, limit_bytes=8 * GB).answer
+    assert answer == (3, "one example is 20 % of memory: 4 reach 95 %", False)
 
 
 @pytest.mark.parametrize("window", [(0.0, 0.9), (0.9, 0.8), (0.8, 0.8), (0.8, 1.1)])
 def test_a_window_that_is_none_is_refused(window):
     with pytest.raises(ValueError, match="memory_window"):
-        search_max_batch(lambda b: b, limit_bytes=10, memory_window=window)
+        MaxBatchSearch(limit_bytes=10, memory_window=window)
 
 
 @pytest.mark.parametrize("bounds", [{"limit_bytes": 0}, {"limit_bytes": 1, "max_batch_size": 0}])
 def test_bounds_must_be_positive(bounds):
     with pytest.raises(ValueError, match="must be positive"):
-        search_max_batch(lambda b: b, **bounds)
+        MaxBatchSearch(**bounds)
 
 
 @pytest.mark.parametrize("memory", [0, -1.0, float("nan")])
-def test_a_probe_must_return_bytes(memory):
+def test_what_is_told_must_be_bytes(memory):
     with pytest.raises(ValueError, match="for batch 1"):
-        search_max_batch(lambda b: memory, limit_bytes=10)
+        MaxBatchSearch(limit_bytes=10).tell(1, memory)
 
 
 @pytest.mark.parametrize("jump", [None, 0.97])
@@ -158,7 +160,7 @@ def test_a_jump_over_the_window_is_found_to_two_percent_and_said(jump):
         asked.append(size)
         return 1e6 + 300.0 * size if size <= 1_024_000 else jump and jump * 1e9
 
-    answer = search_max_batch(probe, limit_bytes=1e9)
+    answer = searched(probe, limit_bytes=1e9).answer
     assert 1_024_000 / 1.02 <= answer.batch_size <= 1_024_000
     assert answer.reason.startswith(f"memory jumps: {answer.batch_size} need 3")
     assert ("run out" in answer.reason) == (jump is None)

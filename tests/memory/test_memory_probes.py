@@ -7,8 +7,8 @@ import tensorflow as tf
 from fake_clock import FakeClock
 
 from kbatch.errors import DeviceLostError
-from kbatch.memory.probe import ProcessProbes, Reading, WorkerProbes, worker_probes
-from kbatch.memory.workload import Load
+from kbatch.memory.probe import LoadFacts, ProcessProbes, Reading, WorkerProbes
+from kbatch.memory.workload import Load, Ran
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
@@ -20,7 +20,6 @@ class FailingRun:
     """A load that fails from a size on, as a GPU would."""
 
     training, examples, note, variables_bytes = True, None, None, 4
-    step_s = stopped_after = None
 
     def __init__(self, text, *, above=8, jit_compile=False):
         self.model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
@@ -30,7 +29,7 @@ class FailingRun:
     def run(self, batch_size, after_first):
         if batch_size > self.above:
             raise tf.errors.InternalError(None, None, self.text)
-        return batch_size
+        return Ran(batch_size)
 
     def left_out_bytes(self, batch_size):
         return 0
@@ -44,31 +43,67 @@ def test_a_library_that_does_not_start_is_want_of_memory_after_a_smaller_size_al
     assert probes.read(16).peak_bytes is None
 
 
-class StartsNoLibrary:
-    """A worker whose second process cannot start cuBLAS."""
+ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 
-    output, processes = "", 1
 
-    def __init__(self, *_):
-        pass
+class FakeWorker:
+    """A worker whose calls answer one after the other, and raise what is an exception."""
 
-    def call(self, _, batch_size):
-        if self.processes > 1:
-            raise tf.errors.InternalError(None, None, NO_LIBRARY)
-        return Reading(40, batch_size, 1.0)
+    output = ""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.processes = 1
+
+    def call(self, *_):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def restart(self):
         self.processes += 1
 
 
+def worker_probes(monkeypatch, *answers):
+    worker = FakeWorker(*answers)
+    monkeypatch.setattr("kbatch.memory.probe.Worker", lambda *_: worker)
+    return WorkerProbes(FailingLoad(), None), worker
+
+
+def internal(text):
+    return tf.errors.InternalError(None, None, text)
+
+
 def test_a_fresh_process_knows_that_a_smaller_size_ran_in_the_one_before(monkeypatch):
-    monkeypatch.setattr("kbatch.memory.probe.Worker", StartsNoLibrary)
-    probes = WorkerProbes(FailingLoad(), None)
+    answers = Reading(40, 8, 1.0), internal(NO_LIBRARY), internal(NO_LIBRARY)
+    probes, _ = worker_probes(monkeypatch, *answers)
     assert probes.read(8).peak_bytes == 40
     probes.renew()
     assert probes.read(16).peak_bytes is None
     with pytest.raises(tf.errors.InternalError, match="NOT_INITIALIZED"):
         probes.read(8)
+
+
+def test_an_error_that_stays_from_a_size_that_ran_out_says_nothing_of_the_next_one(monkeypatch):
+    out, fits = Reading(None, 64, 1.0), Reading(40, 8, 1.0)
+    probes, worker = worker_probes(monkeypatch, out, internal(ILLEGAL), fits, internal(ILLEGAL))
+    assert probes.read(64).peak_bytes is None
+    assert probes.read(8) == fits
+    assert worker.processes == 2
+    # In a process in which no memory ran out it is the model's or the device's own.
+    with pytest.raises(tf.errors.InternalError, match="ILLEGAL_ADDRESS"):
+        probes.read(16)
+    assert worker.processes == 2
+
+
+def test_the_facts_of_a_worker_that_was_lost_start_no_other_one(monkeypatch):
+    facts = LoadFacts("GPU:0", 100, True, "float32", 4, 4, None, ())
+    probes, worker = worker_probes(monkeypatch, facts, Reading(None, 64, 1.0, lost=True))
+    assert probes.facts == facts
+    assert probes.read(64).lost
+    assert probes.facts == facts
+    assert (worker.processes, worker.answers) == (2, [])
 
 
 @pytest.mark.parametrize(("text", "jit_compile"), [(LOST, False), ("OOM when allocating", True)])
@@ -87,7 +122,7 @@ class FailingLoad:
 
 @pytest.mark.slow  # Two worker processes.
 def test_a_worker_that_lost_its_device_is_replaced_and_the_next_size_runs():
-    with worker_probes(FailingLoad(), None) as probes:
+    with WorkerProbes(FailingLoad(), None) as probes:
         lost = probes.read(16)
         assert lost.lost
         assert lost.peak_bytes is None
@@ -106,7 +141,7 @@ def xla_net():
 def test_a_worker_in_which_xla_ran_out_of_memory_is_replaced():
     # XLA frees the weights that it was to update, and frees them again when it runs out again.
     source = sample_of(FitData(models.rows(8, features=64)[0], models.rows(8, features=1)[0]))
-    with worker_probes(Load(xla_net, source, "float32"), 64 * 2**20) as probes:
+    with WorkerProbes(Load(xla_net, source, "float32"), 64 * 2**20) as probes:
         readings = [probes.read(size) for size in (40_000, 16, 100_000)]
     assert [reading.peak_bytes is None for reading in readings] == [True, False, True]
     assert [reading.died for reading in readings] == [None] * 3
@@ -118,7 +153,7 @@ class GreedyFirstStep(FailingRun):
     def run(self, batch_size, after_first):
         tf.zeros([16 * 10**6]).numpy()
         after_first()
-        return batch_size
+        return Ran(batch_size)
 
 
 def test_the_first_step_is_told_apart_from_later_ones():
@@ -134,7 +169,7 @@ def test_later_steps_decide_where_the_first_one_fits(first, limit, decides):
     assert Reading(None, 8, 1.0, first_step_bytes=first).bytes_below(limit) is None
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_compile):
     traced = []
 

@@ -1,5 +1,6 @@
 """micro_batch_size="auto": found once for a model, and halved where memory runs out after all."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -20,7 +21,7 @@ from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
 import kbatch
-from kbatch.device.host_memory import ControlGroup
+from kbatch.device.memory import ControlGroup
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.usage import GpuProcess
 from kbatch.search.auto_micro_batch import (
@@ -648,6 +649,8 @@ def test_a_size_that_another_gpu_limit_driver_or_power_cap_gave_is_not_used(monk
     assert key_here(monkeypatch, model, memory_limit=15 * 2**30 + 2**22) == before
     assert key_here(monkeypatch, model, memory_limit=12 * 2**30) != before
     assert key_here(monkeypatch, model, power_cap_mw=300_000) != before
+    # A cap that moves a little, as that of a laptop does, is the same one.
+    assert key_here(monkeypatch, model, power_cap_mw=691_250) == before
     monkeypatch.setattr(FakeNvml, "driver", b"570.1")
     assert key_here(monkeypatch, model) != before
 
@@ -666,8 +669,9 @@ def test_what_was_found_beside_another_process_is_not_kept_and_says_so(monkeypat
         probes=(ProbeRecord(8, 90 * 10**6, "fits", 0.1),),
         other_processes=(GpuProcess(4711, 2**30),),
     )
-    name = "kbatch.search.auto_micro_batch.search_in_place"
-    monkeypatch.setattr(name, lambda *arguments, **keywords: probed)
+    module = "kbatch.search.auto_micro_batch"
+    monkeypatch.setattr(f"{module}.open_probes", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(f"{module}.probe_max_batch", lambda *arguments, **keywords: probed)
     model, source = models.mlp(), sample_of(FitData(*models.rows(94)))
 
     def found(search):
