@@ -135,14 +135,12 @@ def give_lock_back(servicer: Any) -> None:
 def _giving_back(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def giving_back(servicer: Any, *args: Any) -> Any:
-        from keras_tuner.src.engine.oracle import LOCKS, THREADS
+        from kbatch.library_internals import give_oracle_back
 
         try:
             return call(servicer, *args)
         except BaseException:
-            if THREADS[servicer.oracle] == threading.current_thread().name:
-                THREADS[servicer.oracle] = None
-                LOCKS[servicer.oracle].release()
+            give_oracle_back(servicer.oracle)
             raise
 
     return giving_back

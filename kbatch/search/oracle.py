@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import keras_tuner
-from keras.src.metrics import ALL_OBJECTS_DICT
-from keras_tuner.src.engine.metrics_tracking import infer_metric_direction
-from keras_tuner.src.engine.trial import Trial, TrialStatus
+from keras_tuner.engine.metrics_tracking import infer_metric_direction
+from keras_tuner.engine.trial import Trial, TrialStatus
 
+from kbatch.library_internals import keras_metric_kind, project_directory
 from kbatch.search.trial_states import (
     ENDED,
     delete_checkpoints,
@@ -186,7 +186,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @property
     def _project(self) -> Path:
-        return Path(self._project_dir)
+        return Path(project_directory(self))
 
     def _interrupted(self) -> Any:
         """Return a trial that nobody runs and that has not ended, as new under its own id."""
@@ -222,7 +222,7 @@ def _with_direction(objective: Any) -> Any:
         return [_with_direction(part) for part in objective]
     if not isinstance(objective, str):
         return objective
-    kind = ALL_OBJECTS_DICT.get(objective.removeprefix("val_").removeprefix("weighted_"))
+    kind = keras_metric_kind(objective.removeprefix("val_").removeprefix("weighted_"))
     if not isinstance(kind, type):
         return objective
     direction = "max" if kind.__name__ in _LARGER_IS_BETTER else infer_metric_direction(kind)

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import keras_tuner
 import numpy as np
-from keras_tuner.src.engine import tuner_utils
 
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import failure_status, failure_text, failure_traceback
 from kbatch.errors import InputError
+from kbatch.library_internals import trial_metrics
 from kbatch.records.json_codec import (
     NewerRecordError,
     RecordError,
@@ -79,8 +79,7 @@ class TrialFiles:
 
     def reported(self, results: Any) -> dict[str, float]:
         """Return the metrics that keras-tuner takes from what `fit` returned."""
-        tuner_utils.validate_trial_results(results, self._tuner.oracle.objective, "fit()")
-        metrics = tuner_utils.convert_to_metrics_dict(results, self._tuner.oracle.objective) or {}
+        metrics = trial_metrics(results, self._tuner.oracle.objective)
         numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 

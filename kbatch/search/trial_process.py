@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import keras
 import keras_tuner
 import tensorflow as tf
-from keras_tuner.src.engine.tuner_utils import TunerCallback
 
 from kbatch.device.memory import worker_device
 from kbatch.device.worker import MappedPickles, UnsendableError, Worker
 from kbatch.errors import InputError
+from kbatch.library_internals import build_and_fit, trial_callbacks, tuner_callback
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.goodput_strategy import sweep_throughput
 from kbatch.search.progress import FitProgress, FitReporter
@@ -124,12 +124,11 @@ def run_executions(
     keywords = dict(keywords)
     given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
     for number in range(len(completed), files.executions):
-        callbacks = capped(tuner._deepcopy_callbacks(given), tuner._time_cap_s)
-        tuner._configure_tensorboard_dir(callbacks, trial, number)
+        callbacks = capped(trial_callbacks(tuner, trial, given, number), tuner._time_cap_s)
         reporter = FitReporter(tell, execution=number, executions=files.executions)
-        callbacks += [TunerCallback(tuner, trial), *weights, reporter]
+        callbacks += [tuner_callback(tuner, trial), *weights, reporter]
         tuner.hypermodel._begin_execution(trial.hyperparameters, number)
-        tuner._build_and_fit_model(trial, *arguments, callbacks=callbacks, **keywords)
+        build_and_fit(tuner, trial, *arguments, callbacks=callbacks, **keywords)
         record = files.record()
         if record is None or record.status != "completed":
             return

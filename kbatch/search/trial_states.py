@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras_tuner.src.engine.trial import Trial, TrialStatus
+from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.errors import InputError
 from kbatch.records.json_codec import RecordError, read_json, write_whole_file

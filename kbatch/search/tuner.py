@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal
 
 import keras
 import keras_tuner
-from keras_tuner.src.distribute.utils import has_chief_oracle
-from keras_tuner.src.engine.trial import TrialStatus
+from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.failures import device_is_lost
 from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import counted
 from kbatch.errors import DeviceLostError
+from kbatch.library_internals import is_oracle_elsewhere, is_worker, own_oracle
 from kbatch.records.json_codec import RecordError
 from kbatch.search.goodput_strategy import GoodputStrategy, sweep_throughput
 from kbatch.search.hypermodel import BatchSizeHyperModel
@@ -160,7 +160,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 found = recorded_search(project)
                 if found is not None:
                     hypermodel._take_over(found.settings)
-        elif not self._is_worker():
+        elif not is_worker(self):
             check_unlocked(project)
         super().__init__(
             BatchSizeOracle(
@@ -195,7 +195,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         for plot in self._live:
             plot.stay()
         # The workers of a search share the directory that its chief holds.
-        worker, project = self._is_worker(), Path(self.project_dir)
+        worker, project = is_worker(self), Path(self.project_dir)
         lock = contextlib.nullcontext() if worker else search_lock(project)
         try:
             with self._progress, lock, self._isolation(args, kwargs):
@@ -262,7 +262,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_trial_begin(self, trial: Any) -> None:
         """Show that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
-        unknown = self._is_worker() or self._goodput is not None
+        unknown = is_worker(self) or self._goodput is not None
         # The running one is left.
         self._progress.trial_begins(
             trial.hyperparameters.values,
@@ -284,7 +284,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             for text in self._goodput.ends(self.oracle.get_space()):
                 self._progress.say(text)
         # A chief may have ended before its last worker.
-        if not self._is_worker() and not self.oracle.get_best_trials(1):
+        if not is_worker(self) and not self.oracle.get_best_trials(1):
             self._progress.say(_no_best_trial(Path(self.project_dir)))
 
     def save(self) -> None:
@@ -319,7 +319,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display and the processes behind where a copy travels."""
         # A worker's oracle is a connection to the chief; its own one knows the objective as well.
-        oracle = getattr(self.oracle, "_oracle", self.oracle)
+        oracle = own_oracle(self.oracle)
         return self.__dict__ | {"_progress": None, "_isolated": None, "_live": [], "oracle": oracle}
 
     def _populate_initial_space(self) -> None:
@@ -450,7 +450,7 @@ def _check_strategy(strategy: Any, distribution_strategy: Any) -> None:
             'The throughput sweep of `strategy="goodput"` is measured on one device: leave out '
             '`distribution_strategy`, or take "grid". Received: both.'
         )
-    if strategy == "goodput" and has_chief_oracle():
+    if strategy == "goodput" and is_oracle_elsewhere():
         raise ValueError(
             'With `strategy="goodput"` one trial decides on the next: run the script without '
             '`kbatch distribute`, or take "grid" for several workers. Received: a worker or chief.'
