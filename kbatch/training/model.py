@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kbatch.device.failures import ran_out_of_memory
 from kbatch.errors import InputTypeError
 from kbatch.library_internals import build_symbolically
 
@@ -64,9 +65,14 @@ def build_ahead(model: Any, spec: Any) -> None:
     specs = tf.nest.flatten(spec)
     known = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in specs)
     if known and not model.run_eagerly:
-        # Whatever is raised here, the step raises as well, or it does not matter to it.
-        with contextlib.suppress(Exception), model.distribute_strategy.scope():
-            build_symbolically(model, spec)
+        try:
+            with model.distribute_strategy.scope():
+                build_symbolically(model, spec)
+        except Exception as error:
+            # What else is raised here, the step raises as well, or it does not matter to it. Where
+            # memory ran out the optimizer is half built, and the step would fail of that.
+            if ran_out_of_memory(error):
+                raise
 
 
 class TrainStep:
