@@ -297,7 +297,7 @@ def signature_of(adapter: Any) -> Any:
 
 
 def set_signature(adapter: Any, signature: Any) -> None:
-    """Give an adapter what `signature_of` returned, so that it reads no batches for it."""
+    """Set what `signature_of` returned, so that the adapter reads no batches to find it."""
     adapter._output_signature = signature
 
 

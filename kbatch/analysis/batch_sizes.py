@@ -51,7 +51,7 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
     received = list(batch_sizes)
 
     def refusal(wrong: str) -> str:
-        hint = "Give ascending positive integers, such as `kbatch.powers_of_two(16, 1024)`."
+        hint = "Pass ascending positive integers, such as `kbatch.powers_of_two(16, 1024)`."
         return f"`batch_sizes` {wrong}. {hint} Received: batch_sizes={received}."
 
     try:

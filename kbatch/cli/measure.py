@@ -164,7 +164,7 @@ _RECORD, _FIGURE = "input.json", "input.png"
 
 def add_input(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("input", help="tell whether the data is the bottleneck")
+    parser = commands.add_parser("input", help="find out whether the data is the bottleneck")
     add_model_arguments(parser, data="dataset, PyDataset or arrays, or a function that makes them")
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)"

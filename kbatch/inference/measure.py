@@ -68,7 +68,7 @@ _NOT_SENDABLE = (
     "Memory was measured in this process, since the model cannot be sent to a worker process: a "
     "batch far too large may end it, and on a CPU small blocks of memory are not counted."
 )
-# Calls that tell whether one batch is far above a target.
+# Calls that show that one batch is far above a target.
 _FEW_CALLS = 10
 # How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
 _SLOW_ROUND = 1.645

@@ -252,7 +252,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
             if min(sizes) < smallest:
                 raise ValueError(
                     f"Sizes below {smallest} have too few calls for the {quantile:g} quantile to "
-                    f"tell whether they keep to the target: measure with `quantile={quantile:g}` "
+                    f"show that they keep to the target: measure with `quantile={quantile:g}` "
                     f"and more time. Received: latency_ms={latency_ms:g}."
                 )
             raise TargetTooLow(latency_ms, quantile, smallest, 1000 * latency.latency_s(smallest))

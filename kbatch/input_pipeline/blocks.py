@@ -198,7 +198,7 @@ _PAUSE_SHARE = 0.2
 _BEYOND_FIRST = 1.5
 # Epochs of so few batches, or whose start takes this share of them, count as a whole.
 _FEW_BATCHES, _START_SHARE = 8, 0.05
-# So many batches tell whether they grow.
+# Whether batches grow is seen in so many of them.
 _MANY = 16
 _GROWN = 1.3
 

@@ -192,7 +192,7 @@ class LivePicture:
             self._handle.update(data, raw=True, metadata=metadata)
 
     def renew(self) -> None:
-        """Give up the place where it may have been wiped: the next figure gets a new one."""
+        """Draw the next figure in a new place, where the old one may have been wiped."""
         if self._handle is not None and self.wiped:
             self._handle.update({"text/plain": ""}, raw=True)
             self._handle = None

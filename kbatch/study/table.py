@@ -235,7 +235,7 @@ def followed_text(scalings: Iterable[LearningRateScaling | None]) -> str:
 
 
 def lettered(notes: Iterable[Note], table: Table) -> tuple[Note, ...]:
-    """Give each note about a column of the table a letter; the others follow without one."""
+    """Letter the notes about columns of the table; the others follow without a letter."""
     names = {column.name for column in table.columns}
     ordered = sorted(notes, key=lambda note: not names & set(note.columns))
     return tuple(

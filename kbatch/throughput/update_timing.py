@@ -223,7 +223,7 @@ def _build(
             elif built_s and built_s + last_s > most_built_s:
                 reason = (
                     "and further ones were not timed: building train steps took "
-                    f"{built_s:.0f} s. Give fewer `batch_sizes`, or a larger `budget_s`."
+                    f"{built_s:.0f} s. Pass fewer `batch_sizes`, or a larger `budget_s`."
                 )
             else:
                 began_s = time.perf_counter()

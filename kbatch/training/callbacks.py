@@ -46,6 +46,7 @@ class BudgetCallback(keras.callbacks.Callback):
             model.stop_training = True
 
     def _spent(self) -> float:
+        """Return what was spent so far; each budget counts in its own unit."""
         raise NotImplementedError
 
 
@@ -232,7 +233,7 @@ def _direction(monitor: str, mode: str) -> str:
     lower = any(word in monitor.lower() for word in _LOWER)
     if mode != "auto" or higher == lower:
         raise ValueError(
-            "`mode` must tell whether more or less of the metric is better: give "
+            "`mode` must say whether more or less of the metric is better: give "
             '`mode="max"` or `mode="min"`. '
             f"Received: monitor={monitor!r}, mode={mode!r}."
         )

@@ -280,7 +280,7 @@ def _are_batches(spec: Any) -> bool:
     if all(part.shape.rank and part.shape[0] is None for part in parts):
         return True
     raise InputError(
-        "A model without declared inputs does not tell whether a dataset is batched: begin it "
+        "A model without declared inputs does not show whether a dataset is batched: begin it "
         "with `keras.Input`, or give a function `batch_size -> dataset.batch(batch_size)`. "
         f"Received: element_spec={spec}."
     )
