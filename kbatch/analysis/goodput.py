@@ -87,20 +87,10 @@ def goodput(
 
 
 def best_batch_size(*, overhead_s: float, per_example_s: float, noise_scale: float) -> float:
-    """Compute the batch size of the largest goodput for a step time of a + b B.
+    """Compute the batch size of the largest goodput, sqrt((a / b) B_noise), and no less than 1.
 
-    It grows with the noise scale and with a / b, so the ends of their intervals bound it.
-
-    Args:
-        overhead_s: a, in seconds a step.
-        per_example_s: b, in seconds an example.
-        noise_scale: B_noise, in examples.
-
-    Returns:
-        sqrt((a / b) B_noise), in examples, and no less than 1.
-
-    Raises:
-        ValueError: If `overhead_s` or `noise_scale` is negative or `per_example_s` not positive.
+    It grows with the noise scale and with a / b, so the ends of their intervals bound it. In
+    seconds a step (a), seconds an example (b) and examples (B_noise).
     """
     _check_positive(per_example_s=per_example_s)
     _check_noise_scale(noise_scale)
@@ -117,16 +107,8 @@ def best_measured_batch_size(
 ) -> int:
     """Find the batch size of the largest goodput among measured ones, whatever their times.
 
-    Args:
-        batch_sizes: Sizes to choose from, in examples.
-        step_times_s: Time of a step of each, in seconds.
-        noise_scale: B_noise, in examples.
-
-    Returns:
-        The size; the smaller one of two equals.
-
-    Raises:
-        ValueError: If there is none, the lengths differ, or a number is out of range.
+    With one time of a step for each size and the noise scale in examples; the smaller size of
+    two equals.
     """
     if not len(batch_sizes) or len(batch_sizes) != len(step_times_s):
         raise ValueError(
@@ -156,13 +138,9 @@ def _check_noise_scale(noise_scale: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class StepsToTarget:
-    """The fitted steps to a target.
+    """The fitted steps to a target."""
 
-    Attributes:
-        line: The line that was fitted, one over the batch size against steps.
-    """
-
-    line: Line
+    line: Line  # One over the batch size against steps.
 
     @property
     def fewest_steps(self) -> float:
@@ -198,30 +176,15 @@ class StepsToTarget:
         return self.line.departure.holds
 
     def steps(self, batch_size: float) -> float:
-        """Return the fitted steps to the target.
-
-        Args:
-            batch_size: B, in examples.
-        """
+        """Return the fitted steps to the target at B examples."""
         return self.line(1 / batch_size)
 
 
 def fit_steps_to_target(batch_sizes: ArrayLike, steps: ArrayLike) -> StepsToTarget:
-    """Fit the steps to a target to trials of several batch sizes.
+    """Fit the steps to a target to trials of several batch sizes, one value a trial.
 
     Compares batch sizes only where each trial had a learning rate that suits its size (Shallue
     et al. 2019, arXiv:1811.03600). Leave out the trials that missed the target.
-
-    Args:
-        batch_sizes: B of every trial, in examples; repeated for repetitions with other seeds.
-        steps: Updates that every trial needed.
-
-    Returns:
-        The fit.
-
-    Raises:
-        ValueError: If there are fewer than three trials or two sizes, or a number is not
-            positive.
     """
     sizes = np.asarray(batch_sizes, float)
     if not np.all(np.isfinite(sizes) & (sizes > 0)):

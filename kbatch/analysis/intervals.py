@@ -43,17 +43,10 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Compute the 95 % interval of a mean by Student's t.
+    """Compute the 95 % interval of a mean by Student's t, None for fewer than three values.
 
-    Assumes independent values of about normal distribution, as repeated executions of one
-    trial with different seeds are.
-
-    Args:
-        values: One value a repetition.
-
-    Returns:
-        The interval, or None for fewer than three values: with two it is so wide, 13 standard
-        errors to each side, that it says nothing.
+    Assumes independent values of about normal distribution, as repeated executions of one trial
+    with different seeds are. With two it is so wide, 13 standard errors, that it says nothing.
     """
     if len(values) < FEWEST_VALUES:
         return None
@@ -84,16 +77,10 @@ def median_interval(values: Sequence[float]) -> Interval | None:
 
 @dataclasses.dataclass(frozen=True)
 class RoundEstimate:
-    """The median over rounds.
-
-    Attributes:
-        value: The median, in the unit of the values.
-        interval: Interval of 95 % confidence; None for fewer than three rounds.
-        rounds: How many rounds there were.
-    """
+    """The median over rounds, in the unit of the values."""
 
     value: float
-    interval: Interval | None
+    interval: Interval | None  # Of 95 % confidence; None for fewer than three rounds.
     rounds: int
 
 
@@ -150,28 +137,15 @@ class QuantileBound:
 def quantile_upper_bound(
     values: ArrayLike, *, quantile: float, confidence: float = 0.95
 ) -> QuantileBound:
-    """Bound a quantile from above with confidence.
+    """Bound a quantile from above with confidence: the smallest of the values that is a bound.
 
-    Assumes independent values; of calls in a row that share a hiccup there are fewer than
-    their number.
-
-    Example:
+    Assumes independent values, one a call; of calls in a row that share a hiccup there are fewer
+    than their number.
 
     >>> quantile_upper_bound(range(59), quantile=0.95).value
     58.0
     >>> quantile_upper_bound(range(40), quantile=0.95).missing_calls
     19
-
-    Args:
-        values: One value a call, such as its latency.
-        quantile: Which quantile, in (0, 1).
-        confidence: How likely the bound is to hold, in (0, 1).
-
-    Returns:
-        The bound: the smallest of the values that is one.
-
-    Raises:
-        ValueError: If a probability is not in (0, 1) or a value is not a number.
     """
     needed = calls_for_quantile(quantile, confidence=confidence)
     ordered = np.sort(np.asarray(values, float))
@@ -190,22 +164,10 @@ def quantile_upper_bound(
 
 
 def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
-    """Count the calls from which on a quantile has an upper bound.
-
-    Example:
+    """Count the calls from which on a quantile has an upper bound: 1 - quantile^n >= confidence.
 
     >>> calls_for_quantile(0.99)
     299
-
-    Args:
-        quantile: Which quantile, in (0, 1).
-        confidence: How likely the bound is to hold, in (0, 1).
-
-    Returns:
-        The least n with 1 - quantile^n >= confidence.
-
-    Raises:
-        ValueError: If a probability is not in (0, 1).
     """
     for name, value in (("quantile", quantile), ("confidence", confidence)):
         if not isinstance(value, numbers.Real) or not 0 < value < 1:

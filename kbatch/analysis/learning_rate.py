@@ -250,13 +250,6 @@ def learning_rate_scaling(
         batch_norm_momenta: Momenta of BatchNormalization layers that suit it.
         follow_batch_size: Which of `"beta_2"`, `"weight_decay"` and `"batch_norm_momentum"` keep
             their timescale in examples, under a rule or none; the others stay as they are.
-
-    Returns:
-        The scaled values with what led to them.
-
-    Raises:
-        ValueError: If the rule is unknown, a number out of range, or the rule is `"noise"` and
-            the noise scale missing.
     """
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     if adaptive is None:

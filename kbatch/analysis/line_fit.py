@@ -31,19 +31,14 @@ _DEVIATION = 1.4826
 
 @dataclasses.dataclass(frozen=True)
 class Departure:
-    """How far measurements leave a curve.
+    """How far measurements leave a curve."""
 
-    Attributes:
-        noise: Relative standard deviation of the measurements at one place about their centre;
-            None when no place was measured twice.
-        worst: Largest distance of a centre from the curve, as a share of its value.
-        holds: Whether the curve holds: False when a departure is more than the noise explains
-            and more than 2 %; None when no place was measured twice, or there are only two and
-            any line meets them.
-    """
-
+    # Relative standard deviation of the measurements at one place about their centre; None when no
+    # place was measured twice.
     noise: float | None
-    worst: float
+    worst: float  # Largest distance of a centre from the curve, as a share of its value.
+    # False when a departure is more than the noise explains and more than 2 %; None when no place
+    # was measured twice, or there are only two and any line meets them.
     holds: bool | None
 
 
@@ -71,20 +66,12 @@ def measure_departure(places: np.ndarray, residuals: np.ndarray) -> Departure:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A fitted line y = a + b x.
+    """A fitted line y = a + b x."""
 
-    Attributes:
-        intercept: a, in the unit of y.
-        slope: b, in units of y per unit of x.
-        covariance: Of (a, b), of shape (2, 2).
-        degrees_of_freedom: Measurements less two.
-        departure: How far the measurements leave the line.
-    """
-
-    intercept: float
-    slope: float
-    covariance: np.ndarray
-    degrees_of_freedom: int
+    intercept: float  # a, in the unit of y.
+    slope: float  # b, in units of y per unit of x.
+    covariance: np.ndarray  # Of (a, b), of shape (2, 2).
+    degrees_of_freedom: int  # Measurements less two.
     departure: Departure
 
     @property
@@ -188,13 +175,9 @@ def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarr
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """A fitted step time.
+    """A fitted step time."""
 
-    Attributes:
-        line: The line that was fitted, batch size in examples against seconds.
-    """
-
-    line: Line
+    line: Line  # Batch size in examples against seconds.
 
     @property
     def overhead_s(self) -> float:
@@ -227,29 +210,14 @@ class StepTime:
         return self.line.departure.holds
 
     def step_time_s(self, batch_size: float) -> float:
-        """Return the fitted seconds of a step.
-
-        Args:
-            batch_size: B, in examples.
-        """
+        """Return the fitted seconds of a step on B examples."""
         return self.line(batch_size)
 
 
 def fit_step_time(batch_sizes: ArrayLike, step_times_s: ArrayLike) -> StepTime:
-    """Fit the time of a step to measurements at several batch sizes.
+    """Fit the time of a step to measurements at several batch sizes, in seconds.
 
     Assumes errors relative to the time itself. Measurements in shuffled rounds, each size once
     a round, give independent repetitions; repetitions of one size in a row share its hiccups.
-
-    Args:
-        batch_sizes: B of every measurement, in examples; repeated for repeated measurements.
-        step_times_s: Time of the step of every measurement, in seconds.
-
-    Returns:
-        The fit.
-
-    Raises:
-        ValueError: If there are fewer than three measurements or two sizes, or a number is not
-            positive.
     """
     return StepTime(fit_line(batch_sizes, step_times_s))

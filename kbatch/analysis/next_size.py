@@ -45,55 +45,35 @@ _NORMAL_975 = 1.96
 
 @dataclasses.dataclass(frozen=True)
 class SizeCosts:
-    """What updates cost, before anything is trained.
+    """What updates cost, such as seconds, before anything is trained."""
 
-    Attributes:
-        update_costs: t, of an update of each batch size, such as seconds.
-        start_cost: c, of a run before its first steady update, in the same unit.
-    """
-
-    update_costs: Mapping[int, float]
-    start_cost: float = 0.0
+    update_costs: Mapping[int, float]  # t, of an update of each batch size.
+    start_cost: float = 0.0  # c, of a run before its first steady update.
 
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """A run that ended.
-
-    Attributes:
-        batch_size: In examples.
-        cost: T, what it took to reach the target; None where it did not.
-        updates: Its updates: to the target, or in all where it was cut short before it; None where
-            it failed or diverged.
-        noise_scale: Gradient noise scale in it, in examples; None if unresolved.
-        noise_at_least: Lower bound of that, or None.
-        spread: Standard deviation of the logarithm of `updates`, for another seed.
-    """
+    """A run that ended."""
 
     batch_size: int
-    cost: float | None
+    cost: float | None  # T, what it took to reach the target; None where it did not.
+    # To the target, or in all where it was cut short; None where it failed or diverged.
     updates: float | None
-    noise_scale: float | None = None
-    noise_at_least: float | None = None
-    spread: float = _RUN
+    noise_scale: float | None = None  # Gradient noise scale in it, in examples; None if unresolved.
+    noise_at_least: float | None = None  # Lower bound of that.
+    spread: float = _RUN  # Standard deviation of log(updates), for another seed.
 
 
 class NextSize(NamedTuple):
-    """What to do next.
+    """What to do next."""
 
-    Attributes:
-        batch_size: Size to try, None to stop.
-        kind: `"pilot"` for a first size that was chosen here, `"given"` for one that was not;
-            `"gain"`, `"no target yet"`; or why to stop: `"separated"`, `"tie"`, `"all tried"`.
-        best: Size of the best run so far, None where none reached the target.
-        rival: The untried size that is most likely to be better, None without one.
-        probability: Probability that it is better by more than the margin, None without a model.
-    """
-
-    batch_size: int | None
+    batch_size: int | None  # Size to try, None to stop.
+    # "pilot" for a first size that was chosen here, "given" for one that was not; "gain", "no
+    # target yet"; or why to stop: "separated", "tie", "all tried".
     kind: str
-    best: int | None = None
-    rival: int | None = None
+    best: int | None = None  # Size of the best run so far, None where none reached the target.
+    rival: int | None = None  # The untried size that is most likely to be better.
+    # That it is better by more than the margin, None without a model.
     probability: float | None = None
 
 
@@ -153,38 +133,23 @@ def pilot_size(costs: SizeCosts) -> int:
 
 
 class SizeForecast(NamedTuple):
-    """What a size promises against the best one.
+    """What a size promises against the best one."""
 
-    Attributes:
-        speedup: The best size's cost over its own, the median.
-        most_speedup: The same at the end of the 95 % interval.
-        gain: The mean of what it would save, over what it costs.
-        may_gain: Whether it may be better by more than the margin.
-        may_tie: Whether it may be no more than the margin worse.
-    """
-
-    speedup: float
-    most_speedup: float
-    gain: float
-    may_gain: bool
-    may_tie: bool
+    speedup: float  # The best size's cost over its own, the median.
+    most_speedup: float  # The same at the end of the 95 % interval.
+    gain: float  # The mean of what it would save, over what it costs.
+    may_gain: bool  # By more than the margin.
+    may_tie: bool  # May be no more than the margin worse.
 
 
 @dataclasses.dataclass(frozen=True)
 class CostForecast:
-    """What every size needs to the target, by all runs so far.
+    """What every size needs to the target, by all runs so far."""
 
-    Attributes:
-        updates: S of each size, the median.
-        intervals: The 95 % interval of each.
-        critical: B_crit, the median, in examples.
-        critical_interval: Its 95 % interval.
-    """
-
-    updates: Mapping[int, float]
-    intervals: Mapping[int, Interval]
-    critical: float
-    critical_interval: Interval
+    updates: Mapping[int, float]  # S of each size, the median.
+    intervals: Mapping[int, Interval]  # Of 95 %.
+    critical: float  # B_crit, the median, in examples.
+    critical_interval: Interval  # Of 95 %.
     _mixture: "_Mixture" = dataclasses.field(repr=False, compare=False)
 
     def against(self, best: int) -> dict[int, SizeForecast]:

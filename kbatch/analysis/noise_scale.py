@@ -111,19 +111,9 @@ def noise_scale_of_epochs(
     """Estimate the gradient noise scale of the late half of training from means by epoch.
 
     The late half is at least three epochs; an epoch without a measured update (NaN) is left out
-    before it is cut.
-
-    Args:
-        variances: Mean estimate of tr(Sigma) of every epoch, `gradient_variance` in kbatch's
-            epoch metrics.
-        squared_norms: Mean estimate of |G|^2 of every epoch, `gradient_squared_norm` there.
-        weights: Measured updates of an epoch: one number or one an epoch.
-
-    Returns:
-        The noise scale, unresolved for fewer than three epochs.
-
-    Raises:
-        ValueError: If the shapes differ or a weight is not positive.
+    before it is cut. The means are those of tr(Sigma) and |G|^2 (`gradient_variance` and
+    `gradient_squared_norm` in kbatch's epoch metrics), the weights the measured updates of an
+    epoch: one number or one an epoch. Unresolved for fewer than three epochs.
     """
     return noise_scale_of_runs([(variances, squared_norms, weights)])
 
@@ -131,18 +121,9 @@ def noise_scale_of_epochs(
 def noise_scale_of_runs(runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> NoiseScale:
     """Estimate the gradient noise scale of the late halves of several runs together.
 
-    All their late epochs make one estimate: what differs between runs widens the interval as what
+    Each run has variances, squared norms and weights as `noise_scale_of_epochs` takes them. All
+    their late epochs make one estimate: what differs between runs widens the interval as what
     differs between epochs does.
-
-    Args:
-        runs: Variances, squared norms and weights of each run, one at least, as
-            `noise_scale_of_epochs` takes them.
-
-    Returns:
-        The noise scale, unresolved for fewer than three epochs in all.
-
-    Raises:
-        ValueError: If the shapes differ or a weight is not positive.
     """
     return _noise_scale([_late_half(*run) for run in runs])
 
@@ -249,22 +230,10 @@ def gradient_moments(
     batch_size: ArrayLike,
     accumulation_steps: ArrayLike,
 ) -> GradientMoments:
-    """Estimate the gradient moments of every usable step.
+    """Estimate the gradient moments of every usable step, from what `gradient_noise_scale` takes.
 
     Steps with a norm that is not finite are skipped, as the optimizer skips them under a loss
     scale, and steps of a single micro-batch, which say nothing about the noise.
-
-    Args:
-        micro_sq_norms: m of every step, the mean of |g_k|^2 weighted by the examples behind g_k.
-        batch_sq_norms: M of every step, the squared norm of its gradient before clipping.
-        batch_size: N, the examples behind a step: one number or one a step.
-        accumulation_steps: K, the micro-batches of a step: one number or one a step.
-
-    Returns:
-        Both moments of the steps that can be used, in order; perhaps of none.
-
-    Raises:
-        ValueError: If the shapes differ, no step was split, or numbers contradict each other.
     """
     m, batch = np.atleast_1d(np.asarray(micro_sq_norms, float), np.asarray(batch_sq_norms, float))
     if m.ndim != 1 or m.shape != batch.shape:

@@ -30,17 +30,11 @@ from kbatch.analysis.ratio import Ratio
 
 @dataclasses.dataclass(frozen=True)
 class LatencyCurve:
-    """A latency that never falls with the batch size, between the sizes that were measured.
+    """A latency that never falls with the batch size, between the sizes that were measured."""
 
-    Attributes:
-        batch_sizes: Measured sizes, ascending, in examples.
-        latencies_s: Latency at each, not descending, in seconds.
-        counts: Measurements behind each.
-    """
-
-    batch_sizes: np.ndarray
-    latencies_s: np.ndarray
-    counts: np.ndarray
+    batch_sizes: np.ndarray  # Measured sizes, ascending, in examples.
+    latencies_s: np.ndarray  # At each, not descending.
+    counts: np.ndarray  # Measurements behind each.
 
     def latency_s(self, batch_size: float) -> float:
         """Interpolate the latency of a batch size, in seconds."""
@@ -87,17 +81,12 @@ class LatencyCurve:
 
 def fit_latency_curve(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> LatencyCurve:
     """Join measurements at several batch sizes: takes and raises what `fit_latency` does."""
+    from scipy.optimize import isotonic_regression
+
     sizes, latencies = check_measurements(batch_sizes, latencies_s)
     places, index, counts = np.unique(sizes, return_inverse=True, return_counts=True)
-    # Adjacent values that descend are pooled into their weighted mean.
-    pools: list[tuple[float, float, int]] = []
-    for i, weight in enumerate(counts.tolist()):
-        pools.append((float(np.log(np.median(latencies[index == i]))), weight, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, v, m), (b, w, n) = pools[-2:]
-            pools[-2:] = [((a * v + b * w) / (v + w), v + w, m + n)]
-    values = np.repeat([pool[0] for pool in pools], [pool[2] for pool in pools])
-    return LatencyCurve(places, np.exp(values), counts)
+    medians = [np.log(np.median(latencies[index == i])) for i in range(len(places))]
+    return LatencyCurve(places, np.exp(isotonic_regression(medians, weights=counts).x), counts)
 
 
 def _between(low: float, high: float, share: float) -> float:
@@ -107,15 +96,10 @@ def _between(low: float, high: float, share: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Latency:
-    """A fitted latency.
+    """A fitted latency."""
 
-    Attributes:
-        line: The line through all measurements, batch size in examples against seconds.
-        curve: The interpolation of the same measurements.
-    """
-
-    line: Line
-    curve: LatencyCurve
+    line: Line  # Through all measurements: examples against seconds.
+    curve: LatencyCurve  # The interpolation of the same measurements.
 
     @property
     def follows_line(self) -> bool:
@@ -133,42 +117,19 @@ class Latency:
         return self.line.intercept_in_x
 
     def latency_s(self, batch_size: float) -> float:
-        """Return the latency of a batch size by the line, or by the curve where no line holds.
-
-        Args:
-            batch_size: b, in examples.
-
-        Returns:
-            The latency, in seconds.
-
-        Raises:
-            ValueError: If no line holds and the size lies outside the measured ones.
-        """
+        """Return the seconds of b examples by the line, or by the curve where no line holds."""
         return self.line(batch_size) if self.follows_line else self.curve.latency_s(batch_size)
 
 
 def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
-    """Fit the latency of one call path to measurements at several batch sizes.
+    """Fit the latency of one call path, in seconds, to measurements at several batch sizes.
 
     The latencies may be medians or another quantile of rounds of calls, one value a round;
     rounds that visit the sizes in shuffled order keep a machine's drift out of the line.
 
-    Example:
-
     >>> latency = fit_latency([1, 2, 4, 8] * 2, [5e-3, 6e-3, 8e-3, 12e-3] * 2)
     >>> latency.peak_throughput.value, latency.half_peak_batch_size.value
     (1000.0, 4.0)
-
-    Args:
-        batch_sizes: Batch size of every measurement, in examples; repeated for repeated ones.
-        latencies_s: Latency of every measurement, in seconds.
-
-    Returns:
-        The fit.
-
-    Raises:
-        ValueError: If there are fewer than three measurements or two sizes, or a number is not
-            positive.
     """
     return Latency(fit_line(batch_sizes, latencies_s), fit_latency_curve(batch_sizes, latencies_s))
 
@@ -194,14 +155,7 @@ class BatchAnswer:
 
 
 def knee_batch_size(latency: Latency) -> BatchAnswer:
-    """Find the batch size of the largest throughput over latency.
-
-    Args:
-        latency: The fitted latency.
-
-    Returns:
-        The size, at least 1.
-    """
+    """Find the batch size of the largest throughput over latency."""
     if latency.follows_line:
         return _of_ratio(latency, latency.half_peak_batch_size, round)
     curve = latency.curve
@@ -209,30 +163,12 @@ def knee_batch_size(latency: Latency) -> BatchAnswer:
 
 
 def fastest_batch_size(latency: Latency) -> BatchAnswer:
-    """Find the measured batch size of the largest throughput.
-
-    Args:
-        latency: The fitted latency.
-
-    Returns:
-        The size; the interval holds the sizes that the noise does not tell from it.
-    """
+    """Find the measured size of the largest throughput; its interval holds those as fast."""
     return _largest(latency, latency.curve.batch_sizes / latency.curve.latencies_s, errors=1)
 
 
 def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> BatchAnswer:
-    """Find the smallest batch size with a share of the peak throughput.
-
-    Args:
-        latency: The fitted latency.
-        share: Share of the peak, in (0, 1).
-
-    Returns:
-        The size, at least 1.
-
-    Raises:
-        ValueError: If `share` is not in (0, 1).
-    """
+    """Find the smallest batch size with a share of the peak throughput, in (0, 1)."""
     if not 0 < share < 1:
         raise ValueError(f"`share` must lie between 0 and 1. Received: share={share}.")
     if latency.follows_line:
@@ -266,20 +202,10 @@ def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float])
 
 
 def batch_size_within(latency: Latency, *, latency_s: float) -> BatchAnswer:
-    """Find the largest batch size of at most a latency.
+    """Find the largest batch size of at most a latency; None where one example takes longer.
 
     The interval tells how far the size may be off: to keep to the target, verify the size by
     calls, or take the lower bound.
-
-    Args:
-        latency: The fitted latency.
-        latency_s: The target, in seconds.
-
-    Returns:
-        The size; None when not even one example is within the target.
-
-    Raises:
-        ValueError: If `latency_s` is not positive.
     """
     if not 0 < latency_s < math.inf:
         raise ValueError(

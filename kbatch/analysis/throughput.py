@@ -13,22 +13,13 @@ _MOST_PIECES = 100
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-    """Examples per second of training after its first steps.
+    """Examples per second of training after its first steps."""
 
-    Attributes:
-        mean: All examples over all seconds, in examples per second.
-        median: Median over the windows, in examples per second. It shows what most steps do, and
-            hides the few that take long.
-        low: First quartile over the windows, in examples per second.
-        high: Third quartile over the windows, in examples per second.
-        windows: How many windows were measured.
-    """
-
-    mean: float
-    median: float
-    low: float
-    high: float
-    windows: int
+    mean: float  # All examples over all seconds.
+    median: float  # Over the windows: what most steps do, without the few that take long.
+    low: float  # First quartile over the windows.
+    high: float  # Third quartile over the windows.
+    windows: int  # How many there were.
 
 
 def throughput_of_windows(
@@ -71,19 +62,11 @@ class PowerIntegral(NamedTuple):
     E = sum over i of (P_i + P_(i+1)) / 2 (t_(i+1) - t_i), the trapezoid rule: exact for a power
     that is linear between its readings.
 
-    Example:
-
     >>> PowerIntegral().add(0.0, 100.0).add(2.0, 200.0).energy_j
     300.0
-
-    Attributes:
-        energy_j: The energy so far, in joules; 0 before the second reading.
-        first_s: Time of the first reading in seconds, None before it.
-        last_s: Time of the last reading in seconds, None before the first.
-        last_w: The last reading, in watts.
     """
 
-    energy_j: float = 0.0
+    energy_j: float = 0.0  # So far; 0 before the second reading.
     first_s: float | None = None
     last_s: float | None = None
     last_w: float = 0.0
@@ -115,20 +98,14 @@ def counted_energy_j(first_mj: int | None, last_mj: int | None) -> float | None:
 class ThinnedSeries:
     """Keeps the means of consecutive pieces of a series, all of one length but the last.
 
-    Whenever the number of pieces reaches the bound, neighbours are joined: memory and record
-    stay small however long the series grows, and the mean of the whole is kept.
-
-    Example:
+    Whenever the number of pieces reaches the bound, which is even, neighbours are joined: memory
+    and record stay small however long the series grows, and the mean of the whole is kept.
 
     >>> series = ThinnedSeries(columns=1, most=2)
     >>> for reading in (1, 2, 3, 4):
     ...     series.add((reading,))
     >>> series.means
     [(1.5,), (3.5,)]
-
-    Args:
-        columns: Numbers in a reading.
-        most: Largest number of pieces, even.
     """
 
     def __init__(self, *, columns: int, most: int = _MOST_PIECES):

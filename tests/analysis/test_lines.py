@@ -69,7 +69,7 @@ def test_units_pass_through(x_unit, y_unit):
 @pytest.mark.parametrize(("x", "noise"), [(SIZES, 0.05), (np.repeat(SIZES, 5), 0.1)])
 def test_intervals_cover_the_truth_in_95_of_100_cases(x, noise):
     rng = np.random.default_rng(0)
-    lines = [fit_line(x, measured(rng, x, noise)) for _ in range(500)]
+    lines = [fit_line(x, measured(rng, x, noise)) for _ in range(300)]
     target = A + B * 100
 
     def covered(interval, truth):
@@ -89,7 +89,7 @@ def test_intervals_cover_the_truth_also_where_hiccups_are_common():
     # Student's t of two degrees of freedom has no variance at all.
     rng, x = np.random.default_rng(0), np.repeat(SIZES, 5)
     covered = []
-    for _ in range(500):
+    for _ in range(250):
         line = fit_line(x, (A + B * x) * np.exp(0.03 * rng.standard_t(2, size=len(x))))
         intervals = {A: line.intercept_interval, B: line.slope_interval}
         covered.append([i.low <= truth <= i.high for truth, i in intervals.items()])

@@ -57,25 +57,23 @@ def test_examples_counted_in_other_units_scale_it(copies):
 @pytest.mark.parametrize(
     ("sizes", "steps", "noise_scale"),
     [
-        ([16, 16], 30, 10.0),
         ([16, 16], 400, 90.0),
         ([8] * 4, 30, 3.0),
         ([8] * 4, 100, 32.0),
-        ([4] * 8, 100, 60.0),
         ([10, 10, 10, 2], 100, 32.0),
     ],
 )
 def test_the_interval_covers_the_true_scale_in_95_of_100_cases(sizes, steps, noise_scale):
-    found = scales(noise_scale, sizes=sizes, steps=steps, repetitions=600)
+    found = scales(noise_scale, sizes=sizes, steps=steps, repetitions=250)
     resolved = [scale for scale in found if scale.value is not None]
     assert len(resolved) > 0.99 * len(found)
     covered = np.mean([s.interval.low <= noise_scale <= s.interval.high for s in resolved])
     assert 0.90 < covered < 0.97
 
 
-@pytest.mark.parametrize("noise_scale", [300.0, 3000.0, 1e6])
+@pytest.mark.parametrize("noise_scale", [300.0, 1e6])
 def test_a_scale_far_above_the_batch_is_seldom_claimed_and_its_bound_holds(noise_scale):
-    found = scales(noise_scale, sizes=[8] * 4, steps=30, repetitions=600)
+    found = scales(noise_scale, sizes=[8] * 4, steps=30, repetitions=250)
     wrong = [s for s in found if s.value and not s.interval.low <= noise_scale <= s.interval.high]
     assert len(wrong) < 0.06 * len(found)
     bounded = [s.at_least is None or s.at_least <= noise_scale for s in found]
@@ -86,7 +84,7 @@ def test_a_scale_far_above_the_batch_is_seldom_claimed_and_its_bound_holds(noise
 
 
 def test_unresolved_has_neither_value_nor_interval():
-    for scale in scales(1e6, sizes=[8] * 4, steps=30, repetitions=200):
+    for scale in scales(1e6, sizes=[8] * 4, steps=30, repetitions=60):
         assert (scale.value is None) == (scale.interval is None)
 
 
@@ -199,16 +197,16 @@ def share_covered(found):
     )
 
 
-@pytest.mark.parametrize("late", [10, 20, 50])
+@pytest.mark.parametrize("late", [10, 50])
 def test_epochs_that_resemble_their_neighbours_count_as_fewer(late):
     # As independent ones they cover in about 60 of 100 cases.
-    moments = correlated_moments(np.random.default_rng(0), 2 * late, 0.7, (400,))
+    moments = correlated_moments(np.random.default_rng(0), 2 * late, 0.7, (200,))
     found = [noise_scale_of_epochs(*pair) for pair in zip(*moments, strict=True)]
     assert share_covered(found) > 0.8
 
 
 def test_steps_that_resemble_their_neighbours_count_as_fewer():
-    moments = correlated_moments(np.random.default_rng(0), 200, 0.9, (400,))
+    moments = correlated_moments(np.random.default_rng(0), 200, 0.9, (200,))
     found = [
         gradient_noise_scale(norm + 4 / 32 * variance, norm + 1 / 32 * variance, **SIZES)
         for variance, norm in zip(*moments, strict=True)
@@ -217,7 +215,7 @@ def test_steps_that_resemble_their_neighbours_count_as_fewer():
 
 
 def test_epochs_unlike_their_neighbours_keep_their_number():
-    moments = correlated_moments(np.random.default_rng(0), 40, 0.0, (400,))
+    moments = correlated_moments(np.random.default_rng(0), 40, 0.0, (200,))
     found = [noise_scale_of_epochs(*pair) for pair in zip(*moments, strict=True)]
     assert 0.92 < share_covered(found) < 0.98
     widths = [scale.interval.high - scale.interval.low for scale in found]
@@ -234,4 +232,4 @@ def test_what_differs_between_runs_widens_the_interval():
         )
 
     # Four runs of six late epochs are four values, not 24.
-    assert share_covered([pooled() for _ in range(200)]) > 0.85
+    assert share_covered([pooled() for _ in range(100)]) > 0.85

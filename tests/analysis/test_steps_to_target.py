@@ -36,7 +36,7 @@ def test_the_interval_covers_the_critical_size_in_95_of_100_cases():
     rng = np.random.default_rng(0)
     sizes = np.repeat(SIZES, 2)
     covered = []
-    for _ in range(400):
+    for _ in range(150):
         found = fit_steps_to_target(sizes, steps(sizes) * rng.lognormal(0, 0.1, len(sizes)))
         interval = found.critical_batch_size.interval
         covered.append(interval.low <= 128 <= interval.high)

@@ -151,7 +151,7 @@ def test_intervals_cover_the_crossing_in_95_of_100_cases(example_s, drift):
     rng = np.random.default_rng(0)
     truth = 5e-3 / (example_s - 1e-4)
     held = []
-    for _ in range(300):
+    for _ in range(150):
         sizes, times_s, examples_s = measured_rounds(rng, example_s=example_s, drift=drift)
         ratio = crossing_batch_size(sizes, times_s, example_s=examples_s).batch_size
         held.append(
