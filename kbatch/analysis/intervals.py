@@ -176,8 +176,3 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
             )
     # An exact power must not be pushed past its integer by rounding.
     return max(1, math.ceil(math.log1p(-confidence) / math.log(quantile) - 1e-9))
-
-
-def chance_of_at_most(successes: int, n: int, p: float) -> float:
-    """Compute P(Binomial(n, p) <= successes)."""
-    return float(special.bdtr(successes, n, p))

@@ -44,22 +44,13 @@ class LatencyCurve:
                 f"`batch_size` must lie in the measured range, {smallest:g} to {largest:g}: "
                 f"measure it. Received: batch_size={batch_size}."
             )
-        log_latency = np.interp(
-            np.log2(batch_size), np.log2(self.batch_sizes), np.log2(self.latencies_s)
-        )
-        return float(2**log_latency)
+        return _interpolate(batch_size, self.batch_sizes, self.latencies_s)
 
     def largest_within(self, latency_s: float) -> float | None:
         """Find the largest size of at most that latency, in examples; None if none is."""
-        j = int(np.searchsorted(self.latencies_s, latency_s, side="right")) - 1
-        if j < 0:
+        if latency_s < self.latencies_s[0]:
             return None
-        if j == len(self.batch_sizes) - 1:
-            return float(self.batch_sizes[-1])
-        share = np.log(latency_s / self.latencies_s[j]) / np.log(
-            self.latencies_s[j + 1] / self.latencies_s[j]
-        )
-        return _between(self.batch_sizes[j], self.batch_sizes[j + 1], share)
+        return _interpolate(latency_s, self.latencies_s, self.batch_sizes)
 
     def smallest_of_rate(self, rate: float) -> float | None:
         """Find the smallest size with that throughput in examples/s; None if none has it."""
@@ -67,11 +58,8 @@ class LatencyCurve:
         reached = np.flatnonzero(rates >= rate)
         if not len(reached):
             return None
-        j = int(reached[0])
-        if j == 0:
-            return float(self.batch_sizes[0])
-        share = np.log(rate / rates[j - 1]) / np.log(rates[j] / rates[j - 1])
-        return _between(self.batch_sizes[j - 1], self.batch_sizes[j], share)
+        ends = slice(max(0, reached[0] - 1), reached[0] + 1)
+        return _interpolate(rate, rates[ends], self.batch_sizes[ends])
 
     def scaled(self, factors: np.ndarray) -> "LatencyCurve":
         """Multiply the latencies, and let none fall."""
@@ -89,9 +77,9 @@ def fit_latency_curve(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency
     return LatencyCurve(places, np.exp(isotonic_regression(medians, weights=counts).x), counts)
 
 
-def _between(low: float, high: float, share: float) -> float:
-    """Go from one size to another by a share of the octaves between them."""
-    return float(low * (high / low) ** share)
+def _interpolate(x: float, xs: np.ndarray, ys: np.ndarray) -> float:
+    """Interpolate by straight pieces in logarithms; beyond the ends is what the ends have."""
+    return float(np.exp2(np.interp(np.log2(x), np.log2(xs), np.log2(ys))))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
-from kbatch.analysis.intervals import calls_for_quantile, chance_of_at_most, quantile_upper_bound
+from kbatch.analysis.intervals import calls_for_quantile, quantile_upper_bound
 
 # A guess keeps this far below the target: half the time a guess at it would fail.
 _AIM = 0.92
@@ -244,7 +245,7 @@ class _Hiccups(NamedTuple):
             return False
         # An exact power must not be pushed beyond its bound by rounding.
         most = (1 - confidence) * (1 + 1e-9)
-        return chance_of_at_most(hiccups, chances, 1 - quantile) <= most
+        return bool(special.bdtr(hiccups, chances, 1 - quantile) <= most)
 
 
 def _quantile_s(latencies_s: Sequence[float], quantile: float) -> float:

@@ -1,7 +1,6 @@
 """Records of what limits training: the input pipeline or the train step."""
 
 import dataclasses
-import itertools
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds, ratio_over_rounds
@@ -371,25 +370,14 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         for remedy in self.remedies:
             contenders.append((f"original beside {remedy.name}", remedy.original))
             contenders.append((remedy.name, remedy.changed))
-        missing = itertools.repeat(None)
+        rows = []
+        for name, rate in contenders:
+            unknown = (None,) * len(rate.durations_s)
+            also = (rate.wait_s or unknown, rate.cpu_s or unknown)
+            measured = zip(rate.examples, rate.durations_s, rate.rates, *also, strict=True)
+            rows += [(name, number, *values) for number, values in enumerate(measured)]
         columns = ["contender", "round", "examples", "duration_s", "samples_per_second"]
-        return pd.DataFrame(
-            [
-                (name, number, *row)
-                for name, rate in contenders
-                for number, row in enumerate(
-                    zip(
-                        rate.examples,
-                        rate.durations_s,
-                        rate.rates,
-                        rate.wait_s or missing,
-                        rate.cpu_s or missing,
-                        strict=False,
-                    )
-                )
-            ],
-            columns=[*columns, "wait_s", "cpu_s"],
-        )
+        return pd.DataFrame(rows, columns=[*columns, "wait_s", "cpu_s"])
 
     def _together_over(self) -> list[tuple[str, RoundEstimate]]:
         """Rate of both together over that of each alone, by its name."""
