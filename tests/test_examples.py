@@ -58,6 +58,7 @@ def test_cifar10(tmp_path, capsys):
     check(module, study, tmp_path, capsys)
 
 
+@pytest.mark.slow
 def test_text_classifier(tmp_path, capsys):
     module = example("text_classifier")
     x, y = reviews(150, module.LENGTH, module.VOCABULARY)

@@ -10,7 +10,11 @@ import kbatch
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes"), [(kbatch.BatchSizeTuner, (8, 32)), (keras_tuner.GridSearch, (8,))]
+    ("kind", "sizes"),
+    [
+        pytest.param(kbatch.BatchSizeTuner, (8, 32), marks=pytest.mark.slow),
+        (keras_tuner.GridSearch, (8,)),
+    ],
 )
 def test_each_trial_writes_its_own_checkpoint_and_log(tmp_path, kind, sizes):
     checkpoint = keras.callbacks.ModelCheckpoint(

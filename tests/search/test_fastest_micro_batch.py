@@ -263,6 +263,7 @@ def test_timing_leaves_the_model_as_it_was():
     assert all(p.outcome in ("measured", "not_run") for p in points)
 
 
+@pytest.mark.slow
 def test_what_runs_out_of_memory_when_it_is_timed_is_not_chosen():
     """Real want of memory, in a process whose allocator has 90 MiB: 256 images fit, 512 do not."""
 

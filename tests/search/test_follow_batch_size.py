@@ -61,13 +61,7 @@ def test_a_setting_that_does_not_exist_is_refused():
 
 
 def test_the_record_says_what_followed_and_to_which_values(tmp_path):
-    hypermodel = searches.hypermodel(
-        build,
-        (8, 32),
-        micro_batch_size=None,
-        dtype_policy="float32",
-        follow_batch_size=("weight_decay",),
-    )
+    hypermodel = searches.stock(build, (8, 32), follow_batch_size=("weight_decay",))
     searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit={"epochs": 1})
     study = kbatch.load_study(tmp_path / "search")
     base, large = (trial.executions[0].scaling for trial in study.trials)
@@ -79,8 +73,7 @@ def test_the_record_says_what_followed_and_to_which_values(tmp_path):
 
 
 def test_a_layer_of_a_model_that_its_first_batch_builds_follows_too(tmp_path):
-    hypermodel = searches.hypermodel(lambda: build(known=False), (8, 32), micro_batch_size=None)
-    searches.search(tmp_path, hypermodel, fit={"epochs": 1})
-    trials = kbatch.load_study(tmp_path / "search").trials
-    found = [trial.executions[0].scaling.batch_norm_momenta for trial in trials]
-    assert found == [(0.99,), (pytest.approx(0.99**4),)]
+    hypermodel = searches.stock(lambda: build(known=False), (32,), base_batch_size=8)
+    searches.quick(tmp_path, hypermodel)
+    (trial,) = kbatch.load_study(tmp_path / "search").trials
+    assert trial.executions[0].scaling.batch_norm_momenta == (pytest.approx(0.99**4),)

@@ -39,7 +39,19 @@ def a_function(size):
     return a_dataset().batch(size)
 
 
-def test_an_isolated_search_is_the_same_search_and_its_events_arrive_while_it_runs(tmp_path, capfd):
+class Kills(keras.callbacks.Callback):
+    """Kills a process that trains the smaller size and is not the one that it was made in."""
+
+    def __init__(self):
+        super().__init__()
+        self.spared = os.getpid()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.params["steps"] > 3 and os.getpid() != self.spared:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_search(tmp_path, capfd):
     events = []
 
     class Watched(kbatch.BatchSizeTuner):
@@ -48,55 +60,59 @@ def test_an_isolated_search_is_the_same_search_and_its_events_arrive_while_it_ru
 
             def watched(event):
                 assert event.memory_bytes > 1e8
-                if event.epoch_ended:
+                if event.epoch_ended and trial.hyperparameters.get("batch_size") == 32:
                     assert {"val_accuracy", "loss"} <= event.metrics.keys()
-                    status = kbatch.load_study(self).trials[0].status
+                    status = kbatch.load_study(self).trials[-1].status
                     events.append((event.share, status))
                 show(event)
 
             self._progress.show = watched
             super().run_trial(trial, *args, **kwargs)
 
-    hypermodel = searches.stock(batch_sizes=(8,))
+    hypermodel = searches.stock(batch_sizes=(8, 32))
     same = {"data": (a_function,), "executions_per_trial": 2}
-    tuner = search(tmp_path, hypermodel, Watched, fit={"verbose": 1}, **same)
+    fit = {"callbacks": [Kills()]}
+    tuner = search(tmp_path, hypermodel, Watched, fit=fit | {"verbose": 1}, **same)
     kind, name = kbatch.BatchSizeTuner, "here"
-    here = searches.search(tmp_path, hypermodel, kind, project_name=name, **same)
-    (isolated,), (trial,) = kbatch.load_study(tuner).trials, kbatch.load_study(here).trials
+    here = searches.search(tmp_path, hypermodel, kind, project_name=name, fit=fit, **same)
+    (killed, isolated), (_, trial) = (kbatch.load_study(t).trials for t in (tuner, here))
+    assert killed.status == "out_of_memory"
+    assert "status -9" in killed.failure
     assert isolated.metrics == trial.metrics
     assert isolated.notes == trial.notes
     assert len(isolated.executions) == 2
-    scores = [[trial.score for trial in t.oracle.ended_trials] for t in (tuner, here)]
+    scores = [t.oracle.get_trial(trial.trial_id).score for t in (tuner, here)]
     assert scores[0] == scores[1]
     assert events == [(share, "running") for share in (0.25, 0.5, 0.75, 1.0)]
-    assert "trial 1/1, batch     8" in capfd.readouterr().out
+    assert "trial 2/2, batch    32" in capfd.readouterr().out
     assert len(tuner.get_best_models()) == 1
     # In this process it is no other search, and at its end.
-    assert searches.search(tmp_path, hypermodel, kind, **same).remaining_trials == 0
+    again = searches.search(tmp_path, hypermodel, kind, fit=fit, **same)
+    assert again.remaining_trials == 0
 
 
+@pytest.mark.slow
 def test_what_kills_its_process_is_a_result_and_the_search_goes_on_in_another(tmp_path):
     def build(hp):
-        if hp.get("batch_size") == 16:
+        if hp.get("batch_size") == 32:
             os.kill(os.getpid(), signal.SIGKILL)
         return models.stock()
 
-    class Kills(keras.callbacks.Callback):
+    class Ends(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            if self.params["steps"] == 3:
-                os._exit(3)
+            os._exit(3)
 
-    fit = {"callbacks": [Notes(tmp_path / "pids"), Kills()], "epochs": 1}
-    tuner = search(tmp_path, searches.stock(build), fit=fit)
-    completed, killed, left = kbatch.load_study(tuner).trials
-    assert completed.status == "completed"
-    assert (killed.status, killed.executions[0].optimizer) == ("out_of_memory", None)
-    assert "status -9" in killed.failure
+    fit = {"callbacks": [Notes(tmp_path / "pids"), Ends()], "epochs": 1}
+    left, killed = kbatch.load_study(
+        search(tmp_path, searches.stock(build, (16, 32)), fit=fit)
+    ).trials
     assert (left.status, left.executions[0].optimizer) == ("failed", "SGD")
     assert "status 3" in left.failure
-    first, second = (tmp_path / "pids").read_text().split()
-    assert len({first, second, str(os.getpid())}) == 3
-    assert not psutil.pid_exists(int(first))
+    assert (killed.status, killed.executions[0].optimizer) == ("out_of_memory", None)
+    assert "status -9" in killed.failure
+    (pid,) = (tmp_path / "pids").read_text().split()
+    assert int(pid) != os.getpid()
+    assert not psutil.pid_exists(int(pid))
 
 
 def test_what_cannot_travel_is_refused():

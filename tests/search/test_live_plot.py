@@ -91,7 +91,8 @@ def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty
     screen = Screen()
     live = kbatch.LivePlot(interval_s=0, display=screen, now=Clock())
     search = searches.stock(batch_sizes=(8, 16))
-    searches.search(tmp_path, search, keras_tuner.GridSearch, fit={"callbacks": [live]})
+    fit = {"callbacks": [live], "epochs": 1}
+    searches.search(tmp_path, search, keras_tuner.GridSearch, fit=fit)
     assert len(screen.places) == 2
     assert screen.places[0] == {"text/plain": ""}
     assert len(screen.pictures) == 1

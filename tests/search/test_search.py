@@ -24,16 +24,18 @@ KINDS = {  # The grid is below.
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
-    """A grid of three sizes, with its study."""
-    tuner = searches.search(tmp_path_factory.mktemp("grid"), searches.hypermodel())
+    """A grid of two sizes, with its study."""
+    tuner = searches.search(
+        tmp_path_factory.mktemp("grid"), searches.hypermodel(batch_sizes=(8, 32))
+    )
     return tuner, kbatch.load_study(tuner)
 
 
 def test_every_trial_holds_what_really_happened(grid):
     _, study = grid
     assert study.problems == ()
-    assert [trial.batch_size for trial in study.trials] == [8, 16, 32]
-    assert [trial.accumulation_steps for trial in study.trials] == [1, 2, 4]
+    assert [trial.batch_size for trial in study.trials] == [8, 32]
+    assert [trial.accumulation_steps for trial in study.trials] == [1, 4]
     for trial in study.trials:
         (run,) = trial.executions
         assert trial.hyperparameters["batch_size"] == trial.batch_size
@@ -64,7 +66,7 @@ def test_keras_tuner_holds_the_same_figures(grid):
 
 def test_the_search_record_holds_settings_and_environment(grid):
     search = grid[1].search
-    assert search.settings["batch_sizes"] == [8, 16, 32]
+    assert search.settings["batch_sizes"] == [8, 32]
     assert search.settings["seed"] == 0
     assert search.environment.versions["keras"] == keras.__version__
 
@@ -79,38 +81,30 @@ def test_best_hyperparameters_and_models_are_those_of_the_best_trial(grid):
 
 
 def test_a_seed_gives_the_same_search(grid, tmp_path):
-    largest = searches.hypermodel(batch_sizes=(32,), base_batch_size=8)
-    (again,) = kbatch.load_study(searches.search(tmp_path, largest)).trials
-    assert again.metrics["val_loss"] == grid[1].trials[-1].metrics["val_loss"]
+    smallest = searches.hypermodel(batch_sizes=(8,))
+    (again,) = kbatch.load_study(searches.search(tmp_path, smallest)).trials
+    assert again.metrics["val_loss"] == grid[1].trials[0].metrics["val_loss"]
 
 
 @pytest.mark.parametrize(
-    "kind", ["random", pytest.param("bayesian", marks=pytest.mark.slow), "hyperband"]
+    "kind",
+    [*(pytest.param(k, marks=pytest.mark.slow) for k in ("random", "bayesian")), "hyperband"],
 )
 def test_every_tuner_sees_batch_size_from_the_first_trial_on(tmp_path, kind):
     tuner, arguments = KINDS[kind]
-    study = kbatch.load_study(searches.search(tmp_path, searches.stock(), tuner, **arguments))
+    study = kbatch.load_study(
+        searches.quick(tmp_path, searches.stock(batch_sizes=(16, 32)), tuner, **arguments)
+    )
     assert study.trials
     for trial in study.trials:
         assert trial.status == "completed"
         assert trial.hyperparameters["batch_size"] == trial.executions[0].batch_size_seen
 
 
-def test_several_executions_are_kept_each_with_its_seed(tmp_path):
-    study = kbatch.load_study(
-        searches.search(tmp_path, searches.stock(batch_sizes=(8,)), executions_per_trial=3)
-    )
-    for trial in study.trials:
-        assert [run.seed for run in trial.executions] == [0, 1, 2]
-        assert len({run.epochs[-1].metrics["val_loss"] for run in trial.executions}) == 3
-        assert trial.samples_per_second_interval is not None
-    assert len(study.to_dataframe(executions=True)) == 3
-
-
 def test_several_policies_are_a_hyperparameter(tmp_path):
     policies = ["float32", "mixed_bfloat16"]
     study = kbatch.load_study(
-        searches.search(tmp_path, searches.stock(batch_sizes=(16,), dtype_policy=policies))
+        searches.quick(tmp_path, searches.stock(batch_sizes=(32,), dtype_policy=policies))
     )
     assert sorted(trial.dtype_policy for trial in study.trials) == policies
     assert not any(trial.executions[0].loss_scaled for trial in study.trials)
@@ -128,29 +122,13 @@ def test_throughput_can_be_the_objective(tmp_path):
     assert study.quality_metric.name == "val_accuracy"
 
 
-def as_dataset():
-    return (tf.data.Dataset.from_tensor_slices(models.rows(94)),)
-
-
-def as_batched_dataset():
-    return (tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(10),)
-
-
-def as_function():
-    return (lambda size: tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(size),)
-
-
-@pytest.mark.parametrize(
-    ("data", "sizes"),
-    # Batches of ten are cut and joined.
-    [(as_dataset, (32,)), (as_batched_dataset, (8, 32)), (as_function, (32,))],
-)
-def test_every_form_of_data_is_seen_in_the_batch_size_of_the_trial(tmp_path, data, sizes):
-    hypermodel = searches.stock(batch_sizes=sizes)
-    study = kbatch.load_study(searches.search(tmp_path, hypermodel, data=data()))
+def test_batches_of_a_dataset_are_cut_and_joined_to_the_size_of_the_trial(tmp_path):
+    data = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(10)
+    hypermodel = searches.stock(batch_sizes=(8, 32))
+    study = kbatch.load_study(searches.quick(tmp_path, hypermodel, data=(data,)))
     for trial in study.trials:
         assert trial.executions[0].batch_size_seen == trial.batch_size
-        assert trial.executions[0].examples_seen == 2 * 94
+        assert trial.executions[0].examples_seen == 94
 
 
 class OwnFit(keras_tuner.HyperModel):
@@ -176,10 +154,10 @@ class OwnFit(keras_tuner.HyperModel):
 
 
 def test_a_hypermodel_of_the_users_keeps_its_space_and_its_fit(tmp_path):
-    tuner = searches.search(tmp_path, searches.stock(OwnFit(), (8,)))
+    tuner = searches.search(tmp_path, searches.stock(OwnFit(), (32,)), fit={"epochs": 1})
     study = kbatch.load_study(tuner)
     table = study.to_dataframe()
-    assert sorted(zip(table.batch_size, table.units, strict=True)) == [(8, 4), (8, 8)]
+    assert sorted(zip(table.batch_size, table.units, strict=True)) == [(32, 4), (32, 8)]
     for trial in tuner.oracle.trials.values():
         assert trial.metrics.get_history("mine")[0].value == [1.0]
         assert trial.metrics.exists("samples_per_second")
@@ -199,7 +177,7 @@ def test_callbacks_weights_and_epochs_pass_through(tmp_path):
     file = tmp_path / "batches"
     weights = np.zeros(94)
     study = kbatch.load_study(
-        searches.search(
+        searches.quick(
             tmp_path,
             searches.stock(batch_sizes=(32,)),
             fit={"callbacks": [CountBatches(file)], "epochs": 3, "sample_weight": weights},
@@ -213,7 +191,7 @@ def test_callbacks_weights_and_epochs_pass_through(tmp_path):
 
 def test_class_weights_pass_through(tmp_path):
     study = kbatch.load_study(
-        searches.search(
+        searches.quick(
             tmp_path,
             searches.stock(batch_sizes=(32,)),
             fit={"class_weight": {0: 0.0, 1: 0.0, 2: 0.0}},
@@ -231,7 +209,7 @@ def test_what_cannot_be_cut_stands_in_the_record_where_it_was_cut(tmp_path):
 
     with pytest.warns(UserWarning, match="last_norm"):
         search = searches.hypermodel(build, (8, 16), dtype_policy="float32")
-        tuner = searches.search(tmp_path, search)
+        tuner = searches.quick(tmp_path, search)
     study = kbatch.load_study(tuner)
     whole, cut = study.trials
     assert searches.noted_columns(study) == {
@@ -261,7 +239,8 @@ def test_validation_runs_at_one_batch_size_in_all_trials(tmp_path):
         )
         return model
 
-    searches.search(tmp_path, searches.hypermodel(build, (8, 32), validation_batch_size=20))
+    hypermodel = searches.stock(build, (16, 32), validation_batch_size=20)
+    searches.search(tmp_path, hypermodel, fit={"epochs": 1})
     assert set(lengths) == {20}
 
 
@@ -270,11 +249,11 @@ def test_a_failing_trial_is_recorded_with_its_cause(tmp_path):
         def on_epoch_end(self, epoch, logs=None):
             raise RuntimeError("the disk is full\nand more")
 
-    hypermodel = searches.stock(batch_sizes=(8, 32))
-    tuner = searches.search(tmp_path, hypermodel, fit={"callbacks": [Fails()]})
-    study = kbatch.load_study(tuner)
-    assert [trial.status for trial in study.trials] == ["failed", "failed"]
-    assert study.trials[0].failure == "RuntimeError: the disk is full and more"
+    hypermodel = searches.stock(batch_sizes=(32,))
+    tuner = searches.quick(tmp_path, hypermodel, fit={"callbacks": [Fails()]})
+    (trial,) = kbatch.load_study(tuner).trials
+    assert trial.status == "failed"
+    assert trial.failure == "RuntimeError: the disk is full and more"
 
 
 class KeepWeights(keras.callbacks.Callback):
@@ -307,15 +286,15 @@ def test_a_trial_trains_as_a_plain_fit_of_the_whole_batch_does(tmp_path):
         return models.mlp(optimizer=keras.optimizers.SGD(decay(rate, steps, 0.5)))
 
     hypermodel = searches.hypermodel(
-        build, (8, 32), learning_rate_scaling="linear", dtype_policy="float32"
+        build, (32,), base_batch_size=8, learning_rate_scaling="linear", dtype_policy="float32"
     )
     fit = {"callbacks": [KeepWeights(tmp_path)], "shuffle": False}
     searches.search(tmp_path, hypermodel, fit=fit)
     keras.utils.set_random_seed(0)
     plain = build(rate=0.4, steps=4)
-    np.testing.assert_array_equal(kept(tmp_path, "start")[1], plain.get_weights()[0])
+    np.testing.assert_array_equal(kept(tmp_path, "start")[0], plain.get_weights()[0])
     plain.fit(*models.rows(94), batch_size=32, epochs=2, shuffle=False, verbose=0)
-    np.testing.assert_allclose(kept(tmp_path, "end")[1], plain.get_weights()[0], rtol=1e-4)
+    np.testing.assert_allclose(kept(tmp_path, "end")[0], plain.get_weights()[0], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -357,6 +336,7 @@ def test_waiting_and_validation_are_told_apart_from_training(tmp_path):
     )
     study = kbatch.load_study(tuner)
     (run,) = study.trials[0].executions
+    assert (run.batch_size_seen, run.examples_seen) == (32, 2 * 94)
     assert run.data_wait_s >= 0.5 * 6 * 0.2
     assert run.total_s >= run.train_s + 0.8 * 2 * 0.2
     # The first epoch compiles; in the second one there is little beside the waiting.
@@ -372,9 +352,9 @@ def test_an_interrupted_search_leaves_a_record(tmp_path):
         def on_epoch_end(self, epoch, logs=None):
             raise KeyboardInterrupt
 
-    hypermodel = searches.stock(batch_sizes=(8,))
+    hypermodel = searches.stock(batch_sizes=(32,))
     with pytest.raises(KeyboardInterrupt):
-        searches.search(tmp_path, hypermodel, fit={"callbacks": [Interrupts()]})
+        searches.quick(tmp_path, hypermodel, fit={"callbacks": [Interrupts()]})
     assert kbatch.load_study(tmp_path / "search").trials[0].status == "interrupted"
 
 
@@ -410,7 +390,7 @@ def test_a_retried_trial_begins_again_with_its_first_execution(tmp_path):
 def test_a_model_built_after_the_search_starts_from_the_weights_of_its_trial(tmp_path):
     hypermodel = searches.stock(batch_sizes=(8,))
     fit = {"callbacks": [KeepWeights(tmp_path)]}
-    tuner = searches.search(tmp_path, hypermodel, fit=fit)
+    tuner = searches.quick(tmp_path, hypermodel, fit=fit)
     for trial in tuner.oracle.trials.values():
         model = hypermodel.build(trial.hyperparameters)
         np.testing.assert_array_equal(model.get_weights()[0], kept(tmp_path, "start")[0])
@@ -434,7 +414,9 @@ class Returns(keras_tuner.HyperModel):
 @pytest.mark.parametrize(
     ("results", "objective"),
     [
-        (lambda size: {"val_accuracy": size / 100}, "val_accuracy"),
+        pytest.param(
+            lambda size: {"val_accuracy": size / 100}, "val_accuracy", marks=pytest.mark.slow
+        ),
         (lambda size: -float(size), None),
     ],
     ids=["dict", "number"],
@@ -446,6 +428,7 @@ def test_what_a_fit_of_the_users_returns_is_what_counts(tmp_path, results, objec
     assert kbatch.load_study(tuner).best_trial().batch_size == 32
 
 
+@pytest.mark.slow
 def test_several_objectives_are_weighed_as_keras_tuner_does(tmp_path):
     objective = ["val_accuracy", keras_tuner.Objective("val_loss", "min")]
     tuner = searches.search(tmp_path, searches.stock(batch_sizes=(8, 32)), objective=objective)
@@ -470,7 +453,7 @@ def test_a_loop_of_the_users_is_recorded_as_not_measured(tmp_path):
 def test_a_learning_rate_set_by_a_callback_is_noted(tmp_path):
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)
     hypermodel = searches.hypermodel(batch_sizes=(8,), dtype_policy="float32")
-    study = kbatch.load_study(searches.search(tmp_path, hypermodel, fit={"callbacks": [schedule]}))
+    study = kbatch.load_study(searches.quick(tmp_path, hypermodel, fit={"callbacks": [schedule]}))
     assert searches.noted_columns(study) == {"learning rate": "learning_rate"}
     (trial,) = study.trials
     assert trial.learning_rate == pytest.approx(0.01)
@@ -485,9 +468,9 @@ def test_skipped_updates_are_not_counted(tmp_path):
         return models.mlp(optimizer=optimizer)
 
     hypermodel = searches.hypermodel(build, (8,))
-    (trial,) = kbatch.load_study(searches.search(tmp_path, hypermodel)).trials
-    assert trial.executions[0].batches == 24
-    assert trial.executions[0].updates < 24
+    (trial,) = kbatch.load_study(searches.quick(tmp_path, hypermodel)).trials
+    assert trial.executions[0].batches == 12
+    assert trial.executions[0].updates < 12
 
 
 def test_a_trial_whose_build_fails_is_named(tmp_path):
@@ -496,7 +479,7 @@ def test_a_trial_whose_build_fails_is_named(tmp_path):
             raise MemoryError("too large")
         return models.stock()
 
-    study = kbatch.load_study(searches.search(tmp_path, searches.stock(build, (8, 32))))
+    study = kbatch.load_study(searches.quick(tmp_path, searches.stock(build, (8, 32))))
     assert [trial.batch_size for trial in study.trials] == [8]
     assert "too large" in study.problems[0]
 
@@ -513,7 +496,7 @@ def test_what_a_hypermodel_declares_is_declared(tmp_path):
         def fit(self, hp, model, *args, **kwargs):
             return model.fit(*args, **kwargs)
 
-    study = kbatch.load_study(searches.search(tmp_path, searches.stock(Declares(None), (8,))))
+    study = kbatch.load_study(searches.quick(tmp_path, searches.stock(Declares(None), (8,))))
     assert set(study.to_dataframe().units) == {4, 8}
 
 
@@ -534,24 +517,15 @@ def test_layers_built_by_their_first_batch_are_built_under_the_policy(tmp_path):
         model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
         return model
 
-    searches.search(tmp_path, searches.hypermodel(build, (16,)))
+    searches.quick(tmp_path, searches.hypermodel(build, (16,)))
     assert set(policies) == {"mixed_float16"}
 
 
 def test_a_fit_that_returns_nothing_usable_is_no_completed_trial(tmp_path):
     hypermodel = searches.stock(Returns(lambda size: "good"), (8,))
     with pytest.raises(TypeError, match="good"):
-        searches.search(tmp_path, hypermodel)
+        searches.quick(tmp_path, hypermodel)
     assert kbatch.load_study(tmp_path / "search").trials[0].status == "failed"
-
-
-def test_a_diverged_trial_is_a_failed_one_and_says_so(tmp_path):
-    hypermodel = searches.stock(
-        lambda: models.stock(optimizer=keras.optimizers.SGD(1e30)), (16,), dtype_policy="float32"
-    )
-    (trial,) = kbatch.load_study(searches.search(tmp_path, hypermodel)).trials
-    assert trial.status == "failed"
-    assert trial.failure.startswith("diverged")
 
 
 def test_validation_in_a_batched_dataset_gives_no_warning(tmp_path, recwarn):
@@ -568,7 +542,7 @@ def test_a_damaged_record_leaves_the_other_trials(grid, tmp_path):
     document = json.loads(file.read_text())
     file.write_text(json.dumps(document | {"kbatch_schema": 999}))
     study = kbatch.load_study(project)
-    assert [trial.batch_size for trial in study.trials] == [16, 32]
+    assert [trial.batch_size for trial in study.trials] == [32]
     assert "trial_0000" in study.problems[0]
     assert "upgrade kbatch" in study.problems[0]
 
@@ -591,7 +565,7 @@ def summed():
 
 
 def test_no_batch_is_halved_that_does_not_train_in_parts_as_whole(tmp_path):
-    tuner = searches.search(tmp_path, searches.stock(summed, (16,), dtype_policy="float32"))
+    tuner = searches.quick(tmp_path, searches.stock(summed, (16,), dtype_policy="float32"))
     study = kbatch.load_study(tuner)
     (trial,) = study.trials
     assert searches.noted_columns(study) == {"noise scale": "noise_scale"}
@@ -605,7 +579,7 @@ def test_no_batch_is_halved_that_does_not_train_in_parts_as_whole(tmp_path):
 def test_a_cut_that_trains_otherwise_is_warned_of_and_noted(tmp_path):
     with pytest.warns(UserWarning, match=r"\(SummedPenalty\) adds differed by"):
         hypermodel = searches.hypermodel(summed, (16,), dtype_policy="float32")
-        tuner = searches.search(tmp_path, hypermodel)
+        tuner = searches.quick(tmp_path, hypermodel)
     study = kbatch.load_study(tuner)
     assert searches.noted_columns(study) == {"batch cut in micro-batches": "quality"}
     assert "(SummedPenalty) adds differed by" in study.trials[0].notes[0]
@@ -630,12 +604,11 @@ def test_data_whose_rows_cannot_be_taken_train_in_whole_batches(tmp_path):
 
     x, y = models.rows(94)
     rows = tf.data.Dataset.from_tensor_slices((tf.RaggedTensor.from_tensor(x), y)).batch(16)
-    fit = {"validation_data": None}
-    search = searches.stock(build, (8, 16), dtype_policy="float32")
-    tuner = searches.search(tmp_path, search, data=(rows,), fit=fit, objective="accuracy")
-    trials = kbatch.load_study(tuner).trials
-    assert [trial.status for trial in trials] == ["completed", "completed"]
-    assert "no rows can be taken out of its data" in trials[0].notes[0]
+    search = searches.stock(build, (32,), dtype_policy="float32")
+    tuner = searches.quick(tmp_path, search, data=(rows,))
+    (trial,) = kbatch.load_study(tuner).trials
+    assert trial.status == "completed"
+    assert "no rows can be taken out of its data" in trial.notes[0]
 
 
 class Unfreezing(keras_tuner.HyperModel):
@@ -657,10 +630,10 @@ def compiled(model):
     return model
 
 
-@pytest.mark.parametrize("size", ["auto", None])
+@pytest.mark.parametrize("size", [pytest.param("auto", marks=pytest.mark.slow), None])
 def test_a_model_that_changes_between_two_trainings_is_looked_at_again(tmp_path, size):
     search = searches.stock(Unfreezing(), (16,), micro_batch_size=size, dtype_policy="float32")
-    (trial,) = kbatch.load_study(searches.search(tmp_path, search)).trials
+    (trial,) = kbatch.load_study(searches.quick(tmp_path, search)).trials
     measured = [epoch.metrics.get("gradient_variance") for epoch in trial.executions[0].epochs]
-    assert [value is not None for value in measured] == [True, True, False, False]
+    assert [value is not None for value in measured] == [True, False]
     assert any("batch_normalization (BatchNorm" in note for note in trial.notes)

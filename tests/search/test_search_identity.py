@@ -48,18 +48,16 @@ def hypermodel(build=models.stock, batch_sizes=(8,), **arguments):
 
 
 def search(directory, build=models.stock, *, fit=None, sizes=(8,), model=None, **arguments):
-    fit = {"epochs": 1} | (fit or {})
     kind = arguments.pop("kind", kbatch.BatchSizeTuner)
     tuned = hypermodel(build, sizes, **(model or {}))
-    return searches.search(directory, tuned, kind, fit=fit, **arguments)
+    return searches.quick(directory, tuned, kind, fit=fit, **arguments)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """The directory of a finished search of one trial."""
     directory = tmp_path_factory.mktemp("found")
-    stops = [EarlyStopping(monitor="loss", patience=3)]
-    search(directory, fit={"callbacks": stops, "class_weight": {0: 1.0, 1: 1.0, 2: 2.0}})
+    again(directory)
     return directory
 
 
@@ -67,6 +65,7 @@ def again(directory, **changed):
     fit = {
         "callbacks": [EarlyStopping(monitor="loss", patience=3)],
         "class_weight": {0: 1.0, 1: 1.0, 2: 2.0},
+        "validation_data": models.rows(40, seed=1),
     } | changed.pop("fit", {})
     return search(directory, fit=fit, **changed)
 
@@ -172,8 +171,8 @@ def test_a_model_that_reads_the_batch_size_may_get_smaller_ones(tmp_path):
         rate = 0.001 * hp.get("batch_size")
         return models.stock(optimizer=keras.optimizers.SGD(rate))
 
-    search(tmp_path, build, sizes=(16,))
-    tuner = search(tmp_path, build, sizes=(8, 16))
+    search(tmp_path, build, sizes=(32,))
+    tuner = search(tmp_path, build, sizes=(16, 32))
     assert len(kbatch.load_study(tuner).trials) == 2
 
 

@@ -23,7 +23,9 @@ def search(directory, target, kind=keras_tuner.GridSearch, *, updates=40, **argu
     )
 
 
-@pytest.mark.parametrize("kind", [keras_tuner.GridSearch, kbatch.BatchSizeTuner])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(keras_tuner.GridSearch, marks=pytest.mark.slow), kbatch.BatchSizeTuner]
+)
 def test_the_cost_of_a_target_is_an_objective(tmp_path, kind):
     tuner = search(tmp_path, EASY, kind)
     study = kbatch.load_study(tuner)
@@ -46,7 +48,11 @@ def test_the_cost_of_a_target_is_an_objective(tmp_path, kind):
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
-        (keras_tuner.BayesianOptimization, {"max_trials": 3, "num_initial_points": 2}),
+        pytest.param(
+            keras_tuner.BayesianOptimization,
+            {"max_trials": 3, "num_initial_points": 2},
+            marks=pytest.mark.slow,
+        ),
         (kbatch.BatchSizeTuner, {}),
     ],
     ids=["bayesian", "kbatch"],

@@ -106,7 +106,7 @@ class Breaking(keras.callbacks.Callback):
 
 
 def test_a_trial_that_fails_is_measured_up_to_there(library, tmp_path):
-    tuner = searches.search(
+    tuner = searches.quick(
         tmp_path, searches.stock(batch_sizes=(16,)), fit={"callbacks": [Breaking()]}
     )
     run = run_of(kbatch.load_study(tuner))
@@ -117,7 +117,7 @@ def test_a_trial_that_fails_is_measured_up_to_there(library, tmp_path):
 
 def test_a_driver_that_cannot_be_used_ends_no_trial(monkeypatch, tmp_path):
     fake_nvml.install(monkeypatch, FakeNvml(init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH))
-    tuner = searches.search(tmp_path, searches.stock(batch_sizes=(16,)))
+    tuner = searches.quick(tmp_path, searches.stock(batch_sizes=(16,)))
     run = run_of(kbatch.load_study(tuner))
     assert run.status == "completed"
     assert "differ in version" in run.usage.unavailable
