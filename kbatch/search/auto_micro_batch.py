@@ -75,31 +75,18 @@ Record = TypeVar("Record")
 
 @dataclasses.dataclass(eq=False)
 class TrialMicroBatch:
-    """The micro-batch size of one execution: given or found, set in its model, halved.
-
-    Attributes:
-        search: What all trials share.
-        model: The compiled model of the trial.
-        build: Builds it again, also in another process.
-        batch_size: Examples of one optimizer update.
-        size: Examples that go through a device at once; None before it is found.
-        summed: Whether sparse gradients are added up before the optimizer sees them.
-        directory: The project directory, or None.
-        trainings_left: How many trainings are left that smaller micro-batches may speed up.
-        most_in_memory: Most examples that fit, None where the end of memory was not met.
-        search_s: Seconds that the search took, None where the size was given.
-    """
+    """The micro-batch size of one execution: given or found, set in its model, halved."""
 
     search: "SearchMicroBatches"
     model: Any
-    build: Callable[[], keras.Model]
+    build: Callable[[], keras.Model]  # Builds it again, also in another process.
     batch_size: int
-    size: int | None
-    summed: bool
+    size: int | None  # Examples that go through a device at once; None before it is found.
+    summed: bool  # Whether sparse gradients are added up before the optimizer sees them.
     directory: Path | None
-    trainings_left: float = 1
-    most_in_memory: int | None = None
-    search_s: float | None = None
+    trainings_left: float = 1  # That smaller micro-batches may speed up.
+    most_in_memory: int | None = None  # None where the end of memory was not met.
+    search_s: float | None = None  # None where the size was given.
 
     def __post_init__(self):
         self.is_auto = self.size is None
@@ -244,12 +231,9 @@ class TrainingLeft(NamedTuple):
 
 
 class SearchData:
-    """Takes rows of the data that `fit` gets, and reads a dataset once.
+    """Takes rows of the data that `fit` gets, and reads a dataset once in a search."""
 
-    Every execution of a search has the same data: to read them again may fill a buffer of
-    shuffling, or run through what comes before it.
-    """
-
+    # To read it again may fill a buffer of shuffling, or run through what comes before it.
     def __init__(self):
         self._read: weakref.WeakKeyDictionary[Any, dict[bool, SampleRows]] = (
             weakref.WeakKeyDictionary()
@@ -276,40 +260,24 @@ class SearchData:
 
 @dataclasses.dataclass(eq=False)
 class SearchMicroBatches:
-    """What the trials of a search share: limits, data, checks, and the sizes found so far.
-
-    Attributes:
-        largest_batch_size: Largest batch of the search: nothing beyond it is tried.
-        memory_limit_bytes: Memory that may be taken, None for what the device has.
-        memory_window: Lower and upper share of it that is aimed at.
-        data: Takes rows of the data.
-        checks: Compare parts of a batch with the whole.
-        known: Records of `MicroBatchCache`, by the name of their file.
-    """
+    """What the trials of a search share: limits, data, checks, and the sizes found so far."""
 
     largest_batch_size: int
-    memory_limit_bytes: int | None
+    memory_limit_bytes: int | None  # None for what the device has.
     memory_window: tuple[float, float]
     data: SearchData = dataclasses.field(default_factory=SearchData)
     checks: PartsChecks = dataclasses.field(default_factory=PartsChecks)
+    # Records of `MicroBatchCache`, by the name of their file.
     known: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class FoundMicroBatch(NamedTuple):
-    """A micro-batch size and how it was found.
-
-    Attributes:
-        size: Examples that go through the device at once.
-        most: Most examples that fit.
-        memory_bound: Whether more of them were found not to fit.
-        search_s: Seconds that probes and timing took now.
-        notes: The same in sentences.
-    """
+    """A micro-batch size and how it was found."""
 
     size: int
-    most: int
-    memory_bound: bool
-    search_s: float
+    most: int  # Most examples that fit.
+    memory_bound: bool  # Whether more of them were found not to fit.
+    search_s: float  # Seconds that probes and timing took now.
     notes: tuple[RunNote, ...]
 
 
@@ -371,7 +339,7 @@ class MicroBatchCache:
             reason = "the most that fit, since fewer at once may not train as the whole batch does"
         timed_sizes = dict.fromkeys((max(largest, batch_size), batch_size))
         for size in timed_sizes if reason is None else ():
-            profile = self._known_times(size)
+            profile = self._recall(TrainingProfile, _times_name(self.key, size))
             if profile is None:
                 reason = _reason_of_cost(left, size=size, example_s=self._example_s())
                 if reason is not None:
@@ -407,9 +375,6 @@ class MicroBatchCache:
         known = [self.search.known.get(name), load_if_readable(MicroBatchLimit, self._file(name))]
         sizes = [limit.micro_batch_size for limit in known if limit]
         return min([self.search.largest_batch_size, *sizes])
-
-    def _known_times(self, batch_size: int) -> TrainingProfile | None:
-        return self._recall(TrainingProfile, _times_name(self.key, batch_size))
 
     def _times(self, batch_size: int, most: int) -> TrainingProfile:
         name, others = _times_name(self.key, batch_size), other_processes()

@@ -113,23 +113,14 @@ def _interruptible_children() -> Iterator[None]:
 
 
 class DistributionPlan(NamedTuple):
-    """What is to run.
+    """What is to run."""
 
-    Attributes:
-        words: The script and its arguments.
-        workers: Workers on this host.
-        restarts: How often each worker that dies is started again.
-        chief_address: Where the chief answers, None for a free port of this host alone.
-        chief_here: Whether the chief runs on this host.
-        name: What the names of the workers begin with; they differ between hosts.
-    """
-
-    words: tuple[str, ...]
-    workers: int
-    restarts: int = 3
-    chief_address: ChiefAddress | None = None
+    words: tuple[str, ...]  # The script and its arguments.
+    workers: int  # On this host.
+    restarts: int = 3  # How often each worker that dies is started again.
+    chief_address: ChiefAddress | None = None  # None for a free port of this host alone.
     chief_here: bool = True
-    name: str = "tuner"
+    name: str = "tuner"  # The names of the workers begin with it, and differ between hosts.
 
 
 def run_distributed(plan: DistributionPlan, write: Callable[[str], None]) -> None:
@@ -139,7 +130,8 @@ def run_distributed(plan: DistributionPlan, write: Callable[[str], None]) -> Non
     was running.
     """
     with _terminated_as_interrupted(), _Processes(plan, write) as processes:
-        processes.watch()
+        while not processes.ended():
+            time.sleep(_CHECK_S)
 
 
 class _Processes:
@@ -173,12 +165,7 @@ class _Processes:
     def __exit__(self, *error: object) -> None:
         self._end_all()
 
-    def watch(self) -> None:
-        """Return when the search has ended."""
-        while not self._ended():
-            time.sleep(_CHECK_S)
-
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
         for error in [one.write_error for one in self._running.values() if one.write_error]:
             raise OSError(
                 "The output cannot be written, and the chief and its workers were ended: run the "

@@ -37,7 +37,10 @@ def main() -> None:
     # The script may set variables before it imports TensorFlow: nothing is imported for it.
     after_import("keras_tuner.src.engine.base_tuner", _adapt_tuner)
     after_import("keras_tuner.src.distribute.oracle_client", _adapt_client)
-    after_import("keras_tuner.src.distribute.oracle_chief", _adapt_chief)
+    after_import(
+        "keras_tuner.src.distribute.oracle_chief",
+        lambda module: give_lock_back(vars(module)["OracleServicer"]),
+    )
     sys.argv = [script, *words]
     sys.path.insert(0, str(Path(script).resolve().parent))
     with contextlib.suppress(KeyboardInterrupt):
@@ -119,31 +122,27 @@ def _adapt_client(module: ModuleType) -> None:
     client.create_trial = with_pauses
 
 
-def _adapt_chief(module: ModuleType) -> None:
-    give_lock_back(vars(module)["OracleServicer"])
-
-
 def give_lock_back(servicer: Any) -> None:
     """Change a class of keras-tuner's servicers: a call that fails gives the oracle's lock back.
 
     keras-tuner keeps it, and the chief, which takes it to see whether it may end, waits for ever.
     """
+
+    def giving_back(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def called(servicer: Any, *args: Any) -> Any:
+            from kbatch.library_internals import give_oracle_back
+
+            try:
+                return call(servicer, *args)
+            except BaseException:
+                give_oracle_back(servicer.oracle)
+                raise
+
+        return called
+
     for name in ("CreateTrial", "UpdateTrial", "EndTrial", "UpdateSpace"):
-        setattr(servicer, name, _giving_back(getattr(servicer, name)))
-
-
-def _giving_back(call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def giving_back(servicer: Any, *args: Any) -> Any:
-        from kbatch.library_internals import give_oracle_back
-
-        try:
-            return call(servicer, *args)
-        except BaseException:
-            give_oracle_back(servicer.oracle)
-            raise
-
-    return giving_back
+        setattr(servicer, name, giving_back(getattr(servicer, name)))
 
 
 def after_import(name: str, change: Callable[[ModuleType], None]) -> None:

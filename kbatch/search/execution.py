@@ -94,23 +94,16 @@ class Execution:
                 with dtype_policy_scope(self._started.dtype_policy), self._fit:
                     return fit()
             except Exception as error:
-                if not self._can_retry(error):
+                # Half the size is a cure only where it was found by probes, so that it or a smaller
+                # one ran before, and where a step ran out: not validation, not a callback.
+                found = self._micro_batch.can_shrink and self._fit.clock.in_step
+                if not found or not ran_out_of_memory(error, smaller_worked=True):
                     raise
             # Outside of the handler: the frames of the error hold what the step that ran out held.
             gc.collect()
             self._micro_batch.shrink()
             self._callbacks.start_again()
             self._fit = self._timed_fit()
-
-    def _can_retry(self, error: Exception) -> bool:
-        """Return whether a step ran out of memory for which smaller micro-batches are a cure."""
-        return (
-            # It was found by probes, so that this size or a smaller one ran before.
-            self._micro_batch.can_shrink
-            and ran_out_of_memory(error, smaller_worked=True)
-            # Else validation or a callback ran out.
-            and self._fit.clock.in_step
-        )
 
     def _timed_fit(self) -> TimedFit:
         return TimedFit(

@@ -18,11 +18,11 @@ from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches, TrialMicroBatch
 from kbatch.search.execution import Execution, give_own_paths
-from kbatch.search.identity import model_facts
-from kbatch.search.learning_rate import TrialLearningRate
+from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
-from kbatch.search.trial_files import TrialFiles, trial_files
+from kbatch.search.trial_files import TrialFiles, base_noise_scale, trial_files
+from kbatch.study.loading import SearchIdentity
 from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
 from kbatch.training.accumulation.whole_batch import check_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel
@@ -32,6 +32,7 @@ from kbatch.training.dtype_policy import (
     check_dtype_policies,
     dtype_policy_scope,
 )
+from kbatch.training.learning_rate import forget_scaling, scale_model, scaling_of
 from kbatch.training.model import check_model
 from kbatch.training.state import check_seed, seeded
 
@@ -187,7 +188,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             check_active_policy(model, policy)
         if self._first is None:
             self._first = (dict(hp.values), model_facts(model))
-        self._learning_rate.at_build(model, batch_size)
+        if self.learning_rate_scaling != "noise" or batch_size == self.base_batch_size:
+            self._scale(model, batch_size)
+        else:
+            forget_scaling(model)  # That of an earlier trial, where it is built around again.
         replicas = replica_count(model)
         if batch_size < replicas:
             raise keras_tuner.errors.FatalValueError(
@@ -216,14 +220,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         Returns:
             What the wrapped `fit` returns, with `samples_per_second` among the metrics.
         """
-        with _ending_the_search(InputError, RecordError), _failing_the_trial():
+        with _ending_the_search(InputError, RecordError):
             callbacks = kwargs.get("callbacks")
             files = trial_files(callbacks)
             project = None if files is None else files.project
             if files is not None:
                 files.check_settings(self.settings)
-                files.check_identity(self, hp, args, kwargs)
-            notes = self._learning_rate.at_fit(model, hp.values, project=project)
+                self._check_identity(files, hp, args, kwargs)
+            notes: tuple[RunNote, ...] = ()
+            if scaling_of(model) is None:  # By the noise scale, which the trial of the base has.
+                base = {**hp.values, "batch_size": self.base_batch_size}
+                noise_scale, note = base_noise_scale(project, base)
+                self._scale(model, hp.values["batch_size"], noise_scale)
+                notes = (note,)
             number = self._number(hp)
             if files is not None:
                 own = give_own_paths(callbacks, trial_id=files.trial_id, execution=number)
@@ -314,13 +323,34 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             trainings_left=trainings_left,
         )
 
-    @property
-    def _learning_rate(self) -> TrialLearningRate:
-        return TrialLearningRate(
-            self.learning_rate_scaling,
-            self.base_batch_size,
+    def _scale(self, model: keras.Model, batch_size: int, noise_scale: float | None = None) -> None:
+        scale_model(
+            model,
+            batch_size=batch_size,
+            base_batch_size=self.base_batch_size,
+            rule=self.learning_rate_scaling,
             follow_batch_size=self.follow_batch_size,
+            noise_scale=noise_scale,
         )
+
+    def _check_identity(
+        self, files: TrialFiles, hp: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> None:
+        """Compare what a trial trains with the search of the directory, unless its tuner has.
+
+        A tuner of keras-tuner knows nothing of it, and asks for no trial where a search is at its
+        end; the space is the one that it keeps.
+        """
+        if getattr(files.tuner, "_compares_searches", False):
+            return
+
+        def present(known: SearchIdentity | None) -> SearchIdentity:
+            values, facts = self._described(known and known.hyperparameters)
+            given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
+            objective = objective_facts(files.tuner.oracle.objective)
+            return SearchIdentity(objective | facts | given, values)
+
+        check_identity(files.project, present, unchecked=None)
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
@@ -370,18 +400,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
 @contextlib.contextmanager
 def _ending_the_search(*kinds: type[Exception]) -> Iterator[None]:
-    """End the search at a mistake in what was given: no other trial would fare better."""
+    """End the search at a mistake in what was given: no other trial would fare better.
+
+    Where not even one example fits, the trial fails and not the search.
+    """
     try:
         yield
     except kinds as error:
         raise keras_tuner.errors.FatalValueError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _failing_the_trial() -> Iterator[None]:
-    """Fail the trial, not the search, where not even one example fits."""
-    try:
-        yield
     except OutOfMemoryError as error:
         raise keras_tuner.errors.FailedTrialError(
             f"{error} keras-tuner ends a search after three failed trials in a row, unless its "

@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.records.json_codec import NewerRecordError, RecordError, load_if_readable, write_record
+from kbatch.records.json_codec import NewerRecordError, RecordError, load_if_readable
+from kbatch.search.trial_files import write_needed
 from kbatch.search.trial_states import ENDED, read_trial_states
 from kbatch.study.loading import IDENTITY_NAME, RECORD_NAME, SearchIdentity, read_identity
 from kbatch.study.study import GOODPUT_NAME
@@ -174,14 +175,6 @@ def _holds_results(project: Path) -> bool:
         if record is not None and any(e.status == "completed" for e in record.executions):
             return True
     return any(trial.status in ENDED for trial in read_trial_states(project))
-
-
-def write_needed(record: object, file: Path) -> None:
-    """Write a record without which the search cannot go on."""
-    try:
-        write_record(record, file)
-    except OSError as error:
-        raise RecordError(str(error)) from error
 
 
 def _callback_facts(callbacks: Any) -> dict[str, str]:

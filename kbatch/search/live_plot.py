@@ -153,12 +153,10 @@ class LivePicture:
     """Shows figures one after the other in one place, and in a file where one is given.
 
     It stays itself in copies, and travels to another process without its place.
-
-    Attributes:
-        wiped: Whether the cell's output may be cleared by others: then it must be shown again.
     """
 
     def __init__(self, path: Path | None, display: Callable[..., Any] | None):
+        # Whether others may clear the cell's output: then the figure must be shown again.
         self.wiped = True
         self._path = path
         self._is_own = display is None

@@ -23,13 +23,9 @@ _NO_QUALITY = ("samples_per_second", "gradient_variance", "gradient_squared_norm
 
 
 class FileLine:
-    """Shows progress in a log file: lines stay, and hold no control characters.
+    """Shows progress in a log file: lines stay, and hold no control characters."""
 
-    Attributes:
-        changes: Whether there is a place whose text is replaced.
-    """
-
-    changes = False
+    changes = False  # Whether there is a place whose text is replaced.
 
     def update(self, name: str, share: float | None, figures: str) -> None:
         """Show a name, a share from 0 to 1 and figures in place of those before."""
@@ -117,25 +113,14 @@ def live_line() -> FileLine:
 
 @dataclasses.dataclass(frozen=True)
 class FitProgress:
-    """How far a trial is.
+    """How far a trial is."""
 
-    Attributes:
-        share: Share of the trial that is done, from 0 to 1, by whole epochs where their steps are
-            not known.
-        epoch: Number of the epoch that runs, from 0.
-        epochs: Epochs of an execution.
-        samples_per_second: Examples per second so far without the first steps, None before others.
-        memory_bytes: Memory in use, of the GPU or of the process.
-        metrics: Metrics of the last epoch that ended.
-        epoch_ended: Whether an epoch has just ended.
-    """
-
-    share: float
-    epoch: int
-    epochs: int
-    samples_per_second: float | None
-    memory_bytes: int
-    metrics: Mapping[str, float]
+    share: float  # From 0 to 1, by whole epochs where their steps are not known.
+    epoch: int  # From 0.
+    epochs: int  # Of an execution.
+    samples_per_second: float | None  # None in the first steps.
+    memory_bytes: int  # Of the GPU or of the process.
+    metrics: Mapping[str, float]  # Of the last epoch that ended.
     epoch_ended: bool = False
 
 
@@ -198,17 +183,11 @@ class FitReporter(keras.callbacks.Callback):
 
 
 class SearchProgress:
-    """Shows how far a search is; a context manager around it.
-
-    Args:
-        verbose: 0 for nothing, 1 for trials, 2 for epochs too.
-        open_line: Opens the line to show it on.
-        now: Returns the time, in seconds.
-    """
+    """Shows how far a search is, within its context."""
 
     def __init__(
         self,
-        verbose: int = 1,
+        verbose: int = 1,  # 0 for nothing, 1 for trials, 2 for epochs too.
         *,
         open_line: Callable[[], FileLine] = live_line,
         now: Callable[[], float] = time.monotonic,
@@ -282,9 +261,8 @@ class SearchProgress:
         self._durations_s.append(duration_s - search_s)
         if self._line is None:
             return
-        text = trial_line(
-            self._name, record, duration_s=duration_s, memory_bytes=self._memory_bytes
-        )
+        memory_bytes = self._memory_bytes
+        text = trial_line(self._name, record, duration_s=duration_s, memory_bytes=memory_bytes)
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
         self._line.print(text + (f"; about {duration(left)} left" if left else ""))
 

@@ -30,55 +30,28 @@ _RUN_NAME = "kbatch"
 
 
 class ExecutionPlan(NamedTuple):
-    """What an execution is asked to do.
+    """What an execution is asked to do."""
 
-    Attributes:
-        number: Number of the execution in its trial, from 0.
-        seed: Seed of weights and shuffling, or None.
-        batch_size: Examples of one optimizer update.
-        largest_batch_size: Largest batch size of the search, which the data must fill once.
-        validation_batch_size: Examples in a validation batch.
-        validation_is_chosen: Whether a person chose that size.
-        learning_rate_scaling: Rule that was applied, or None.
-        sparse_gradients: What the optimizer gets of sparse gradients: "summed" or "keras".
-        metrics: Metrics that each epoch must have.
-        to_target: Whether the cost of a target is the objective, so that there must be one.
-        notes: What a reader must know of the settings, such as where callbacks write.
-    """
-
-    number: int
-    seed: int | None
-    batch_size: int
-    largest_batch_size: int
+    number: int  # Of the execution in its trial, from 0.
+    seed: int | None  # Of weights and shuffling.
+    batch_size: int  # Examples of one optimizer update.
+    largest_batch_size: int  # Of the search, which the data must fill once.
     validation_batch_size: int
-    validation_is_chosen: bool
+    validation_is_chosen: bool  # Whether a person chose that size.
     learning_rate_scaling: str | None
-    sparse_gradients: str
-    metrics: tuple[str, ...]
-    to_target: bool
-    notes: tuple[RunNote, ...]
+    sparse_gradients: str  # "summed" or "keras".
+    metrics: tuple[str, ...]  # That each epoch must have.
+    to_target: bool  # Whether the cost of a target is the objective, so that there must be one.
+    notes: tuple[RunNote, ...]  # On the settings, such as where callbacks write.
 
 
 class TimedFit:
     """Stands in for `model.fit` within its context: sets the batch size and times the training.
 
-    It stands at the model's own border, so that a `HyperModel.fit` of the user's may prepare
-    the data as it likes before it calls `model.fit`.
-
-    Args:
-        model: The model to train.
-        plan: What is asked.
-        prepare: Called with the data and the other arguments before the data are batched; returns
-            the most examples that fit at once, None where that is not known.
-        callbacks_of: Returns the callbacks to train with, for those of a call and the model.
-
-    Attributes:
-        clock: The clock of the run.
-        monitor: What training takes, the search for a micro-batch size left out; None before it.
-        total_s: Seconds in `fit`, in all.
-        notes: What a reader of the figures must know.
-        budget: What the callbacks let training spend, None without such a callback.
-        target: Where a callback ends training, None without such a callback.
+    So a `HyperModel.fit` of the user's may prepare the data as it likes before it calls
+    `model.fit`. `prepare` is called with the data and the other arguments before the data are
+    batched, and returns the most examples that fit at once, None where that is not known.
+    `callbacks_of` returns the callbacks to train with, for those of a call and the model.
     """
 
     def __init__(
@@ -99,6 +72,7 @@ class TimedFit:
         self._open = contextlib.ExitStack()
         self._meter = ReplicaMeter(model) if replica_count(model) > 1 else InputMeter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
+        # What training takes, the search for a micro-batch size left out.
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
         self.notes: list[RunNote] = []
@@ -118,10 +92,11 @@ class TimedFit:
         plan = self._plan
         call = _SIGNATURE.bind(self._model, *args, **kwargs).arguments
         del call["self"]
-        for name, size in (
-            ("batch_size", plan.batch_size),
-            ("validation_batch_size", self._validation_batch_size),
-        ):
+        sizes = {
+            "batch_size": plan.batch_size,
+            "validation_batch_size": self._validation_batch_size,
+        }
+        for name, size in sizes.items():
             asked = call.pop(name, None)
             if asked not in (None, size):
                 raise InputError(
@@ -164,12 +139,12 @@ class TimedFit:
         self._find_end(theirs)
         size, meter = self._plan.batch_size, self._meter
         scalars = [
-            TensorBoardScalars(callback, batch_size=size)
+            _TensorBoardScalars(callback, batch_size=size)
             for callback in theirs
             if isinstance(callback, keras.callbacks.TensorBoard)
         ]
         expected = () if call.get("validation_freq", 1) != 1 else self._plan.metrics
-        last = [EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
+        last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
         started_s = time.perf_counter()
         try:
             with (
@@ -231,7 +206,7 @@ def _batch_metrics(model: Any) -> set[str]:
     return getattr(step, "batch_metrics", set())
 
 
-class EpochCheck(keras.callbacks.Callback):
+class _EpochCheck(keras.callbacks.Callback):
     """Ends training when the batches or metrics of an epoch are not what was asked for."""
 
     def __init__(self, batch_size: int, metrics: tuple[str, ...], meter: InputMeter | ReplicaMeter):
@@ -241,7 +216,6 @@ class EpochCheck(keras.callbacks.Callback):
         self._meter = meter
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Compare the batches that arrived and the metrics with those expected."""
         seen = self._meter.read().largest_batch
         if seen != self._batch_size:
             raise InputError(
@@ -267,12 +241,11 @@ class EpochCheck(keras.callbacks.Callback):
             )
 
 
-class TensorBoardScalars(keras.callbacks.Callback):
-    """Writes throughput, memory, noise scale and sizes where a TensorBoard callback writes.
+class _TensorBoardScalars(keras.callbacks.Callback):
+    """Writes throughput, memory, noise scale and sizes where a TensorBoard callback writes."""
 
-    They are a run of their own below its folder: TensorBoard reads one file a run at a time, and
-    takes every run below the hyperparameters of a trial for its metrics.
-    """
+    # They are a run of their own below its folder: TensorBoard reads one file a run at a time, and
+    # takes every run below the hyperparameters of a trial for its metrics.
 
     def __init__(self, board: keras.callbacks.TensorBoard, *, batch_size: int):
         super().__init__()
@@ -282,13 +255,11 @@ class TensorBoardScalars(keras.callbacks.Callback):
         self._writer: Any = None
 
     def on_train_begin(self, logs: Any = None):
-        """Open the file, in the folder that keras-tuner gave the trial."""
         self._memory.reset()
         folder = Path(self._board.log_dir) / _RUN_NAME
         self._writer = tf.summary.create_file_writer(str(folder))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        """Write the scalars of the epoch."""
         logs = logs or {}
         step = getattr(vars(self.model).get("train_step"), "__self__", None)
         micro_batch_size = getattr(step, "micro_batch_size", None) or self._batch_size
@@ -309,5 +280,4 @@ class TensorBoardScalars(keras.callbacks.Callback):
         self._writer.flush()
 
     def on_train_end(self, logs: Any = None):
-        """Close the file."""
         self._writer.close()

@@ -19,11 +19,12 @@ from kbatch.records.json_codec import (
     RecordError,
     load_if_readable,
     read_record,
+    write_record,
 )
+from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.records.usage import USAGE_METRICS
-from kbatch.search.identity import check_identity, fit_facts, objective_facts, write_needed
-from kbatch.study.loading import RECORD_NAME, SearchIdentity
+from kbatch.study.loading import RECORD_NAME
 from kbatch.study.study import SearchRecord
 from kbatch.study.trial import Objective, TrialRecord
 
@@ -35,20 +36,11 @@ class TrialFiles:
     """Writes what a trial showed beside keras-tuner's own files.
 
     keras-tuner keeps the best epoch only and averages executions away.
-
-    Attributes:
-        project: The project directory.
-        trial_id: keras-tuner's identifier of the trial.
-        folder: Folder of the trial.
-        objective: What the search optimises.
-        objective_names: Names of the metrics of a model that the search optimises.
-        measured_names: Names of what the search optimises and kbatch measures.
-        executions: How many executions the tuner makes of each trial.
     """
 
     def __init__(self, tuner: Any, trial: Any):
         check_local(tuner.project_dir)
-        self._tuner = tuner
+        self.tuner = tuner
         self._trial = trial
         self.project = Path(tuner.project_dir)
         self.trial_id: str = trial.trial_id
@@ -62,6 +54,7 @@ class TrialFiles:
         names = [part.name for part in getattr(given, "objectives", [given])]
         if given.name == "default_objective":
             names = []  # The user's own `fit` returns the value itself.
+        # Metrics of a model that the search optimises, and what of it kbatch measures.
         self.objective_names = tuple(name for name in names if name not in _MEASURED)
         self.measured_names = tuple(name for name in names if name in _MEASURED)
         self.executions: int = getattr(tuner, "executions_per_trial", 1)
@@ -72,14 +65,14 @@ class TrialFiles:
         The best part of a batch is a half of the largest one, or less where most gain: smaller
         batches go through whole.
         """
-        left = getattr(self._tuner.oracle, "remaining_trials", lambda: None)()
+        left = getattr(self.tuner.oracle, "remaining_trials", lambda: None)()
         trials = max(1, len(batch_sizes) if left is None else left)
         large = sum(2 * size > batch_sizes[-1] for size in batch_sizes)
         return trials * self.executions * large / len(batch_sizes)
 
     def reported(self, results: Any) -> dict[str, float]:
         """Return the metrics that keras-tuner takes from what `fit` returned."""
-        metrics = trial_metrics(results, self._tuner.oracle.objective)
+        metrics = trial_metrics(results, self.tuner.oracle.objective)
         numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
@@ -89,30 +82,6 @@ class TrialFiles:
         if known is None or known.settings != settings:
             environment = read_environment() if known is None else known.environment
             write_needed(SearchRecord(settings, environment), self.project / RECORD_NAME)
-
-    def check_identity(
-        self,
-        hypermodel: Any,
-        hp: keras_tuner.HyperParameters,
-        arguments: Sequence[Any],
-        keywords: Mapping[str, Any],
-    ) -> None:
-        """Compare what a trial trains with the search of the directory, unless its tuner has.
-
-        A tuner of keras-tuner knows nothing of it, and asks for no trial where a search is at its
-        end; the space is the one that it keeps.
-        """
-        if getattr(self._tuner, "_compares_searches", False):
-            return
-
-        def present(known: SearchIdentity | None) -> SearchIdentity:
-            values, facts = hypermodel._described(known and known.hyperparameters)
-            given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
-            return SearchIdentity(
-                objective_facts(self._tuner.oracle.objective) | facts | given, values
-            )
-
-        check_identity(self.project, present, unchecked=None)
 
     def record(self) -> TrialRecord | None:
         """Read what there is of the trial, None where it is missing, damaged or another's."""
@@ -195,6 +164,46 @@ def readable_trials(project: Path) -> list[TrialRecord]:
     """Read the trials of a project in order; loading the study names those that are damaged."""
     files = sorted(project.glob(f"trial_*/{RECORD_NAME}"))
     return [record for file in files if (record := load_if_readable(TrialRecord, file))]
+
+
+def base_noise_scale(project: Path | None, base: Mapping[str, Any]) -> tuple[float, RunNote]:
+    """Find the noise scale of the trial of the base batch size, in examples, and say how sure."""
+    trials = [] if project is None else readable_trials(project)
+    same = [
+        trial
+        for trial in trials
+        if trial.status == "completed" and _own(trial.hyperparameters) == _own(base)
+    ]
+    for trial in same:
+        scale = trial.noise_scale
+        if scale is None:
+            continue
+        known: dict[str, Any] = {"trial_id": trial.trial_id, "batch_size": trial.batch_size}
+        if scale.value is not None and scale.interval is not None:
+            known |= {"value": scale.value, "low": scale.interval.low, "high": scale.interval.high}
+            return scale.value, RunNote.of("noise_rule", **known)
+        if scale.at_least:
+            return scale.at_least, RunNote.of("noise_rule", low=scale.at_least, **known)
+    found = "its noise scale is not known" if same else "there is none"
+    raise keras_tuner.errors.FailedTrialError(
+        '`learning_rate_scaling="noise"` uses the noise scale of a completed trial of '
+        "`base_batch_size` with the same other hyperparameters, which must come first, as it does "
+        "in a grid: train it for more epochs where its noise scale is unresolved, or take "
+        f'"linear" or "sqrt". Received: base_batch_size={base["batch_size"]}, {found}.'
+    )
+
+
+def _own(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what Hyperband keeps among the hyperparameters."""
+    return {name: value for name, value in values.items() if not name.startswith("tuner/")}
+
+
+def write_needed(record: object, file: Path) -> None:
+    """Write a record without which the search cannot go on."""
+    try:
+        write_record(record, file)
+    except OSError as error:
+        raise RecordError(str(error)) from error
 
 
 def check_local(project: str) -> None:

@@ -144,16 +144,10 @@ def capped(callbacks: Sequence[Any], cap_s: float | None) -> list[Any]:
 
 
 class TrialResult(NamedTuple):
-    """The result of a trial that completed.
+    """The result of a trial that completed, the mean over its executions."""
 
-    Attributes:
-        metrics: Metrics of the best epoch, the throughput and the costs of a target, the means over
-            executions.
-        step: Number of the best epoch, from 0, the mean over executions.
-    """
-
-    metrics: dict[str, float]
-    step: int
+    metrics: dict[str, float]  # Of the best epoch, with the throughput and the costs of a target.
+    step: int  # Number of the best epoch, from 0.
 
 
 def trial_result(record: TrialRecord | None) -> TrialResult | str:
