@@ -40,12 +40,12 @@ def test_it_is_refused_as_the_objective_of_a_size_that_is_cut(tmp_path):
     ):
         objective = keras_tuner.Objective("spread", "min")
         search = searches.hypermodel(build, (16,), dtype_policy="float32")
-        searches.search(tmp_path, search, objective=objective)
+        searches.quick(tmp_path, search, objective=objective)
 
 
 def test_a_trial_says_that_it_is_a_mean_over_micro_batches(tmp_path):
     hypermodel = searches.hypermodel(build, (8, 16), dtype_policy="float32")
-    searches.search(tmp_path, hypermodel, fit={"epochs": 1})
+    searches.quick(tmp_path, hypermodel)
     whole, cut = kbatch.load_study(tmp_path / "search").trials
     assert not any("spread" in note for note in whole.notes)
     assert any("mean over micro-batches, not over batches: spread," in note for note in cut.notes)

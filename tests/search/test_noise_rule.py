@@ -24,7 +24,7 @@ def search(directory, kind=keras_tuner.GridSearch, *, epochs=6, batch_sizes=(8, 
         dtype_policy="float32",
         **arguments,
     )
-    return searches.search(directory, hypermodel, kind, data=DATA, fit={"epochs": epochs})
+    return searches.quick(directory, hypermodel, kind, data=DATA, fit={"epochs": epochs})
 
 
 @pytest.fixture(scope="module")
