@@ -176,12 +176,13 @@ def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> NoiseScale:
     blocks = [run.blocks(number) for run, number in zip(runs, numbers, strict=True)]
     variances, squared_norms, weights = map(np.concatenate, zip(*blocks, strict=True))
     ratio = ratio_of_means(variances, squared_norms, weights=weights)
+    shares = weights / weights.sum()
     return NoiseScale(
         ratio.value,
         ratio.interval,
         ratio.at_least,
-        variance=float(np.average(variances, weights=weights)),
-        squared_norm=float(np.average(squared_norms, weights=weights)),
+        variance=float(shares @ variances),
+        squared_norm=float(shares @ squared_norms),
         measurements=sum(counts),
     )
 
@@ -192,13 +193,15 @@ def _block_length(runs: Sequence[_Run]) -> int:
     pairs = len(weights) - len(runs)
     if pairs < 2:
         return 1
-    means = np.average(variances, weights=weights), np.average(squared_norms, weights=weights)
+    shares = weights / weights.sum()
+    means = shares @ variances, shares @ squared_norms
     # What the ratio's error consists of, v - r n, without a division by a mean that may be 0.
     errors = [run.variances * means[1] - run.squared_norms * means[0] for run in runs]
-    spread = np.mean(np.concatenate(errors) ** 2)
+    joined = np.concatenate(errors)
+    spread = joined @ joined / len(joined)
     if not spread > 0:
         return 1
-    found = sum(np.sum(e[1:] * e[:-1]) for e in errors) / pairs / spread
+    found = sum(e[1:] @ e[:-1] for e in errors) / pairs / spread
     rho = min(max(found + (1 + 3 * found) / len(weights), 0.0), _MOST_CORRELATED)
     return int(2 * (1 + rho) / (1 - rho) - 1)
 

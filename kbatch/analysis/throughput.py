@@ -1,7 +1,9 @@
 """Throughput and energy of training, from the durations of its steps and readings of power."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from statistics import quantiles
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +30,11 @@ def throughput_of_windows(
     """Summarise the throughput of several windows of training."""
     if not len(examples):
         return None
-    rates = np.asarray(examples, float) / np.asarray(durations_s, float)
-    low, median, high = np.quantile(rates, [0.25, 0.5, 0.75]).tolist()
-    return Throughput(float(np.sum(examples) / np.sum(durations_s)), median, low, high, len(rates))
+    rates = [n / s for n, s in zip(examples, durations_s, strict=True)]
+    # For lists as short as these NumPy takes ten times as long.
+    low, median, high = 3 * rates if len(rates) == 1 else quantiles(rates, method="inclusive")
+    mean = sum(examples) / math.fsum(durations_s)
+    return Throughput(mean, median, low, high, len(rates))
 
 
 def steady_windows(

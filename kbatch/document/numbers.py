@@ -75,6 +75,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def count_range(numbers: Iterable[int], noun: str) -> str:
+    """Write the fewest and the most of several counts.
+
+    >>> count_range([9, 6, 7], "round"), count_range([6, 6], "round")
+    ('6 to 9 rounds', '6 rounds')
+    """
+    ordered = sorted(numbers)
+    low, high = ordered[0], ordered[-1]
+    return counted(low, noun) if low == high else f"{low:,} to {counted(high, noun)}"
+
+
 def shortened(text: str, characters: int) -> str:
     """Cut a text that is too long, and marks the cut.
 

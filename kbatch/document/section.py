@@ -51,9 +51,7 @@ class Figure(NamedTuple):
         name: For the name of its file.
         title: What it shows.
         height_in: Height in inches.
-        draw: Draws it in Axes.
-        alt_text: Its description, for those who do not see it; empty where the label of its Axes
-            is one.
+        draw: Draws it in Axes, whose label describes it for those who do not see it.
         notes: Notes that concern its numbers.
         shape: How a page has it: "alone" in a row, "small" beside others, or "wide" where it
             cannot be read small.
@@ -63,7 +61,6 @@ class Figure(NamedTuple):
     title: str
     height_in: float
     draw: "Callable[[Axes], Axes]"
-    alt_text: str = ""
     notes: tuple[Note, ...] = ()
     shape: Literal["alone", "small", "wide"] = "alone"
 

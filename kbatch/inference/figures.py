@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import median_interval
-from kbatch.document.numbers import counted, listed, memory_text, percent, readable
+from kbatch.document.numbers import count_range, counted, listed, memory_text, percent, readable
 from kbatch.document.section import clocks_text, where_measured
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
@@ -26,6 +26,14 @@ HEIGHTS_IN = {
     "paths": 3.8,
     "memory": 3.8,
     "noise": 2.8,
+}
+TITLES = {
+    "throughput": "Throughput and time of a batch",
+    "operating_curve": "Throughput against the time of a batch",
+    "tails": "Tails of the latency",
+    "paths": "Call paths against the first one",
+    "memory": "Memory by batch size",
+    "noise": "Scatter of the rounds",
 }
 _BATCH_LABEL = "Batch size (examples per call)"
 # A line looks curved on logarithmic axes.
@@ -136,10 +144,8 @@ def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
     parts = where_measured(profile.environment)
     rounds = [len(t.block_medians_s) for t in profile.timings if t.measured]
     if rounds:
-        low, high = min(rounds), max(rounds)
-        number = counted(low, "round") if low == high else f"{low:,} to {counted(high, 'round')}"
         explained = ", bars: 95 % interval of the median" if bars else ""
-        parts.append(f"{number} a point{explained}")
+        parts.append(f"{count_range(rounds, 'round')} a point{explained}")
     if profile.noise_floor is not None:
         parts.append(f"noise floor {percent(profile.noise_floor)}")
     return " · ".join(filter(None, (*parts, inference_clocks(profile))))
@@ -175,6 +181,12 @@ def inference_alt_text(info: InferenceInfo) -> str:
     return " ".join(sentences)
 
 
+def _brief_alt_text(profile: InferenceProfile, name: str) -> str:
+    """Describe a figure whose numbers stand in the table of timings."""
+    series = listed(f"{path} under {policy}" for path, policy in profile.series)
+    return f"A chart: {TITLES[name].lower()}, for {series}. The table of timings has the numbers."
+
+
 def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot samples/s above and the time of a batch below, by batch size.
 
@@ -192,13 +204,14 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
         ax: Axes whose place the two panels take; a new figure if None.
 
     Returns:
-        The Axes of the upper panel.
+        The Axes of the upper panel; their label, `get_label()`, describes the figure.
 
     Raises:
         ValueError: If nothing was timed.
     """
     info = inference_info(profile)
     upper, lower = canvas.panels(ax, HEIGHTS_IN["throughput"], (1, 1))
+    upper.set_label(inference_alt_text(info))
     batch_axis(lower, info.batch_sizes, _BATCH_LABEL)
     for index, one in enumerate(info.series):
         timings = [
@@ -229,13 +242,14 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
         ax: Axes to draw on; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes; their label, `get_label()`, describes the figure.
 
     Raises:
         ValueError: If nothing was timed.
     """
     info = inference_info(profile)
     (panel,) = canvas.panels(ax, HEIGHTS_IN["operating_curve"])
+    panel.set_label(inference_alt_text(info))
     panel.set_xscale("log")
     canvas.vertical_grid(panel)
     for index, one in enumerate(info.series):
@@ -317,13 +331,14 @@ def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> A
         ax: Axes to draw on; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes; their label, `get_label()`, describes the figure.
 
     Raises:
         ValueError: If there is nothing to compare, with what to measure.
     """
     info, ratios = inference_info(profile), path_ratios(profile)
     (panel,) = canvas.panels(ax, HEIGHTS_IN["paths"])
+    panel.set_label(_brief_alt_text(profile, "paths"))
     batch_axis(panel, [ratio.batch_size for ratio in ratios], _BATCH_LABEL)
     labels = [one.label for one in info.series]
     for index, label in enumerate(labels[1:], start=1):
@@ -392,13 +407,14 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
         ax: Axes to draw on; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes; their label, `get_label()`, describes the figure.
 
     Raises:
         ValueError: If no memory was measured.
     """
     found = memory_series(profile)
     (panel,) = canvas.panels(ax, HEIGHTS_IN["memory"])
+    panel.set_label(_brief_alt_text(profile, "memory"))
     sizes = {size for one in found for size in (*one.peak_bytes, *one.failed, *one.guarded)}
     batch_axis(panel, sizes, _BATCH_LABEL)
     notes = [conditions_line(profile)]
@@ -467,13 +483,14 @@ def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> A
         ax: Axes to draw on; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes; their label, `get_label()`, describes the figure.
 
     Raises:
         ValueError: If there are no single calls.
     """
     points = tail_points(profile)
     (panel,) = canvas.panels(ax, HEIGHTS_IN["tails"])
+    panel.set_label(_brief_alt_text(profile, "tails"))
     batch_axis(panel, [point.batch_size for point in points], _BATCH_LABEL)
     for index, quantile in enumerate(sorted({point.quantile for point in points})):
         bounds = {p.batch_size: p.bound_ms for p in points if p.quantile == quantile}
@@ -563,13 +580,14 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
         ax: Axes to draw on; a new figure if None.
 
     Returns:
-        The Axes.
+        The Axes; their label, `get_label()`, describes the figure.
 
     Raises:
         ValueError: If nothing was timed on the first call path.
     """
     points = noise_points(profile)
     (panel,) = canvas.panels(ax, HEIGHTS_IN["noise"])
+    panel.set_label(_brief_alt_text(profile, "noise"))
     batch_axis(panel, [point.batch_size for point in points], _BATCH_LABEL)
     floor = profile.noise_floor
     reach = noise_reach(points, floor)

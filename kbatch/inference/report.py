@@ -10,12 +10,7 @@ from kbatch.document.numbers import counted, listed, memory_text, percent, reada
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.inference import figures
-from kbatch.inference.figures import (
-    conditions_line,
-    inference_alt_text,
-    inference_clocks,
-    inference_info,
-)
+from kbatch.inference.figures import conditions_line, inference_clocks
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import OutputChange
 
@@ -27,15 +22,15 @@ _QUESTIONS = (
     ("knee", "Largest throughput over latency", "has the largest throughput over latency"),
     ("fastest", "Largest measured throughput", "had the largest throughput"),
 )
-# Name of the figure, its title, and the function of `figures` that fails without the data.
-_FIGURES = (
-    ("throughput", "Throughput and time of a batch", "inference_info"),
-    ("operating_curve", "Throughput against the time of a batch", "inference_info"),
-    ("tails", "Tails of the latency", "tail_points"),
-    ("paths", "Call paths against the first one", "path_ratios"),
-    ("memory", "Memory by batch size", "memory_series"),
-    ("noise", "Scatter of the rounds", "noise_points"),
-)
+# What computes the data of a figure, and fails where a profile has none.
+_FIGURES = {
+    "throughput": figures.inference_info,
+    "operating_curve": figures.inference_info,
+    "tails": figures.tail_points,
+    "paths": figures.path_ratios,
+    "memory": figures.memory_series,
+    "noise": figures.noise_points,
+}
 
 
 def inference_rows(profile: InferenceProfile) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -238,7 +233,7 @@ def inference_section(profile: InferenceProfile) -> Section:
         lead=tuple(filter(None, (_certainty(known), _memory(profile)))),
         details=(compared,),
         conditions=conditions_line(profile),
-        figures=_figures(profile, series),
+        figures=_figures(profile),
         tables=(_answer_table(answers, best=known), _timing_table(profile)),
         notes=_notes(profile),
         command=environment.command if environment else None,
@@ -313,24 +308,20 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
     return tuple(Note("", "", text) for text in texts)
 
 
-def _figures(profile: InferenceProfile, series: str) -> tuple[Figure, ...]:
+def _figures(profile: InferenceProfile) -> tuple[Figure, ...]:
     """Offer the figures for which a profile has the data."""
     found = []
-    for name, title, data in _FIGURES:
+    for name, compute in _FIGURES.items():
         try:
-            getattr(figures, data)(profile)
+            compute(profile)
         except ValueError:  # The error tells a caller what to measure; a report leaves it out.
             continue
-        alt_text = f"A chart: {title.lower()}, for {series}. The table of timings has the numbers."
-        if data == "inference_info":
-            alt_text = inference_alt_text(inference_info(profile))
         found.append(
             Figure(
                 name=f"inference-{name.replace('_', '-')}",
-                title=title,
+                title=figures.TITLES[name],
                 height_in=figures.HEIGHTS_IN[name],
                 draw=functools.partial(getattr(figures, f"plot_inference_{name}"), profile),
-                alt_text=alt_text,
                 shape="alone" if name == "throughput" else "small",
             )
         )

@@ -98,10 +98,11 @@ def plot_input_pipeline(profile: InputPipelineProfile, ax: Axes | None = None) -
         ax: Axes whose place the two panels take; a new figure if None.
 
     Returns:
-        The Axes of the timeline.
+        The Axes of the timeline; their label, `get_label()`, describes the figure in sentences.
     """
     info = input_pipeline_info(profile)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 3), share_x=False)
+    upper.set_label(alt_text(info))
     for panel in (upper, lower):
         panel.grid(visible=False, axis="y")
         canvas.vertical_grid(panel)

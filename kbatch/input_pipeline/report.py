@@ -21,7 +21,6 @@ def input_section(profile: InputPipelineProfile) -> Section:
     # The figure has the headline too: it imports this module.
     from kbatch.input_pipeline.figure import (
         HEIGHT_IN,
-        alt_text,
         input_pipeline_info,
         plot_input_pipeline,
     )
@@ -70,7 +69,6 @@ def input_section(profile: InputPipelineProfile) -> Section:
                 title="A second of training, and the rates behind the verdict",
                 height_in=HEIGHT_IN,
                 draw=lambda ax: plot_input_pipeline(profile, ax),
-                alt_text=alt_text(info),
             ),
         ),
         tables=tuple(table for table in (changes, untried) if table.rows),

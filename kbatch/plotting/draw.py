@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.patheffects import withStroke
-from matplotlib.transforms import Bbox, Transform
+from matplotlib.transforms import Transform
 
 from kbatch.analysis.intervals import Interval
 from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_of
@@ -23,6 +24,11 @@ _LABEL_EM, _LINE_EM = 0.62, 1.25
 # Between a mark and its label; half the width of a mark.
 _GAP_PT = 5.0
 _MARK_PT = 4.0
+# Of more marks of a series, those that cover each other are drawn once, and their bars as one: a
+# page of thousands would be heavy and slow. Marks cover each other in a cell of this grid over
+# their range, which is about a point wide.
+_MOST_MARKS, _CELLS = 500, 400
+COVERED_NOTE = "Marks that cover each other are drawn once."
 
 
 def ends(interval: Interval | None, factor: float = 1.0) -> tuple[float, float] | None:
@@ -102,6 +108,10 @@ def points(
     zorder: float = 2,
 ) -> None:
     """Draw marks with an edge that keeps them apart."""
+    if line == "none" and covered(places):
+        cells = np.stack([_cells(panel.xaxis, places), _cells(panel.yaxis, values)])
+        kept = np.sort(np.unique(cells, axis=1, return_index=True)[1])
+        places, values = np.asarray(places)[kept].tolist(), np.asarray(values)[kept].tolist()
     panel.plot(
         places,
         values,
@@ -123,9 +133,31 @@ def bars(
 ) -> None:
     """Draw the intervals that there are as upright bars, or across."""
     spans = [(x, *b) for x, b in zip(places, bounds, strict=False) if b is not None]
+    if covered(spans):
+        cells = _cells(panel.yaxis if across else panel.xaxis, [x for x, *_ in spans])
+        ordered = sorted(
+            zip(cells.tolist(), spans, strict=True), key=lambda one: (one[0], one[1][1])
+        )
+        spans, last = [], None
+        for cell, (x, low, high) in ordered:
+            if cell == last and low <= spans[-1][2]:
+                spans[-1] = (*spans[-1][:2], max(high, spans[-1][2]))
+            else:
+                spans.append((x, low, high))
+            last = cell
     if spans:
         lines = panel.hlines if across else panel.vlines
         lines(*zip(*spans, strict=True), color=color, linewidth=1.6, alpha=0.55)
+
+
+def covered(marks: Sequence[object]) -> bool:
+    """Return whether there are so many marks that those covering each other are drawn once."""
+    return len(marks) > _MOST_MARKS
+
+
+def _cells(axis: Axis, values: Sequence[float]) -> np.ndarray:
+    along = axis.get_transform().transform(np.asarray(values, float))
+    return np.round(_CELLS * (along - along.min()) / (np.ptp(along) or 1.0))
 
 
 def band(panel: Axes, places: Sequence[float], bounds: Bounds, color: Color) -> None:
@@ -239,9 +271,10 @@ def answers(
 
 def missing(panel: Axes, *places: float, words: str = "") -> None:
     """Mark runs without a result at the bottom edge, and write above the last why there is none."""
+    marked = list(dict.fromkeys(places))
     panel.plot(
-        places,
-        [0] * len(places),
+        marked,
+        [0] * len(marked),
         transform=panel.get_xaxis_transform(),
         color=ALARM,
         marker="X",
@@ -295,7 +328,8 @@ def place_labels(
             middle_pt = place_pt + side * (_GAP_PT + size_pt / 2)
             low, high = middle_pt - size_pt / 2, middle_pt + size_pt / 2
             inside = np.all(low >= 0) and np.all(high <= panel_pt)
-            if inside and not Bbox([low, high]).count_overlaps(taken[:count]):
+            overlaps = (taken[:count, 0] < high) & (low < taken[:count, 1])
+            if inside and not np.any(np.all(overlaps, axis=1)):
                 taken[count] = low, high
                 count += 1
                 text(

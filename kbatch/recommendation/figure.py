@@ -176,12 +176,13 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
         ax: Axes whose place the two panels take; a new figure if None.
 
     Returns:
-        The Axes of the upper panel.
+        The Axes of the upper panel; their label, `get_label()`, describes the figure in sentences.
     """
     info = limits_info(recommendation)
     # In a narrow figure what a limit says takes two lines.
     wide = ax is None or canvas.width_share(ax) == 1
     upper, lower = canvas.panels(ax, HEIGHT_IN, (4, 3 if wide else 7))
+    upper.set_label(alt_text(info))
     batch_axis(lower, _axis_sizes(info), "Batch size (examples)")
     for index, (label, name) in enumerate(
         (

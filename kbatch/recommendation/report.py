@@ -14,7 +14,7 @@ from kbatch.recommendation.choice import (
     SizeOutlook,
     UntestedSize,
 )
-from kbatch.recommendation.figure import HEIGHT_IN, alt_text, limits_info, plot_limits
+from kbatch.recommendation.figure import HEIGHT_IN, plot_limits
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, OTHER_SIZES, SATURATION
 from kbatch.recommendation.pilot_record import PILOT_DIVERGED
 from kbatch.recommendation.record import Recommendation
@@ -124,7 +124,6 @@ def recommendation_section(recommendation: Recommendation) -> Section:
         "The limits of the batch size",
         HEIGHT_IN,
         lambda ax: plot_limits(found, ax),
-        alt_text(limits_info(found)),
     )
     notes = [*([_LEARNING_RATE_COST] if costs else []), *certainty_lines(found)]
     return Section(

@@ -178,7 +178,15 @@ def _union_decoder(kinds: tuple[typing.Any, ...]) -> Callable[[typing.Any], typi
     others = [kind for kind in kinds if kind is not types.NoneType]
     decoders = [_decoder(kind) for kind in others]
     if len(others) == 1:
-        item_of = decoders[0]
+        kind, item_of = others[0], decoders[0]
+        if kind in (int, float):
+            # Not by way of the number's own decoder: a study holds a million of these.
+            return lambda value: (
+                value
+                if value is None
+                or (type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER)
+                else _plain(kind, value)
+            )
         return lambda value: None if value is None else item_of(value)
 
     def decode_one(value: typing.Any) -> typing.Any:

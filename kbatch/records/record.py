@@ -43,7 +43,7 @@ SHORTEST_S = 1e-9
 def check_ranges(least: float, /, **numbers: float | Sequence[float] | None) -> None:
     """Check that numbers of a record are large enough; unknown ones (None, NaN) are."""
     for name, found in numbers.items():
-        if found is None:
+        if found is None or (isinstance(found, (int, float)) and not found < least):
             continue
         for number in (found,) if isinstance(found, (int, float)) else found:
             if number is not None and number < least:

@@ -56,12 +56,12 @@ def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
 
 def _drawing(figure: Figure, page: SvgPage) -> Drawing:
     """Draw a figure in the widths that its shape needs."""
-    alt_text = figure.alt_text
+    alt_text = ""
 
     def drawn(width_in: float, taller: float = 1.0) -> Markup:
         nonlocal alt_text
         axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
-        alt_text = alt_text or str(axes.get_label())
+        alt_text = str(axes.get_label())
         return Markup(page.element(transparent_svg(axes)))
 
     wide = drawn(WIDTH_IN) if figure.shape != "small" else None
@@ -93,8 +93,7 @@ def markdown_files(
             name = names[place, figure.name]
             axes = figure.draw(detached_axes(figure.height_in))
             files[path.with_name(name)] = figure_bytes(axes, ".png")
-            alt_text = figure.alt_text or str(axes.get_label())
-            pictures[place, figure.name] = Picture(quote(name), alt_text)
+            pictures[place, figure.name] = Picture(quote(name), str(axes.get_label()))
     text = templates().get_template("report.md").render(content=content, pictures=pictures)
     return {**files, path: text.encode()}
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kbatch.document.numbers import counted, listed, percent, readable
+from kbatch.document.numbers import count_range, counted, listed, percent, readable
 from kbatch.document.section import Note, one_line
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, ExecutionRecord
-from kbatch.study.conditions import budget_text, conditions_of, end_text, epochs_text, spreads
+from kbatch.study.conditions import budget_text, end_text, spreads
 from kbatch.study.decision import MUCH_DATA_WAIT, decision_text
 from kbatch.study.names import at_most, diverged, outcome, trial_names
 from kbatch.study.study import Study
@@ -181,7 +181,7 @@ def _speed(study: Study) -> Iterator[Note]:
             f"{environment.cpu_count} processors): samples/s may be too low.",
             _SPEED,
         )
-    if apart := conditions_of(study).clocks:
+    if apart := study.conditions.clocks:
         usages = [e.usage for trial in study.trials for e in trial.executions if e.usage]
         gpus = [gpu for usage in usages for gpu in usage.gpus or ()]
         reasons = dict.fromkeys(reason for gpu in gpus for reason in gpu.throttle_reasons or ())
@@ -213,20 +213,21 @@ _FAVOURS = {
 
 def _budget(study: Study) -> Iterator[Note]:
     """Describe the budget of a study that compares batch sizes, and whom it favours."""
-    completed, conditions = _completed(study), conditions_of(study)
+    completed, conditions = _completed(study), study.conditions
     counted_all = all(trial.mean(lambda e: e.updates) is not None for trial in completed)
     if not conditions.epochs or not counted_all or len({t.batch_size for t in completed}) < 2:
         return
     first, small, large = completed[0].executions[0], completed[0], completed[-1]
     budgets = {end_text(execution) for trial in completed for execution in trial.executions}
+    epochs = count_range(conditions.epochs, "epoch")
     if len(budgets) > 1 or (not conditions.ends and len(set(conditions.epochs)) > 1):
-        had = budget_text(conditions) if len(budgets) > 1 else epochs_text(conditions.epochs)
+        had = budget_text(conditions) if len(budgets) > 1 else epochs
         yield _note("budgets differ", f"The budgets differ: executions had {had}.", _LEARNT)
     elif not conditions.ends:
         yield _note(
             "equal-epochs budget",
-            f"Equal-epochs budget: each execution trained for {epochs_text(conditions.epochs)}, so "
-            f"batch size {large.batch_size:,} made {_updates(large)} updates and batch size "
+            f"Equal-epochs budget: each execution trained for {epochs}, so batch size "
+            f"{large.batch_size:,} made {_updates(large)} updates and batch size "
             f"{small.batch_size:,} made {_updates(small)}. That favours small batches; with a "
             "budget of time or updates the order may change.",
             _LEARNT,

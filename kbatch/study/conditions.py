@@ -1,14 +1,14 @@
 """The conditions behind a study's numbers, and their spreads."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
-from kbatch.document.numbers import counted, setting
+from kbatch.document.numbers import count_range, counted, setting
 from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
+from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.names import is_fraction
-from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
 
 BARS = "Bars: 95 % interval of the mean over executions."
@@ -32,17 +32,18 @@ class Conditions(NamedTuple):
     clocks: str = ""  # Between which GPU clocks the trials ran, where they are far apart.
 
 
-def conditions_of(study: Study) -> Conditions:
-    """Gather the conditions of a study with at least one trial."""
-    environment = study.search.environment if study.search else None
-    completed = [e for t in study.trials for e in t.executions if e.status == "completed"]
+def conditions_of(
+    trials: Sequence[TrialRecord], environment: EnvironmentRecord | None
+) -> Conditions:
+    """Gather the conditions of at least one trial."""
+    completed = [e for t in trials for e in t.executions if e.status == "completed"]
     timed = [e for e in completed if e.epochs]
     return Conditions(
         device=environment.device if environment else None,
         versions=tuple(versions_text(environment)),
-        policies=tuple(dict.fromkeys(t.dtype_policy for t in study.trials)),
-        trials=len(study.trials),
-        executions=_bounds(len(t.executions) for t in study.trials),
+        policies=tuple(dict.fromkeys(t.dtype_policy for t in trials)),
+        trials=len(trials),
+        executions=_bounds(len(t.executions) for t in trials),
         epochs=_bounds(len(e.epochs) for e in timed) if timed else None,
         examples=_bounds(e.epochs[0].examples for e in timed) if timed else None,
         ends=tuple(dict.fromkeys(filter(None, map(end_text, timed)))),
@@ -51,7 +52,7 @@ def conditions_of(study: Study) -> Conditions:
                 f"{trial.batch_size:,}",
                 trial.mean(lambda e: None if e.usage is None else e.usage.sm_clock_mhz),
             )
-            for trial in study.trials
+            for trial in trials
             if trial.status == "completed"
         ),
     )
@@ -77,17 +78,17 @@ def caption(conditions: Conditions) -> str:
 
 def executions_text(conditions: Conditions) -> str:
     """Describe how often each trial was executed."""
-    return f"{_range_text(conditions.executions, 'execution')} each"
+    return f"{count_range(conditions.executions, 'execution')} each"
 
 
 def budget_text(conditions: Conditions) -> str:
     """Describe how long the executions trained; they need to have completed."""
-    epochs = epochs_text(conditions.epochs) if conditions.epochs else "no epoch"
+    epochs = count_range(conditions.epochs, "epoch") if conditions.epochs else "no epoch"
     if conditions.ends:
         return f"{' or '.join(conditions.ends)} ({epochs})"
     if conditions.examples is None:
         return epochs
-    return f"{epochs} of {examples_text(conditions.examples)}"
+    return f"{epochs} of {count_range(conditions.examples, 'example')}"
 
 
 def end_text(execution: ExecutionRecord) -> str:
@@ -104,21 +105,6 @@ def end_text(execution: ExecutionRecord) -> str:
     sign = "≥" if target.direction == "max" else "≤"
     until = f"until {target.metric} {sign} {setting(target.value)}"
     return f"{until}, at most {' or '.join(limits)}" if limits else until
-
-
-def examples_text(examples: tuple[int, int]) -> str:
-    """Describe how many examples an epoch trains on."""
-    return _range_text(examples, "example")
-
-
-def epochs_text(epochs: tuple[int, int]) -> str:
-    """Describe how many epochs the executions had."""
-    return _range_text(epochs, "epoch")
-
-
-def _range_text(bounds: tuple[int, int], noun: str) -> str:
-    low, high = bounds
-    return counted(low, noun) if low == high else f"{low:,} to {counted(high, noun)}"
 
 
 class Spreads(NamedTuple):
@@ -143,9 +129,9 @@ def spreads(trials: Iterable[TrialRecord]) -> Spreads:
     )
 
 
-def bars_text(study: Study) -> str:
+def bars_text(trials: Iterable[TrialRecord]) -> str:
     """Describe what the bars of throughput and of metrics are; empty where there are none."""
-    found = spreads(study.trials)
+    found = spreads(trials)
     if found.intervals:
         return BARS
     if found.quartiles:

@@ -7,7 +7,7 @@ from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import counted, listed, percent, readable, setting
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import budget_text, conditions_of, executions_text
+from kbatch.study.conditions import budget_text, executions_text
 from kbatch.study.names import (
     TrialNames,
     at_most,
@@ -97,7 +97,7 @@ def _speed(completed: list[TrialRecord], best: TrialRecord, names: TrialNames) -
 
 
 def _compared(study: Study, names: TrialNames) -> str:
-    conditions = conditions_of(study)
+    conditions = study.conditions
     sizes = sorted({trial.batch_size for trial in study.trials})
     between = f" from {sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f" of {sizes[0]:,}"
     differ = (*names.hyperparameters, *(("dtype policy",) if names.several_policies else ()))
@@ -303,7 +303,7 @@ def _saturation(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimi
 
 def _updates(study: Study, best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
     """Updates bind where every larger batch was faster and, in the same epochs, learnt less."""
-    conditions = conditions_of(study)
+    conditions = study.conditions
     epochs = conditions.epochs
     if conditions.ends or epochs is None or epochs[0] != epochs[1]:
         return None

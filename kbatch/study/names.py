@@ -7,8 +7,7 @@ from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.document.numbers import listed, readable, setting
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.study import OWN_COLUMNS
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
 _MOST_NAMED = 5
 

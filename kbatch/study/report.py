@@ -5,10 +5,10 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from kbatch.document.numbers import counted
+from kbatch.document.numbers import count_range, counted
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.study.caveats import caveats
-from kbatch.study.conditions import caption, conditions_of, examples_text
+from kbatch.study.conditions import caption
 from kbatch.study.decision import decision, refuse_empty
 from kbatch.study.figures import (
     goodput,
@@ -47,7 +47,7 @@ def study_section(study: Study) -> Section:
         headline=words.headline,
         lead=tuple(filter(None, (words.speed, words.limit, words.certainty))),
         details=(words.compared,),
-        conditions=caption(conditions_of(study)),
+        conditions=caption(study.conditions),
         figures=_figures(study, notes, curves),
         tables=(marked_table(table, notes),),
         notes=(*notes, *_left_out(curves)),
@@ -60,7 +60,8 @@ def study_section(study: Study) -> Section:
 def _settings(study: Study) -> tuple[Fact, ...]:
     settings = study.search.settings if study.search else {}
     executions = [e for trial in study.trials for e in trial.executions]
-    examples = conditions_of(study).examples
+    examples = study.conditions.examples
+    seen = count_range(examples or (0,), "example")
     seeds = dict.fromkeys("none" if e.seed is None else str(e.seed) for e in executions)
 
     def different(values: Iterable[object]) -> str:
@@ -69,10 +70,7 @@ def _settings(study: Study) -> tuple[Fact, ...]:
 
     return (
         *(Fact(name, json.dumps(value, ensure_ascii=False)) for name, value in settings.items()),
-        Fact(
-            "training data",
-            f"{examples_text(examples)} an epoch" if examples else "n/a (no trial completed)",
-        ),
+        Fact("training data", f"{seen} an epoch" if examples else "n/a (no trial completed)"),
         Fact("optimizer", different(e.optimizer for e in executions)),
         Fact("jit_compile", different(e.jit_compile for e in executions)),
         Fact("seeds of the executions", ", ".join(seeds)),

@@ -11,14 +11,13 @@ from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.record import ShownRecord
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.conditions import Conditions, conditions_of
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-# Hyperparameters that stand in columns of their own.
-OWN_COLUMNS = ("batch_size", "dtype_policy")
 # Columns that are means over the executions of a trial, before and after the costs of a target.
 _TIMES: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
     "window_samples_per_second": lambda e: e.window_samples_per_second,
@@ -234,6 +233,12 @@ class Study(ShownRecord):
             return Objective(ranked[0], "max")
         losses = [n for n in ("val_loss", "loss") if n in names]
         return Objective(losses[0], "min") if losses else None
+
+    # Every figure and text asks for them, and they go through all epochs.
+    @functools.cached_property
+    def conditions(self) -> Conditions:
+        """What was compared, and where; the study needs a trial."""
+        return conditions_of(self.trials, self.search.environment if self.search else None)
 
     def best_trial(self) -> TrialRecord | None:
         """Find the completed trial with the best mean objective; of equals the smaller batch size.

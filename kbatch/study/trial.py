@@ -16,6 +16,8 @@ from kbatch.records.training_run import (
     noise_scale,
 )
 
+# Hyperparameters that stand in columns of their own.
+OWN_COLUMNS = ("batch_size", "dtype_policy")
 # Worst first: one execution out of memory makes the trial one that ran out of memory.
 _PRECEDENCE = ("running", "interrupted", "out_of_memory", "failed")
 

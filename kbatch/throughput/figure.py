@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import counted, memory_text, readable
+from kbatch.document.numbers import count_range, memory_text, readable
 from kbatch.document.section import where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, rate_and_time_axes
@@ -89,9 +89,7 @@ def _conditions(profile: TrainingProfile) -> str:
     batches = sorted({p.batch_size for p in profile.measured if p.accumulated})
     if batches:
         parts.append(f"steps accumulate {', '.join(f'{size:,}' for size in batches)} examples")
-    rounds = [len(point.rounds) for point in profile.measured]
-    low, high = min(rounds), max(rounds)
-    number = counted(low, "round") if low == high else f"{low:,} to {counted(high, 'round')}"
+    number = count_range((len(point.rounds) for point in profile.measured), "round")
     parts.append(f"{number} a point, bars: 95 % interval of the median")
     parts.append("XLA" if profile.jit_compile else "without XLA")
     return " · ".join(filter(None, (*parts, training_clocks(profile))))
@@ -133,7 +131,7 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
         ax: Axes whose place the panels take; a new figure if None.
 
     Returns:
-        The Axes of the uppermost panel.
+        The Axes of the uppermost panel; their label, `get_label()`, describes the figure.
 
     Raises:
         ValueError: If nothing was timed.
@@ -141,6 +139,7 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
     info = training_profile_info(profile)
     panels = canvas.panels(ax, HEIGHT_IN, (1, 1, 1) if info.memory_bytes else (1, 1))
     upper, middle, lowest = panels[0], panels[1], panels[-1]
+    upper.set_label(training_profile_alt_text(info))
     batch_axis(lowest, info.sizes, "Micro-batch size (examples at once)")
     timings = [
         draw.Timing(p.micro_batch_size, p.batch_size, p.step_time_s or 0.0, p.step_time_interval_s)

@@ -20,7 +20,6 @@ def training_section(profile: TrainingProfile) -> Section:
     from kbatch.throughput.figure import (
         HEIGHT_IN,
         plot_training_profile,
-        training_profile_alt_text,
         training_profile_info,
     )
 
@@ -37,7 +36,6 @@ def training_section(profile: TrainingProfile) -> Section:
                 title="Throughput, step time and memory by micro-batch size",
                 height_in=HEIGHT_IN,
                 draw=lambda ax: plot_training_profile(profile, ax),
-                alt_text=training_profile_alt_text(info),
             ),
         )
     rows = tuple(

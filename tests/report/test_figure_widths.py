@@ -1,4 +1,4 @@
-"""Every figure as wide as a column, and as a page: no text covers another, none is cut."""
+"""Every figure as wide as a column, and as a page: described, and no text covered or cut."""
 
 import matplotlib
 import pytest
@@ -30,8 +30,11 @@ def test_there_is_a_sample_of_every_figure():
 )
 def test_no_text_covers_another_or_is_cut(name, width_in):
     before = dict(matplotlib.rcParams)
-    figure = draw(name, width_in).get_figure(root=True)
+    axes = draw(name, width_in)
+    figure = axes.get_figure(root=True)
     assert figure.get_figwidth() == width_in
+    # For those who do not see it.
+    assert len(axes.get_label().split()) > 5
     assert text_overlaps(figure) == []
     assert cut_texts(figure) == []
     assert dict(matplotlib.rcParams) == before

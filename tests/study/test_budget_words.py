@@ -5,7 +5,7 @@ from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.records.training_run import Budget, Target
 from kbatch.study.caveats import caveats
-from kbatch.study.conditions import caption, conditions_of
+from kbatch.study.conditions import caption
 from kbatch.study.decision import decision
 from kbatch.study.table import trial_table
 from kbatch.study.trial import Objective
@@ -47,7 +47,7 @@ def test_the_budget_is_named_with_whom_it_favours(budget, kind, words, favours):
     assert favours in text
     assert "batch size 256 made 8 updates on 2,048 examples" in text
     assert "batch size 16 made 50 on 3,200" in text
-    assert f"budget: {words} (2 to 4 epochs) each" in caption(conditions_of(study))
+    assert f"budget: {words} (2 to 4 epochs) each" in caption(study.conditions)
     assert f"trained for {words} (2 to 4 epochs)" in decision(study).compared
     assert found(study, "Equal-epochs") == found(study, "budgets differ") == []
 
@@ -55,7 +55,7 @@ def test_the_budget_is_named_with_whom_it_favours(budget, kind, words, favours):
 def test_without_a_budget_it_is_the_number_of_epochs():
     study = make_study(spent(16), spent(64))
     assert found(study, "Equal-epochs budget: each execution trained for 2 epochs")
-    assert "budget: 2 epochs of 1,600 examples each" in caption(conditions_of(study))
+    assert "budget: 2 epochs of 1,600 examples each" in caption(study.conditions)
 
 
 def test_budgets_that_differ_are_told():
@@ -78,7 +78,7 @@ def test_the_way_to_a_target_is_told_in_caption_decision_table_and_caveats():
         to_target(16, (0.5, 0.9, 0.96)), to_target(64, (0.5, 0.97)), to_target(256, (0.5, 0.6))
     )
     until = "until val_accuracy ≥ 0.95, at most 60 s of training"
-    assert f"budget: {until} (2 to 3 epochs) each" in caption(conditions_of(study))
+    assert f"budget: {until} (2 to 3 epochs) each" in caption(study.conditions)
     told = decision(study)
     assert told.headline == (
         "Batch size 64 had the best seconds to target (val_accuracy 0.95): 1.000."

@@ -12,7 +12,7 @@ from matplotlib.axis import Axis
 from kbatch.document.numbers import counted, listed
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import series_style, size_color
-from kbatch.study.conditions import caption, conditions_of
+from kbatch.study.conditions import caption
 from kbatch.study.names import TrialNames, is_fraction, metric_axis_label, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
@@ -69,7 +69,7 @@ def write_conditions(
     panel: Axes, study: Study, *notes: str, alarm: str = "", below_pt: float = 36
 ) -> None:
     """Write notes and the conditions of a study below a panel."""
-    lines = (*notes, caption(conditions_of(study)))
+    lines = (*notes, caption(study.conditions))
     canvas.write_caption(panel, *lines, alarm=alarm, below_pt=below_pt)
 
 

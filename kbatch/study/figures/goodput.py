@@ -79,7 +79,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         value, *bounds = (curve[size] for curve in curves)
         estimate = Estimate(value, min(bounds, default=None), max(bounds, default=None))
         points.append(GoodputPoint(size, rate, estimate))
-    low, high = min(bests), max(bests)
+    low, high, bars = min(bests), max(bests), bars_text(study.trials)
     used = f"Noise scale {readable(scale)} examples"
     if interval is None:
         used += f", {source}."
@@ -97,7 +97,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         source=source,
         best=bests[0],
         best_range=(low, high),
-        notes=(used, _other_best(study, bests[0]), bars_text(study), best_of_size_note(study)),
+        notes=(used, _other_best(study, bests[0]), bars, best_of_size_note(study)),
     )
 
 

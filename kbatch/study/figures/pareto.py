@@ -95,7 +95,7 @@ def pareto_info(study: Study) -> ParetoInfo:
         points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
         series=tuple(one.label for one in series),
         quality=quality,
-        bars=bars_text(study),
+        bars=bars_text(study.trials),
         nothing="" if points else nothing if completed else none_completed(study),
         incomplete=incomplete_text(study) if completed else "",
     )
@@ -192,7 +192,8 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     _label_points(panel, info, up=1 if higher else -1)
     filled = "Filled: no other trial is both faster and better. Labels: batch size."
     legend = filled if len(info.points) > 1 else "Label: batch size."
-    write_conditions(panel, study, f"{legend} {info.bars}", alarm=info.incomplete)
+    once = draw.COVERED_NOTE if draw.covered(info.points) else ""
+    write_conditions(panel, study, f"{legend} {info.bars} {once}", alarm=info.incomplete)
     return panel
 
 

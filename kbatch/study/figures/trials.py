@@ -15,7 +15,6 @@ from kbatch.study.conditions import (
     Conditions,
     Estimate,
     caption,
-    conditions_of,
     metric_estimate,
     spreads,
     throughput_estimate,
@@ -116,7 +115,9 @@ def trials_info(study: Study) -> TrialsInfo:
             else "no bars, because training was too short to time it more than once."
         )
         notes.append(f"{who}: {bars}")
-    completed = any(point.status == "completed" for point in points.values())
+    completed = [point for point in points.values() if point.status == "completed"]
+    if draw.covered(completed):
+        notes.append(draw.COVERED_NOTE)
     if completed and not all(one.joined for one in series):
         combinations, differ = len({p.settings for p in points.values()}), names.hyperparameters
         why = "several trials have the same batch size and settings"
@@ -131,7 +132,7 @@ def trials_info(study: Study) -> TrialsInfo:
         best=points[best.trial_id] if best else None,
         objective=study.trials[0].objective,
         notes=tuple(notes),
-        conditions=conditions_of(study),
+        conditions=study.conditions,
     )
 
 
