@@ -16,6 +16,7 @@ from kbatch.inference.record import OutputChange
 
 # To this share of its median, to each side, the interval of a time shall reach.
 _PRECISION = 0.05
+_CLOCKS_DIFFER = "the GPU clock differed between batches ({}), which also affects their times"
 # Property of the profile, question, and what the batch size does, as the end of a sentence.
 _QUESTIONS = (
     ("efficient", "90 % of the peak throughput", "is the smallest with 90 % of the peak rate"),
@@ -104,9 +105,7 @@ def _answers(profile: InferenceProfile, latency_ms: float | None = None) -> list
     asked = []
     for target_ms, quantile in targets:
         name = f"within {target_ms:g} ms at the {quantile:g} quantile"
-        keeps = (
-            f"is the largest of which {100 * quantile:g} % of the calls keep to {target_ms:g} ms"
-        )
+        keeps = f"is the largest with {100 * quantile:g} % of the calls within {target_ms:g} ms"
         ask = functools.partial(profile.batch_for, latency_ms=target_ms, quantile=quantile)
         asked.append((name, f"W{name[1:]}", keeps, ask, True))
     asked += [
@@ -134,7 +133,7 @@ def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) 
         *_noise_lines(profile),
         *unsettled_lines(profile),
         *left_out_lines(profile),
-        *([f"batches ran at different clocks ({clocks}): times differ by that too"] * bool(clocks)),
+        *([_CLOCKS_DIFFER.format(clocks)] if clocks else []),
         f"answers are those of {path} under {policy}",
         *(f"note: {note}" for note in profile.notes),
     ]
@@ -182,17 +181,17 @@ def _fit_lines(profile: InferenceProfile) -> list[str]:
     else:
         why = "the time may not grow with the batch"
         if latency.line.departure.holds is False:
-            why = f"the times leave it by up to {percent(latency.line.departure.worst)}"
+            why = f"the times deviate from it by up to {percent(latency.line.departure.worst)}"
         words = f"no line, {why}: interpolated between measured sizes"
     share = profile.disturbed_share
-    left_out = f"left out of the fit: {percent(share)} of the rounds, taken for disturbed"
+    left_out = f"left out of the fit as outliers: {percent(share)} of the rounds"
     return [f"fit: {words}", *([left_out] if share else [])]
 
 
 def _change_line(change: OutputChange) -> str:
     of = f"outputs under {change.dtype_policy}, {counted(change.examples, 'example')}"
     if change.mean_relative is None or change.largest_relative is None:
-        return f"{of}: not finite, or nothing but zeros in float32"
+        return f"{of}: not finite, or all zeros in float32"
     return (
         f"{of}: {readable(100 * change.mean_relative)} % from those in float32 on average, at most "
         f"{readable(100 * change.largest_relative)} % of the largest output"

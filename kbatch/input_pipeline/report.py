@@ -236,7 +236,7 @@ def _long_run(profile: InputPipelineProfile) -> str:
     }[record.counted.basis]
     over = "" if ratio is None else f", {_span(ratio)} times the rate of the train step"
     return (
-        f"Mind: one reading of {readable(record.counted.duration_s)} s gave "
+        f"Note that one reading of {readable(record.counted.duration_s)} s gave "
         f"{_span(Interval(*record.counted.bounds))} samples/s{over} ({what}). The rounds are "
         "shorter and saw another rate, so the verdict and the waiting are those of the long "
         "reading."
@@ -271,7 +271,7 @@ def _crossing(profile: InputPipelineProfile) -> list[str]:
     departure = found.step.line.departure
     if departure.holds is False:
         line += (
-            " Mind: the step's time over the batch size is no line, it is off by up to "
+            " Note that the step time is not linear in the batch size: it is off the line by up to "
             f"{percent(departure.worst)}."
         )
     return [line]

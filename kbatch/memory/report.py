@@ -37,7 +37,9 @@ def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
     task = "training" if result.training else "inference"
     beyond = ""
     if result.reason.endswith("the data set"):
-        beyond = " To look beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
+        beyond = (
+            " To search beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
+        )
     lines = [
         f"Largest batch for {task}: {counted(result.max_batch_size, 'example')}, "
         f"{memory_text(peak)} of {memory_text(limit)} ({percent(peak / limit)}) on "
@@ -66,15 +68,15 @@ def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
     if max(firsts) > _MORE_AT_FIRST * peak:
         lines.append(
             f"Its first step held {memory_text(max(firsts))}: it also compiles and tries "
-            "algorithms. The window is aimed at by the later steps."
+            "algorithms. The search goes by the peak of the later steps."
         )
     if result.spread is not None:
-        lines.append(f"Its peaks in several runs differ by {percent(result.spread)}.")
+        lines.append(f"Its peak memory differs by {percent(result.spread)} between runs.")
     if result.largest_free_block_bytes is not None and result.free_bytes is not None:
         requested = result.requested_block_bytes or 0
         lines.append(
-            f"At the last failure {memory_text(requested)} were asked for in one piece; "
-            f"{memory_text(result.free_bytes)} were free, the largest piece "
+            f"At the last failure {memory_text(requested)} were requested in one block; "
+            f"{memory_text(result.free_bytes)} were free, the largest free block "
             f"{memory_text(result.largest_free_block_bytes)}."
         )
     slow = slow_steps_text(result)
@@ -125,7 +127,7 @@ def max_batch_section(result: MaxBatchSizeResult) -> Section:
         settings=(
             Fact("task", "train steps" if result.training else "predictions"),
             Fact("memory limit", memory_text(result.limit_bytes)),
-            Fact("window aimed at", " to ".join(percent(s) for s in result.memory_window)),
+            Fact("target window", " to ".join(percent(s) for s in result.memory_window)),
             Fact("dtype policy", result.dtype_policy),
         ),
         environment=environment_facts(environment),

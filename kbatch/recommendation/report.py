@@ -202,7 +202,7 @@ def _missing_text(found: Recommendation) -> str:
             )
         case "few updates":
             reached = f"reached its loss after {pilot.updates_to_target:,} of its {made}"
-            return f"the pilot {reached}, too few to compare sizes by{more}"
+            return f"the pilot {reached}, too few to compare sizes{more}"
         case "no progress":
             return f"the pilot's loss fell by no more than its scatter in {made}{more}"
         case _:
@@ -284,11 +284,11 @@ def _saturation_line(found: Recommendation) -> str:
         return (
             f"The device is not saturated by {largest:,} examples at once, the most that were "
             f"timed: 90 % of its peak would need about {readable(size, 2)}"
-            f"{_within(saturation.interval)}. Fastest were {peak}."
+            f"{_within(saturation.interval)}. The fastest was {peak}."
         )
     return (
         f"The device saturates at {counted(size, 'example')} at once"
-        f"{_within(saturation.interval)}: 90 % of its peak. Fastest were {peak}."
+        f"{_within(saturation.interval)}: 90 % of its peak. The fastest was {peak}."
     )
 
 
@@ -350,11 +350,11 @@ def _input_line(found: Recommendation) -> str:
     for time in found.fit_times[-1:]:
         parts = [
             f"{_ms(time.step_s)} for the train step",
-            f"{_ms(time.wait_s)} for data to come and Keras's own work",
+            f"{_ms(time.wait_s)} waiting for data and in Keras itself",
         ]
         if time.epoch_batches:
             parts.append(
-                f"{_ms(time.epoch_share_s)} as its share of starting and ending an epoch "
+                f"{_ms(time.epoch_share_s)} as its share of the start and end of an epoch "
                 f"({_ms(time.epoch_s)} for {time.epoch_batches:,} batches)"
             )
         sentences.append(f"In `fit` an update of {time.batch_size:,} takes {listed(parts)}.")
@@ -391,17 +391,17 @@ def certainty_lines(found: Recommendation) -> list[str]:
     if size is not None:
         lines.append(_learning_rate_line(found))
     if pilot is not None and found.diverged:
-        lines.append(f"The pilot ended {_ENDS['diverged']}: all of this is of what came before.")
+        lines.append(f"The pilot ended {_ENDS['diverged']}: everything here is from before that.")
     elif pilot is not None:
         lines.append(
             f"The pilot ended {_ENDS[pilot.ended_by]}. Its noise scale is that of the late half of "
-            f"the {pilot.useful_updates:,} updates in which its loss went 98 % of its way. The "
-            "noise scale grows in training: a much longer one may gain by a larger batch towards "
-            "its end."
+            f"the {pilot.useful_updates:,} updates in which its loss made 98 % of its progress. "
+            "The noise scale grows during training: a much longer training may gain from a larger "
+            "batch towards its end."
         )
     if pilot is not None and found.optimizer != "SGD":
         lines.append(
-            "The noise scale is derived for SGD. Whether it tells a useful batch size under "
+            "The noise scale is derived for SGD. Whether it gives a useful batch size under "
             f"{found.optimizer} is disputed: Merrill et al. (2025, arXiv:2505.23971) train on from "
             "one checkpoint at several batch sizes instead."
         )
@@ -409,7 +409,7 @@ def certainty_lines(found: Recommendation) -> list[str]:
         place = sizes.index(size)
         near = listed(str(one) for one in sizes[max(0, place - 1) : place + 2])
         lines.append(
-            f"One short run a size decided. To check it, train at {near} with "
+            f"This rests on one short run for each size. To check it, train at {near} with "
             "`kbatch.BatchSizeTuner`."
         )
     return [*lines, *(f"Note: {note}" for note in found.notes)]

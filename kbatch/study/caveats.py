@@ -57,7 +57,9 @@ def _missing(study: Study) -> Iterator[Note]:
             )
         if record.extrapolated:
             sizes = listed(f"{size:,}" for size in record.extrapolated)
-            texts.append(f"Batches of {sizes} were not timed: their step time is a fitted line's.")
+            texts.append(
+                f"Batches of {sizes} were not timed: their step time comes from the fitted line."
+            )
         yield from (_note("sizes left out", text) for text in texts)
     names = trial_names(study.trials)._replace(several_policies=True)
     alike: dict[tuple[str, str], list[TrialRecord]] = {}
@@ -188,7 +190,7 @@ def _speed(study: Study) -> Iterator[Note]:
         lowered = f" What lowered it: {listed(reasons)}." if reasons else ""
         yield _note(
             "GPU clocks differ",
-            f"Trials ran at different clocks ({apart}), and their samples/s differ by that too."
+            f"The GPU clock differed between trials ({apart}), which also affects their samples/s."
             f"{lowered} `nvidia-smi --lock-gpu-clocks` holds one clock for a comparison.",
             _SPEED,
         )

@@ -171,13 +171,13 @@ def what_to_do(study: Study) -> str:
     if outcomes == {"diverged"}:
         return "Search again with a smaller learning rate, or with a model that stays finite."
     if outcomes <= {"running", "interrupted"}:
-        return "Let the search come to its end: run it again."
+        return "The search has not finished: run it again, and it goes on."
     memory = (
         " Those out of memory need a smaller `micro_batch_size`."
         if "out of memory" in outcomes
         else ""
     )
-    return f"Read the failures below, mend their cause, then search again.{memory}"
+    return f"Read the failures below, fix their cause, then search again.{memory}"
 
 
 def _missing_objective(study: Study) -> str:
@@ -185,11 +185,11 @@ def _missing_objective(study: Study) -> str:
     if objective == "samples_per_second":
         return "Training was too short for its speed to be measured: train longer."
     if objective in COST_NAMES:
-        return "No trial met the target in its budget: train longer, or for a target nearer by."
+        return "No trial met the target in its budget: train longer, or set an easier target."
     epochs = [p for t in study.trials for e in t.executions for p in e.epochs]
     names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
     if objective in names:
-        return f"The objective {objective} was not finite in any epoch: mend the metric."
+        return f"The objective {objective} was not finite in any epoch: check the metric."
     among = f"The objective {objective} was not among the metrics: {', '.join(names) or 'none'}."
     validated = any(name.startswith("val_") for name in names)
     if objective.startswith("val_") and not validated:

@@ -95,7 +95,9 @@ def training_lines(profile: TrainingProfile) -> list[str]:
         )
     apart = training_clocks(profile)
     if apart:
-        lines.append(f"Sizes ran at different clocks ({apart}): times differ by that too.")
+        lines.append(
+            f"The GPU clock differed between sizes ({apart}), which also affects their times."
+        )
     return [*lines, *(f"Note: {note}" for note in profile.notes)]
 
 

@@ -76,7 +76,7 @@ def test_lack_of_fit_is_said():
     stairs = [make_timing(size, scale=1 + (size > 8)) for size in (1, 2, 4, 8, 16, 32)]
     words = fit_line(make_profile(*stairs))
     worst = make_profile(*stairs).latency.line.departure.worst
-    assert f"the times leave it by up to {100 * worst:.0f} %" in words
+    assert f"the times deviate from it by up to {100 * worst:.0f} %" in words
     flat = [
         make_timing(size, block_medians_s=tuple(0.01 + 0.0001 * np.arange(8)))
         for size in (1, 2, 4, 8)
@@ -90,9 +90,7 @@ def test_rounds_that_the_fit_leaves_out_are_counted():
     profile = make_profile(
         *(make_timing(size, block_medians_s=tuple(size * s for s in blocks)) for size in (1, 2, 4))
     )
-    assert "left out of the fit: 25 % of the rounds, taken for disturbed" in (
-        inference_lines(profile)
-    )
+    assert "left out of the fit as outliers: 25 % of the rounds" in (inference_lines(profile))
     assert not any("left out" in line for line in inference_lines(make_profile()))
 
 

@@ -56,7 +56,7 @@ def test_rounds_and_a_long_reading_on_different_sides_are_told():
     ("bounds", "words"),
     [
         ((400,), "(whole chunks with the pauses between them)"),
-        ((400, 2400), "Mind: one reading of 3.00 s gave 400 to 2,400 samples/s, 0.5"),
+        ((400, 2400), "Note that one reading of 3.00 s gave 400 to 2,400 samples/s, 0.5"),
         ((400, 2400), "undetermined: the batches come unevenly"),
         ((400, 2400), "whether such a pause comes again was not seen"),
     ],
@@ -66,7 +66,7 @@ def test_a_long_reading_that_differs_is_told(bounds, words):
     found = text(make_profile(pipeline=2400, step=800, long_run=long_run))
     assert words in found
     assert "60 % of each step" in found
-    assert "Mind: one reading" not in text(make_profile(long_run=make_long_run(800)))
+    assert "Note that one reading" not in text(make_profile(long_run=make_long_run(800)))
 
 
 def test_an_interval_around_one_and_too_few_rounds_ask_for_more():

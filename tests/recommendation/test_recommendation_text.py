@@ -82,7 +82,7 @@ def test_every_limit_has_its_line():
         "Beyond 190 examples (180 to 200), the gradient noise scale, more than half",
         "Measured in a pilot of 1,000 updates at batch size 32.",
         "The input pipeline delivers 1,000,000 samples/s (",
-        "In `fit` an update of 256 takes 3.6 ms for the train step, 0 ms for data to come",
+        "In `fit` an update of 256 takes 3.6 ms for the train step, 0 ms waiting for data",
     ):
         assert words in text
 
@@ -108,7 +108,7 @@ def test_a_pilot_that_compares_no_sizes_says_what_to_do():
     text = flat(make_recommendation(pilot=dataclasses.replace(few, stretches=stretches)))
     assert text.startswith(
         "No batch size can be named yet, because the pilot reached its loss after 9 of its 9 "
-        "updates, too few to compare sizes by: a larger `budget_s` gives a longer pilot."
+        "updates, too few to compare sizes: a larger `budget_s` gives a longer pilot."
     )
     assert "keep batch size 32" in text
     assert "What the trained sizes cost" not in text
@@ -133,7 +133,7 @@ def test_a_pilot_whose_loss_became_nan_says_what_to_look_at():
     words = "because the pilot's loss became NaN within 3 updates: look for values in the data"
     assert text.startswith(f"No batch size can be named yet, {words}")
     assert f"Gradient noise: cannot tell, {words}" in text
-    assert "98 % of its way" not in text
+    assert "98 % of its progress" not in text
     assert "keep batch size" not in text
     assert "lost in its noise" not in text
 
@@ -236,7 +236,7 @@ def test_trained_sizes_are_told():
         "not in 900 updates at 512. One run a size",
         "No further one: time was short.",
         "by the updates that the trained sizes needed. The gradient noise scale of the pilot is",
-        "One short run a size decided. To check it, train at",
+        "This rests on one short run for each size. To check it, train at",
     ):
         assert words in text
     broken = flat(make_recommendation(checks=(make_check(256, 4, "diverged"),)))
@@ -262,7 +262,7 @@ def test_doubts_and_checks_are_told():
     text = flat(make_recommendation())
     assert "under Adam is disputed: Merrill et al. (2025, arXiv:2505.23971)" in text
     assert "Merrill" not in flat(make_recommendation(optimizer="SGD"))
-    assert "One short run a size decided. To check it, train at 64, 128 and 256" in text
+    assert "one short run for each size. To check it, train at 64, 128 and 256" in text
     end = flat(make_recommendation(n_half=4000, noise_scale=5000))
     assert "It is the largest size that was timed: one beyond it may be better." in end
     ended = flat(make_recommendation(pilot=make_pilot(ended_by="budget")))

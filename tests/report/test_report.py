@@ -61,7 +61,7 @@ def test_the_page_is_well_formed_and_starts_with_the_decision(tmp_path):
     assert page.open == []
     words = " ".join(page.words)
     assert words.index("Batch size 64 had the best validation accuracy") < words.index("Trials")
-    for section in ("Before you trust it", "How to reproduce", "Environment"):
+    for section in ("Caveats", "How to reproduce", "Environment"):
         assert section in words
 
 

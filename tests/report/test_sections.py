@@ -49,7 +49,7 @@ def test_every_record_has_a_decision_tables_figures_and_its_environment(record):
 
 def test_a_verified_latency_target_is_the_decision_of_a_profile():
     section = section_of(inference_factory.make_profile(checks=(check(),)))
-    assert section.headline.startswith("Batch size 32 is the largest of which 95 % of the calls")
+    assert section.headline.startswith("Batch size 32 is the largest with 95 % of the calls")
     assert section.lead[0].startswith("Verified by 120 fresh calls")
     assert section_of(PROFILE).headline == (
         "Batch size 90 is the smallest with 90 % of the peak rate (compiled, float32), by the fit: "
@@ -79,7 +79,7 @@ def test_a_recommendation_is_told_by_its_sizes_its_limits_and_its_doubts():
     assert [line.split()[0] for line in section.details] == ["Memory", "The", "Beyond", "The"]
     (best,) = [row for row in section.tables[0].rows if row.best]
     assert best.texts[0] == "128"
-    assert any("One short run a size decided" in note.text for note in section.notes)
+    assert any("one short run for each size" in note.text for note in section.notes)
     untold = section_of(make_recommendation(pilot=make_pilot(stretches=0)))
     assert untold.headline.startswith("No batch size can be named yet, because")
     assert untold.tables == ()
