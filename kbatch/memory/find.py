@@ -18,7 +18,13 @@ from kbatch.memory.probe import (
     open_probes,
 )
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
-from kbatch.memory.search import MaxBatchAnswer, MaxBatchSearch, check_window
+from kbatch.memory.search import (
+    REACHED_DATA,
+    REACHED_MOST,
+    MaxBatchAnswer,
+    MaxBatchSearch,
+    check_window,
+)
 from kbatch.memory.workload import Load
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import FitData, is_dataset
@@ -177,7 +183,7 @@ class _MaxBatch:
 
     def largest(self) -> MaxBatchAnswer | None:
         """Measure the largest size; None where that does not fit, or nothing bounds the sizes."""
-        size, name = self._cap
+        size, reason = self._cap
         if size is None or not self._probes.isolated:
             return None
         try:
@@ -190,7 +196,7 @@ class _MaxBatch:
             return None
         if reading.rows < size or self._outcome(self._memory[size]) != "fits":
             return None
-        return MaxBatchAnswer(size, f"reached {name}", self._in_window(size))
+        return MaxBatchAnswer(size, reason, self._in_window(size))
 
     def confirmed(self, size: int) -> bool:
         """Run the answer in a fresh process, and again after other sizes."""
@@ -228,17 +234,17 @@ class _MaxBatch:
 
     @property
     def _cap(self) -> tuple[int | None, str]:
-        """The largest size to try, and what bounds it."""
+        """The largest size to try, and the reason of an answer that reaches it."""
         cap = min((c for c in (self._asked, self._rows) if c is not None), default=None)
-        return cap, "the data set" if cap is not None and cap == self._rows else "`max_batch_size`"
+        return cap, REACHED_DATA if cap is not None and cap == self._rows else REACHED_MOST
 
     def _begin_search(self) -> MaxBatchSearch:
-        cap, name = self._cap
+        cap, reason = self._cap
         return MaxBatchSearch(
             limit_bytes=self._facts.limit_bytes,
             memory_window=self._window,
             max_batch_size=cap,
-            cap_name=name,
+            cap_reason=reason,
         )
 
     def _measure(self, size: int, purpose: str) -> Reading:

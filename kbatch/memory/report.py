@@ -5,6 +5,7 @@ from kbatch.document.section import Fact, Figure, Note, Section, environment_fac
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.memory.figure import HEIGHT_IN, plot_memory
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.memory.search import REACHED_DATA
 
 _OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory": "out of memory"}
 # A first step that held more than this many times what later ones did is worth a line.
@@ -36,7 +37,7 @@ def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
     peak, limit, fit = result.peak_memory_bytes, result.limit_bytes, result.fit
     task = "training" if result.training else "inference"
     beyond = ""
-    if result.reason.endswith("the data set"):
+    if result.reason == REACHED_DATA:
         beyond = (
             " To search beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
         )

@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Reasons of answers that are no memory's. Reports know them, also those in files: compare with
+# these, and keep the texts as they are.
+REACHED_DATA, REACHED_MOST = "reached the data set", "reached `max_batch_size`"
 # A size is never further than this many times the size that is safe.
 _BEYOND_SAFE = 2.0
 # While the last rise is less than this share of the remaining way, only part of it is gone.
@@ -50,7 +53,7 @@ class MaxBatchSearch:
         limit_bytes: Memory that there is, in bytes.
         memory_window: Lower and upper share of the limit that is aimed at.
         max_batch_size: Largest size to try, in examples; None for no bound.
-        cap_name: What that bound is called in the reason of the answer.
+        cap_reason: The reason of an answer that reaches that bound.
 
     Attributes:
         memory_bytes: Every size that was measured with its bytes, None where memory ran out.
@@ -62,7 +65,7 @@ class MaxBatchSearch:
         limit_bytes: float,
         memory_window: tuple[float, float] = (0.80, 0.90),
         max_batch_size: int | None = None,
-        cap_name: str = "`max_batch_size`",
+        cap_reason: str = REACHED_MOST,
     ):
         low, high = check_window(memory_window)
         if limit_bytes <= 0 or (max_batch_size is not None and max_batch_size < 1):
@@ -76,7 +79,7 @@ class MaxBatchSearch:
         self._cap = int(limit_bytes)
         self._cap_reason = "one example a byte: memory hardly grows with the batch"
         if max_batch_size is not None and max_batch_size <= limit_bytes:
-            self._cap, self._cap_reason = max_batch_size, f"reached {cap_name}"
+            self._cap, self._cap_reason = max_batch_size, cap_reason
 
     def ask(self) -> int | None:
         """Return the size to measure next, None once there is an answer."""

@@ -6,6 +6,7 @@ from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import counted, listed, memory_text, percent, readable, setting
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.memory.search import REACHED_MOST
 from kbatch.recommendation.choice import (
     CUT_SHORT,
     DIVERGED,
@@ -257,7 +258,8 @@ def _memory_line(found: Recommendation) -> str:
     least = "" if found.memory_ends else "at least "
     peak = f"{memory_text(memory.peak_memory_bytes)} of {memory_text(memory.limit_bytes)}"
     # The search's own argument is none of a recommendation's.
-    reason = memory.reason.replace("`max_batch_size`", "the largest batch size that was tried")
+    reached_most = memory.reason == REACHED_MOST
+    reason = "reached the largest batch size that was tried" if reached_most else memory.reason
     examples = counted(memory.max_batch_size, "example")
     return f"Memory allows {least}{examples} at once, {peak} ({reason})."
 

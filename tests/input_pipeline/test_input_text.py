@@ -107,8 +107,8 @@ def test_what_the_rounds_do_not_tell_of_the_crossing_is_said():
     line, _ = make_smaller_steps()
     bent = (line, SmallerStepRecord(4, make_rate(1200)))
     found = text(make_profile(smaller_steps=bent))
-    assert "over the batch size is no line, it is off by up to" in found
-    assert "no line" not in text(make_profile())
+    assert "not linear in the batch size: it is off the line by up to" in found
+    assert "not linear" not in text(make_profile())
 
 
 def test_remedies_stand_best_first_and_only_clear_gains_are_claimed():

@@ -1,11 +1,15 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 from records_factory import make_environment
 
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.memory.report import max_batch_lines
+from kbatch.memory.search import REACHED_DATA, REACHED_MOST
 from kbatch.records.json_codec import RecordError
 
+STORED = Path(__file__).parents[1] / "records" / "stored" / "version-0.1.0"
 PROBES = (
     ProbeRecord(1, 100, "fits", 2.0),
     ProbeRecord(100, 400, "fits", 1.0),
@@ -82,3 +86,17 @@ def test_one_measured_size_predicts_nothing():
 def test_powers_of_two_end_at_the_answer():
     assert result().powers_of_two(16) == (16, 32, 64, 128, 256)
     assert result().powers_of_two()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [(REACHED_DATA, True), (REACHED_MOST, False), ("its memory lies in the window", False)],
+)
+def test_an_answer_at_the_end_of_the_data_says_how_to_search_beyond_it(reason, said):
+    text = " ".join(max_batch_lines(result(reason=reason)))
+    assert ("give `longest_example=(x[0], y[0])`" in text) is said
+
+
+def test_so_does_one_that_an_earlier_version_wrote():
+    stored = MaxBatchSizeResult.load(STORED / "max-batch.json")
+    assert "longest_example" in " ".join(max_batch_lines(stored))

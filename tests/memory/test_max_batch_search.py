@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.memory.search import MaxBatchSearch
+from kbatch.memory.search import REACHED_DATA, MaxBatchSearch
 
 GB = 1e9
 
@@ -92,7 +92,7 @@ def test_where_the_window_cannot_be_reached_it_says_why(fixed, each, cap, size, 
 
 def test_the_bound_is_called_by_its_name():
     search = searched(
-        lambda b: GB + b, limit_bytes=8 * GB, max_batch_size=1797, cap_name="the data set"
+        lambda b: GB + b, limit_bytes=8 * GB, max_batch_size=1797, cap_reason=REACHED_DATA
     )
     assert search.answer == (1797, "reached the data set", False)
 
