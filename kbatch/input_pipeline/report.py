@@ -1,7 +1,7 @@
 """What limits training, in words and tables."""
 
 from kbatch.analysis.intervals import Interval, RoundEstimate
-from kbatch.document.numbers import counted, listed, percent, readable
+from kbatch.document.numbers import listed, percent, readable
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
@@ -34,7 +34,7 @@ def input_section(profile: InputPipelineProfile) -> Section:
             Column("Times as fast", True),
             Column("95 % interval", True),
             Column("Code", False),
-            Column("Mind", False),
+            Column("Note", False),
         ),
         tuple(
             Row(
@@ -209,7 +209,7 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
     rates = {"pipeline": profile.pipeline, "step": profile.step, "together": profile.together}
     busy = [f"{name} {readable(r.busy_cores, 2)}" for name, r in rates.items() if r.busy_cores]
     if busy:
-        lines.append(f"Kept busy by this process, of {counted(cores, 'core')}: {listed(busy)}.")
+        lines.append(f"Cores kept busy by this process, of {cores:,}: {listed(busy)}.")
     shares = {name: r.gpu_busy_share for name, r in rates.items()}
     gpus = [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]
     if gpus:
@@ -261,12 +261,12 @@ def _crossing(profile: InputPipelineProfile) -> list[str]:
         line = "The pipeline is the slower one at every batch size."
     else:
         smallest, largest = profile.smaller_steps[-1].batch_size, profile.batch_size
-        condition = ", if the pipeline takes as long an example at other sizes"
+        condition = ", if the pipeline takes the same time per example at other sizes"
         if not smallest / _FAR <= value <= largest * _FAR:
             condition = f" (far from the sizes {smallest:,} to {largest:,} that were measured)"
         line = (
             f"Up to about batch size {round(value):,} ({interval.low:,.0f} to "
-            f"{interval.high:,.0f}) the step is the slower, above it the pipeline{condition}."
+            f"{interval.high:,.0f}) the step is slower, above it the pipeline{condition}."
         )
     departure = found.step.line.departure
     if departure.holds is False:

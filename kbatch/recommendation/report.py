@@ -30,8 +30,8 @@ _LONGER = {
     "progress": ", though the pilot went on until its loss no longer fell",
 }
 _ENDS = {
-    "progress": "when the later half of it had brought little",
-    "budget": "with its budget, while its loss still fell",
+    "progress": "when its second half had brought little progress",
+    "budget": "when its budget was spent, while its loss was still falling",
     "epochs": "after the epochs that it was given",
     "diverged": "when its loss became NaN",
 }
@@ -60,8 +60,8 @@ _COLUMNS = {
     "relative": "Relative time",
 }
 _LEARNING_RATE_COST = (
-    "Learning rate: not measured. Were it the best one, half of it would need 1.33 times the "
-    "updates, and twice of it make no progress (McCandlish et al. 2018, section 2.2, for SGD)."
+    "Learning rate: not measured. If it is the best one, half of it needs 1.33 times the "
+    "updates, and twice of it makes no progress (McCandlish et al. 2018, section 2.2, for SGD)."
 )
 
 
@@ -304,8 +304,8 @@ def _noise_line(found: Recommendation) -> str:
     if critical is not None:
         line = (
             f"Beyond {readable(critical.value or 0.0, 2)} examples{_within(critical.interval)} "
-            "more than half of a batch's examples are wasted, by the updates that the trained "
-            "sizes needed. The gradient noise scale of the pilot is"
+            "more than half of a batch's examples are wasted, judging by the updates that the "
+            "trained sizes needed. The gradient noise scale of the pilot is"
         )
         if value is None:
             return f"{line} unresolved."
@@ -455,7 +455,8 @@ def _trained_line(found: Recommendation) -> str:
 def _learning_rate_line(found: Recommendation) -> str:
     ratio, own = found.decision.learning_rate_ratio or 1.0, found.base_learning_rate
     value = "" if own is None or found.scheduled else f" {setting(own)}"
-    line = f"The model's learning rate{value} is taken to suit batch size {found.base_batch_size:,}"
+    base = f"{found.base_batch_size:,}"
+    line = f"The model's learning rate{value} is assumed to suit batch size {base}"
     rule = found.learning_rate_rule
     if rule is None or ratio == 1:
         return f"{line}, and is left as it is."

@@ -66,15 +66,13 @@ def _missing(study: Study) -> Iterator[Note]:
     for trial in study.trials:
         if trial.status != "completed":
             reason = one_line(trial.failure) if trial.failure else ""
-            if diverged(trial):
-                reason = f"its training {reason}"
-            else:
-                reason = f"its status is {outcome(trial)}{f': {reason}' if reason else '.'}"
+            if not diverged(trial):
+                reason = f"{outcome(trial)}{f': {reason}' if reason else '.'}"
             alike.setdefault((outcome(trial), reason), []).append(trial)
     for (label, reason), trials in alike.items():
         sizes, have = ("Batch sizes", "have") if len(trials) > 1 else ("Batch size", "has")
         named = listed(at_most([names.name(trial) for trial in trials]))
-        yield _note(label, f"{sizes} {named} {have} no result, {reason}", ("status",), trials)
+        yield _note(label, f"{sizes} {named} {have} no result: {reason}", ("status",), trials)
 
 
 def _other_batch(study: Study) -> Iterator[Note]:
@@ -239,8 +237,9 @@ def _budget(study: Study) -> Iterator[Note]:
         never = f" B{_sizes(missed)[1:]} never reached it." if missed else ""
         yield _note(
             "budget to a target",
-            f"Budget to a target: each execution trained {conditions.ends[0]}. Compare what that "
-            f"took; the metrics of trials that reached it are alike by design.{never}",
+            f"Budget to a target: each execution trained {conditions.ends[0]}. Compare the "
+            "time and the updates that took: trials that reached it have like metrics by design."
+            f"{never}",
             _LEARNT,
         )
     else:

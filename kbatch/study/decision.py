@@ -55,8 +55,8 @@ def decision(study: Study) -> Decision:
     others = [t for t in completed if t is not best]
     tied = [t for t in others if t.objective_value == best.objective_value]
     tie = (
-        f"The same value was reached by batch size {_named(tied, names)}: of tied trials the "
-        "first is named, the one with the smallest batch size. "
+        f"The same value was reached by batch size {_named(tied, names)}: of tied trials, the one "
+        "with the smallest batch size is named. "
         if tied
         else ""
     )

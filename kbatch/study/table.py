@@ -202,8 +202,8 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
         ),
         (
             gpus,
-            "What NVML shows of the GPUs is that of the whole run, validation included, and of "
-            "every process on them.",
+            "The GPU numbers, from NVML, are those of the whole run, validation included, and of "
+            "every process on the GPUs.",
         ),
         (
             any(gpu.mig for gpu in gpus),

@@ -90,7 +90,7 @@ def test_an_interval_around_one_and_too_few_rounds_ask_for_more():
         (
             16,
             800,
-            "size 6 (6 to 6) the step is the slower, above it the pipeline, if",
+            "size 6 (6 to 6) the step is slower, above it the pipeline, if",
         ),
         (0.001, 800, "The pipeline is the slower one at every batch size."),
         (16, 9000, "keeps up at every batch size"),
@@ -138,7 +138,7 @@ def test_processor_gpu_and_costs_are_told_where_they_were_measured():
     silent = make_rate(800, cores=None)
     none = make_profile()
     none = dataclasses.replace(none, pipeline=silent, step=silent, together=silent)
-    assert "Kept busy" not in text(none)
+    assert "kept busy" not in text(none)
     busy = dataclasses.replace(make_rate(800), gpu_busy_share=0.5)
     assert "GPU busy: step 50 %." in text(dataclasses.replace(make_profile(), step=busy))
     costs = (CostRecord("slicing rows in order", (1e-3, 1.1e-3, 0.9e-3)),)

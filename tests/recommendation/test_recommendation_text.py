@@ -235,7 +235,7 @@ def test_trained_sizes_are_told():
         "to the pilot's held-out loss, 0.241: 525 updates at 32, 260 updates at 128 and not in",
         "not in 900 updates at 512. One run a size",
         "No further one: time was short.",
-        "by the updates that the trained sizes needed. The gradient noise scale of the pilot is",
+        "judging by the updates that the trained sizes needed. The gradient noise scale of",
         "This rests on one short run for each size. To check it, train at",
     ):
         assert words in text
@@ -266,7 +266,7 @@ def test_doubts_and_checks_are_told():
     end = flat(make_recommendation(n_half=4000, noise_scale=5000))
     assert "It is the largest size that was timed: one beyond it may be better." in end
     ended = flat(make_recommendation(pilot=make_pilot(ended_by="budget")))
-    assert "ended with its budget, while its loss still fell." in ended
+    assert "ended when its budget was spent, while its loss was still falling." in ended
     assert "Note: a note" in flat(make_recommendation(notes=("a note",)))
 
 
