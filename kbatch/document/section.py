@@ -14,87 +14,52 @@ if TYPE_CHECKING:
 
 
 class Fact(NamedTuple):
-    """A name with its value.
-
-    Attributes:
-        name: What it is.
-        value: Its value as text.
-    """
+    """A name with its value."""
 
     name: str
     value: str
 
 
 class Note(NamedTuple):
-    """What a reader of the numbers must know.
+    """What a reader of the numbers must know."""
 
-    Attributes:
-        mark: The letter that stands beside the numbers it concerns, empty where there are none.
-        label: What it is about in a few words, for a caption.
-        text: The note.
-        columns: Names of the table's columns whose numbers it concerns, none where it concerns
-            what is not there.
-        keys: The rows whose numbers it concerns, none for all of them.
-    """
-
-    mark: str
-    label: str
+    mark: str  # The letter beside the numbers it concerns, empty where there are none.
+    label: str  # What it is about in a few words, for a caption.
     text: str
+    # The columns of the table whose numbers it concerns, by name: none where it concerns what is
+    # not there; and the rows by key, none for all of them.
     columns: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
 
 
 class Figure(NamedTuple):
-    """A figure that is yet to be drawn.
+    """A figure that is yet to be drawn."""
 
-    Attributes:
-        name: For the name of its file.
-        title: What it shows.
-        height_in: Height in inches.
-        draw: Draws it in Axes, whose label describes it for those who do not see it.
-        notes: Notes that concern its numbers.
-        shape: How a page has it: "alone" in a row, "small" beside others, or "wide" where it
-            cannot be read small.
-    """
-
-    name: str
+    name: str  # For the name of its file.
     title: str
     height_in: float
+    # Draws it in Axes, whose label then describes it for those who do not see it.
     draw: "Callable[[Axes], Axes]"
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()  # Those that concern its numbers.
+    # Alone in a row of the page, small beside others, or wide where it cannot be read small.
     shape: Literal["alone", "small", "wide"] = "alone"
 
 
 class Section(NamedTuple):
-    """What one record says.
+    """What one record says."""
 
-    Attributes:
-        kind: What it is a record of, in a word or two.
-        name: Its name.
-        headline: The decision in a sentence.
-        lead: What binds and how sure it is, a sentence or two each.
-        details: What was compared or done, a sentence or two each.
-        conditions: Device, versions and budget in a line, empty where the details tell it.
-        figures: The figures, that of the decision first.
-        tables: The tables.
-        notes: What a reader of the numbers must know, those with a mark first.
-        command: The command line that measured it, None if it was not recorded.
-        settings: What it was measured with.
-        environment: Machine and software; empty if not recorded.
-    """
-
-    kind: str
+    kind: str  # What it is a record of, in a word or two.
     name: str
-    headline: str
-    lead: tuple[str, ...]
-    details: tuple[str, ...]
-    conditions: str
-    figures: tuple[Figure, ...]
+    headline: str  # The decision in a sentence.
+    lead: tuple[str, ...]  # What binds and how sure it is, a sentence or two each.
+    details: tuple[str, ...]  # What was compared or done, a sentence or two each.
+    conditions: str  # Device, versions and budget in a line, empty where the details say it.
+    figures: tuple[Figure, ...]  # That of the decision first.
     tables: tuple[Table, ...]
-    notes: tuple[Note, ...]
-    command: str | None
-    settings: tuple[Fact, ...]
-    environment: tuple[Fact, ...]
+    notes: tuple[Note, ...]  # Those with a mark first.
+    command: str | None  # The command line that measured it, None if it was not recorded.
+    settings: tuple[Fact, ...]  # What it was measured with.
+    environment: tuple[Fact, ...]  # Machine and software; empty if not recorded.
 
 
 _UNKNOWN = "n/a (the system does not tell)"

@@ -4,49 +4,29 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """One cell.
-
-    Attributes:
-        text: What is shown.
-        sort_key: Number to sort by, None to sort by the text or for a missing value.
-        marks: Marks of the notes that concern it.
-    """
+    """One cell."""
 
     text: str
-    sort_key: float | None = None
-    marks: tuple[str, ...] = ()
+    sort_key: float | None = None  # None to sort by the text, or for a missing value.
+    marks: tuple[str, ...] = ()  # Of the notes that concern it.
 
 
 class Column(NamedTuple):
-    """One column.
+    """One column."""
 
-    Attributes:
-        title: Its header, with the unit.
-        numeric: Whether it holds numbers, which stand to the right.
-        name: By which notes find it; empty where none concern it.
-        marks: Marks of the notes that concern all of it.
-    """
-
-    title: str
-    numeric: bool
-    name: str = ""
-    marks: tuple[str, ...] = ()
+    title: str  # With the unit.
+    numeric: bool  # Whether it holds numbers, which stand to the right.
+    name: str = ""  # By which notes find it; empty where none concern it.
+    marks: tuple[str, ...] = ()  # Of the notes that concern all of it.
 
 
 class Row(NamedTuple):
-    """One row.
+    """One row."""
 
-    Attributes:
-        key: By which notes find it, such as keras-tuner's identifier of a trial.
-        status: How it ended, as recorded; empty where that is not asked.
-        best: Whether it is the one to take.
-        cells: One cell a column.
-    """
-
-    key: str
-    status: str
-    best: bool
-    cells: tuple[Cell, ...]
+    key: str  # By which notes find it, such as keras-tuner's identifier of a trial.
+    status: str  # How it ended, as recorded; empty where that is not asked.
+    best: bool  # Whether it is the one to take.
+    cells: tuple[Cell, ...]  # One a column.
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -55,21 +35,13 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table.
+    """A table."""
 
-    Attributes:
-        title: What its rows are.
-        columns: The columns.
-        rows: The rows.
-        footnote: What its numbers are, empty where the titles say it.
-        best_means: What it means that a row is the one to take.
-    """
-
-    title: str
+    title: str  # What its rows are.
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    footnote: str = ""
-    best_means: str = "best"
+    footnote: str = ""  # What its numbers are, empty where the titles say it.
+    best_means: str = "best"  # What it means that a row is the one to take.
 
     @property
     def headers(self) -> tuple[str, ...]:

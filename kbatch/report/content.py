@@ -29,30 +29,34 @@ Reported = (
 
 
 class ReportContent(NamedTuple):
-    """What a report says.
-
-    Attributes:
-        title: Title of the document.
-        sections: What each record says.
-        environment: Machine and software that all records share.
-    """
+    """What a report says."""
 
     title: str
-    sections: tuple[Section, ...]
-    environment: tuple[Fact, ...]
+    sections: tuple[Section, ...]  # One a record.
+    environment: tuple[Fact, ...]  # Machine and software that all records share.
 
 
 def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportContent:
     """Compute what a report says of one record or of several."""
-    records = _listed(study_or_profiles)
-    sections = [section_of(record) for record in records]
+    if not isinstance(study_or_profiles, Sequence):
+        study_or_profiles = [study_or_profiles]
+    if not study_or_profiles:
+        raise ValueError(
+            "There is nothing to report: give a study, a profile, or a list of them. "
+            f"Received: {study_or_profiles!r}."
+        )
+    sections = [section_of(record) for record in study_or_profiles]
     shared = tuple(
         fact for fact in sections[0].environment if all(fact in s.environment for s in sections)
     )
-    own = (s._replace(environment=_without(s.environment, shared)) for s in sections)
-    single = len(sections) == 1
-    title = f"{sections[0].name}: which batch size?" if single else _title(sections)
-    return ReportContent(title, tuple(own), shared)
+    own = tuple(
+        s._replace(environment=tuple(fact for fact in s.environment if fact not in shared))
+        for s in sections
+    )
+    title = f"{sections[0].name}: which batch size?"
+    if len(sections) > 1:
+        title = f"Which batch size? {counted(len(sections), 'answer')}"
+    return ReportContent(title, own, shared)
 
 
 def section_of(record: Reported) -> Section:
@@ -75,22 +79,3 @@ def section_of(record: Reported) -> Section:
         "`InputPipelineProfile`, a `MaxBatchSizeResult` or a `Recommendation`, or a list of them. "
         f"Received: {record!r}."
     )
-
-
-def _listed(study_or_profiles: Reported | Sequence[Reported]) -> list[Reported]:
-    if not isinstance(study_or_profiles, Sequence):
-        return [study_or_profiles]
-    if not study_or_profiles:
-        raise ValueError(
-            "There is nothing to report: give a study, a profile, or a list of them. "
-            f"Received: {study_or_profiles!r}."
-        )
-    return list(study_or_profiles)
-
-
-def _title(sections: Sequence[Section]) -> str:
-    return f"Which batch size? {counted(len(sections), 'answer')}"
-
-
-def _without(facts: Sequence[Fact], others: Sequence[Fact]) -> tuple[Fact, ...]:
-    return tuple(fact for fact in facts if fact not in others)

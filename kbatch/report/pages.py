@@ -13,7 +13,7 @@ from kbatch.document.section import Figure
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes
 from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
 from kbatch.records.json_codec import write_whole_file
-from kbatch.report.content import ReportContent, Reported, report_content, section_of
+from kbatch.report.content import Reported, report_content, section_of
 from kbatch.study.study import Study
 
 # On a telephone this width keeps the texts of a figure as large as those of a small print.
@@ -23,16 +23,10 @@ _NARROW_TALLER = 1.15
 
 
 class Drawing(NamedTuple):
-    """A figure as elements of a page.
+    """A figure as elements of a page."""
 
-    Attributes:
-        wide: For a desk and for print, None for a small figure.
-        narrow: For a telephone, None where it cannot be read so narrow.
-        alt_text: Its description.
-    """
-
-    wide: Markup | None
-    narrow: Markup | None
+    wide: Markup | None  # For a desk and for print, None for a small figure.
+    narrow: Markup | None  # For a telephone, None where it cannot be read so narrow.
     alt_text: str
 
 
@@ -70,14 +64,9 @@ def _drawing(figure: Figure, page: SvgPage) -> Drawing:
 
 
 class Picture(NamedTuple):
-    """A figure's file beside the text.
+    """A figure's file beside the text."""
 
-    Attributes:
-        address: Its name as in a link.
-        alt_text: Its description.
-    """
-
-    address: str
+    address: str  # Its name as in a link.
     alt_text: str
 
 
@@ -86,25 +75,16 @@ def markdown_files(
 ) -> dict[Path, bytes]:
     """Render a report as Markdown."""
     content = report_content(study_or_profiles)
-    names = _picture_names(content, path.stem)
+    several = len(content.sections) > 1
     files, pictures = {}, {}
     for place, section in enumerate(content.sections, start=1):
         for figure in section.figures:
-            name = names[place, figure.name]
+            name = f"{path.stem}-{f'{place}-' if several else ''}{figure.name}.png"
             axes = figure.draw(detached_axes(figure.height_in))
             files[path.with_name(name)] = figure_bytes(axes, ".png")
             pictures[place, figure.name] = Picture(quote(name), str(axes.get_label()))
     text = templates().get_template("report.md").render(content=content, pictures=pictures)
     return {**files, path: text.encode()}
-
-
-def _picture_names(content: ReportContent, stem: str) -> dict[tuple[int, str], str]:
-    several = len(content.sections) > 1
-    return {
-        (place, figure.name): f"{stem}-{f'{place}-' if several else ''}{figure.name}.png"
-        for place, section in enumerate(content.sections, start=1)
-        for figure in section.figures
-    }
 
 
 # Characters that Markdown or the HTML inside it would take for markup.
@@ -124,11 +104,8 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["plain"] = plain
-    environment.filters["glued"] = glued
-    environment.filters["prose"] = prose
-    environment.filters["in_cell"] = in_cell
-    environment.filters["plain_prose"] = plain_prose
+    for name in (plain, glued, prose, in_cell, plain_prose):
+        environment.filters[name.__name__] = name
     return environment
 
 

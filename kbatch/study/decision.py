@@ -26,22 +26,14 @@ _SMALL_GAIN = 0.1
 
 
 class Decision(NamedTuple):
-    """The decision in sentences.
+    """The decision in sentences."""
 
-    Attributes:
-        headline: Which batch size had the best objective.
-        speed: Its throughput against the fastest, None if it was not measured or stands in the
-            headline.
-        limit: Which limit binds, None where the trials do not show it.
-        compared: What was compared: sizes, budget, executions, device.
-        certainty: How sure the order is, and how ties were decided.
-    """
-
-    headline: str
+    headline: str  # Which batch size had the best objective.
+    # Its throughput against the fastest, None if it was not measured or stands in the headline.
     speed: str | None
-    limit: str | None
-    compared: str
-    certainty: str
+    limit: str | None  # Which limit binds, None where the trials do not show it.
+    compared: str  # Sizes, budget, executions and device.
+    certainty: str  # How sure the order is, and how ties were decided.
 
 
 def decision(study: Study) -> Decision:
@@ -198,16 +190,10 @@ def _missing_objective(study: Study) -> str:
 
 
 class BindingLimit(NamedTuple):
-    """What stands in the way of a larger batch size.
+    """What stands in the way of a larger batch size."""
 
-    Attributes:
-        name: `"input pipeline"`, `"gradient noise"`, `"memory"`, `"hardware saturation"` or
-            `"number of updates"`.
-        text: The evidence in a sentence.
-    """
-
-    name: str
-    text: str
+    name: str  # Such as `"input pipeline"`, `"gradient noise"` or `"number of updates"`.
+    text: str  # The evidence in a sentence.
 
 
 def binding_limits(study: Study) -> tuple[BindingLimit, ...]:

@@ -13,15 +13,10 @@ _MOST_NAMED = 5
 
 
 class TrialNames(NamedTuple):
-    """What tells the trials of a study apart beside the batch size.
+    """What tells the trials of a study apart beside the batch size."""
 
-    Attributes:
-        hyperparameters: Names of the user's hyperparameters that differ between trials.
-        several_policies: Whether the dtype policy differs.
-    """
-
-    hyperparameters: tuple[str, ...]
-    several_policies: bool
+    hyperparameters: tuple[str, ...]  # Those of the user that differ between trials.
+    several_policies: bool  # Whether the dtype policy differs.
 
     def settings(self, trial: TrialRecord) -> tuple[str, ...]:
         """List what a trial has beside its batch size, such as `("units=8", "float32")`."""

@@ -82,24 +82,14 @@ MOST_CURVES = 24
 
 
 class _Offer(NamedTuple):
-    """A figure that a study may have.
+    """A figure that a study may have."""
 
-    Attributes:
-        name: For the name of its file.
-        title: What it shows.
-        plot: Draws it.
-        height_in: Its height in inches, for a number of trials.
-        columns: Columns of the table whose numbers it shows.
-        shown: Whether a study with so many curves has the data; a `ValueError` says that it has
-            not.
-        shape: As in `Figure`.
-    """
-
-    name: str
+    name: str  # For the name of its file.
     title: str
     plot: "Callable[..., Axes]"
-    height_in: Callable[[int], float]
-    columns: tuple[str, ...]
+    height_in: Callable[[int], float]  # For a number of trials.
+    columns: tuple[str, ...]  # Columns of the table whose numbers it shows.
+    # Whether a study with so many curves has the data; a `ValueError` says that it has not.
     shown: Callable[[Study, int], object]
     shape: Literal["alone", "small", "wide"] = "small"
 

@@ -134,11 +134,14 @@ def test_remedies_stand_best_first_and_only_clear_gains_are_claimed():
 
 
 def test_processor_gpu_and_costs_are_told_where_they_were_measured():
-    assert "of 16 cores: pipeline 1.5, step 1.5 and together 1.5" in text(make_profile())
+    assert (
+        "Cores kept busy by this process, of 16: pipeline 1.5, step 1.5 and together 1.5"
+        in text(make_profile())
+    )
     silent = make_rate(800, cores=None)
     none = make_profile()
     none = dataclasses.replace(none, pipeline=silent, step=silent, together=silent)
-    assert "kept busy" not in text(none)
+    assert "kept busy by" not in text(none)
     busy = dataclasses.replace(make_rate(800), gpu_busy_share=0.5)
     assert "GPU busy: step 50 %." in text(dataclasses.replace(make_profile(), step=busy))
     costs = (CostRecord("slicing rows in order", (1e-3, 1.1e-3, 0.9e-3)),)

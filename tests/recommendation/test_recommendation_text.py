@@ -199,7 +199,7 @@ def test_parts_and_other_learning_rates_are_said():
     assert found.micro_batch_size < found.batch_size
     text = flat(found)
     assert f"({found.batch_size // 64} to an update)" in text
-    assert "half of it would need 1.33 times the updates" in text
+    assert "half of it needs 1.33 times the updates" in text
 
 
 def test_of_arrays_fit_alone_shows_the_input():

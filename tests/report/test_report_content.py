@@ -97,7 +97,7 @@ def test_a_tie_is_told_with_how_it_was_decided():
         "Batch size 16 (units=9) had the best validation accuracy: 1.000, tied with 2 other trials."
     )
     assert found.certainty.startswith(
-        "The same value was reached by batch size 32 (units=10) and 64 (units=8): of tied trials "
+        "The same value was reached by batch size 32 (units=10) and 64 (units=8): of tied trials, "
         "the one with the smallest batch size is named."
     )
     assert "tied" not in decision(make_study()).headline
@@ -131,7 +131,7 @@ def test_a_single_timing_window_is_told():
 def test_a_diverged_trial_is_told_once():
     study = make_study(make_trial(16), make_diverged(32, "diverged: loss nan"))
     assert caveat(study, "Batch size 32") == [
-        "Batch size 32 (mixed_float16) has no result: its training diverged: loss nan"
+        "Batch size 32 (mixed_float16) has no result: diverged: loss nan"
     ]
 
 
