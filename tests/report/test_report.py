@@ -1,3 +1,4 @@
+import functools
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -40,6 +41,17 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
+@functools.cache
+def plain_html():
+    """The page of a study, for tests that only read it: drawing takes a second."""
+    return render_html(make_study())
+
+
+@functools.cache
+def plain_markdown():
+    return render_markdown(make_study())
+
+
 def render_markdown(records):
     """The text of a report in Markdown."""
     return markdown_files(records, Path("report.md"))[Path("report.md")].decode()
@@ -66,7 +78,7 @@ def test_the_page_is_well_formed_and_starts_with_the_decision(tmp_path):
 
 
 def test_the_page_needs_no_network_and_is_small():
-    text = render_html(make_study())
+    text = plain_html()
     assert len(text.encode()) < 1_000_000
     page = Page(text)
     for tag in ("link", "img", "iframe", "object"):
@@ -83,7 +95,7 @@ def test_the_page_needs_no_network_and_is_small():
 
 
 def test_the_page_can_be_used_without_seeing_it():
-    page = Page(render_html(make_study()))
+    page = Page(plain_html())
     assert page.found("html") == [{"lang": "en"}]
     figures = [a for a in page.found("div") if a.get("role") == "img"]
     assert len(figures) == len(page.found("figure")) == 5
@@ -98,7 +110,7 @@ def test_the_page_can_be_used_without_seeing_it():
 
 
 def test_the_page_follows_light_and_dark():
-    text = render_html(make_study())
+    text = plain_html()
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
     svg = text[text.index('<div class="wide">') : text.index("</figure>")]
@@ -131,7 +143,7 @@ def test_markdown_has_its_figure_beside_it(tmp_path):
 
 
 def test_markdown_tables_have_a_cell_a_column():
-    text = render_markdown(make_study())
+    text = plain_markdown()
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     assert [len(block.splitlines()) for block in blocks] == [2 + 7, 2 + 10, 2 + 9]
     for block in blocks:
@@ -152,21 +164,22 @@ def test_hostile_texts_are_no_markup_in_markdown():
 
 def test_what_stands_between_back_ticks_is_code():
     unread = make_study(make_trial(64), problems=("trial 3 of `results`",))
-    assert "Left out: trial 3 of <code>results</code>" in render_html(unread)
-    assert "`" not in " ".join(Page(render_html(unread)).words)
+    page = render_html(unread)
+    assert "Left out: trial 3 of <code>results</code>" in page
+    assert "`" not in " ".join(Page(page).words)
     assert "Left out: trial 3 of `results`" in render_markdown(unread)
 
 
 def test_both_forms_say_the_same(tmp_path):
-    page = " ".join(" ".join(Page(render_html(make_study())).words).split())
-    markdown = render_markdown(make_study()).replace("\\", "")
+    page = " ".join(" ".join(Page(plain_html()).words).split())
+    markdown = plain_markdown().replace("\\", "")
     for words in ("39 % of the fastest trial", "5,850 (5,790 to 5,910)", "favours small batches"):
         assert words in page
         assert words in markdown
 
 
 def test_the_same_study_gives_the_same_report():
-    assert render_html(make_study()) == render_html(make_study())
+    assert render_html(make_study()) == plain_html()
 
 
 @pytest.mark.parametrize("name", ["report.txt", "report", "report.pdf"])
