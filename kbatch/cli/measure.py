@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kbatch.cli.arguments import (
     BUILD,
@@ -22,12 +22,6 @@ from kbatch.cli.arguments import (
 )
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from kbatch.inference.profile import InferenceProfile
-
 
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 _FIGURES = ("throughput", "operating_curve", "paths", "memory", "tails", "noise")
@@ -118,6 +112,9 @@ def _run_inference(options: argparse.Namespace) -> None:
     with quiet_start():
         from kbatch.inference.inputs import load_saved_model
         from kbatch.inference.measure import profile_inference
+    from kbatch.inference import figures
+    from kbatch.plotting.saving import save_figure
+
     model = load_saved_model(options.model)
     with console.status("measuring") as status:
         profile = profile_inference(
@@ -135,24 +132,17 @@ def _run_inference(options: argparse.Namespace) -> None:
     print_table(console, *inference_rows(profile), left=(0, 1))
     for line in inference_lines(profile, target_ms):
         console.print(line, highlight=False, markup=False)
-    _write(profile, options.output, console)
-
-
-def _write(profile: "InferenceProfile", directory: Path, console: "Console") -> None:
-    from kbatch.inference import figures
-    from kbatch.plotting.saving import save_figure
-
-    profile.save(directory / "profile.json")
-    profile.to_dataframe().to_csv(directory / "profile.csv", index=False)
-    console.print(f"profile: {directory / 'profile.json'}", highlight=False, soft_wrap=True)
+    profile.save(options.output / "profile.json")
+    profile.to_dataframe().to_csv(options.output / "profile.csv", index=False)
+    say(console, f"profile: {options.output / 'profile.json'}")
     for name in _FIGURES:
-        path = directory / f"{name}.png"
+        path = options.output / f"{name}.png"
         try:
             save_figure(getattr(figures, f"plot_inference_{name}")(profile), path)
         except ValueError as error:
             console.print(f"no figure {name}: {error}", highlight=False, markup=False)
-            continue
-        console.print(f"figure: {path}", highlight=False, soft_wrap=True)
+        else:
+            say(console, f"figure: {path}")
 
 
 def _words(text: str) -> list[str]:

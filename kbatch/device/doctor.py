@@ -26,21 +26,13 @@ STATUSES = ("ok", "warning", "missing")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        topic: What it is, such as `"keras-tuner"` or `"memory"`.
-        status: `"ok"`, `"warning"` where results or speed may suffer, `"missing"` where something
-            that is needed is not there.
-        text: What was found, in one line.
-        command: The command that mends it, None where there is nothing to mend or no command
-            does.
-    """
-
-    topic: str
+    topic: str  # Such as "keras-tuner" or "memory".
+    # "ok", "warning" where results or speed may suffer, "missing" what is needed and absent.
     status: str
-    text: str
-    command: str | None = None
+    text: str  # What was found, in one line.
+    command: str | None = None  # That mends it, where one does.
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -51,15 +43,10 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class PolicySpeed:
-    """How long a train step takes under a dtype policy.
-
-    Attributes:
-        dtype_policy: Name of the policy.
-        step_times_s: Seconds a step, one value a round; of a policy that is very slow one in all.
-    """
+    """How long a train step takes under a dtype policy."""
 
     dtype_policy: str
-    step_times_s: tuple[float, ...]
+    step_times_s: tuple[float, ...]  # One a round; of a policy that is very slow one in all.
 
     def times_as_fast_as(self, other: "PolicySpeed") -> float:
         """Return the median over common rounds of the other policy's step time over this one's."""
@@ -69,17 +56,11 @@ class PolicySpeed:
 
 @dataclasses.dataclass(frozen=True)
 class Examination:
-    """What `kbatch doctor` found.
-
-    Attributes:
-        findings: Everything that was looked at.
-        policy_speeds: Train steps that were timed, none where they could not be.
-        environment: The machine and the software, None where TensorFlow could not be started.
-    """
+    """What `kbatch doctor` found."""
 
     findings: tuple[Finding, ...]
-    policy_speeds: tuple[PolicySpeed, ...]
-    environment: EnvironmentRecord | None
+    policy_speeds: tuple[PolicySpeed, ...]  # None where train steps could not be timed.
+    environment: EnvironmentRecord | None  # None where TensorFlow could not be started.
 
     @property
     def complete(self) -> bool:
@@ -253,16 +234,11 @@ def read_nvidia() -> NvidiaReading:
 
 
 def _listed(gpu: "NvmlGpu") -> ListedGpu:
-    import psutil
-
-    from kbatch.device.gpus import in_container, read_gpu, read_processes
+    from kbatch.device.gpus import read_gpu, read_processes
 
     texts = []
     for process in read_processes(gpu):
-        name = "a process that cannot be seen here"
-        if not in_container():  # There the number is another process's.
-            with contextlib.suppress(OSError, psutil.Error):
-                name = psutil.Process(process.pid).name()
+        name = process.name or "a process that cannot be seen here"
         held_bytes = process.memory_bytes
         size = "" if held_bytes is None else f", {gibibytes(held_bytes)}"
         texts.append(f"{name} ({process.pid}{size})")
@@ -313,7 +289,14 @@ def nvidia_findings(
         first = _why_not(reading, build, variables)
     findings = [first, _nvml_finding(reading)]
     if seen:
-        findings.append(_growth_finding(variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "")))
+        growth = variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "")
+        text = (
+            f"TF_FORCE_GPU_ALLOW_GROWTH={growth}: TensorFlow takes GPU memory as it needs it"
+            if growth.lower() in ("true", "1")
+            else "TensorFlow takes nearly all GPU memory at its start; where the GPU is shared, "
+            "export TF_FORCE_GPU_ALLOW_GROWTH=true"
+        )
+        findings.append(Finding("GPU growth", "ok", text))
     findings.extend(_one_gpu_finding(one, build) for one in reading.gpus or ())
     return tuple(findings)
 
@@ -424,17 +407,6 @@ def _nvml_finding(reading: NvidiaReading) -> Finding:
         )
         return Finding("NVML", "warning", text)
     return Finding("NVML", "ok", text)
-
-
-def _growth_finding(value: str) -> Finding:
-    if value.lower() in ("true", "1"):
-        text = f"TF_FORCE_GPU_ALLOW_GROWTH={value}: TensorFlow takes GPU memory as it needs it"
-    else:
-        text = (
-            "TensorFlow takes nearly all GPU memory at its start; where the GPU is shared, "
-            "export TF_FORCE_GPU_ALLOW_GROWTH=true"
-        )
-    return Finding("GPU growth", "ok", text)
 
 
 def _one_gpu_finding(reading: ListedGpu, build: TensorFlowBuild) -> Finding:

@@ -32,7 +32,8 @@ class _GpuTally:
     def __init__(
         self, gpu: NvmlGpu, tensorflow_devices: tuple[str, ...], memory: TensorFlowMemory | None
     ):
-        self.sm_clock_mhz: float | None = None  # Of the last reading.
+        # Of the last reading: the clock of the multiprocessors in MHz, and what lowers it.
+        self.clock: tuple[float | None, tuple[str, ...] | None] = (None, None)
         self._gpu = gpu
         self._devices = tensorflow_devices
         self._memory = memory
@@ -48,7 +49,7 @@ class _GpuTally:
         reading = read_gpu(self._gpu)
         if self._memory is not None:
             reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
-        self.sm_clock_mhz = reading.sm_clock_mhz
+        self.clock = reading.sm_clock_mhz, reading.throttle_reasons
         *shown, counter_mj, reasons = reading
         self._series.add((time_s, *shown))
         self._power = self._power.add(time_s, reading.power_w)
@@ -80,6 +81,7 @@ class _GpuTally:
             samples=tuple(_sample(GpuSample, row) for row in self._series.means),
             power_cap_w=self._gpu.power_cap_w,
             throttle_reasons=None if (seen := self._throttle_reasons) is None else tuple(seen),
+            uuid=self._gpu.uuid,
         )
 
 
@@ -262,16 +264,18 @@ class GpuMonitor:
             self._sample(time_s)
         return time_s
 
-    def sample_clock_mhz(self) -> float | None:
-        """Read the GPUs once more, for the clock of the first in MHz; None where none is read.
+    def sample_clock(self) -> tuple[float | None, tuple[str, ...] | None]:
+        """Read the GPUs once more, for the clock of the first in MHz and what lowers it.
+
+        Either is None where it is not read.
 
         Raises:
             RuntimeError: If the block has not begun.
         """
         if not self._gpus:
-            return None
+            return None, None
         self.sample()
-        return self._gpus[0].sm_clock_mhz
+        return self._gpus[0].clock
 
     def to_dataframe(self) -> "pd.DataFrame":
         """Make a table of the samples, one row a sample and GPU; without GPUs one a sample.

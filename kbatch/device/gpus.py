@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import psutil
 import pynvml
 
 from kbatch.records.usage import GpuProcess
@@ -163,8 +164,15 @@ def read_gpu_count() -> int:
 def read_processes(gpu: NvmlGpu) -> tuple[GpuProcess, ...]:
     """List the processes that compute on a GPU, those with most memory first."""
     found = _known(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle) or ()
-    processes = [GpuProcess(one.pid, one.usedGpuMemory) for one in found]
+    processes = [GpuProcess(p.pid, p.usedGpuMemory, _program_name(p.pid)) for p in found]
     return tuple(sorted(processes, key=lambda one: one.memory_bytes or 0, reverse=True))
+
+
+def _program_name(pid: int) -> str | None:
+    if not in_container():  # There the number is another process's.
+        with contextlib.suppress(OSError, psutil.Error):
+            return psutil.Process(pid).name()
+    return None
 
 
 def _gpu(index: int) -> NvmlGpu | None:

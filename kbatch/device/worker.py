@@ -30,12 +30,9 @@ class UnsendableError(TypeError):
 
 
 class MappedPickles:
-    """Pickles by value (cloudpickle), with large NumPy arrays in files beside.
+    """Pickles by value (cloudpickle), with large NumPy arrays in files beside, read by mapping.
 
-    An array is read by mapping, so that all readers hold it once.
-
-    Args:
-        folder: Where the files lie: those of one pickle, until the next one is made.
+    So all readers hold an array once. The files are those of one pickle, until the next is made.
     """
 
     def __init__(self, folder: Path):
@@ -160,21 +157,16 @@ _TAIL_CHARACTERS = 4000
 
 
 class WorkerDied(RuntimeError):
-    """The worker process ended while it worked.
-
-    Attributes:
-        exit_code: Its exit status; a signal's number, negative, where one ended it.
-        out_of_memory: Whether the status is one that running out of memory leaves.
-        tail: The end of what it wrote.
-    """
+    """The worker process ended while it worked."""
 
     def __init__(self, exit_code: int, tail: str):
         super().__init__(
             f"The worker process ended with status {exit_code} while it worked. "
             f"The end of what it wrote:\n{tail}"
         )
-        self.exit_code = exit_code
-        self.tail = tail
+        self.exit_code = exit_code  # A signal's number, negative, where one ended it.
+        self.tail = tail  # The end of what it wrote.
+        # Whether the status is one that running out of memory leaves.
         self.out_of_memory = exit_code in _MEMORY_EXITS
 
 
@@ -187,16 +179,12 @@ class Worker:
 
     Functions, closures and what a notebook defines travel by value (cloudpickle), large arrays as
     memory-mapped files. It is started by the first call, needs no `__main__` guard, and ends with
-    its parent, whose folder it removes then. What its functions start ends with it.
-
-    Example:
+    its parent, whose folder it removes then. What its functions start ends with it. `environment`
+    is set beside the variables of this process; `subject` makes an object in each new process,
+    which functions get as their first argument.
 
     >>> with Worker({"TF_CPP_MIN_LOG_LEVEL": "2"}) as worker:
     ...     worker.call(train, model, x)
-
-    Args:
-        environment: Variables to set beside those of this process.
-        subject: Makes an object in each new process; functions get it as their first argument.
     """
 
     def __init__(
@@ -343,11 +331,8 @@ _PARENT_CHECK_S = 0.5
 
 
 def main() -> None:
-    """Answer the calls of a `Worker` until it closes the pipe or its process ends.
-
-    Arguments of the program: the parent's process id, and a folder to remove if the parent cannot.
-    """
-    parent, folder = int(sys.argv[1]), sys.argv[2]
+    """Answer the calls of a `Worker` until it closes the pipe or its process ends."""
+    parent, folder = int(sys.argv[1]), sys.argv[2]  # The folder goes if the parent cannot do it.
     # The parent decides what an interrupt ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The pipes are kept for the answers: what a function prints goes to the file of stderr.

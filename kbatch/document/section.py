@@ -102,7 +102,7 @@ def neighbours_text(processes: Sequence[GpuProcess]) -> str:
         return ""
     who = "Another process holds" if len(processes) == 1 else "Other processes hold"
     named = [
-        f"process {p.pid} "
+        f"process {p.pid} {(p.name and f'({p.name}) ') or ''}"
         + ("an unknown part" if p.memory_bytes is None else memory_text(p.memory_bytes))
         for p in processes
     ]

@@ -41,14 +41,14 @@ from kbatch.inference.target_search import LatencyTargetSearch, TargetTry
 from kbatch.inference.variants import variants_of
 from kbatch.memory.curve import MemoryPass, ascend_memory
 from kbatch.memory.probe import (
-    LoadFacts,
     Probes,
     ProcessProbes,
     WorkerProbes,
+    WorkloadFacts,
     weights_alone_do_not_fit,
 )
 from kbatch.memory.record import MemoryRecord
-from kbatch.memory.workload import Load
+from kbatch.memory.workload import Workload
 from kbatch.timing.rounds import TimingPlan
 from kbatch.training.state import kept_variables
 
@@ -227,7 +227,7 @@ def profile_inference(
         with InferenceSweep(variants.models, inputs, plan, seed=seed) as sweep:
             with GpuMonitor(interval_s=NEVER_S) as monitor:
                 _warm_up(sweep, plan, memory, say)
-                rounds = sweep.each_round(clock_mhz=monitor.sample_clock_mhz)
+                rounds = sweep.each_round(read_clock=monitor.sample_clock)
                 for number, live in enumerate(rounds, start=1):
                     say(
                         f"round {number}: {counted(len(live), 'setting')} to go on, "
@@ -265,29 +265,26 @@ def measure_predict_memory(
     most of its memory, and nothing is left to a worker: the probes run here then, and a note says
     so. The same where the model cannot be sent to a worker.
     """
-
-    def on_probe(record: MemoryRecord) -> None:
-        found = record.reason or "out of memory"
-        if record.peak_bytes is not None:
-            found = memory_text(record.peak_bytes)
-        say(f"memory of batch {record.batch_size} under {record.dtype_policy}: {found}")
-
     place = "this process, which holds the GPU" if gpu_in_use() else "a worker process"
     say(f"measuring memory in {place}")
     passes: list[MemoryPass] = []
     for policy, model in models.items():
         with _probes(model, inputs, plan.memory_limit_bytes) as (probes, facts):
-            records = ascend_memory(
+            records: list[MemoryRecord] = []
+            for record in ascend_memory(
                 probes,
                 plan.batch_sizes,
                 dtype_policy=policy,
                 limit_bytes=facts.limit_bytes,
                 held_bytes=facts.held_bytes,
                 time_budget_s=plan.time_budget_s,
-                on_probe=on_probe,
-            )
+            ):
+                records.append(record)
+                peak, reason = record.peak_bytes, record.reason or "out of memory"
+                found = reason if peak is None else memory_text(peak)
+                say(f"memory of batch {record.batch_size} under {policy}: {found}")
             notes = tuple(note for note in facts.notes if note != inputs.note)
-            passes.append(MemoryPass(records, facts.limit_bytes, notes))
+            passes.append(MemoryPass(tuple(records), facts.limit_bytes, notes))
     return MemoryPass(
         tuple(record for one in passes for record in one.records),
         passes[0].limit_bytes,
@@ -298,11 +295,13 @@ def measure_predict_memory(
 @contextlib.contextmanager
 def _probes(
     model: keras.Model, inputs: InferenceInputs, memory_limit_bytes: int | None
-) -> Iterator[tuple[Probes, LoadFacts]]:
-    load = Load(lambda: model, inputs.source, keras.config.dtype_policy().name, training=False)
+) -> Iterator[tuple[Probes, WorkloadFacts]]:
+    workload = Workload(
+        lambda: model, inputs.source, keras.config.dtype_policy().name, training=False
+    )
     note = _GPU_IN_USE
     if not gpu_in_use():
-        with WorkerProbes(load, memory_limit_bytes) as probes:
+        with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
                 facts = _facts(probes, model, memory_limit_bytes)
             # What a class that the worker does not know leads to when the model is read there.
@@ -311,11 +310,11 @@ def _probes(
             else:
                 yield probes, facts
                 return
-    probes = ProcessProbes(load.start(), memory_limit_bytes, note)
+    probes = ProcessProbes(workload.start(), memory_limit_bytes, note)
     yield probes, _facts(probes, model, memory_limit_bytes)
 
 
-def _facts(probes: Probes, model: keras.Model, limit_bytes: int | None) -> LoadFacts:
+def _facts(probes: Probes, model: keras.Model, limit_bytes: int | None) -> WorkloadFacts:
     """Read the model where the probes run, and check that its weights fit."""
     try:
         facts = probes.facts

@@ -41,6 +41,7 @@ class TimingRecord:
         copy_s: Median seconds of a copy of the batch to the GPU, None where nothing is copied.
         sm_clocks_mhz: Clock of the GPU at the end of each block, in MHz, None where it was not
             told; empty without a GPU that is read.
+        throttle_reasons: What lowered the clock there, such as `("power cap",)`, in the same way.
     """
 
     call_path: str
@@ -57,6 +58,7 @@ class TimingRecord:
     latencies_s: tuple[float, ...] = ()
     copy_s: float | None = None
     sm_clocks_mhz: tuple[float | None, ...] = ()
+    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.outcome not in TIMING_OUTCOMES:

@@ -21,7 +21,7 @@ from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
 from kbatch.memory.curve import MemoryPass
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import SURE_SHARE, fit_memory
-from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp, block_clocks
+from kbatch.timing.rounds import ReadClock, TimingPlan, TimingRounds, WarmUp, block_clocks
 
 # Share of the time after which no more settings are warmed up: the rest is for the rounds.
 _SHARE_TO_WARM_UP = 0.5
@@ -175,7 +175,7 @@ class InferenceSweep:
         return self._prepare[setting[:2]](size)
 
     def each_round(
-        self, *, clock_mhz: Callable[[], float | None] = lambda: None
+        self, *, read_clock: ReadClock = lambda: (None, None)
     ) -> Iterator[list[Setting]]:
         """Time all settings in rounds, one of them twice; yield after each which of them go on."""
         settings = list(self.rounds.warm_ups)
@@ -183,7 +183,7 @@ class InferenceSweep:
             alike = self._timed(settings[0][:2])
             self._twin = alike[(len(alike) - 1) // 2]._replace(twin=True)
             self.admit(self._twin)
-            yield from self.rounds.each_round(clock_mhz=clock_mhz)
+            yield from self.rounds.each_round(read_clock=read_clock)
 
     def twin(self) -> TwinRecord | None:
         """Return the A/A test, None where nothing was timed."""
@@ -232,7 +232,7 @@ class InferenceSweep:
             block_medians_s=tuple(block.median_s for block in blocks),
             latencies_s=tuple(round(duration_s, 9) for duration_s in kept_s),
             copy_s=self._copies_s[setting.batch_size],
-            sm_clocks_mhz=block_clocks(blocks),
+            **block_clocks(blocks),
         )
 
     def _reason_not_to_run(self, setting: Setting, memory: MemoryRecord | None) -> str | None:

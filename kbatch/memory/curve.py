@@ -1,17 +1,13 @@
 """The memory of batch sizes in ascending order, as long as the next one is expected to fit."""
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import keras
-
 from kbatch.document.numbers import memory_text
-from kbatch.memory.probe import Probes, limit_below_weights, open_probes
+from kbatch.memory.probe import Probes
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import fit_memory
-from kbatch.memory.workload import Load
 
 # A size that is expected to take more than this share of the limit is not run.
 GUARD_SHARE = 0.80
@@ -34,10 +30,9 @@ def ascend_memory(
     held_bytes: int,
     time_budget_s: float,
     guard_share: float = GUARD_SHARE,
-    on_probe: Callable[[MemoryRecord], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[MemoryRecord, ...]:
-    """Probe sizes in ascending order as long as the next one is expected to fit.
+) -> Iterator[MemoryRecord]:
+    """Probe sizes in ascending order as long as the next one is expected to fit; yield each record.
 
     From two sizes on a line tells what to expect; before, the first size's memory beyond what is
     held anyway in proportion. That takes what the first size needs whatever the batch for a part
@@ -48,7 +43,6 @@ def ascend_memory(
     began_s = clock()
     most_bytes = guard_share * limit_bytes
     measured: dict[int, float] = {}
-    records: list[MemoryRecord] = []
     out_at: int | None = None
 
     def measure(size: int) -> int | None:
@@ -78,13 +72,9 @@ def ascend_memory(
         if reason is None:
             peak = measure(size)
             outcome = "out_of_memory" if peak is None else "fits"
-            record = MemoryRecord(dtype_policy, size, outcome, None, peak, expected)
+            yield MemoryRecord(dtype_policy, size, outcome, None, peak, expected)
         else:
-            record = MemoryRecord(dtype_policy, size, "not_run", reason, None, expected, guarded)
-        records.append(record)
-        if on_probe is not None:
-            on_probe(record)
-    return tuple(records)
+            yield MemoryRecord(dtype_policy, size, "not_run", reason, None, expected, guarded)
 
 
 def _size_between(
@@ -111,37 +101,3 @@ def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: floa
         fixed = min(held_bytes, measured[largest])
         return fixed + (measured[largest] - fixed) * batch_size / largest
     return max(fit.predict(batch_size), measured[largest])
-
-
-# As in the search for the largest batch; what is above the window is not timed.
-WINDOW = (0.80, 0.90)
-
-
-def measure_training_memory(
-    load: Load,
-    model: Callable[[], keras.Model],
-    micro_batch_sizes: Callable[[int | None], Sequence[int]],
-    *,
-    chosen: bool,
-    memory_limit_bytes: int | None,
-    time_budget_s: float,
-    on_probe: Callable[[MemoryRecord], None] | None = None,
-) -> MemoryPass:
-    """Run train steps of each size in a worker process, which may die of sizes that were chosen."""
-    with open_probes(
-        load, memory_limit_bytes=memory_limit_bytes, memory_window=WINDOW, model=model
-    ) as probes:
-        facts = probes.facts
-        if facts.variables_bytes > facts.limit_bytes:
-            raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
-        records = ascend_memory(
-            probes,
-            micro_batch_sizes(facts.examples),
-            dtype_policy=facts.dtype_policy,
-            limit_bytes=facts.limit_bytes,
-            held_bytes=facts.held_bytes,
-            time_budget_s=time_budget_s,
-            guard_share=math.inf if chosen and probes.isolated else WINDOW[1],
-            on_probe=on_probe,
-        )
-        return MemoryPass(records, facts.limit_bytes, facts.notes)

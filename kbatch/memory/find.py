@@ -25,7 +25,7 @@ from kbatch.memory.search import (
     MaxBatchSearch,
     check_window,
 )
-from kbatch.memory.workload import Load
+from kbatch.memory.workload import Workload
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import FitData, is_dataset
 from kbatch.training.data.sample_rows import example_rows, sample_of
@@ -81,13 +81,15 @@ def find_max_batch_size(
     check_window(memory_window)
     cap = None if max_batch_size is None else check_size(max_batch_size, "max_batch_size")
     limit_bytes = check_memory_limit(memory_limit_bytes)
-    load = Load(
+    workload = Workload(
         model_builder(build),
         data_source(x, y, longest_example),
         keras.config.dtype_policy().name,
         training=training,
     )
-    with open_probes(load, memory_limit_bytes=limit_bytes, memory_window=memory_window) as probes:
+    with open_probes(
+        workload, memory_limit_bytes=limit_bytes, memory_window=memory_window
+    ) as probes:
         return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
 
 
@@ -123,14 +125,9 @@ def probe_max_batch(
     confirm: bool = True,
     largest_first: bool = False,
 ) -> MaxBatchSizeResult:
-    """Search with real probes.
+    """Search with real probes; with `largest_first` the largest size ends it if it fits.
 
-    Args:
-        probes: What runs the sizes.
-        memory_window: Lower and upper share of the limit that is aimed at.
-        max_batch_size: Largest size to try, None for that of the data.
-        confirm: Whether to run the answer again, in a fresh process and after other sizes.
-        largest_first: Whether to begin with the largest size, which ends the search if it fits.
+    `confirm` runs the answer again, in a fresh process and after other sizes.
     """
     experiment = _MaxBatch(probes, memory_window, max_batch_size)
     answer = (experiment.largest() if largest_first else None) or experiment.search()
@@ -145,7 +142,7 @@ def probe_max_batch(
 
 
 class _MaxBatch:
-    """The experiment: the load that is probed, all probes so far, and what follows from them."""
+    """The experiment: a workload, all probes of it so far, and what follows from them."""
 
     def __init__(
         self, probes: Probes, memory_window: tuple[float, float], max_batch_size: int | None

@@ -1,4 +1,4 @@
-"""Probes of memory: a load run at one batch size, in a worker process or in this one."""
+"""Probes of memory: a workload run at one batch size, in a worker process or in this one."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import keras
 
@@ -30,7 +30,7 @@ from kbatch.device.worker import UnsendableError, Worker, WorkerDied
 from kbatch.document.numbers import memory_text
 from kbatch.document.section import neighbours_text
 from kbatch.errors import DeviceLostError, OutOfMemoryError
-from kbatch.memory.workload import Load, Ran, Run
+from kbatch.memory.workload import Ran, Run, Workload
 from kbatch.records.usage import GpuProcess
 from kbatch.training.state import kept_state
 
@@ -61,8 +61,8 @@ class Reading(NamedTuple):
         return max(peak, first) if peak and first and first > limit_bytes else peak
 
 
-class LoadFacts(NamedTuple):
-    """What is known of a load before it runs."""
+class WorkloadFacts(NamedTuple):
+    """What is known of a workload before it runs."""
 
     device: str
     limit_bytes: int  # Memory that it may take.
@@ -75,31 +75,12 @@ class LoadFacts(NamedTuple):
     other_processes: tuple[GpuProcess, ...] = ()  # Who else holds memory of the GPU.
 
 
-class Probes(Protocol):
-    """Where probes run."""
-
-    isolated: bool  # Whether a batch far too large can end no process but theirs.
-
-    @property
-    def facts(self) -> LoadFacts:
-        """What is known of the load."""
-        ...
-
-    def read(self, batch_size: int) -> Reading:
-        """Run one batch size."""
-        ...
-
-    def renew(self) -> bool:
-        """Start afresh; False where that cannot be."""
-        ...
-
-
 class WorkerProbes:
     """Probes in a worker process, which may die of them; it ends with the block."""
 
-    isolated = True
+    isolated = True  # Whether a batch far too large can end no process but theirs.
 
-    def __init__(self, load: Load, memory_limit_bytes: int | None):
+    def __init__(self, workload: Workload, memory_limit_bytes: int | None):
         # The worker knows nothing of a limit set here.
         limit_bytes = memory_limit_bytes or set_limit_bytes()
         # The level at which the allocator tells its free blocks when it fails.
@@ -108,8 +89,8 @@ class WorkerProbes:
             limit_bytes = limit_bytes or _host_bytes()
             environment |= limited_cpu(limit_bytes)
         self.limit_bytes = limit_bytes  # None where only the worker knows it.
-        self._worker = Worker(environment, functools.partial(_start, load, limit_bytes))
-        self._facts: LoadFacts | None = None
+        self._worker = Worker(environment, functools.partial(_start, workload, limit_bytes))
+        self._facts: WorkloadFacts | None = None
         # Of all its processes: in a fresh one no smaller size has run.
         self._smallest_that_ran: float = math.inf
         # Of this process alone.
@@ -122,8 +103,8 @@ class WorkerProbes:
         self._worker.close()
 
     @property
-    def facts(self) -> LoadFacts:
-        """What the worker knew of the load when it started."""
+    def facts(self) -> WorkloadFacts:
+        """What the worker knew of the workload when it started."""
         if self._facts is not None:
             return self._facts
         try:
@@ -168,12 +149,9 @@ class WorkerProbes:
 
 
 class ProcessProbes:
-    """Probes in this process: a GPU that it holds already leaves nothing to another one.
+    """Probes in this process, with a note of why here and what that risks.
 
-    Args:
-        run: What to run.
-        memory_limit_bytes: Memory that it may take; None for what the device has.
-        note: Why it runs here, and what that risks.
+    A GPU that it holds already leaves nothing to another one.
     """
 
     isolated = False
@@ -185,8 +163,8 @@ class ProcessProbes:
         self._smallest_that_ran: float = math.inf
 
     @property
-    def facts(self) -> LoadFacts:
-        """What is known of the load."""
+    def facts(self) -> WorkloadFacts:
+        """What is known of the workload."""
         found = self._subject.facts()
         return found._replace(notes=(self._note, *found.notes))
 
@@ -212,19 +190,22 @@ class ProcessProbes:
         return False
 
 
+Probes = WorkerProbes | ProcessProbes
+
+
 class _Subject:
-    """A load and the memory that it takes, in the process that runs it."""
+    """A workload and the memory that it takes, in the process that runs it."""
 
     def __init__(self, run: Run, memory: DeviceMemory, memory_limit_bytes: int | None):
         self._run = run
         self._memory = memory
         self._limit_bytes = memory_limit_bytes
 
-    def facts(self) -> LoadFacts:
+    def facts(self) -> WorkloadFacts:
         run, memory, others = self._run, self._memory, other_processes()
         limit_bytes = self._limit_bytes or memory.limit_bytes or _host_bytes()
         beside = neighbours_text(others) + _BESIDE_THEM if others else None
-        return LoadFacts(
+        return WorkloadFacts(
             device=memory.device,
             limit_bytes=min(limit_bytes, memory.limit_bytes or limit_bytes),
             training=run.training,
@@ -271,15 +252,15 @@ class _Subject:
         )
 
 
-def _start(load: Load, memory_limit_bytes: int | None) -> _Subject:
+def _start(workload: Workload, memory_limit_bytes: int | None) -> _Subject:
     if memory_limit_bytes is not None:
         limit_gpu(memory_limit_bytes)
     memory = DeviceMemory()
-    return _Subject(load.start(), memory, memory_limit_bytes)
+    return _Subject(workload.start(), memory, memory_limit_bytes)
 
 
 def _host_bytes() -> int:
-    """Return how many bytes of the host a load may take beside other workers of a search."""
+    """Return how many bytes of the host a workload may take beside other workers of a search."""
     return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))
 
 
@@ -303,7 +284,7 @@ _NOT_SENDABLE = (
 
 @contextlib.contextmanager
 def open_probes(
-    load: Load,
+    workload: Workload,
     *,
     memory_limit_bytes: int | None,
     memory_window: tuple[float, float],
@@ -312,22 +293,16 @@ def open_probes(
 ) -> Iterator[Probes]:
     """Open probes in a worker process, or here where that cannot be.
 
-    It cannot where this process holds the GPU already, or the load cannot be sent. Where not even
+    It cannot where this process holds the GPU already, the workload cannot be sent, or `here_since`
+    says why. Where it runs here, `model` returns the model if there is one already. Where not even
     one example fits, the error that the block raises says what one needs.
-
-    Args:
-        load: What to run.
-        memory_limit_bytes: Memory that it may take; None for what the device has.
-        memory_window: Lower and upper share of it that a batch may fill.
-        model: Returns the model to use if it runs here, where there is one already.
-        here_since: Why it has to run here, None where it need not.
     """
     note = here_since or (_GPU_IN_USE if gpu_in_use() else None)
     if note is None:
-        probes, refusal = WorkerProbes(load, memory_limit_bytes), None
+        probes, refusal = WorkerProbes(workload, memory_limit_bytes), None
         with probes:
             try:
-                _ = probes.facts  # Starts the worker, which shows whether the load can be sent.
+                _ = probes.facts  # Starts the worker, which shows whether the workload can be sent.
             except UnsendableError:
                 note = _NOT_SENDABLE
             except MemoryError as error:
@@ -342,13 +317,13 @@ def open_probes(
             if getattr(refusal, "needed_bytes", None) is not None:
                 raise refusal
             limit_bytes = memory_limit_bytes or probes.limit_bytes
-            raise _refusal_with_bytes(load, limit_bytes, memory_window, refusal) from refusal
-    here = load if model is None else dataclasses.replace(load, build=model)
+            raise _refusal_with_bytes(workload, limit_bytes, memory_window, refusal) from refusal
+    here = workload if model is None else dataclasses.replace(workload, build=model)
     yield ProcessProbes(here.start(), memory_limit_bytes, note or "")
 
 
 def _refusal_with_bytes(
-    load: Load,
+    workload: Workload,
     limit_bytes: int | None,
     memory_window: tuple[float, float],
     refusal: MemoryError,
@@ -358,7 +333,7 @@ def _refusal_with_bytes(
     def death(error: MemoryError) -> WorkerDied | None:
         return error.__cause__ if isinstance(error.__cause__, WorkerDied) else None
 
-    with WorkerProbes(load, None if gpu_visible() else available_bytes()) as probes:
+    with WorkerProbes(workload, None if gpu_visible() else available_bytes()) as probes:
         try:
             facts = probes.facts
         except MemoryError as error:
@@ -402,7 +377,7 @@ def weights_alone_do_not_fit(limit_bytes: int | None, weights_bytes: int) -> Out
 
 
 def no_example_fits(
-    facts: LoadFacts,
+    facts: WorkloadFacts,
     memory_window: tuple[float, float],
     needed_bytes: float | None,
     died: WorkerDied | None,

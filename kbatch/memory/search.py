@@ -48,15 +48,6 @@ class MaxBatchSearch:
     ...     search.tell(size, 1e9 + 2e6 * size)
     >>> search.answer.batch_size
     2900
-
-    Args:
-        limit_bytes: Memory that there is, in bytes.
-        memory_window: Lower and upper share of the limit that is aimed at.
-        max_batch_size: Largest size to try, in examples; None for no bound.
-        cap_reason: The reason of an answer that reaches that bound.
-
-    Attributes:
-        memory_bytes: Every size that was measured with its bytes, None where memory ran out.
     """
 
     def __init__(
@@ -73,7 +64,7 @@ class MaxBatchSearch:
                 "`limit_bytes` and `max_batch_size` must be positive. Received: "
                 f"limit_bytes={limit_bytes}, max_batch_size={max_batch_size}."
             )
-        self.memory_bytes: dict[int, float | None] = {}
+        self.memory_bytes: dict[int, float | None] = {}  # By size; None where memory ran out.
         self._limit, self._low, self._high = limit_bytes, low * limit_bytes, high * limit_bytes
         self._middle = (self._low + self._high) / 2
         self._cap = int(limit_bytes)

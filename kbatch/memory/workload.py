@@ -12,8 +12,14 @@ import tensorflow as tf
 from kbatch.errors import InputError
 from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.clock import InputMeter
-from kbatch.training.data.forms import called_for
-from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source, batch_of, build_on
+from kbatch.training.data.sample_rows import (
+    SampleRows,
+    Source,
+    batch_of,
+    batches_for,
+    build_on,
+    rows_for,
+)
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.model import check_model
 from kbatch.training.train_step import rows_of
@@ -26,7 +32,7 @@ _MOST_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Load:
+class Workload:
     """A model and its data, which can go to another process."""
 
     build: Callable[[], keras.Model]  # Returns the compiled model.
@@ -70,21 +76,20 @@ class Ran(NamedTuple):
 
 
 class Run:
-    """A load in the process that measures it."""
+    """A workload in the process that measures it."""
 
-    def __init__(self, load: Load, model: keras.Model):
+    def __init__(self, workload: Workload, model: keras.Model):
         self.model: Any = model
-        self.training = load.training
-        self._load = load
+        self.training = workload.training
+        self._workload = workload
         # That of a model which accumulates already: it is measured so.
         self._train_step = vars(model).get("train_step")
         # Train steps with what Keras compiled of them, by micro-batch size; None for the whole.
         self._compiled: dict[int | None, tuple[Any, Any]] = {}
-        source = load.source
-        self._source = source.rows(model) if isinstance(source, SampleElements) else source
-        known = isinstance(self._source, SampleRows)
-        self.examples = self._source.examples if known else None
-        self.note = self._source.note if known else None  # What a reader must know of the data.
+        self._source = rows_for(workload.source, model)
+        known = self._source if isinstance(self._source, SampleRows) else None
+        self.examples = known and known.examples
+        self.note = known and known.note  # What a reader must know of the data.
         self._row_bytes: int | None = None
 
     @property
@@ -105,16 +110,16 @@ class Run:
 
     def left_out_bytes(self, batch_size: int) -> int:
         """Return the bytes of the inputs that a real batch has beside those that `run` uses."""
-        if batch_size >= self._load.accumulate_below:
+        if batch_size >= self._workload.accumulate_below:
             return 0
         if self._row_bytes is None:
             leaves = keras.tree.flatten(next(iter(self._batches(1))))
             self._row_bytes = sum(np.asarray(leaf).nbytes for leaf in leaves if leaf is not None)
-        return self._row_bytes * (self._load.accumulate_below - self._rows(batch_size))
+        return self._row_bytes * (self._workload.accumulate_below - self._rows(batch_size))
 
     def run(self, batch_size: int, after_first: Callable[[], None]) -> Ran:
         """Run one batch size; the batch may have fewer rows, where the data have no more."""
-        rows, replicas = self._rows(batch_size), self._load.replicas
+        rows, replicas = self._rows(batch_size), self._workload.replicas
         if self.training:
             self._set_train_step(batch_size)
         batches = self._batches(rows * replicas)
@@ -142,12 +147,12 @@ class Run:
 
     def _set_train_step(self, batch_size: int) -> None:
         """Make the model train in parts of this size, by what was compiled for them before."""
-        size = batch_size if batch_size < self._load.accumulate_below else None
+        size = batch_size if batch_size < self._workload.accumulate_below else None
         if size not in self._compiled:
             vars(self.model).pop("train_step", None)
             if size is not None:
                 # Two micro-batches are an accumulated batch: more of them need no more memory.
-                accumulate_gradients(self.model, size, moments_every=self._load.moments_every)
+                accumulate_gradients(self.model, size, moments_every=self._workload.moments_every)
             elif self._train_step is not None:
                 self.model.train_step = self._train_step
             self.model.make_train_function(force=True)
@@ -159,7 +164,7 @@ class Run:
 
     def _too_few_rows(self, batch_size: int) -> int:
         """Count what a data function has that drops its remainder, and so gave no batch."""
-        replicas = self._load.replicas
+        replicas = self._workload.replicas
         count = sum(1 for _ in self._batches(1).take(batch_size * replicas)) // replicas
         if 0 < count < batch_size:
             return count
@@ -170,12 +175,10 @@ class Run:
         )
 
     def _rows(self, batch_size: int) -> int:
-        return max(batch_size, min(2 * batch_size, self._load.accumulate_below))
+        return max(batch_size, min(2 * batch_size, self._workload.accumulate_below))
 
     def _batches(self, rows: int) -> tf.data.Dataset:
-        if isinstance(self._source, SampleRows):
-            return self._source.batches(rows)
-        return called_for(self._source, self.model, rows)
+        return batches_for(self._source, self.model, rows)
 
 
 class _Steps(keras.callbacks.Callback):

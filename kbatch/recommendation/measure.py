@@ -14,9 +14,9 @@ from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.library_internals import layers_of
 from kbatch.memory.find import probe_max_batch
-from kbatch.memory.probe import LoadFacts, Probes, Reading, open_probes
+from kbatch.memory.probe import Probes, Reading, WorkloadFacts, open_probes
 from kbatch.memory.record import MaxBatchSizeResult
-from kbatch.memory.workload import STEPS, Load
+from kbatch.memory.workload import STEPS, Workload
 from kbatch.recommendation.choice import CandidateSearch
 from kbatch.recommendation.limits import (
     INPUT,
@@ -140,9 +140,9 @@ class Task(NamedTuple):
     seed: int
 
     @property
-    def load(self) -> Load:
+    def load(self) -> Workload:
         """What the device has to hold."""
-        return Load(self.build, self.source, keras.config.dtype_policy().name)
+        return Workload(self.build, self.source, keras.config.dtype_policy().name)
 
     def kept(self) -> contextlib.AbstractContextManager[Any]:
         """Put a model of the user's back as it was."""
@@ -298,7 +298,7 @@ class _Bounded:
         self._example_s: float | None = None
 
     @property
-    def facts(self) -> LoadFacts:
+    def facts(self) -> WorkloadFacts:
         return self._probes.facts
 
     def renew(self) -> bool:

@@ -46,10 +46,12 @@ class GpuProcess:
     Attributes:
         pid: Its number, that of the host: within a container it may be another one's.
         memory_bytes: What it holds, None if the driver does not tell.
+        name: Its program, None where that cannot be seen.
     """
 
     pid: int
     memory_bytes: int | None
+    name: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,8 @@ class GpuUsage:
             one memory.
         mig: Whether TensorFlow has an instance of the GPU: all but the memory is then of the
             whole board.
+        uuid: Name of the board in `nvidia-smi -L`, also where TensorFlow has an instance of it;
+            None if the driver does not tell.
     """
 
     name: str | None
@@ -88,6 +92,7 @@ class GpuUsage:
     throttle_reasons: tuple[str, ...] | None = None
     memory_source: str = "driver"
     mig: bool = False
+    uuid: str | None = None
 
     def __post_init__(self):
         if (self.energy_j is None) != (self.energy_source not in ENERGY_SOURCES):

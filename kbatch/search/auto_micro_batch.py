@@ -30,7 +30,7 @@ from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import OF_SEVERAL_REPLICAS, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, MicroBatchLimit
 from kbatch.memory.report import slow_steps_text
-from kbatch.memory.workload import STEPS, Load
+from kbatch.memory.workload import STEPS, Workload
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget
@@ -65,6 +65,8 @@ from kbatch.training.state import KeptState
 
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8
+# The cap of a laptop moves with what its processor takes. Clocks go with about the third root.
+_SAME_CAP = 1.1
 # Geometric mean of the nets of `benchmarks/auto_micro_batch.py` at eight times their own batches.
 _PLAUSIBLE_GAIN = 1.2
 # Fewest updates that timing runs: three to warm each of two sizes up, and two rounds of both.
@@ -339,7 +341,7 @@ class MicroBatchCache:
             reason = "the most that fit, since fewer at once may not train as the whole batch does"
         timed_sizes = dict.fromkeys((max(largest, batch_size), batch_size))
         for size in timed_sizes if reason is None else ():
-            profile = self._recall(TrainingProfile, _times_name(self.key, size))
+            profile = self._known_times(size)
             if profile is None:
                 reason = _reason_of_cost(left, size=size, example_s=self._example_s())
                 if reason is not None:
@@ -376,6 +378,16 @@ class MicroBatchCache:
         sizes = [limit.micro_batch_size for limit in known if limit]
         return min([self.search.largest_batch_size, *sizes])
 
+    def _known_times(self, batch_size: int) -> TrainingProfile | None:
+        """Return times taken under about the present power cap, on which memory does not depend."""
+        known = self._recall(TrainingProfile, _times_name(self.key, batch_size))
+        if known and known.gpus and gpu_visible():
+            before_w, gpu = known.gpus[0].power_cap_w, nvml_gpu()
+            now_w = gpu and gpu.power_cap_w
+            if before_w and now_w and not 1 / _SAME_CAP <= now_w / before_w <= _SAME_CAP:
+                return None
+        return known
+
     def _times(self, batch_size: int, most: int) -> TrainingProfile:
         name, others = _times_name(self.key, batch_size), other_processes()
         profile = self._measure(name, lambda: self._time(batch_size, most))
@@ -403,20 +415,17 @@ class MicroBatchCache:
         limits = (self._rows, search.memory_limit_bytes or host, search.memory_window)
         devices: tuple[Any, ...] = (here.devices, here.versions.get("nvidia-driver"))
         if gpu_visible():
-            limit_bytes, gpu = DeviceMemory().limit_bytes or 0, nvml_gpu()
-            power_cap_w = int(gpu.power_cap_w) if gpu and gpu.power_cap_w else 0
-            # What a driver and a desktop leave differs between starts, and the cap of a laptop
-            # moves with what its processor takes: to 1 part in 16 and in 4, or finer.
-            for value, bits in ((limit_bytes, 5), (power_cap_w, 3)):
-                step = 2 ** max(0, value.bit_length() - bits)
-                devices += (value // step * step,)
+            limit_bytes = DeviceMemory().limit_bytes or 0
+            # What a driver and a desktop leave differs between starts: to 1 part in 16, or finer.
+            step = 2 ** max(0, limit_bytes.bit_length() - 5)
+            devices += (limit_bytes // step * step,)
         shapes = row_shapes(self.source, self.model)
         return _digest((model_fingerprint(self.model), shapes, limits, devices))
 
     def _probe(self) -> MaxBatchSizeResult:
         """Find the most examples that fit at once."""
         search, replicas = self.search, replica_count(self.model)
-        load = Load(
+        workload = Workload(
             self.build,
             self.source,
             self.model.dtype_policy.name,
@@ -425,7 +434,7 @@ class MicroBatchCache:
             replicas=replicas,
         )
         with open_probes(
-            load,
+            workload,
             memory_limit_bytes=search.memory_limit_bytes,
             memory_window=search.memory_window,
             model=lambda: self.model,
@@ -441,7 +450,7 @@ class MicroBatchCache:
 
     def _time(self, batch_size: int, most: int) -> TrainingProfile:
         """Time train steps on a batch, in parts of up to `most` examples."""
-        began_s, points, batch, note = time.perf_counter(), (), None, None
+        began_s, points, gpus, batch, note = time.perf_counter(), (), (), None, None
         try:
             batch = batch_of(self.source, self.model, batch_size)
         except DataEnded as ended:
@@ -451,7 +460,7 @@ class MicroBatchCache:
                 raise
             note = f"The device has no room for a batch of {batch_size} examples."
         if batch is not None:
-            points = time_micro_batches(
+            points, gpus = time_micro_batches(
                 self.model, batch, largest=most, moments_every=MOMENTS_EVERY
             )
         return TrainingProfile(
@@ -462,6 +471,7 @@ class MicroBatchCache:
             duration_s=round(time.perf_counter() - began_s, 3),
             notes=() if note is None else (note,),
             environment=read_environment(),
+            gpus=gpus,
         )
 
     def _recall(self, kind: type[Record], name: str) -> Record | None:

@@ -23,18 +23,11 @@ _SMALLEST = 8
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatchChoice:
-    """A micro-batch size and what it is preferred to.
-
-    Attributes:
-        micro_batch_size: The size, in examples.
-        fastest: The size with the least median time an example; equal to `micro_batch_size`, or
-            a smaller one that is no faster beyond the noise.
-        gain: Time of the largest size over that of the chosen one, above 1 where the choice is
-            faster; None where the largest is the choice.
-    """
+    """A micro-batch size and what it is preferred to."""
 
     micro_batch_size: int
-    fastest: int
+    fastest: int  # By median time an example: the same, or smaller and no faster beyond the noise.
+    # Time of the largest size over that of the chosen one; None where the largest is the choice.
     gain: RoundEstimate | None
 
 

@@ -15,11 +15,12 @@ from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.document.numbers import memory_text, readable
 from kbatch.errors import InputError
-from kbatch.memory.curve import WINDOW, MemoryPass, measure_training_memory
+from kbatch.memory.curve import MemoryPass, ascend_memory
 from kbatch.memory.find import data_source
+from kbatch.memory.probe import limit_below_weights, open_probes
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import SURE_SHARE, fit_memory
-from kbatch.memory.workload import Load
+from kbatch.memory.workload import Run, Workload
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import (
     SHARE_TO_WARM_UP,
@@ -31,6 +32,8 @@ from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.sample_rows import DataEnded
 from kbatch.training.train_step import micro_batch_steps
 
+# As in the search for the largest batch; what is above the window is not timed.
+_WINDOW = (0.80, 0.90)
 _LARGEST_DEFAULT = 4096
 # Where throughput still grows there, sizes go on up to this one.
 _LARGEST = 65536
@@ -100,21 +103,13 @@ def profile_training(
     say = on_progress or (lambda line: None)
     source = data_source(x, y)
     policy = keras.config.dtype_policy().name
-    load = Load(model_builder(build), source, policy, accumulate_below=batch_size or 0)
+    workload = Workload(model_builder(build), source, policy, accumulate_below=batch_size or 0)
     # Building the model takes the GPU: the worker process comes first.
-    start = functools.cache(load.start)
+    start = functools.cache(workload.start)
     memory = MemoryPass((), 0, ())
     if measure_memory:
         say("measuring memory in a worker process")
-        memory = measure_training_memory(
-            load,
-            lambda: start().model,
-            sizes.up_to,
-            chosen=sizes.chosen,
-            memory_limit_bytes=limit_bytes,
-            time_budget_s=time_budget_s,
-            on_probe=lambda record: say(_memory_line(record)),
-        )
+        memory = _measure_memory(workload, start, sizes, limit_bytes, time_budget_s, say)
     run = start()
     plan = dataclasses.replace(TRAINING_TIMING, time_budget_s=time_budget_s)
     with micro_batch_steps(run.model) as steps:
@@ -195,6 +190,40 @@ def _checked(
     return _Sizes(sizes, True, whole)
 
 
+def _measure_memory(
+    workload: Workload,
+    start: Callable[[], Run],
+    sizes: _Sizes,
+    limit_bytes: int | None,
+    time_budget_s: float,
+    say: Callable[[str], None],
+) -> MemoryPass:
+    """Run train steps of each size in a worker process, which may die of sizes that were chosen."""
+    with open_probes(
+        workload,
+        memory_limit_bytes=limit_bytes,
+        memory_window=_WINDOW,
+        model=lambda: start().model,
+    ) as probes:
+        facts = probes.facts
+        records: list[MemoryRecord] = []
+        if facts.variables_bytes > facts.limit_bytes:
+            raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+        for record in ascend_memory(
+            probes,
+            sizes.up_to(facts.examples),
+            dtype_policy=facts.dtype_policy,
+            limit_bytes=facts.limit_bytes,
+            held_bytes=facts.held_bytes,
+            time_budget_s=time_budget_s,
+            guard_share=math.inf if sizes.chosen and probes.isolated else _WINDOW[1],
+        ):
+            records.append(record)
+            known = None if record.peak_bytes is None else memory_text(record.peak_bytes)
+            say(f"micro-batch {record.batch_size}: {known or record.reason or 'out of memory'}")
+        return MemoryPass(tuple(records), facts.limit_bytes, facts.notes)
+
+
 def _warm_up(
     sweep: TrainingSweep,
     sizes: _Sizes,
@@ -237,11 +266,6 @@ def _reason_not_to_run(record: MemoryRecord | None, limit_bytes: int) -> str | N
         return record.reason
     # Where the time for the memory did not suffice, the line through smaller sizes tells.
     needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
-    if needed is None or needed <= WINDOW[1] * limit_bytes:
+    if needed is None or needed <= _WINDOW[1] * limit_bytes:
         return None
-    return f"needs {memory_text(needed)}, more than {WINDOW[1]:.0%} of {memory_text(limit_bytes)}"
-
-
-def _memory_line(record: MemoryRecord) -> str:
-    known = None if record.peak_bytes is None else memory_text(record.peak_bytes)
-    return f"micro-batch {record.batch_size}: {known or record.reason or 'out of memory'}"
+    return f"needs {memory_text(needed)}, more than {_WINDOW[1]:.0%} of {memory_text(limit_bytes)}"

@@ -48,6 +48,7 @@ class TrainingPoint:
             None where it is not known.
         sm_clocks_mhz: Clock of the GPU at the end of its turn in each round, in MHz, None where it
             was not told; empty without a GPU that is read.
+        throttle_reasons: What lowered the clock there, such as `("power cap",)`, in the same way.
     """
 
     micro_batch_size: int
@@ -61,6 +62,7 @@ class TrainingPoint:
     step_times_s: tuple[float, ...] = ()
     peak_memory_bytes: int | None = None
     sm_clocks_mhz: tuple[float | None, ...] = ()
+    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.outcome not in POINT_OUTCOMES:

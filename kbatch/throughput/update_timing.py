@@ -98,7 +98,7 @@ class TrainingSweep:
     def each_round(self) -> Iterator[list[StepConfig]]:
         """Time the steps, and yield after each round which of them go on."""
         with GpuMonitor(interval_s=NEVER_S) as monitor:
-            yield from self.rounds.each_round(clock_mhz=monitor.sample_clock_mhz)
+            yield from self.rounds.each_round(read_clock=monitor.sample_clock)
         self.gpus = monitor.gpus or ()
 
     def point(self, config: StepConfig, *, not_run: str | None = None) -> TrainingPoint:
@@ -122,7 +122,7 @@ class TrainingSweep:
             steps=sum(len(block.durations_s) for block in blocks),
             rounds=tuple(block.round for block in blocks),
             step_times_s=tuple(block.median_s for block in blocks),
-            sm_clocks_mhz=block_clocks(blocks),
+            **block_clocks(blocks),
         )
 
 
@@ -193,7 +193,7 @@ def time_updates(
     ]
     found.sort(key=lambda timed: (timed.batch_size, timed.micro_batch_size))
     apart = clocks_text(
-        (f"{config.batch_size:,}", median_known(block_clocks(blocks)))
+        (f"{config.batch_size:,}", median_known(b.sm_clock_mhz for b in blocks))
         for config, blocks in rounds.blocks.items()
     )
     if apart:
@@ -264,12 +264,13 @@ def time_micro_batches(
     largest: int,
     moments_every: int,
     timing: TimingPlan = TIMING,
-) -> tuple[TrainingPoint, ...]:
+) -> tuple[tuple[TrainingPoint, ...], tuple[GpuUsage, ...]]:
     """Time steps on a batch, whole and as micro-batches of half as many examples each time.
 
     It goes down from the largest size and ends when two in a row are far slower than the fastest
     so far: under XLA, where each size is compiled, the first that is slower. The sizes take turns;
-    after the first rounds the largest and the fastest of the others go on by themselves.
+    after the first rounds the largest and the fastest of the others go on by themselves. What it
+    took of the GPUs is returned too.
     """
     batch_size, compiled = rows_of(batch), bool(model.jit_compile)
     sizes = micro_batch_candidates(batch_size, largest)
@@ -310,4 +311,4 @@ def time_micro_batches(
             if config in left:
                 point = dataclasses.replace(point, reason="slower than another in the first rounds")
             points.append(point)
-    return tuple(points)
+    return tuple(points), sweep.gpus

@@ -8,7 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
 from kbatch.device.failures import ran_out_of_memory
@@ -23,28 +23,21 @@ Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 Call = Callable[[], object]
 Clock = Callable[[], float]
+# As `GpuMonitor.sample_clock`.
+ReadClock = Callable[[], tuple[float | None, tuple[str, ...] | None]]
 
 
 @dataclasses.dataclass(frozen=True)
 class TimingPlan:
-    """When a contender has been timed enough.
+    """When a contender has been timed enough."""
 
-    Attributes:
-        time_budget_s: Seconds after which no block is begun, once each contender had one.
-        needed_calls: Calls that the asked quantile needs.
-        block_s: Least seconds that a contender runs in a round.
-        precision: Share of the median over the rounds to which its 95 % interval shall reach, to
-            each side.
-        rounds_beyond: Most rounds after the needed calls were made.
-        first_calls_count: Whether first calls, which trace and compile, are charged to the budget.
-    """
-
-    time_budget_s: float = 60.0
-    needed_calls: int = 59
-    block_s: float = 0.05
+    time_budget_s: float = 60.0  # After these no block is begun, once each contender had one.
+    needed_calls: int = 59  # That the asked quantile needs.
+    block_s: float = 0.05  # Least seconds that a contender runs in a round.
+    # Share of the median over the rounds to which its 95 % interval shall reach, to each side.
     precision: float = 0.05
-    rounds_beyond: int = 30
-    first_calls_count: bool = True
+    rounds_beyond: int = 30  # Most rounds after the needed calls were made.
+    first_calls_count: bool = True  # Whether those, which trace and compile, are charged.
 
 
 class Block(NamedTuple):
@@ -52,7 +45,9 @@ class Block(NamedTuple):
 
     round: int  # From 0.
     durations_s: tuple[float, ...]  # Of each call.
-    sm_clock_mhz: float | None = None  # Of the GPU's multiprocessors at its end, if read.
+    # Of the GPU's multiprocessors at its end, and what lowers it there; None where not read.
+    sm_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
 
     @property
     def median_s(self) -> float:
@@ -60,10 +55,12 @@ class Block(NamedTuple):
         return round(statistics.median(self.durations_s), 9)
 
 
-def block_clocks(blocks: Sequence[Block]) -> tuple[float | None, ...]:
-    """Return the clock of each block; none where no clock was read."""
+def block_clocks(blocks: Sequence[Block]) -> dict[str, tuple[Any, ...]]:
+    """Return the clock of each block and what lowered it, by field; empty where none was read."""
     clocks = tuple(block.sm_clock_mhz for block in blocks)
-    return () if all(clock is None for clock in clocks) else clocks
+    reasons = tuple(block.throttle_reasons for block in blocks)
+    fields = {"sm_clocks_mhz": clocks, "throttle_reasons": reasons}
+    return {name: () if set(read) == {None} else read for name, read in fields.items()}
 
 
 def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
@@ -111,26 +108,14 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 
 class TimingRounds(Generic[Key]):
     """Contenders that are timed in turns.
 
-    Example:
-
     >>> rounds = TimingRounds(TimingPlan(), seed=0)
     >>> for batch_size in (1, 2, 4):
     ...     rounds.admit(batch_size, functools.partial(model, x[:batch_size]))
     >>> rounds.run()
     >>> rounds.blocks[4]
 
-    Args:
-        plan: When a contender has been timed enough.
-        seed: Seed of the order within rounds.
-        clock: Returns seconds.
-        is_result: Returns whether an error of a call is a result, want of memory if not given: the
-            contender leaves, and the others go on. It gets `smaller_worked`, whether another
-            contender ran before.
-
-    Attributes:
-        blocks: The turns of each contender, in order.
-        warm_ups: The calls before them.
-        failures: The errors that were results.
+    Where `is_result(error, smaller_worked=...)` holds for an error of a call, as for want of
+    memory, the contender leaves and the others go on.
     """
 
     def __init__(
@@ -141,9 +126,9 @@ class TimingRounds(Generic[Key]):
         clock: Clock = time.perf_counter,
         is_result: Callable[..., bool] = ran_out_of_memory,
     ):
-        self.blocks: dict[Key, list[Block]] = {}
-        self.warm_ups: dict[Key, WarmUp] = {}
-        self.failures: dict[Key, Exception] = {}
+        self.blocks: dict[Key, list[Block]] = {}  # The turns of each contender, in order.
+        self.warm_ups: dict[Key, WarmUp] = {}  # The calls before them.
+        self.failures: dict[Key, Exception] = {}  # The errors that were results.
         self._is_result = is_result
         self._plan = plan
         self._clock = clock
@@ -200,14 +185,12 @@ class TimingRounds(Generic[Key]):
         del self._calls[key], self.blocks[key]
         return self.warm_ups.pop(key)
 
-    def run(self, *, clock_mhz: Callable[[], float | None] = lambda: None) -> None:
+    def run(self, *, read_clock: ReadClock = lambda: (None, None)) -> None:
         """Time all contenders until each has been timed enough."""
-        for _ in self.each_round(clock_mhz=clock_mhz):
+        for _ in self.each_round(read_clock=read_clock):
             pass
 
-    def each_round(
-        self, *, clock_mhz: Callable[[], float | None] = lambda: None
-    ) -> Iterator[list[Key]]:
+    def each_round(self, *, read_clock: ReadClock = lambda: (None, None)) -> Iterator[list[Key]]:
         """Time all contenders as `run` does, and yield after each round which of them go on."""
         self._live = list(self._calls)
         for number in itertools.count():
@@ -219,7 +202,7 @@ class TimingRounds(Generic[Key]):
                 except Exception as error:
                     self._keep_if_result(key, error)
                 else:
-                    self.blocks[key].append(Block(number, durations_s, clock_mhz()))
+                    self.blocks[key].append(Block(number, durations_s, *read_clock()))
             self._live = [
                 key
                 for key in self._live

@@ -1,4 +1,6 @@
+import keras
 import pytest
+from figure_studies import max_batch_result
 
 import kbatch
 from kbatch.cli import main as cli
@@ -45,7 +47,37 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_command_prints_the_answer_and_writes_it(folder, capsys):
+def test_the_command_passes_its_flags_on_prints_the_answer_and_writes_it(
+    folder, capsys, monkeypatch
+):
+    given = {}
+
+    def found(build, x, y, **arguments):
+        given.update(arguments, policy=keras.config.dtype_policy().name, shape=x.shape)
+        return max_batch_result()
+
+    monkeypatch.setattr("kbatch.memory.find.find_max_batch_size", found)
+    words = ["max-batch", "given_training:narrow", "--data", "given_training:data"]
+    words += ["--limit", "32MiB", "--window", "0.5", "0.6", "--max", "20", "--inference"]
+    assert cli.main([*words, "--policy", "mixed_bfloat16", "-o", "found.json"]) == 0
+    assert given == {
+        "memory_window": (0.5, 0.6),
+        "memory_limit_bytes": 32 * 2**20,
+        "max_batch_size": 20,
+        "training": False,
+        "policy": "mixed_bfloat16",
+        "shape": (30_000, 64),
+    }
+    assert kbatch.MaxBatchSizeResult.load(folder / "found.json") == max_batch_result()
+    printed = capsys.readouterr().out
+    answer = max_batch_result().max_batch_size
+    assert f"Largest batch for training: {answer:,} examples" in printed
+    assert printed.count("fresh process") == 1
+    assert printed.endswith("result: found.json\n")
+
+
+@pytest.mark.slow
+def test_the_answer_of_a_search_is_printed_with_its_runs(folder, capsys):
     words = ["max-batch", "given_training:narrow", "--data", "given_training:data"]
     assert cli.main([*words, "--limit", "32MiB", "-o", "found.json"]) == 0
     printed = capsys.readouterr().out

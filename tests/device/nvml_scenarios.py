@@ -96,6 +96,7 @@ def watch(*steps, devices=None):
                 "energy": [gpu.energy_j, gpu.energy_source],
                 "memory": [gpu.memory_total_bytes, gpu.mean.memory_used_bytes],
                 "clocks": [gpu.power_cap_w, gpu.throttle_reasons],
+                "uuid": gpu.uuid,
                 "mean": list(vars(gpu.mean).values())[1:],
             }
             for gpu in usage.gpus or ()

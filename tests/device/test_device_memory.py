@@ -6,6 +6,7 @@ import types
 import fake_nvml
 import fake_tensorflow
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
@@ -26,10 +27,13 @@ from kbatch.device.memory import (
     worker_device,
     workers_on_device,
 )
+from kbatch.document.section import neighbours_text
 from kbatch.records.usage import GpuProcess
 
 FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
 GIB = 2**30
+# Larger than the number of any process of a host, whose name would be read.
+FIVE, SEVEN, NINE = 5_000_005, 5_000_007, 5_000_009
 
 
 @pytest.fixture(autouse=True)
@@ -182,25 +186,39 @@ OWN = os.getpid()
     ("second", "found"),
     [
         ({OWN: 30 * GIB}, ()),
-        ({OWN: 9 * GIB, 7: 30 * GIB, 9: GIB}, (GpuProcess(7, 30 * GIB),)),  # 1 of 40 GiB is small.
-        ({OWN: 9 * GIB, 7: None}, (GpuProcess(7, None),)),
+        (
+            {OWN: 9 * GIB, SEVEN: 30 * GIB, NINE: GIB},
+            (GpuProcess(SEVEN, 30 * GIB),),
+        ),  # 1 of 40 GiB is small.
+        ({OWN: 9 * GIB, SEVEN: None}, (GpuProcess(SEVEN, None),)),
         # In a container the numbers may be those of the host: then who is who is not known.
-        ({7: 30 * GIB}, ()),
+        ({SEVEN: 30 * GIB}, ()),
     ],
 )
 def test_who_else_holds_the_gpu_is_named_with_how_much(monkeypatch, second, found):
-    gpus(monkeypatch, visible=[1], first={OWN: GIB, 5: 15 * GIB}, second=second)
+    gpus(monkeypatch, visible=[1], first={OWN: GIB, FIVE: 15 * GIB}, second=second)
     assert other_processes() == found
 
 
+def test_the_program_of_another_process_is_named(monkeypatch):
+    other, name = os.getppid(), psutil.Process(os.getppid()).name()
+    gpus(monkeypatch, first={OWN: GIB, other: 15 * GIB})
+    monkeypatch.setattr("kbatch.device.gpus.in_container", lambda: False)
+    (found,) = other_processes()
+    assert found == GpuProcess(other, 15 * GIB, name)
+    assert f"process {other} ({name}) 15.0 GiB" in neighbours_text([found])
+    monkeypatch.setattr("kbatch.device.gpus.in_container", lambda: True)
+    assert other_processes() == (GpuProcess(other, 15 * GIB),)
+
+
 def test_what_lies_in_other_instances_of_a_gpu_is_in_nobodys_way(monkeypatch):
-    gpus(monkeypatch, mig=True, first={OWN: 9 * GIB, 7: 9 * GIB})
+    gpus(monkeypatch, mig=True, first={OWN: 9 * GIB, SEVEN: 9 * GIB})
     assert (other_processes(), other_processes(on_any_gpu=True)) == ((), ())
 
 
 def test_where_tensorflow_could_not_start_all_gpus_are_looked_at(monkeypatch):
-    gpus(monkeypatch, first={5: 15 * GIB}, second={7: 39 * GIB})
-    found = (GpuProcess(5, 15 * GIB), GpuProcess(7, 39 * GIB))
+    gpus(monkeypatch, first={FIVE: 15 * GIB}, second={SEVEN: 39 * GIB})
+    found = (GpuProcess(FIVE, 15 * GIB), GpuProcess(SEVEN, 39 * GIB))
     assert other_processes(on_any_gpu=True) == found
     monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", "2")  # They have parts of their own.
     assert other_processes(on_any_gpu=True) == ()
@@ -208,10 +226,10 @@ def test_where_tensorflow_could_not_start_all_gpus_are_looked_at(monkeypatch):
 
 def test_in_a_container_an_own_worker_is_not_named_as_another_process(monkeypatch):
     """The driver tells the host's numbers there: which of them is the worker's is not known."""
-    gpus(monkeypatch, first={5: 15 * GIB})
+    gpus(monkeypatch, first={FIVE: 15 * GIB})
     monkeypatch.setattr(device_memory, "gpu_in_use", lambda: False)
     monkeypatch.setattr(device_memory, "in_container", lambda: True)
-    assert other_processes(on_any_gpu=True) == (GpuProcess(5, 15 * GIB),)
+    assert other_processes(on_any_gpu=True) == (GpuProcess(FIVE, 15 * GIB),)
     worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         assert other_processes(on_any_gpu=True) == ()
@@ -222,7 +240,7 @@ def test_in_a_container_an_own_worker_is_not_named_as_another_process(monkeypatc
 
 
 def test_without_a_gpu_or_its_driver_nobody_holds_it(monkeypatch):
-    gpus(monkeypatch, visible=[], first={5: 15 * GIB})
+    gpus(monkeypatch, visible=[], first={FIVE: 15 * GIB})
     assert other_processes(on_any_gpu=True) == ()
     gpus(monkeypatch)
     fake_nvml.install(monkeypatch, None)

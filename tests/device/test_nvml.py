@@ -43,10 +43,16 @@ def test_what_a_gpu_does_not_tell_of_itself_is_none(monkeypatch):
 
 
 def test_the_processes_on_a_gpu_are_listed_with_what_they_hold(monkeypatch):
-    gpus = FakeGpu(processes={9: None, 7: 2**30}), FakeGpu(bus_id=b"00000000:02:00.0")
+    gpus = (
+        FakeGpu(processes={5_000_009: None, 5_000_007: 2**30}),
+        FakeGpu(bus_id=b"00000000:02:00.0"),
+    )
     fake_nvml.install(monkeypatch, FakeNvml(*gpus))
     with opened_nvml() as (first, second):
-        assert read_processes(first) == (GpuProcess(7, 2**30), GpuProcess(9, None))
+        assert read_processes(first) == (
+            GpuProcess(5_000_007, 2**30),
+            GpuProcess(5_000_009, None),
+        )
         assert read_processes(second) == ()
 
 

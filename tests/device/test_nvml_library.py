@@ -82,6 +82,7 @@ def test_a_gpu_that_disappears_leaves_the_others_and_is_named(found):
 
 def test_an_instance_has_tensorflows_memory_and_the_boards_power_and_says_so(found):
     assert found["an instance"]["gpus"][0]["memory"] == [10 * GIB, 3 * GIB]
+    assert found["an instance"]["gpus"][0]["uuid"] == "GPU-0000"  # Of which board.
     assert found["an instance"]["panels"] == ["Memory held\n(GiB)", "Power\n(W)"]
     assert "(MIG): power and energy are the whole board's" in found["an instance"]["timeline"]
     _, text, _ = found["doctor: an instance"]["GPU 0"]

@@ -13,7 +13,7 @@ from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.measure import inference_plan, measure_predict_memory
 from kbatch.memory.curve import ascend_memory, expected_bytes
 from kbatch.memory.probe import Reading, WorkerProbes
-from kbatch.memory.workload import Load
+from kbatch.memory.workload import Workload
 
 LIMIT = 1000
 
@@ -48,7 +48,7 @@ def ascend(probes, sizes, **changed):
         "time_budget_s": 100.0,
         "clock": lambda: 0.0,
     }
-    return ascend_memory(probes, sizes, **(arguments | changed))
+    return tuple(ascend_memory(probes, sizes, **(arguments | changed)))
 
 
 def test_a_size_far_from_the_only_one_is_not_refused_before_one_between_was_probed():
@@ -102,12 +102,6 @@ def test_the_time_ends_it_without_calling_the_rest_too_large():
     records = ascend(Probes(), (1, 2, 4, 8), time_budget_s=2.5, clock=lambda: next(seconds))
     assert [r.outcome for r in records] == ["fits", "fits", "not_run", "not_run"]
     assert not any(r.guarded for r in records)
-
-
-def test_each_record_is_told_as_it_comes():
-    told = []
-    records = ascend(Probes(), (1, 512), on_probe=told.append)
-    assert tuple(told) == records
 
 
 def measure_memory(model, inputs, sizes, *, memory_limit_bytes):
@@ -198,7 +192,7 @@ def test_20_of_20_real_ends_of_memory_are_survived():
     """Under a cap of 96 MiB: somewhat too large a batch raises, gross ones end the worker."""
     model = wide()
     inputs = inference_inputs(model)
-    load = Load(lambda: model, inputs.source, "float32", training=False)
+    load = Workload(lambda: model, inputs.source, "float32", training=False)
     survived = 0
     with WorkerProbes(load, 96 * 2**20) as probes:
         weights = probes.facts.variables_bytes

@@ -280,12 +280,13 @@ def test_as_many_calls_are_kept_as_a_high_quantile_needs():
 
 
 def test_the_clocks_of_the_blocks_are_in_the_record(monkeypatch, tmp_path):
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700)))
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700, throttle_bits=0x4)))
     here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
     monkeypatch.setattr("kbatch.inference.measure.GpuMonitor", here)
     found = profile(batch_sizes=(1, 4), time_budget_s=0.3, measure_memory=False)
     for timing in found.timings:
         assert timing.sm_clocks_mhz == (1700,) * len(timing.block_medians_s)
+        assert timing.throttle_reasons == (("power cap",),) * len(timing.block_medians_s)
     assert found.gpus[0].sm_clocks_mhz == (1700,) * 3
     found.save(tmp_path / "profile.json")
     assert InferenceProfile.load(tmp_path / "profile.json") == found

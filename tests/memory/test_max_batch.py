@@ -16,8 +16,9 @@ from memory_models import MB, WIDTH, conv_net, images, wide_net
 import kbatch
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.memory.probe import WorkerProbes
-from kbatch.memory.workload import Load
+from kbatch.memory.find import data_source
+from kbatch.memory.probe import ProcessProbes, WorkerProbes
+from kbatch.memory.workload import Workload
 from kbatch.training.build_function import model_builder
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
@@ -85,12 +86,12 @@ def test_weights_count_with_what_the_optimizer_keeps_of_them(found):
 
 @pytest.fixture(scope="module")
 def probes():
-    load = Load(wide_net, sample_of(FitData(*models.rows(64))), "float32")
+    load = Workload(wide_net, sample_of(FitData(*models.rows(64))), "float32")
     with WorkerProbes(load, 100 * MB) as started:
         yield started
 
 
-@pytest.mark.parametrize("size", [4000, 1_000_000], ids=["somewhat", "grossly"])
+@pytest.mark.parametrize("size", [4000, 200_000], ids=["somewhat", "grossly"])
 def test_too_large_a_batch_is_out_of_memory_and_the_next_one_runs(probes, size):
     assert probes.read(2).peak_bytes > 0
     reading = probes.read(size)
@@ -109,7 +110,7 @@ def kill(batch_size, after_first):
 
 @pytest.mark.slow
 def test_a_worker_that_dies_of_memory_is_out_of_memory():
-    class Deadly(Load):
+    class Deadly(Workload):
         def start(self):
             run = super().start()
             run.run = kill
@@ -120,6 +121,7 @@ def test_a_worker_that_dies_of_memory_is_out_of_memory():
         assert deadly.read(4).peak_bytes is None
 
 
+@pytest.mark.slow  # The worker's own tests hold this too.
 def test_what_the_build_function_raises_comes_with_the_workers_traceback():
     def build_from_nothing():
         return {}["no such model"]
@@ -182,29 +184,27 @@ def test_every_form_of_data_is_run_to_its_end(data):
     assert "cannot be sent" in found.notes[0]
 
 
+def probes_here(build, *data, training=True, example=None):
+    """Probes in this process."""
+    workload = Workload(build, data_source(*data, example), "float32", training=training)
+    return ProcessProbes(workload.start(), 1000 * MB, "here")
+
+
 def test_of_rows_that_differ_in_length_the_longest_is_used():
-    found = kbatch.find_max_batch_size(
-        Locked(sequence_model), ragged_batches(), memory_limit_bytes=100 * MB, max_batch_size=4
-    )
-    assert any("longest" in note for note in found.notes)
+    probes = probes_here(sequence_model, ragged_batches(), None)
+    assert probes.read(4).rows == 4
+    assert any("longest" in note for note in probes.facts.notes)
     sample = sample_of(FitData(ragged_batches())).rows(sequence_model())
     assert sample.rows[0].shape == (4, 40, 8)
 
 
 def test_the_longest_example_is_used_instead_of_the_data():
-    def each(example):
-        found = kbatch.find_max_batch_size(
-            Locked(sequence_model),
-            None,
-            memory_limit_bytes=1000 * MB,
-            max_batch_size=64,
-            longest_example=example,
-        )
-        return found.memory_bytes[64]
-
     y = np.zeros(3, "float32")
-    long, longer = np.zeros((600, 8), "float32"), np.zeros((6000, 8), "float32")
-    assert each((longer, y)) > 5 * each((long, y)) > 0
+    long, longer = (
+        probes_here(sequence_model, None, None, example=(np.zeros((steps, 8), "float32"), y))
+        for steps in (600, 6000)
+    )
+    assert longer.read(64).peak_bytes > 5 * long.read(64).peak_bytes > 0
 
 
 def two_inputs():
@@ -250,19 +250,18 @@ KINDS = {
         ),
         {},
     ),
-    "weights": (mlp, (weighted(),), {}),
-    "predictions": (uncompiled, models.rows(40)[:1], {"training": False}),
+    "weights": (mlp, (weighted(), None), {}),
+    "predictions": (uncompiled, (models.rows(40)[0], None), {"training": False}),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_kind_of_model_runs_in_this_process_too(kind):
     build, data, arguments = kind
-    found = kbatch.find_max_batch_size(
-        Locked(build), *data, memory_limit_bytes=100 * MB, **arguments
-    )
-    assert found.max_batch_size == 40
-    assert found.training == arguments.get("training", True)
+    probes = probes_here(build, *data, **arguments)
+    assert probes.facts.training == arguments.get("training", True)
+    reading = probes.read(8)
+    assert (reading.rows, reading.peak_bytes > 0) == (8, True)
 
 
 def state(model):
@@ -296,7 +295,9 @@ def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
     model = given("mixed_float16", Halved())
     kbatch.accumulate_gradients(model, 4)
     step, before, history = model.train_step, state(model), model.history
-    found = kbatch.find_max_batch_size(model, *models.rows(40), memory_limit_bytes=100 * MB)
+    found = kbatch.find_max_batch_size(
+        model, *models.rows(40), memory_limit_bytes=100 * MB, max_batch_size=8
+    )
     assert "cannot be sent" in found.notes[0]
     assert found.dtype_policy == "mixed_float16"
     assert all(map(np.array_equal, state(model), before))
@@ -320,9 +321,9 @@ def test_a_model_that_accumulates_is_measured_so():
     def build():
         return kbatch.accumulate_gradients(conv_net(), 8)
 
-    load = Load(build, sample_of(FitData(*images(64))), "float32")
+    load = Workload(build, sample_of(FitData(*images(64))), "float32")
     model = build()
-    sent = Load(model_builder(model), load.source, "float32")
+    sent = Workload(model_builder(model), load.source, "float32")
     for each in (load, sent):
         with WorkerProbes(each, 150 * MB) as probes:
             # As a whole they need more than 80 MB.

@@ -15,9 +15,9 @@ from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import (
-    LoadFacts,
     ProcessProbes,
     Reading,
+    WorkloadFacts,
     weights_alone_do_not_fit,
 )
 from kbatch.memory.report import max_batch_lines
@@ -59,7 +59,7 @@ class ComputedProbes:
         self._renewable = renewable
         self._first_step = first_step
         known = {"limit_bytes": LIMIT, "variables_bytes": 90, "held_bytes": 90} | facts
-        self.facts = LoadFacts(
+        self.facts = WorkloadFacts(
             device="CPU:0",
             training=True,
             dtype_policy="float32",
@@ -310,11 +310,11 @@ def host_with(monkeypatch, **processes):
 
 
 def test_a_gpu_that_others_fill_is_told_with_who_and_how_much(monkeypatch):
-    host_with(monkeypatch, held={4711: 15 * 2**30, 4712: None})
-    text = "Other processes hold memory of the GPU: process 4711 15.0 GiB and process 4712 an unk"
+    host_with(monkeypatch, held={4711000: 15 * 2**30, 4712000: None})
+    text = "memory of the GPU: process 4711000 15.0 GiB and process 4712000 an unknown part"
     with pytest.raises(OutOfMemoryError, match=text):
         probe(ComputedProbes(variables_bytes=LIMIT + 1))
-    assert "process 4711 15.0 GiB" in str(weights_alone_do_not_fit(LIMIT, 2 * LIMIT))
+    assert "process 4711000 15.0 GiB" in str(weights_alone_do_not_fit(LIMIT, 2 * LIMIT))
     probes = ComputedProbes()
     probes.fixed = 2 * LIMIT
     with pytest.raises(OutOfMemoryError, match=text):
@@ -322,14 +322,14 @@ def test_a_gpu_that_others_fill_is_told_with_who_and_how_much(monkeypatch):
 
 
 def test_what_is_measured_beside_others_says_so(monkeypatch):
-    host_with(monkeypatch, held={os.getpid(): 2**30, 4711: 4 * 2**30})
+    host_with(monkeypatch, held={os.getpid(): 2**30, 4711000: 4 * 2**30})
     model = types.SimpleNamespace(dtype_policy=types.SimpleNamespace(name="float32"))
     run = types.SimpleNamespace(
         model=model, training=True, variables_bytes=10, examples=8, note=None
     )
     facts = ProcessProbes(run, None, "here").facts
-    assert facts.other_processes == (GpuProcess(4711, 4 * 2**30),)
-    beside = "Another process holds memory of the GPU: process 4711 4.00 GiB."
+    assert facts.other_processes == (GpuProcess(4711000, 4 * 2**30),)
+    beside = "Another process holds memory of the GPU: process 4711000 4.00 GiB."
     assert facts.notes[0] == "here"
     assert facts.notes[1].startswith(beside)
     found = probe(ComputedProbes(other_processes=facts.other_processes))

@@ -7,8 +7,8 @@ import tensorflow as tf
 from fake_clock import FakeClock
 
 from kbatch.errors import DeviceLostError
-from kbatch.memory.probe import LoadFacts, ProcessProbes, Reading, WorkerProbes
-from kbatch.memory.workload import Load, Ran
+from kbatch.memory.probe import ProcessProbes, Reading, WorkerProbes, WorkloadFacts
+from kbatch.memory.workload import Ran, Workload
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
@@ -98,7 +98,7 @@ def test_an_error_that_stays_from_a_size_that_ran_out_says_nothing_of_the_next_o
 
 
 def test_the_facts_of_a_worker_that_was_lost_start_no_other_one(monkeypatch):
-    facts = LoadFacts("GPU:0", 100, True, "float32", 4, 4, None, ())
+    facts = WorkloadFacts("GPU:0", 100, True, "float32", 4, 4, None, ())
     probes, worker = worker_probes(monkeypatch, facts, Reading(None, 64, 1.0, lost=True))
     assert probes.facts == facts
     assert probes.read(64).lost
@@ -141,7 +141,7 @@ def xla_net():
 def test_a_worker_in_which_xla_ran_out_of_memory_is_replaced():
     # XLA frees the weights that it was to update, and frees them again when it runs out again.
     source = sample_of(FitData(models.rows(8, features=64)[0], models.rows(8, features=1)[0]))
-    with WorkerProbes(Load(xla_net, source, "float32"), 64 * 2**20) as probes:
+    with WorkerProbes(Workload(xla_net, source, "float32"), 64 * 2**20) as probes:
         readings = [probes.read(size) for size in (40_000, 16, 100_000)]
     assert [reading.peak_bytes is None for reading in readings] == [True, False, True]
     assert [reading.died for reading in readings] == [None] * 3
@@ -184,7 +184,7 @@ def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_comp
     x, y = models.rows(32)
     model.fit(x, y, verbose=0)
     function = model.train_function
-    load = Load(lambda: model, sample_of(FitData(x, y)), "float32", accumulate_below=16)
+    load = Workload(lambda: model, sample_of(FitData(x, y)), "float32", accumulate_below=16)
     probes = ProcessProbes(load.start(), None, "here")
     for size in (16, 8, 4):  # The whole, and two cuts.
         probes.read(size)
@@ -215,7 +215,7 @@ def test_slow_steps_end_a_probe_early(monkeypatch, step_s, stopped_after):
         return model
 
     source = sample_of(FitData(models.rows(8)[0], models.rows(8, features=3)[0]))
-    reading = ProcessProbes(Load(build, source, "float32").start(), None, "here").read(4)
+    reading = ProcessProbes(Workload(build, source, "float32").start(), None, "here").read(4)
     assert reading.stopped_after == stopped_after
     assert len(steps) == (stopped_after or 5)
     assert reading.step_s == pytest.approx(step_s)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.memory.probe import ProcessProbes
-from kbatch.memory.workload import Load
+from kbatch.memory.workload import Workload
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
@@ -82,7 +82,7 @@ def probed(strategy, data):
     found = {}
     for name, below in (("whole", 0), ("parts", 12)):
         seen.clear()
-        load = Load(lambda: model, sample_of(FitData(*data)), "float32", True, below, 0, 2)
+        load = Workload(lambda: model, sample_of(FitData(*data)), "float32", True, below, 0, 2)
         reading = ProcessProbes(load.start(), None, "here").read(8)
         same = all(map(np.array_equal, before, model.get_weights()))
         found[name] = [reading.rows, sorted({*seen}), len(seen), same, reading.first_step_bytes]

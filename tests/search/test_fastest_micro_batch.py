@@ -12,6 +12,7 @@ import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 
 from kbatch.device.gpu_monitor import GpuMonitor
+from kbatch.device.gpus import NvmlGpu
 from kbatch.device.memory import limited_cpu
 from kbatch.device.worker import Worker
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
@@ -254,7 +255,7 @@ def test_timing_leaves_the_model_as_it_was():
     model, batch = models.mlp(), tuple(map(tf.constant, models.rows(64)))
     model.fit(*batch, verbose=0)
     before = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
-    points = time_micro_batches(model, batch, largest=64, moments_every=8, timing=BRIEF)
+    points, _ = time_micro_batches(model, batch, largest=64, moments_every=8, timing=BRIEF)
     after = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -271,7 +272,7 @@ def test_what_runs_out_of_memory_when_it_is_timed_is_not_chosen():
         keras.config.set_dtype_policy("float32")
         batch = tuple(map(tf.constant, memory_models.images(512)))
         model = memory_models.conv_net()
-        points = time_micro_batches(model, batch, largest=512, moments_every=0, timing=BRIEF)
+        points, _ = time_micro_batches(model, batch, largest=512, moments_every=0, timing=BRIEF)
         return points, model.optimizer.iterations.numpy()
 
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3"} | limited_cpu(90 * 2**20)
@@ -311,11 +312,35 @@ def test_times_beside_another_process_are_not_kept_and_say_so(monkeypatch, tmp_p
     assert not times(tmp_path)
 
 
+@pytest.mark.usefixtures("briefly")
+def test_times_hold_under_about_the_same_power_cap(monkeypatch, tmp_path):
+    here = functools.partial(GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
+    monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", here)
+    monkeypatch.setattr("kbatch.search.auto_micro_batch.gpu_visible", lambda: True)
+
+    def searched_s(watts):
+        fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(power_cap_mw=1000 * watts)))
+        gpu = NvmlGpu(None, None, "00000000:01:00.0", None, power_cap_w=watts)
+        monkeypatch.setattr("kbatch.search.auto_micro_batch.nvml_gpu", lambda: gpu)
+        return find(tmp_path).search_s
+
+    assert searched_s(512) > 0
+    # 512 W is a border of powers of two: what moves a little there is the same cap.
+    assert searched_s(500) == searched_s(540) == searched_s(512) == 0
+    assert searched_s(300) > 0
+    assert searched_s(300) == 0
+    assert searched_s(512) > 0
+
+
 def test_the_clock_of_each_round_is_kept(monkeypatch):
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700)))
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700, throttle_bits=0x4)))
     here = functools.partial(GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
     monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", here)
     batch = tuple(map(tf.constant, models.rows(16)))
-    points = time_micro_batches(models.mlp(), batch, largest=16, moments_every=0, timing=BRIEF)
+    points, gpus = time_micro_batches(
+        models.mlp(), batch, largest=16, moments_every=0, timing=BRIEF
+    )
     assert all(p.sm_clocks_mhz == (1700,) * len(p.rounds) for p in points)
+    assert all(p.throttle_reasons == (("power cap",),) * len(p.rounds) for p in points)
     assert any(p.rounds for p in points)
+    assert [gpu.power_cap_w for gpu in gpus] == [700.0]

@@ -23,7 +23,7 @@ QUICK = {"measure_memory": False, "time_budget_s": 1.0}
 def profile():
     """Sizes, data and memory as they are found without being told."""
     lines = []
-    found = kbatch.profile_training(models.mlp, *DATA, time_budget_s=10.0, on_progress=lines.append)
+    found = kbatch.profile_training(models.mlp, *DATA, time_budget_s=6.0, on_progress=lines.append)
     assert any("measuring memory" in line for line in lines)
     assert any("after warming up" in line for line in lines)
     return found
@@ -77,16 +77,10 @@ def test_a_batch_is_cut_into_micro_batches_of_each_size():
     assert not found.memory_bytes
 
 
-@pytest.mark.parametrize(
-    "form", ["dataset", pytest.param("unbatched", marks=pytest.mark.slow), "function"]
-)
+@pytest.mark.parametrize("form", ["dataset", pytest.param("unbatched", marks=pytest.mark.slow)])
 def test_data_come_in_every_form(form):
     data = tf.data.Dataset.from_tensor_slices(DATA)
-    given = {
-        "dataset": data.batch(10),
-        "unbatched": data,
-        "function": lambda size: data.repeat().batch(size),
-    }[form]
+    given = data.batch(10) if form == "dataset" else data
     found = kbatch.profile_training(models.mlp, given, batch_sizes=(4, 16), **QUICK)
     assert [p.outcome for p in found.points] == ["measured", "measured"]
 
@@ -111,22 +105,22 @@ def test_a_given_model_stays_as_it_is():
 
 
 def test_what_runs_out_of_memory_is_a_result():
-    """Real want of memory, in a worker whose allocator has 300 MB."""
+    """Real want of memory, in a worker whose allocator has 64 MB."""
     found = kbatch.profile_training(
-        memory_models.conv_net,
-        *memory_models.images(64),
-        batch_sizes=(4, 16, 2048, 4096),
-        memory_limit_bytes=300 * memory_models.MB,
+        memory_models.wide_net,
+        *models.rows(64),
+        batch_sizes=(4, 16, 4000, 8000),
+        memory_limit_bytes=64 * memory_models.MB,
         time_budget_s=60.0,
     )
     outcomes = [p.outcome for p in found.points]
     assert outcomes == ["measured", "measured", "out_of_memory", "not_run"]
-    assert found.memory_limit_bytes == 300 * memory_models.MB
+    assert found.memory_limit_bytes == 64 * memory_models.MB
     small, large, out, beyond = found.points
-    assert small.peak_memory_bytes < large.peak_memory_bytes < 300 * memory_models.MB
+    assert small.peak_memory_bytes < large.peak_memory_bytes < 64 * memory_models.MB
     assert (out.peak_memory_bytes, out.step_time_s) == (None, None)
     assert "memory ran out" in beyond.reason
-    assert "Micro-batches of 2,048 ran out of memory." in training_lines(found)
+    assert "Micro-batches of 4,000 ran out of memory." in training_lines(found)
 
 
 BAD = {
@@ -169,6 +163,7 @@ def test_the_clocks_and_what_lowered_them_are_in_the_record(monkeypatch, tmp_pat
     found = kbatch.profile_training(models.mlp, *DATA, batch_sizes=(4, 8), **quick)
     for point in found.measured:
         assert point.sm_clocks_mhz == (1700,) * len(point.rounds)
+        assert point.throttle_reasons == (("power cap",),) * len(point.rounds)
         assert point.sm_clock_mhz == 1700
     (seen,) = found.gpus
     assert (seen.sm_clocks_mhz, seen.power_cap_w) == ((1700,) * 3, 250.0)
@@ -179,4 +174,4 @@ def test_the_clocks_and_what_lowered_them_are_in_the_record(monkeypatch, tmp_pat
 
 def test_without_a_gpu_there_are_no_clocks(profile):
     assert profile.gpus == ()
-    assert {point.sm_clocks_mhz for point in profile.points} == {()}
+    assert {p.sm_clocks_mhz + p.throttle_reasons for p in profile.points} == {()}

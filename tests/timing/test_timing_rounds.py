@@ -316,10 +316,13 @@ def test_first_calls_that_compile_are_charged_to_the_budget_unless_told(count, s
 def test_the_clock_of_the_gpu_is_read_after_each_turn_and_not_within():
     clock, read = Clock(), itertools.count(1000)
     rounds = rounds_of(clock, {"a": (0.1,), "b": (0.1,)}, needed_calls=6)
-    rounds.run(clock_mhz=lambda: (clock.worker(5.0)(), float(next(read)))[1])
+    rounds.run(read_clock=lambda: (clock.worker(5.0)() or float(next(read)), ("power cap",)))
     blocks = rounds.blocks["a"] + rounds.blocks["b"]
     assert sorted(block.sm_clock_mhz for block in blocks) == list(range(1000, 1012))
     assert {round(s, 6) for block in blocks for s in block.durations_s} == {0.1}
-    assert block_clocks(rounds.blocks["a"]) == tuple(b.sm_clock_mhz for b in rounds.blocks["a"])
-    assert block_clocks([Block(0, (0.1,)), Block(1, (0.1,), 1500.0)]) == (None, 1500.0)
-    assert block_clocks([Block(0, (0.1,))]) == ()
+    assert block_clocks(rounds.blocks["a"]) == {
+        "sm_clocks_mhz": tuple(b.sm_clock_mhz for b in rounds.blocks["a"]),
+        "throttle_reasons": (("power cap",),) * 6,
+    }
+    read = block_clocks([Block(0, (0.1,)), Block(1, (0.1,), 1500.0)])
+    assert read == {"sm_clocks_mhz": (None, 1500.0), "throttle_reasons": ()}

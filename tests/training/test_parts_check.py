@@ -182,6 +182,21 @@ def test_half_precision_is_compared_in_float32():
         keras.config.set_dtype_policy("float32")
 
 
+class TensorCores(layers.Layer):
+    """Rounds as a GPU does: by 1e-3 in TensorFloat-32, by 1e-5 with another algorithm a size."""
+
+    def call(self, x):
+        coarse = tf.config.experimental.tensor_float_32_execution_enabled()
+        return x * (1 + (1e-3 if coarse else 1e-5) / tf.cast(tf.shape(x)[0], x.dtype))
+
+
+def test_products_are_not_rounded_to_tensor_float_32():
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
+    check = check_parts(through(TensorCores()), (X, TARGETS))
+    assert check.equal, check
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
+
+
 def test_the_model_is_given_back_as_it_was():
     def build():
         keras.utils.set_random_seed(1)
