@@ -220,6 +220,7 @@ class InferenceSweep:
         warm_up = self.rounds.warm_ups[setting]
         durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
         least = max(_KEPT_CALLS * len(blocks), self._plan.timing.needed_calls)
+        clocks_mhz, throttle_reasons = block_clocks(blocks)
         kept_s = kept_calls(durations_s, least=least, seed=self._seed)
         return TimingRecord(
             *setting[:3],
@@ -232,7 +233,8 @@ class InferenceSweep:
             block_medians_s=tuple(block.median_s for block in blocks),
             latencies_s=tuple(round(duration_s, 9) for duration_s in kept_s),
             copy_s=self._copies_s[setting.batch_size],
-            **block_clocks(blocks),
+            sm_clocks_mhz=clocks_mhz,
+            throttle_reasons=throttle_reasons,
         )
 
     def _reason_not_to_run(self, setting: Setting, memory: MemoryRecord | None) -> str | None:

@@ -113,6 +113,7 @@ class TrainingSweep:
         if not blocks:
             return empty
         warm_up = self.rounds.warm_ups[config]
+        clocks_mhz, throttle_reasons = block_clocks(blocks)
         return dataclasses.replace(
             empty,
             outcome="measured",
@@ -122,7 +123,8 @@ class TrainingSweep:
             steps=sum(len(block.durations_s) for block in blocks),
             rounds=tuple(block.round for block in blocks),
             step_times_s=tuple(block.median_s for block in blocks),
-            **block_clocks(blocks),
+            sm_clocks_mhz=clocks_mhz,
+            throttle_reasons=throttle_reasons,
         )
 
 

@@ -55,12 +55,11 @@ class Block(NamedTuple):
         return round(statistics.median(self.durations_s), 9)
 
 
-def block_clocks(blocks: Sequence[Block]) -> dict[str, tuple[Any, ...]]:
-    """Return the clock of each block and what lowered it, by field; empty where none was read."""
+def block_clocks(blocks: Sequence[Block]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the clocks of the blocks and what lowered them; either is empty if none was read."""
     clocks = tuple(block.sm_clock_mhz for block in blocks)
     reasons = tuple(block.throttle_reasons for block in blocks)
-    fields = {"sm_clocks_mhz": clocks, "throttle_reasons": reasons}
-    return {name: () if set(read) == {None} else read for name, read in fields.items()}
+    return clocks if set(clocks) != {None} else (), reasons if set(reasons) != {None} else ()
 
 
 def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
