@@ -7,7 +7,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import keras
 
@@ -75,10 +75,29 @@ class WorkloadFacts(NamedTuple):
     other_processes: tuple[GpuProcess, ...] = ()  # Who else holds memory of the GPU.
 
 
+class Probes(Protocol):
+    """Where probes run."""
+
+    isolated: bool  # Whether a batch far too large can end no process but theirs.
+
+    @property
+    def facts(self) -> WorkloadFacts:
+        """What is known of the workload."""
+        ...
+
+    def read(self, batch_size: int) -> Reading:
+        """Run one batch size."""
+        ...
+
+    def renew(self) -> bool:
+        """Start afresh; False where that cannot be."""
+        ...
+
+
 class WorkerProbes:
     """Probes in a worker process, which may die of them; it ends with the block."""
 
-    isolated = True  # Whether a batch far too large can end no process but theirs.
+    isolated = True
 
     def __init__(self, workload: Workload, memory_limit_bytes: int | None):
         # The worker knows nothing of a limit set here.
@@ -188,9 +207,6 @@ class ProcessProbes:
     def renew(self) -> bool:
         """Cannot start afresh."""
         return False
-
-
-Probes = WorkerProbes | ProcessProbes
 
 
 class _Subject:

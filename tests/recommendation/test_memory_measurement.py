@@ -10,7 +10,7 @@ import tensorflow as tf
 from task_factory import make_task
 
 from kbatch.errors import InputError
-from kbatch.memory.probe import LoadFacts, Reading
+from kbatch.memory.probe import Reading, WorkloadFacts
 from kbatch.recommendation.measure import BudgetClock, _Bounded, _TimeSpentError, measure_memory
 
 X, Y = models.rows(64)
@@ -46,7 +46,7 @@ class Probes:
         self.start_s = start_s
         self.sizes = []
         self.isolated = True
-        self.facts = LoadFacts("CPU", 2**30, True, "float32", 1000, 0, 2048, ())
+        self.facts = WorkloadFacts("CPU", 2**30, True, "float32", 1000, 0, 2048, ())
 
     def read(self, batch_size):
         self.sizes.append(batch_size)
