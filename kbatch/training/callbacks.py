@@ -2,24 +2,14 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import keras
 
 from kbatch.errors import InputError
 from kbatch.records.training_run import Budget, Target
+from kbatch.training.clock import TrainingClock
 from kbatch.training.train_step import updates_made
-
-
-class _Count(Protocol):
-    """What training has taken so far; a search's clock."""
-
-    train_s: float
-
-    @property
-    def updates(self) -> int: ...
-    @property
-    def examples(self) -> int: ...
 
 
 class BudgetCallback(keras.callbacks.Callback):
@@ -33,9 +23,9 @@ class BudgetCallback(keras.callbacks.Callback):
         super().__init__()
         self.budget = budget
         self._most = most
-        self._count: _Count | None = None
+        self._count: TrainingClock | None = None
 
-    def count_by(self, count: _Count) -> None:
+    def count_by(self, count: TrainingClock) -> None:
         """Read what a search counts over all `fit` calls of a trial, instead of its own count."""
         self._count = count
 
@@ -213,11 +203,7 @@ class StopAtTarget(keras.callbacks.Callback):
             model.stop_training = True
 
     def on_train_end(self, logs: Any = None):
-        """Check that there was something to compare.
-
-        Raises:
-            InputError: If no epoch had the metric.
-        """
+        """Check that there was something to compare."""
         if self._seen and self.target.metric not in self._seen:
             raise InputError(
                 "`monitor` must be a metric of the epochs: give `validation_data` for one that "

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -11,28 +11,19 @@ import tensorflow as tf
 
 from kbatch.analysis.throughput import Throughput, steady_windows, throughput_of_windows
 from kbatch.records.training_run import EpochRecord
+from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.learning_rate import current_learning_rate
 from kbatch.training.train_step import updates_made
 
 
 class InputReading(NamedTuple):
-    """What a model has received so far.
-
-    Attributes:
-        batches: Batches delivered.
-        examples: Examples in them.
-        largest_batch: Examples in the largest of them.
-        wait_s: Seconds between the request for a batch and its arrival, in all; None where they
-            cannot be told.
-        shape_number: A number that tells the shapes of the last batch from others. It is a float
-            like the other totals, which share a variable.
-    """
+    """What a model has received so far."""
 
     batches: int
     examples: int
-    largest_batch: int
-    wait_s: float | None
-    shape_number: float
+    largest_batch: int  # Examples in it.
+    wait_s: float | None  # From requests for batches to their arrivals; None where unknown.
+    shape_number: float  # Tells the shapes of the last batch from others.
 
 
 class InputMeter:
@@ -78,7 +69,7 @@ class InputMeter:
         return InputReading(int(batches), int(examples), int(largest), float(wait_s), float(shape))
 
     def _count(self, asked_s: tf.Tensor, batch: Any) -> Any:
-        leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+        leaves = parts_of(batch)
         shapes = [
             leaf.bounding_shape(out_type=tf.int64)
             if isinstance(leaf, tf.RaggedTensor)
@@ -95,14 +86,7 @@ class InputMeter:
         totals = [batches + 1, examples + rows, tf.maximum(largest, rows), wait_s + waited_s]
         update = self._totals.assign(tf.stack([*totals, tf.reduce_sum(lengths * roots)]))
         with tf.control_dependencies([update]):
-            return keras.tree.map_structure(
-                lambda leaf: None if leaf is None else tf.identity(leaf), batch
-            )
-
-
-class _Meter(Protocol):
-    def begin_step(self) -> None: ...
-    def read(self) -> InputReading: ...
+            return each_part(tf.identity, batch)
 
 
 class TrainingClock(keras.callbacks.Callback):
@@ -113,35 +97,21 @@ class TrainingClock(keras.callbacks.Callback):
     checkpoints and what other callbacks do are not. So the clock stands first among the
     callbacks and `clock.last` stands last. The first step of a `fit`, and a step whose batch has
     a shape not seen before, may have compiled: they are not steady, and all others are.
-
-    Args:
-        meter: Counts what reaches the train step.
-        every_shape_compiles: Whether a new length of any axis compiles again (XLA), not only a
-            new number of rows.
-        now: Gives the time, in seconds.
-
-    Attributes:
-        first_step_s: Seconds of the first step, tracing and compiling included.
-        first_learning_rate: Learning rate at the first update.
-        train_s: Seconds in train steps, in all.
-        epochs: The epochs so far.
-        in_step: Whether a step has begun and not ended: an error then came from it.
-        last: The callback that stands last.
     """
 
     def __init__(
         self,
-        meter: _Meter,
+        meter: "InputMeter | ReplicaMeter",
         *,
-        every_shape_compiles: bool = False,
+        every_shape_compiles: bool = False,  # XLA: for a new length of any axis, not only of rows.
         now: Callable[[], float] = time.perf_counter,
     ):
         super().__init__()
-        self.first_step_s: float | None = None
+        self.first_step_s: float | None = None  # Tracing and compiling included.
         self.first_learning_rate: float | None = None
-        self.train_s = 0.0
+        self.train_s = 0.0  # In train steps.
         self.epochs: list[EpochRecord] = []
-        self.in_step = False
+        self.in_step = False  # An error then came from the step.
         self.last: keras.callbacks.Callback = _Last(self)
         self._meter = meter
         self._every_shape_compiles = every_shape_compiles
@@ -275,9 +245,6 @@ class ReplicaMeter:
     input pipeline tells neither how many were trained on nor who waited. Here the train step
     counts: all replicas add their rows up, and the time when that sum is known is when the batch
     has arrived everywhere.
-
-    Args:
-        model: The model to train, built under the strategy.
     """
 
     def __init__(self, model: keras.Model):
@@ -324,8 +291,7 @@ class ReplicaMeter:
         """Count a batch, then make the train step that was there; in each replica."""
         if not tf.executing_eagerly():
             self._traces += 1
-        leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
-        mine = tf.cast(tf.shape(leaves[0])[0], tf.float64)
+        mine = tf.cast(tf.shape(parts_of(data)[0])[0], tf.float64)
         context: Any = tf.distribute.get_replica_context()
         rows = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
         with tf.control_dependencies([rows]):

@@ -81,10 +81,7 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
 
     Layers that compute whole numbers or text, such as a hash or a vocabulary, keep their dtype.
     """
-
-    def under_policy(layer: Any) -> Any:
-        return _layer_under(layer, dtype_policy)
-
+    under_policy = functools.partial(_layer_under, policy=dtype_policy)
     try:
         # Layers that make others themselves leave them to the global policy.
         with dtype_policy_scope(dtype_policy), _not_compiled(model):
@@ -133,20 +130,16 @@ def _layer_under(layer: Any, policy: str) -> Any:
     if isinstance(layer, keras.layers.InputLayer) or own is None or own.name not in POLICIES:
         return type(layer).from_config(layer.get_config())
     if isinstance(layer, keras.layers.Lambda):
-        return _lambda_under(layer, policy)
+        # Read from a config, the function would have lost its module.
+        return type(layer)(
+            layer.function,
+            output_shape=lambda_output_shape(layer),
+            mask=layer.mask,
+            arguments=layer.arguments,
+            name=layer.name,
+            dtype=policy,
+        )
     return type(layer).from_config({**_with_policy(layer.get_config(), policy), "dtype": policy})
-
-
-def _lambda_under(layer: Any, policy: str) -> Any:
-    """Copy a layer of a function: read from a config, the function would have lost its module."""
-    return type(layer)(
-        layer.function,
-        output_shape=lambda_output_shape(layer),
-        mask=layer.mask,
-        arguments=layer.arguments,
-        name=layer.name,
-        dtype=policy,
-    )
 
 
 def _with_policy(config: Any, policy: str) -> Any:

@@ -51,12 +51,12 @@ def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedu
     """
     if type(schedule).__module__.split(".")[0] != "keras":
         return _StretchedSchedule(schedule, ratio, kappa)
-    config = schedule.get_config()
-    for name in _RATES:
-        config[name] = _each(config.get(name), lambda rate: rate * ratio)
-    for name in _STEPS:
-        config[name] = _each(config.get(name), lambda steps: max(1, round(steps / kappa)))
-    return type(schedule).from_config({k: v for k, v in config.items() if v is not None})
+    changes = dict.fromkeys(_RATES, lambda rate: rate * ratio)
+    changes |= dict.fromkeys(_STEPS, lambda steps: max(1, round(steps / kappa)))
+    config = {name: value for name, value in schedule.get_config().items() if value is not None}
+    for name in changes.keys() & config.keys():
+        config[name] = keras.tree.map_structure(changes[name], config[name])
+    return type(schedule).from_config(config)
 
 
 def current_learning_rate(optimizer: Any) -> float | None:
@@ -83,12 +83,6 @@ class _StretchedSchedule(Schedule):
 
     def get_config(self) -> dict[str, Any]:
         return {"schedule": self.schedule, "ratio": self.ratio, "kappa": self.kappa}
-
-
-def _each(value: Any, change: Any) -> Any:
-    if value is None:
-        return None
-    return [change(item) for item in value] if isinstance(value, (list, tuple)) else change(value)
 
 
 _optimizers = keras.optimizers

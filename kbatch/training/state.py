@@ -18,12 +18,9 @@ _ATTRIBUTES = ("train_step", "history", "stop_training")
 
 
 class KeptState:
-    """Weights, metrics, optimizer, seeds and train step of a model, as they are now.
+    """Weights, metrics, optimizer, seeds and train step of a built model, as they are now.
 
     The optimizer is built first: what is kept is its state before the first update.
-
-    Args:
-        model: A built model, compiled if it is to be trained.
     """
 
     def __init__(self, model: keras.Model):
@@ -45,6 +42,7 @@ class KeptState:
             np.array(tf.convert_to_tensor(variable.value)) for variable in self._variables
         ]
         self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
+        self._train_function = getattr(model, "train_function", None)
 
     def restore(self) -> None:
         """Put it back."""
@@ -59,7 +57,7 @@ class KeptState:
             vars(self._model).pop(name, None)
         for name, value in self._attributes.items():
             setattr(self._model, name, value)
-        self._model.train_function = None
+        self._model.train_function = self._train_function
 
     def _first(self, optimizer: Any, kept: int) -> list[np.ndarray]:
         """Return the initial values of the variables that an optimizer has got since then."""
@@ -88,11 +86,11 @@ def _optimizers(model: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def kept_state(model: keras.Model) -> Iterator[None]:
+def kept_state(model: keras.Model) -> Iterator[KeptState]:
     """Put a built model back as it was."""
     state = KeptState(model)
     try:
-        yield
+        yield state
     finally:
         state.restore()
 
@@ -128,22 +126,23 @@ def seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
+    with _kept_generators():
         keras.utils.set_random_seed(seed)
         yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 @contextlib.contextmanager
 def kept_seeds() -> Iterator[None]:
     """Put the random numbers of Python, NumPy, Keras and TensorFlow back where they were."""
+    with _kept_generators(), library_internals.kept_seeds():
+        yield
+
+
+@contextlib.contextmanager
+def _kept_generators() -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with library_internals.kept_seeds():
-            yield
+        yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)

@@ -13,18 +13,12 @@ import tensorflow as tf
 from kbatch.errors import InputError
 from kbatch.library_internals import compiled_metrics, wrapped_function
 from kbatch.training.accumulation import accumulate_gradients, accumulation_of, varying_micro_batch
-from kbatch.training.state import KeptState
+from kbatch.training.data.forms import each_part, parts_of
+from kbatch.training.state import KeptState, kept_state
 
 
 class BorrowedStep:
-    """The train step of a model, one batch a call.
-
-    It is what `fit` runs for a batch, through the model's own train function.
-
-    Args:
-        model: A compiled model whose weights exist.
-        state: The state to start from, put back by who lends the model.
-    """
+    """The train step of a model as `fit` runs it, one batch a call."""
 
     def __init__(self, model: keras.Model, state: KeptState):
         self._model: Any = model
@@ -40,7 +34,7 @@ class BorrowedStep:
 
     def launch(self, batch: Any) -> None:
         """Begin to train on a batch: a GPU may still be at work when this returns."""
-        self._shapes.add(shapes_of(batch))
+        self._shapes.add(_shapes_of(batch))
         self._outputs = _launch(self._model.train_function, batch)
 
     def wait(self) -> None:
@@ -49,7 +43,7 @@ class BorrowedStep:
 
     def has_seen(self, batch: Any) -> bool:
         """Return whether a batch of these shapes has been trained on: a new one may compile."""
-        return shapes_of(batch) in self._shapes
+        return _shapes_of(batch) in self._shapes
 
     def restore(self) -> None:
         """Put weights, optimizer state, random seeds and metrics back."""
@@ -70,18 +64,6 @@ def wait_for(outputs: Any) -> None:
 
 
 @contextlib.contextmanager
-def _lent(model: Any) -> Iterator[KeptState]:
-    """Lend a model, and return it as it was, its train function too, also after an error."""
-    check_one_device(model)
-    state, function = KeptState(model), model.train_function
-    try:
-        yield state
-    finally:
-        state.restore()
-        model.train_function = function
-
-
-@contextlib.contextmanager
 def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
     """Lend the train step of a model.
 
@@ -91,7 +73,7 @@ def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
     if not model.built:
         with fitting_data():
             model(keras.utils.unpack_x_y_sample_weight(batch)[0])
-    with _lent(model) as state:
+    with kept_state(model) as state:
         yield BorrowedStep(model, state)
 
 
@@ -129,14 +111,14 @@ def held_on_device(batch: Any, *, widen: bool = False) -> Any:
         return batch
 
     def copied(leaf: Any) -> Any:
-        if leaf is None or leaf.dtype == tf.string:
+        if leaf.dtype == tf.string:
             return leaf
         with tf.device(gpus[0].name):
             dense = isinstance(leaf, tf.Tensor)
             wide = widen and dense and leaf.dtype == tf.int32
             return tf.cast(leaf, tf.int64) if wide else tf.identity(leaf)
 
-    return keras.tree.map_structure(copied, batch)
+    return each_part(copied, batch)
 
 
 def takes_int64(model: Any) -> bool:
@@ -162,7 +144,7 @@ def _is_of_keras(given: Any) -> bool:
 
 def rows_of(batch: Any) -> int:
     """Count the examples in a batch."""
-    return int(_leaves(batch)[0].shape[0])
+    return int(parts_of(batch)[0].shape[0])
 
 
 def first_rows(batch: Any, rows: int) -> Any:
@@ -171,30 +153,20 @@ def first_rows(batch: Any, rows: int) -> Any:
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, tf.SparseTensor):
             return tf.sparse.slice(leaf, [0] * len(leaf.shape), [rows, *leaf.shape[1:]])
-        return None if leaf is None else leaf[:rows]
+        return leaf[:rows]
 
-    return keras.tree.map_structure(cut, batch)
-
-
-def shapes_of(batch: Any) -> tuple[Any, ...]:
-    """List the shapes of the parts of a batch."""
-    return tuple(tuple(leaf.shape) for leaf in _leaves(batch))
+    return each_part(cut, batch)
 
 
-def _leaves(batch: Any) -> list[Any]:
-    return [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+def _shapes_of(batch: Any) -> tuple[Any, ...]:
+    return tuple(tuple(leaf.shape) for leaf in parts_of(batch))
 
 
 class MicroBatchSteps:
     """Makes train steps of a model, each with a micro-batch size and a batch of its own.
 
-    A step is what `fit` runs for a batch, and waits for the device: Keras's own where the batch
-    goes through at once, else one that accumulates over micro-batches. Those of all micro-batch
-    sizes share one graph, unless XLA compiles it.
-
-    Args:
-        model: A built, compiled model.
-        moments_every: As in `accumulate_gradients`.
+    Keras's own where the batch goes through at once, else one that accumulates. Those of all
+    micro-batch sizes share one graph, unless XLA compiles it.
     """
 
     def __init__(self, model: keras.Model, *, moments_every: int):
@@ -209,7 +181,7 @@ class MicroBatchSteps:
     def step(self, batch: Any, micro_batch_size: int) -> Callable[[], None]:
         """Make the step of a batch; its first call traces and compiles."""
         accumulated = micro_batch_size < rows_of(batch)
-        graph = self._accumulate(micro_batch_size) if accumulated else self._whole
+        graph = self._accumulating_graph(micro_batch_size) if accumulated else self._whole
 
         def run() -> None:
             self._use(graph)
@@ -219,18 +191,17 @@ class MicroBatchSteps:
 
         return run
 
-    def _accumulate(self, micro_batch_size: int) -> "_Graph":
-        if self._accumulating is not None:
-            return self._accumulating
-        model = self._model
+    def _accumulating_graph(self, micro_batch_size: int) -> "_Graph":
+        model, known = self._model, self._accumulating
+        if known is not None:
+            return known
         with warnings.catch_warnings():
             # Those who train with the size are told; those who measure it need not be.
             warnings.simplefilter("ignore", UserWarning)
             accumulate_gradients(model, micro_batch_size, moments_every=self._moments_every)
         if model.jit_compile:
             return _Graph(model.train_step)
-        size = varying_micro_batch(model)
-        self._accumulating = _Graph(model.train_step, size)
+        self._accumulating = _Graph(model.train_step, varying_micro_batch(model))
         return self._accumulating
 
     def _use(self, graph: "_Graph") -> None:
@@ -258,7 +229,8 @@ class _Graph:
 @contextlib.contextmanager
 def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator[MicroBatchSteps]:
     """Lend train steps of a model."""
-    with _lent(model):
+    check_one_device(model)
+    with kept_state(model):
         yield MicroBatchSteps(model, moments_every=moments_every)
 
 

@@ -20,15 +20,13 @@ import keras
 import tensorflow as tf
 
 from kbatch.library_internals import batch_norm_axes, batch_norm_moments, layers_of
+from kbatch.training.data.forms import each_part
 
 
 class CallStatistics(NamedTuple):
-    """Statistics of the entries so far in one call of a layer, each of shape (channels,).
+    """Statistics of the entries so far in one call of a layer, each of shape (channels,)."""
 
-    The weight W is how many entries are not masked.
-    """
-
-    weight: tf.Tensor
+    weight: tf.Tensor  # W, how many entries are not masked.
     mean: tf.Tensor
     variance: tf.Tensor
 
@@ -39,8 +37,7 @@ BatchStatistics = tuple[tuple[CallStatistics, ...], ...]
 class BatchNormUpdate:
     """Advances the moving statistics of a model's BatchNormalization layers once an update.
 
-    Args:
-        model: The model; None leaves them to Keras, which advances them once a micro-batch.
+    Without a model they are left to Keras, which advances them once a micro-batch.
     """
 
     def __init__(self, model: keras.Model | None):
@@ -66,12 +63,7 @@ class BatchNormUpdate:
             with self.observed():
                 forward(inputs)
 
-        specs = keras.tree.map_structure(
-            lambda leaf: (
-                None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-            ),
-            inputs,
-        )
+        specs = each_part(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
         # A loop must know what it carries, so one pass is traced and thrown away.
         tf.function(trace, autograph=False).get_concrete_function(specs)
         return tuple(

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
+
+from kbatch.training.data.forms import each_part, parts_of
 
 
 def init(variables: Sequence[Any]) -> tuple[tf.Tensor, ...]:
@@ -55,23 +56,16 @@ def finalize(
 
 
 class MicroBatches(NamedTuple):
-    """A batch and the size of its cuts.
+    """A batch and the size of its cuts."""
 
-    Attributes:
-        leaves: The batch: nested tensors of shape (rows, ...), with None where a part is absent.
-        rows: Examples in the batch, an int32 scalar.
-        size: Examples in a micro-batch, the last one of the batch may have fewer.
-    """
-
-    leaves: Any
+    leaves: Any  # Nested tensors of shape (rows, ...), with None where a part is absent.
     rows: tf.Tensor
-    size: int | tf.Variable
+    size: int | tf.Variable  # The last one may have fewer.
 
     @property
     def known_rows(self) -> int | None:
         """Examples in the batch where the graph knows them, else None."""
-        first = next(leaf for leaf in keras.tree.flatten(self.leaves) if leaf is not None)
-        return first.shape[0]
+        return parts_of(self.leaves)[0].shape[0]
 
     @property
     def full(self) -> tf.Tensor:
@@ -86,9 +80,7 @@ class MicroBatches(NamedTuple):
     def part(self, start: tf.Tensor | int, size: tf.Tensor | int) -> Any:
         """Cut out `size` rows from row `start` on."""
 
-        def rows(leaf: Any) -> tf.Tensor | None:
-            if leaf is None:
-                return None
+        def rows(leaf: Any) -> tf.Tensor:
             # tf.slice, since XLA takes a moving start there as long as the size is fixed.
             rest = tf.shape(leaf)[1:]
             begin = tf.concat([[start], tf.zeros_like(rest)], axis=0)
@@ -96,13 +88,13 @@ class MicroBatches(NamedTuple):
             part.set_shape([size if isinstance(size, int) else None, *leaf.shape[1:]])
             return part
 
-        return keras.tree.map_structure(rows, self.leaves)
+        return each_part(rows, self.leaves)
 
 
 def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
     """Prepare a batch for cutting."""
-    leaves = keras.tree.map_structure(_as_tensor, batch)
-    present = [leaf for leaf in keras.tree.flatten(leaves) if leaf is not None]
+    leaves = each_part(_as_tensor, batch)
+    present = parts_of(leaves)
     lengths = [leaf.shape[0] for leaf in present]
     known = {length for length in lengths if length is not None}
     if len(known) > 1:
@@ -119,9 +111,7 @@ def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
         return MicroBatches(leaves, tf.identity(rows), size)
 
 
-def _as_tensor(leaf: Any) -> tf.Tensor | None:
-    if leaf is None:
-        return None
+def _as_tensor(leaf: Any) -> tf.Tensor:
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
             "Gradient accumulation cuts batches by rows, which a RaggedTensor or SparseTensor "

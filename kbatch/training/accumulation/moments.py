@@ -20,14 +20,10 @@ from kbatch.records.training_run import MOMENT_METRICS
 
 
 class MomentMeans:
-    """Means of S and G2 over the measured updates of an epoch.
+    """Means of S and G2 over the measured updates of an epoch: every n-th, and always the first.
 
-    Every n-th update is measured, the first of an epoch always. Updates of a single micro-batch
-    tell nothing about the noise, and updates that overflowed are skipped by the optimizer too:
-    neither counts.
-
-    Args:
-        every: n, updates from one that is measured to the next.
+    Updates of a single micro-batch tell nothing about the noise, and updates that overflowed are
+    skipped by the optimizer too: neither counts.
     """
 
     def __init__(self, every: int):

@@ -63,8 +63,13 @@ def part_of_batch_loss(
                 loss: Any = compute_loss(model, x, y, y_pred, sample_weight)
             total = loss * tf.cast(rows_share, loss.dtype)
         else:
-            compiled = [] if compile_loss is None else [compile_loss(y, y_pred, sample_weight)]
-            total = _sum([*compiled, *penalties(model, added_losses, rows_share)])
+            terms = [] if compile_loss is None else [compile_loss(y, y_pred, sample_weight)]
+            terms += penalties(model, added_losses, rows_share)
+            if not terms:
+                raise ValueError(
+                    "There is no loss to minimise: give `compile` a `loss`. Received: loss=None."
+                )
+            total = tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
     return total, tuple(parts.get(i, tf.zeros([])) for i in range(output_count(model)))
 
 
@@ -93,7 +98,12 @@ def need_counting(model: keras.Model) -> bool:
     losses = [entry.loss for entry in output_losses_of(model)]
     return bool(losses) and (
         any(_makes_mask(layer) for layer in layers_of(model))
-        or any(loss.reduction == "mean_with_sample_weight" or _may_mask(loss) for loss in losses)
+        or any(
+            loss.reduction == "mean_with_sample_weight"
+            or loss_arguments(loss).get("ignore_class") is not None
+            or _may_vary(loss)
+            for loss in losses
+        )
     )
 
 
@@ -128,14 +138,6 @@ def penalties(
         rows = len(loss.shape) > 0
         found.append(value if rows else value * tf.cast(rows_share, value.dtype))
     return found
-
-
-def _sum(terms: list[Any]) -> tf.Tensor:
-    if not terms:
-        raise ValueError(
-            "There is no loss to minimise: give `compile` a `loss`. Received: loss=None."
-        )
-    return tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
 
 
 def has_own_loss(model: keras.Model) -> bool:
@@ -191,10 +193,6 @@ def _makes_mask(layer: keras.Layer) -> bool:
         return layer.mask is not None
     own_mask = type(layer).compute_mask is not keras.Layer.compute_mask
     return own_mask and not _is_from_keras(type(layer))
-
-
-def _may_mask(loss: Any) -> bool:
-    return loss_arguments(loss).get("ignore_class") is not None or _may_vary(loss)
 
 
 def _may_vary(loss: Any) -> bool:

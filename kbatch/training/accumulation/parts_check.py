@@ -40,6 +40,7 @@ from kbatch.training.accumulation.accumulate import (
     coupling_note,
 )
 from kbatch.training.clock import replica_count
+from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.state import kept_state
@@ -61,13 +62,13 @@ def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
     trains. Layers compute in float32, whatever their policy.
     """
     batches = _batches(keras.utils.unpack_x_y_sample_weight(rows))
-    count = len(_leaves(batches[0])[0])
+    count = len(parts_of(batches[0])[0])
     if count < 2:
         return PartsCheck(None, None, "a batch of one example has no parts", count)
     compile_loss = compile_loss_of(model)
     try:
         if not (model.built and (compile_loss is None or compile_loss.built)):
-            build_symbolically(model, keras.tree.map_structure(_tensor, batches[0]))
+            build_symbolically(model, each_part(tf.convert_to_tensor, batches[0]))
         # Rounding to half precision hides what is compared.
         halves = [layer for layer in layers_of(model) if "16" in (layer.compute_dtype or "")]
         with kept_state(model), policy_of_layers(halves, "float32"), _exact_products():
@@ -84,7 +85,6 @@ class _Pass(NamedTuple):
     terms: dict[str, float]
     gradients: dict[str, np.ndarray]
 
-    @property
     def is_finite(self) -> bool:
         values = (*self.terms.values(), *self.gradients.values())
         return all(np.isfinite(value).all() for value in values)
@@ -93,7 +93,7 @@ class _Pass(NamedTuple):
 def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCheck:
     passes = _Passes(model, batches[0])
     first = passes.whole(batches[0])
-    if not first.is_finite:
+    if not first.is_finite():
         return PartsCheck(None, None, "the loss or its gradient is not finite", count)
     again, _ = _largest_difference(first, passes.whole(batches[0]))
     if not again <= _STILL_UP_TO:
@@ -103,7 +103,7 @@ def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCh
     for _ in range(_MOVES):
         passes.move(first)
         first = passes.whole(batches[0])
-    if first.is_finite:
+    if first.is_finite():
         found += [_largest_difference(passes.whole(one), passes.parts(one)) for one in batches]
     difference, where = max(found)
     if not np.isfinite(difference):
@@ -123,7 +123,7 @@ class _Passes:
         self._names: list[str] = []
         specs = [
             tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype))
-            for leaf in _leaves(batch)
+            for leaf in parts_of(batch)
         ]
         share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
         self._whole = self._traced(self._whole_pass, specs)
@@ -133,11 +133,11 @@ class _Passes:
     def whole(self, batch: Any) -> _Pass:
         """Send a batch through as Keras's own train step does."""
         with self._kept_statistics():
-            return self._pass(*self._whole(_leaves(batch)))
+            return self._pass(*self._whole(parts_of(batch)))
 
     def parts(self, batch: Any) -> _Pass:
         """Send a batch through in three parts, and add them up."""
-        leaves = _leaves(batch)
+        leaves = parts_of(batch)
         rows = len(leaves[0])
         cuts = sorted({0, max(1, rows // 8), max(1, rows // 3), rows})
         parts = [[leaf[a:b] for leaf in leaves] for a, b in itertools.pairwise(cuts)]
@@ -211,11 +211,11 @@ class _Passes:
 
     def _part_pass(self, leaves: list[tf.Tensor], rows_share: tf.Tensor, totals: tf.Tensor) -> Any:
         x, y, sample_weight = self._nested(leaves)
-        outputs = range(output_losses.output_count(self._model)) if self._counts else ()
+        outputs = output_losses.output_count(self._model) if self._counts else 0
         with tf.GradientTape() as tape:
             y_pred = forward(self._model, x, training=True)
             added = list(self._model.losses)
-            known = [totals[i] for i in outputs]
+            known = [totals[i] for i in range(outputs)]
             loss, terms = self._terms((x, y, y_pred, sample_weight), rows_share, known, added)
         return loss, terms, self._gradients(tape, loss)
 
@@ -260,9 +260,7 @@ class _Passes:
 
     def _nested(self, leaves: list[tf.Tensor]) -> Any:
         rest = iter(leaves)
-        return keras.tree.map_structure(
-            lambda leaf: None if leaf is None else next(rest), self._structure
-        )
+        return each_part(lambda _: next(rest), self._structure)
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
@@ -290,34 +288,17 @@ def _largest_difference(whole: _Pass, parts: _Pass) -> tuple[float, str]:
 
 def _batches(rows: Any) -> list[Any]:
     """Make two batches: one from rows with little in them to rows with much, one as they come."""
-    leaves = _leaves(rows)
+    leaves = parts_of(rows)
     count = len(leaves[0])
     if count < 4:
         return [rows]
     # Padding is 0 and a missing label NaN or negative: where rows differ in them, parts do too.
-    filled = sum((np.asarray(leaf) > 0).reshape(count, -1).sum(1) for leaf in map(_number, leaves))
+    numbers = [leaf for leaf in map(np.asarray, leaves) if leaf.dtype.kind in "iufb"]
+    filled = sum(((leaf > 0).reshape(count, -1).sum(1) for leaf in numbers), np.zeros(count))
     order = np.argsort(filled, kind="stable")
     half = count // 2
     chosen = (order[::2][:half], np.sort(order[1::2])[:half])
-    return [
-        keras.tree.map_structure(
-            lambda leaf, index=index: None if leaf is None else np.asarray(leaf)[index], rows
-        )
-        for index in chosen
-    ]
-
-
-def _number(leaf: Any) -> np.ndarray:
-    values = np.asarray(leaf)
-    return values if values.dtype.kind in "iufb" else np.zeros(len(values))
-
-
-def _leaves(batch: Any) -> list[Any]:
-    return [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-
-
-def _tensor(leaf: Any) -> tf.Tensor | None:
-    return None if leaf is None else tf.convert_to_tensor(leaf)
+    return [each_part(lambda x, index=index: np.asarray(x)[index], rows) for index in chosen]
 
 
 def _wide(value: Any) -> np.ndarray:
@@ -385,12 +366,20 @@ class PartsChecks:
         directory: Path | None = None,
     ) -> PartsCheck:
         """Compare batches of a model, unless one of its kind was checked before."""
-        key = _key(model, source)
+        versions = sorted(read_environment().versions.items())
+        described = repr((model_fingerprint(model), row_shapes(source, model), versions))
+        key = hashlib.sha256(described.encode()).hexdigest()[:16]
         path = directory and directory / "kbatch-micro-batches" / f"{key}-parts.json"
         known = self._found.get(key) or load_if_readable(PartsCheck, path)
         if known is None:
-            rows = min(_ROWS, max(most or _ROWS, _FEWEST_ROWS))
-            known = check_parts(model, _rows(source, model, 2 * rows))
+            rows = 2 * min(_ROWS, max(most or _ROWS, _FEWEST_ROWS))
+            try:
+                batch = batch_of(source, model, rows)
+            except DataEnded as ended:
+                if ended.rows < 1:
+                    raise
+                batch = batch_of(source, model, ended.rows)
+            known = check_parts(model, batch)
             if path is not None:
                 write_record(known, path)
         self._found[key] = known
@@ -413,18 +402,3 @@ class PartsChecks:
             if not parts:
                 return check_note(check)
         return coupling_note(parts) if parts else None
-
-
-def _rows(source: Source, model: keras.Model, rows: int) -> Any:
-    try:
-        return batch_of(source, model, rows)
-    except DataEnded as ended:
-        if ended.rows < 1:
-            raise
-        return batch_of(source, model, ended.rows)
-
-
-def _key(model: keras.Model, source: Source) -> str:
-    versions = sorted(read_environment().versions.items())
-    described = repr((model_fingerprint(model), row_shapes(source, model), versions))
-    return hashlib.sha256(described.encode()).hexdigest()[:16]

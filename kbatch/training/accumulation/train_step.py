@@ -22,20 +22,12 @@ from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
+from kbatch.training.data.forms import parts_of
 from kbatch.training.model import TrainStep, check_model
 
 
 class AccumulatingTrainStep(TrainStep):
-    """The custom `tf.GradientTape` train step behind `accumulate_gradients`.
-
-    Attributes:
-        micro_batch_size: Examples that go through the device at once.
-        varying_size: A variable that has them instead, where they change from step to step.
-        moments_every: Every how many updates the moments are measured, 0 for never.
-        batch_norm_once: Whether moving statistics advance once an update.
-        batch_metrics: Names of metrics whose function returns one value for all rows: here they
-            are means over micro-batches.
-    """
+    """The custom `tf.GradientTape` train step behind `accumulate_gradients`."""
 
     def __init__(
         self,
@@ -47,9 +39,10 @@ class AccumulatingTrainStep(TrainStep):
     ):
         super().__init__(model)
         self.micro_batch_size = micro_batch_size
-        self.varying_size: tf.Variable | None = None
+        self.varying_size: tf.Variable | None = None  # Where it changes from step to step.
         self.moments_every = moments_every
         self.batch_norm_once = batch_norm_once
+        # Of metrics whose function returns one value for all rows: means over micro-batches here.
         self.batch_metrics: set[str] = set()
         self._moments = MomentMeans(moments_every) if moments_every else None
 
@@ -128,24 +121,14 @@ class Sums(NamedTuple):
 
 
 class Update:
-    """One optimizer update: zeros, one `_add` a micro-batch, apply.
-
-    Args:
-        model: The model.
-        batch: Its batch.
-        batch_norm_once: Whether batch statistics advance once.
-        measured: Whether to measure the micro-gradients; a tensor where an update decides.
-
-    Attributes:
-        batch_metrics: Names of metrics that are functions of the rows together.
-    """
+    """One optimizer update: zeros, one `_add` a micro-batch, apply."""
 
     def __init__(
         self,
         model: keras.Model,
         batch: MicroBatches,
         batch_norm_once: bool,
-        measured: tf.Tensor | bool,
+        measured: tf.Tensor | bool,  # The micro-gradients; a tensor where an update decides.
     ):
         self.batch_metrics: set[str] = set()
         self._model: Any = model
@@ -255,8 +238,8 @@ class Update:
         )
 
     def _forward(self, micro_batch: tuple[Any, Any, Any]) -> Forward:
-        first = next(leaf for leaf in keras.tree.flatten(micro_batch[0]) if leaf is not None)
-        rows_share = tf.cast(tf.shape(first)[0], tf.float32) / tf.cast(self._batch.rows, tf.float32)
+        rows = tf.shape(parts_of(micro_batch[0])[0])[0]
+        rows_share = tf.cast(rows, tf.float32) / tf.cast(self._batch.rows, tf.float32)
         with tf.GradientTape() as tape, self._batch_norm.observed():
             y_pred = forward(self._model, micro_batch[0], training=True)
             return Forward(tape, micro_batch, rows_share, y_pred, list(self._model.losses))

@@ -23,6 +23,7 @@ from kbatch.training.accumulation.accumulate import coupled_parts
 from kbatch.training.accumulation.gradient_sum import MicroBatches
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.accumulation.train_step import Update, prepared_batch, track_loss
+from kbatch.training.data.forms import parts_of
 from kbatch.training.model import TrainStep, check_model, installed_step
 
 _SPARSE_GRADIENTS = ("summed", "keras")
@@ -88,8 +89,7 @@ class SummingTrainStep(TrainStep):
         with tf.GradientTape() as tape:
             y_pred = forward(model, x, training=True)
             loss = compute_loss(model, x, y, y_pred, sample_weight)
-            first = next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)
-            track_loss(model, loss, tf.shape(first)[0])
+            track_loss(model, loss, tf.shape(parts_of(x)[0])[0])
             scaled = model.optimizer.scale_loss(loss)
         variables = model.trainable_weights
         gradients = summed(tape.gradient(scaled, variables))

@@ -27,7 +27,13 @@ from kbatch.library_internals import (
     set_signature,
     signature_of,
 )
-from kbatch.training.data.forms import batches_of, check_targets, gives_batches, is_batched
+from kbatch.training.data.forms import (
+    batches_of,
+    check_targets,
+    gives_batches,
+    is_batched,
+    is_dataset,
+)
 
 _FORMS = (
     "Give a `tf.data.Dataset`, a `keras.utils.PyDataset`, arrays as `x`, `(x, y)` or "
@@ -38,20 +44,13 @@ _PROCESSES_S = 60.0
 
 
 class BatchSource(NamedTuple):
-    """Data that gives batches, each time from its start.
+    """Data that gives batches, each time from its start."""
 
-    Attributes:
-        kind: `"tf.data.Dataset"`, `"PyDataset"` or `"arrays"`.
-        open: Starts an epoch: a context that holds an iterator of batches and ends what runs
-            behind it.
-        given: The data: a dataset in batches, a PyDataset, or the arrays.
-        batch_size: Examples in a batch as asked for, None where the data decide.
-    """
-
-    kind: str
+    kind: str  # "tf.data.Dataset", "PyDataset" or "arrays".
+    # Starts an epoch: a context that holds an iterator of batches and ends what runs behind it.
     open: Callable[[], AbstractContextManager[Iterator[Any]]]
-    given: Any
-    batch_size: int | None
+    given: Any  # A dataset in batches, a PyDataset, or the arrays.
+    batch_size: int | None  # None where the data decide.
 
 
 def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> BatchSource:
@@ -87,9 +86,20 @@ def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> Ba
             max_queue_size=data.max_queue_size,
         )
     if gives_batches(data):
-        dataset = _batched(data, model, batch_size)
-        _check_file_caches(dataset)
-        return source_of_dataset(dataset, batch_size)
+        if batch_size is not None:
+            data = batches_of(data, model, batch_size)
+        elif not is_dataset(data):
+            raise InputError(
+                "A data function is called with the batch size: give `batch_size`. "
+                f"Received: a function {getattr(data, '__name__', data)!r}, batch_size=None."
+            )
+        elif not is_batched(data.element_spec, model):
+            raise InputError(
+                "The dataset gives single examples: end it with `.batch(batch_size)`, or give "
+                f"`batch_size`. Received: element_spec={data.element_spec}."
+            )
+        _check_file_caches(data)
+        return source_of_dataset(data, batch_size)
     arrays = tuple(data) if isinstance(data, (tuple, list)) else (data,)
     if not 1 <= len(arrays) <= 3 or arrays[0] is None or not can_convert_arrays(arrays):
         name = f"a {type(data).__module__}.{type(data).__name__}"
@@ -165,22 +175,6 @@ def _py_adapter(dataset: keras.utils.PyDataset, settings: dict[str, Any]) -> Any
             setattr(dataset, name, value)
 
 
-def _batched(data: Any, model: keras.Model, batch_size: int | None) -> tf.data.Dataset:
-    if batch_size is not None:
-        return batches_of(data, model, batch_size)
-    if not isinstance(data, tf.data.Dataset):
-        raise InputError(
-            "A data function is called with the batch size: give `batch_size`. "
-            f"Received: a function {getattr(data, '__name__', data)!r}, batch_size=None."
-        )
-    if not is_batched(data.element_spec, model):
-        raise InputError(
-            "The dataset gives single examples: end it with `.batch(batch_size)`, or give "
-            f"`batch_size`. Received: element_spec={data.element_spec}."
-        )
-    return data
-
-
 def _check_file_caches(dataset: Any) -> None:
     """Refuse a file cache that is not complete: reading a part of it would leave it locked."""
     waiting = [dataset]
@@ -197,18 +191,7 @@ def _check_file_caches(dataset: Any) -> None:
 
 
 class BatchStream:
-    """Reads a source batch by batch; at the end of the data it starts the next epoch.
-
-    Use it in a `with` statement: what runs behind it ends with it.
-
-    Args:
-        source: Where the batches come from.
-        read_before: Whether the source has given batches before.
-
-    Attributes:
-        batches: Batches so far.
-        epochs: Epochs that have ended.
-    """
+    """Reads a source batch by batch; at the end of the data it starts the next epoch."""
 
     def __init__(self, source: BatchSource, *, read_before: bool = False):
         self._source = source
@@ -217,7 +200,7 @@ class BatchStream:
         self._iterator: Any = None
         self._of_epoch = 0
         self.batches = 0
-        self.epochs = 0
+        self.epochs = 0  # Those that have ended.
 
     def __enter__(self) -> "BatchStream":
         self._start()
@@ -296,32 +279,12 @@ class Workers(OrderedEnqueuer):
     """Keras's workers, which drop what they have not made when they stop.
 
     Keras's own queue is emptied batch by batch when it is stopped, which takes as long as making
-    them.
-
-    Args:
-        py_dataset: The PyDataset.
-        workers: Threads or processes.
-        use_multiprocessing: Whether they are processes.
-        max_queue_size: Batches that may wait in the queue.
-        timeout_s: Seconds that processes may take to a batch; threads may take any time.
+    them. Processes may take `timeout_s` to a batch, threads any time.
     """
 
-    def __init__(
-        self,
-        py_dataset: Any,
-        *,
-        workers: int,
-        use_multiprocessing: bool,
-        max_queue_size: int,
-        timeout_s: float,
-    ):
-        super().__init__(
-            py_dataset,
-            workers=workers,
-            use_multiprocessing=use_multiprocessing,
-            max_queue_size=max_queue_size,
-        )
-        self._timeout_s = timeout_s if use_multiprocessing else float("inf")
+    def __init__(self, py_dataset: Any, *, timeout_s: float, **settings: Any):
+        super().__init__(py_dataset, **settings)
+        self._timeout_s = timeout_s if settings["use_multiprocessing"] else float("inf")
         self._pools: list[Any] = []
         self._make_pool = self.executor_fn
         self.executor_fn = self._kept_pool

@@ -34,15 +34,10 @@ class FitData(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Training data ready for `fit`.
-
-    Attributes:
-        dataset: Batches of inputs, targets and perhaps sample weights.
-        validation_data: Arrays as given, or a dataset in validation batches, or None.
-    """
+    """Training data ready for `fit`."""
 
     dataset: tf.data.Dataset
-    validation_data: Any
+    validation_data: Any  # Arrays as given, or a dataset in validation batches, or None.
 
 
 def in_batches(

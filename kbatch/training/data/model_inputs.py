@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import declared_structure
-from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source
+from kbatch.training.data.sample_rows import SampleRows, Source, rows_for
 
 
 def declared_inputs(model: Any) -> Sequence[Any]:
@@ -71,42 +71,35 @@ _INDICES = (
 )
 
 
-def row_mismatch(model: keras.Model, rows: Any) -> str | None:
+def row_mismatch(model: Any, rows: Any) -> str | None:
     """Describe what to give in the place of rows that a model's train step refused."""
     x, y = (*rows, None)[:2] if isinstance(rows, tuple) else (rows, None)
-    return _of_inputs(model, x) or _of_targets(model, y)
-
-
-def _of_inputs(model: Any, x: Any) -> str | None:
+    inputs = declared_inputs(model)
     try:
-        leaves = ordered_rows(model, x) if declared_inputs(model) else []
+        leaves = ordered_rows(model, x) if inputs else []
     except InputError:
-        return None  # Keras names the input that is missing.
-    for tensor, leaf in zip(declared_inputs(model), leaves, strict=False):
+        leaves = []  # Keras names the input that is missing.
+    for tensor, leaf in zip(inputs, leaves, strict=False):
         wanted, given = tuple(tensor.shape), tuple(leaf.shape)
         if not alike(given, wanted):
             return (
                 f"`x` must have the shape that the model takes, {_shape(wanted[1:])}: reshape it, "
                 f"or change the model's `keras.Input`. Received: x of shape {_shape(given[1:])}."
             )
-    return None
-
-
-def _of_targets(model: Any, y: Any) -> str | None:
     if not isinstance(y, np.ndarray):
         return None
     loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
     name = getattr(loss, "name", None) or getattr(loss, "__name__", None)
-    given = f"Received: y of shape {_shape(y.shape[1:])} and dtype {y.dtype}."
+    received = f"Received: y of shape {_shape(y.shape[1:])} and dtype {y.dtype}."
     several = y.ndim > 1 and y.shape[-1] > 1
     # One-hot labels, or a share of every class.
     shares = several and bool(np.all(y >= 0) and np.allclose(y.sum(axis=-1), 1))
     if name == "sparse_categorical_crossentropy" and shares:
-        return f"{_ONE_HOT.format(loss=name)} {given}"
+        return f"{_ONE_HOT.format(loss=name)} {received}"
     outputs = list(getattr(model, "outputs", None) or [])
     one_each = not several or (len(outputs) == 1 and y.ndim < len(outputs[0].shape))
     if name == "categorical_crossentropy" and one_each:
-        return f"{_INDICES.format(loss=name)} {given}"
+        return f"{_INDICES.format(loss=name)} {received}"
     return None
 
 
@@ -124,10 +117,10 @@ def refusal_text(
     """Describe what to give in the place of data that a train step refused."""
     if isinstance(error, InputError):
         return None
-    if isinstance(source, (SampleRows, SampleElements)):
+    if not callable(source):
         built = model()
-        known = source.rows(built) if isinstance(source, SampleElements) else source
-        mismatch = row_mismatch(built, known.rows)
+        known = rows_for(source, built)
+        mismatch = row_mismatch(built, known.rows) if isinstance(known, SampleRows) else None
         if mismatch is not None:
             return mismatch
     if not isinstance(error, REFUSALS):

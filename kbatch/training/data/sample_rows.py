@@ -26,18 +26,12 @@ _ELEMENTS_LOOKED_AT = 16
 
 
 class SampleRows(NamedTuple):
-    """Some rows of the data, and how many there are in all.
+    """Some rows of the data, and how many there are in all."""
 
-    Attributes:
-        rows: Inputs, targets and perhaps sample weights: nested NumPy arrays of shape (rows, ...).
-        examples: Examples of the whole data set, None where it does not tell. A long dataset of
-            batches tells at most how many: its last batch may be smaller.
-        note: What a reader must know of the choice, or None.
-    """
-
-    rows: Any
+    rows: Any  # Inputs, targets and perhaps weights: nested NumPy arrays of shape (rows, ...).
+    # None where the data do not tell; of a long dataset of batches at most so many.
     examples: int | None
-    note: str | None = None
+    note: str | None = None  # What a reader must know of the choice.
 
     def batches(self, batch_size: int) -> tf.data.Dataset:
         """Make an endless dataset of one batch size; rows are repeated where they are too few."""
@@ -85,19 +79,12 @@ class _Reading(NamedTuple):
 
 
 class SampleElements(NamedTuple):
-    """The first elements of a dataset, read as batches and as examples until a model tells which.
-
-    Attributes:
-        spec: The dataset's `element_spec`.
-        batches: What they are as batches; None where a part of them has no axis.
-        examples: What they are as examples.
-        cardinality: Number of elements; negative where the dataset does not tell.
-    """
+    """The first elements of a dataset, as batches and as examples until a model tells which."""
 
     spec: Any
-    batches: _Reading | None
+    batches: _Reading | None  # None where a part of them has no axis.
     examples: _Reading
-    cardinality: int
+    cardinality: int  # Elements; negative where the dataset does not tell.
 
     def rows(self, model: keras.Model) -> SampleRows:
         """Return rows, those of the largest element: the longest sequence needs most memory."""
@@ -194,14 +181,6 @@ def rows_for(source: Source, model: keras.Model) -> SampleRows | DataFunction:
     return source.rows(model) if isinstance(source, SampleElements) else source
 
 
-def batches_for(source: Source, model: keras.Model, rows: int) -> tf.data.Dataset:
-    """Return batches of as many rows: endless ones of a sample, those of a data function."""
-    known = rows_for(source, model)
-    if isinstance(known, SampleRows):
-        return known.batches(rows)
-    return called_for(known, model, rows)
-
-
 def build_on(model: keras.Model, source: Source) -> None:
     """Build a model, its metrics and its optimizer from the shapes of its data."""
     known = rows_for(source, model)
@@ -230,11 +209,7 @@ def row_shapes(source: Source, model: keras.Model) -> tuple[tuple[int, ...], ...
 
 
 class DataEnded(Exception):
-    """A data function that has fewer examples than a batch needs.
-
-    Attributes:
-        rows: Examples in the batch that it gave, 0 for none.
-    """
+    """A data function that has fewer examples than a batch needs: so many `rows`."""
 
     def __init__(self, rows: int):
         super().__init__(rows)
@@ -243,7 +218,10 @@ class DataEnded(Exception):
 
 def batch_of(source: Source, model: keras.Model, rows: int) -> Any:
     """Return a batch of as many rows, on the device."""
-    batch = next(iter(batches_for(source, model, rows)), None)
+    known = rows_for(source, model)
+    sampled = isinstance(known, SampleRows)
+    batches = known.batches(rows) if sampled else called_for(known, model, rows)
+    batch = next(iter(batches), None)
     found = 0 if batch is None else rows_of(batch)
     if found < rows:
         raise DataEnded(found)
