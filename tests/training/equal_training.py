@@ -1,6 +1,9 @@
 """Accumulated training held against Keras's own step on the whole batch."""
 
+import functools
+
 import keras
+import models
 import numpy as np
 import tensorflow as tf
 
@@ -22,7 +25,14 @@ def built(model, *arrays):
     return model
 
 
-def trained(build, data, *, batch_size, micro_batch_size, epochs=2, eager=False, **fit):
+def batches_of_lengths(lengths, *arrays):
+    """A dataset of batches of given lengths, which a step is traced once for."""
+    rows = tf.data.Dataset.from_tensor_slices(tuple(part[: sum(lengths)] for part in arrays))
+    batches = rows.batch(1).rebatch(lengths)
+    return batches.apply(tf.data.experimental.assert_cardinality(len(lengths)))
+
+
+def trained(build, data, *, batch_size=32, micro_batch_size, epochs=1, eager=False, **fit):
     """Model and history after training, accumulated or (None) with Keras's own step."""
     keras.utils.set_random_seed(1)
     model = build()
@@ -30,41 +40,56 @@ def trained(build, data, *, batch_size, micro_batch_size, epochs=2, eager=False,
         kbatch.accumulate_gradients(model, micro_batch_size)
     if eager and not model.jit_compile:
         model.run_eagerly = True  # A few steps take less time than tracing one.
-    weights = () if fit.get("sample_weight") is None else (fit["sample_weight"],)
-    built(model, *data, *weights)
-    history = model.fit(
-        *data, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, **fit
-    )
+    if isinstance(data, tf.data.Dataset):
+        build_ahead(model, data.element_spec)
+        data = (data,)
+    else:
+        weights = () if fit.get("sample_weight") is None else (fit["sample_weight"],)
+        built(model, *data, *weights)
+        fit["batch_size"] = batch_size
+    history = model.fit(*data, epochs=epochs, shuffle=False, verbose=0, **fit)
     return model, history.history
 
 
+@functools.cache
+def trained_mlp(micro_batch_size=None, *, rows=94):
+    """Model and history of the small classifier: for tests that only read them."""
+    data = models.rows(rows)
+    eager = micro_batch_size is None
+    return trained(sgd_mlp, data, micro_batch_size=micro_batch_size, eager=eager)
+
+
+def sgd_mlp(**arguments):
+    """A classifier whose steps grow with the gradient: those of Adam hardly do."""
+    return models.mlp(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), **arguments)
+
+
 def assert_equal_training(
-    build,
-    data,
-    *,
-    batch_size=32,
-    micro_batch_size=8,
-    tolerance=1e-6,
-    reference=None,
-    eager=True,
-    **fit,
+    build, data, *, micro_batch_size=8, tolerance=1e-6, reference=None, eager=True, **fit
 ):
-    """Asserts equal weights, losses and metrics after two epochs.
+    """Asserts equal weights, losses and metrics, against `reference` or what it was trained to.
 
     Weights are compared per variable: ||difference|| <= tolerance ||weight||.
     """
-    arguments = {"batch_size": batch_size, **fit}
-    reference = reference or build
-    whole, expected = trained(reference, data, micro_batch_size=None, eager=eager, **arguments)
-    parts, found = trained(build, data, micro_batch_size=micro_batch_size, **arguments)
-    assert parts.dtype_policy == whole.dtype_policy == keras.config.dtype_policy()
-    assert_equal_weights(whole, parts, tolerance)
+    if isinstance(reference, tuple):
+        whole = reference
+    else:
+        whole = trained(reference or build, data, micro_batch_size=None, eager=eager, **fit)
+    parts = trained(build, data, micro_batch_size=micro_batch_size, **fit)
+    assert parts[0].dtype_policy == whole[0].dtype_policy == keras.config.dtype_policy()
+    assert_same_training(whole, parts, tolerance)
+    assert not parts[1].keys() & MOMENTS
+    return parts[0]
+
+
+def assert_same_training(whole, parts, tolerance):
+    (expected_model, expected), (model, found) = whole, parts
+    assert_equal_weights(expected_model, model, tolerance)
     assert found.keys() - MOMENTS == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(
             found[name], values, rtol=max(10 * tolerance, 2e-5), err_msg=name
         )
-    return parts
 
 
 def assert_equal_weights(whole, parts, tolerance):

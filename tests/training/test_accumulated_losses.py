@@ -1,13 +1,17 @@
-"""Losses whose denominators differ: reductions, masks, several outputs, penalties."""
+"""Losses whose denominators differ: reductions, masks, several outputs, penalties.
 
-import itertools
+The outputs of one model show a law each: an output has weights of its own, and its loss is a
+metric. Keras's step is traced for them: run eagerly, it weighs their losses by rows.
+"""
 
 import keras
 import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from equal_training import assert_equal_training
+from equal_training import assert_equal_training, sgd_mlp
+
+from kbatch.training.accumulation.output_losses import need_counting
 
 layers = keras.layers
 
@@ -18,23 +22,7 @@ def random(*shape):
 
 
 X, Y = models.rows(94)
-REDUCTIONS = ["sum", "mean", "sum_over_batch_size", "mean_with_sample_weight"]
-# The three denominators, with and without weights; the others are slow: "mean" is another
-# name of "sum_over_batch_size".
-FAST = [("sum", False), ("sum_over_batch_size", True), ("mean_with_sample_weight", True)]
-CASES = [
-    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
-    for case in itertools.product(REDUCTIONS, (False, True))
-]
-DENOMINATORS = [
-    pytest.param(name, marks=() if name in ("sum", "mean_with_sample_weight") else pytest.mark.slow)
-    for name in REDUCTIONS
-]
-
-
-def slow(value):
-    """A case that widens a grid."""
-    return pytest.param(value, marks=pytest.mark.slow)
+REDUCTIONS = ("sum", "sum_over_batch_size", "mean_with_sample_weight")
 
 
 def cross_entropy(reduction="sum_over_batch_size", **arguments):
@@ -45,23 +33,101 @@ def sgd(rate=0.05):
     return keras.optimizers.SGD(rate, momentum=0.9)
 
 
-@pytest.mark.parametrize(("reduction", "weighted"), CASES)
-def test_every_reduction(reduction, weighted):
-    fit = {"sample_weight": random(94)} if weighted else {}
+def softmax(name):
+    return layers.Dense(3, activation="softmax", name=name)
+
+
+def mean_over_rows(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_pred - y_true))
+
+
+def value_of_each(y_true, y_pred):
+    return (y_true - y_pred) ** 2
+
+
+def per_row(y_true, y_pred):
+    return keras.ops.mean(keras.ops.abs(y_pred - y_true), axis=-1)
+
+
+def known_only(y_true, y_pred):
+    """The losses of the labels that are known, which are fewer than the rows."""
+    known = tf.math.is_finite(y_true)
+    return tf.boolean_mask(keras.ops.square(y_pred - tf.where(known, y_true, 0.0)), known)
+
+
+def masked(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, ignore_class=0)
+
+
+class CallsItself(keras.losses.Loss):
+    """A loss without `call`."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return keras.ops.mean(keras.ops.square(y_pred - y_true))
+
+
+WITH_UNKNOWN = np.random.default_rng(7).integers(-1, 3, 94)
+WITH_UNKNOWN[:8] = -1  # No label of the first micro-batch is known.
+VALUES = (random(94, 3) * np.linspace(0, 1, 94)[:, None]).astype("float32")
+MISSING = VALUES.copy()
+MISSING[np.arange(94) % 32 < 8] = np.nan
+MISSING[np.arange(94) % 5 == 1, 0] = np.nan
+LOSSES_OF_ROWS = {
+    **{reduction: (cross_entropy(reduction), Y) for reduction in REDUCTIONS},
+    "ignored": (cross_entropy(ignore_class=-1), WITH_UNKNOWN),
+    "masked": (masked, Y),
+    "mean_over_rows": (mean_over_rows, VALUES),
+    "value_of_each": (value_of_each, VALUES),
+    "per_row": (per_row, VALUES),
+    "known_only": (known_only, MISSING),
+    "calls_itself": (CallsItself(), VALUES),
+}
+
+
+def of_rows(losses):
+    """A model of (rows, 8) with an output for each loss."""
+
+    def build():
+        inputs, found = keras.Input((8,)), {}
+        for name, (_, y) in losses.items():
+            labels = np.issubdtype(y.dtype, np.integer)
+            found[name] = (softmax(name) if labels else layers.Dense(3, name=name))(inputs)
+        model = keras.Model(inputs, found)
+        model.compile(
+            sgd(),
+            {name: loss for name, (loss, _) in losses.items()},
+            loss_weights={name: 0.02 if name == "sum" else 1.0 for name in losses},
+        )
+        return model
+
+    return build
+
+
+def test_every_kind_of_loss():
+    targets = {name: y for name, (_, y) in LOSSES_OF_ROWS.items()}
+    assert_equal_training(of_rows(LOSSES_OF_ROWS), (X, targets), eager=False)
+
+
+@pytest.mark.parametrize("shape", [(94,), pytest.param((94, 1), marks=pytest.mark.slow)])
+def test_every_reduction_with_weights_and_a_mask_beside_them(shape):
+    losses = {name: LOSSES_OF_ROWS[name] for name in (*REDUCTIONS, "ignored", "per_row")}
+    losses["beside"] = (cross_entropy("mean_with_sample_weight", ignore_class=-1), WITH_UNKNOWN)
     assert_equal_training(
-        lambda: models.mlp(optimizer=sgd(0.001), loss=cross_entropy(reduction)), (X, Y), **fit
+        of_rows(losses),
+        (X, {name: y for name, (_, y) in losses.items()}),
+        eager=False,
+        sample_weight={name: random(*shape) for name in losses},
     )
 
 
-def token_model(reduction="sum_over_batch_size"):
-    """A tagger of (rows, 7) tokens, where 0 is padding."""
-    inputs = keras.Input((7,), dtype="int32")
-    vectors = layers.Embedding(20, 8, mask_zero=True)(inputs)
-    states = layers.SimpleRNN(4, return_sequences=True)(vectors)
-    outputs = layers.Dense(3, activation="softmax")(states)
-    model = keras.Model(inputs, outputs)
-    model.compile(sgd(0.002), cross_entropy(reduction), metrics=["accuracy"])
-    return model
+@pytest.mark.parametrize("function", [mean_over_rows, known_only])
+def test_a_loss_of_the_users_alone(function):
+    def build():
+        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+        model.compile(sgd(0.01), function, metrics=["mae"] if function is mean_over_rows else [])
+        return model
+
+    assert_equal_training(build, (X, MISSING if function is known_only else random(94, 3)))
 
 
 def tokens():
@@ -73,63 +139,32 @@ def tokens():
     return ids
 
 
-@pytest.mark.parametrize(("reduction", "weighted"), CASES)
-def test_token_masks_with_unequal_counts(reduction, weighted):
-    fit = {"sample_weight": random(94, 7)} if weighted else {}
-    labels = np.random.default_rng(7).integers(0, 3, (94, 7))
-    assert_equal_training(lambda: token_model(reduction), (tokens(), labels), **fit)
-
-
-def test_a_loss_that_ignores_a_class():
-    labels = np.random.default_rng(7).integers(-1, 3, 94)
-    labels[:8] = -1
-    assert_equal_training(
-        lambda: models.mlp(optimizer=sgd(), loss=cross_entropy(ignore_class=-1), metrics=[]),
-        (X, labels),
-    )
-
-
-def two_outputs(first_loss, second_loss, **compile_arguments):
-    """A tagger with a mask, and a regression on the whole row without one."""
+def taggers():
+    """A tagger of (rows, 7) tokens for each reduction, where 0 is padding, and a value a row."""
     inputs = keras.Input((7,), dtype="int32")
     vectors = layers.Embedding(20, 8, mask_zero=True)(inputs)
-    tags = layers.Dense(3, activation="softmax", name="tags")(vectors)
-    value = layers.Dense(1, name="value")(layers.Flatten()(vectors))
-    model = keras.Model(inputs, {"tags": tags, "value": value})
+    found = {name: softmax(name)(vectors) for name in REDUCTIONS}
+    found["value"] = layers.Dense(1, name="value")(layers.Flatten()(vectors))
+    model = keras.Model(inputs, found)
+    value_loss = keras.losses.MeanSquaredError(reduction="sum")
     model.compile(
-        sgd(0.002),
-        {"tags": first_loss, "value": second_loss},
-        loss_weights={"tags": 2.0, "value": 0.5},
-        metrics={"tags": ["accuracy"], "value": ["mae"]},
-        **compile_arguments,
+        sgd(),
+        {name: cross_entropy(name) for name in REDUCTIONS} | {"value": value_loss},
+        loss_weights=dict(zip((*REDUCTIONS, "value"), (0.02, 1.0, 2.0, 0.01), strict=True)),
+        metrics={"sum_over_batch_size": ["accuracy"], "value": ["mae"]},
     )
     return model
 
 
-TWO_TARGETS = {
-    "tags": np.arange(94 * 7).reshape(94, 7) % 3,
-    "value": np.cos(np.arange(94.0))[:, None],
-}
+TAGS = np.arange(94 * 7).reshape(94, 7) % 3
+TARGETS = dict.fromkeys(REDUCTIONS, TAGS) | {"value": np.cos(np.arange(94.0))[:, None]}
 
 
-@pytest.mark.parametrize(
-    "second", ["sum", slow("sum_over_batch_size"), slow("mean_with_sample_weight")]
-)
-def test_outputs_with_denominators_of_their_own(second):
-    def build():
-        return two_outputs(cross_entropy(), keras.losses.MeanSquaredError(reduction=second))
-
-    # Run eagerly, Keras weights the losses of outputs by the rows of a batch, traced it does not.
-    assert_equal_training(build, (tokens(), TWO_TARGETS), eager=False)
-
-
-def test_outputs_with_weights_of_their_own():
-    def build():
-        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-        return two_outputs(cross_entropy("mean_with_sample_weight"), loss)
-
-    weights = {"tags": random(94, 7), "value": random(94)}
-    assert_equal_training(build, (tokens(), TWO_TARGETS), eager=False, sample_weight=weights)
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_token_masks_with_unequal_counts_beside_an_output_without_one(weighted):
+    weights = dict.fromkeys(REDUCTIONS, random(94, 7)) | {"value": random(94)}
+    fit = {"sample_weight": weights} if weighted else {}
+    assert_equal_training(taggers, (tokens(), TARGETS), eager=False, **fit)
 
 
 class Penalty(layers.Layer):
@@ -140,12 +175,21 @@ class Penalty(layers.Layer):
         return x
 
 
+class RowPenalty(layers.Layer):
+    """Adds a loss with a value a row."""
+
+    def call(self, x):
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x), axis=-1))
+        return x
+
+
 def penalised(reduction):
     model = keras.Sequential(
         [
             layers.Input((8,)),
             layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2"),
             Penalty(),
+            RowPenalty(),
             layers.Dense(3, activation="softmax", bias_regularizer="l1"),
         ]
     )
@@ -153,8 +197,10 @@ def penalised(reduction):
     return model
 
 
-@pytest.mark.parametrize("reduction", DENOMINATORS)
-def test_penalties_count_once(reduction):
+@pytest.mark.parametrize(
+    "reduction", ["sum", pytest.param("mean_with_sample_weight", marks=pytest.mark.slow)]
+)
+def test_penalties_count_once_and_those_of_rows_by_the_row(reduction):
     assert_equal_training(lambda: penalised(reduction), (X, Y))
 
 
@@ -166,29 +212,6 @@ def test_a_model_trained_on_added_losses_only():
         return model
 
     assert_equal_training(build, (X,))
-
-
-@pytest.mark.parametrize("shape", [slow((94,)), (94, 1)])
-def test_weights_of_any_rank_beside_a_mask(shape):
-    labels = np.random.default_rng(7).integers(-1, 3, 94)
-    loss = cross_entropy("mean_with_sample_weight", ignore_class=-1)
-    assert_equal_training(
-        lambda: models.mlp(optimizer=sgd(), loss=loss, metrics=[]),
-        (X, labels),
-        sample_weight=random(*shape),
-    )
-
-
-def test_a_mask_of_a_masking_layer():
-    def build():
-        inputs = keras.Input((7, 2))
-        states = layers.SimpleRNN(4, return_sequences=True)(layers.Masking()(inputs))
-        model = keras.Model(inputs, layers.Dense(3, activation="softmax")(states))
-        model.compile(sgd(0.01), cross_entropy())
-        return model
-
-    x = random(94, 7, 2).astype("float32") * (tokens() > 0)[..., None]
-    assert_equal_training(build, (x, TWO_TARGETS["tags"]))
 
 
 class OwnMask(layers.Layer):
@@ -203,59 +226,56 @@ def with_lambda_mask():
     return layers.Lambda(lambda x: x, mask=lambda x, mask: x[..., 0] > 0.5)
 
 
-@pytest.mark.parametrize("masking", [OwnMask, with_lambda_mask])
-def test_a_mask_of_a_layer_of_the_users(masking):
+MASKING = {"of_keras": layers.Masking, "own": OwnMask, "of_lambda": with_lambda_mask}
+
+
+def test_masks_of_every_kind_of_layer():
+    """That of a recurrent layer too, which it takes from the one before."""
+
     def build():
         inputs = keras.Input((7, 2))
-        outputs = layers.Dense(3, activation="softmax")(masking()(inputs))
-        model = keras.Model(inputs, outputs)
-        model.compile(sgd(0.01), cross_entropy())
+        found = {name: make()(inputs) for name, make in MASKING.items()}
+        found["of_keras"] = layers.SimpleRNN(4, return_sequences=True)(found["of_keras"])
+        model = keras.Model(inputs, {name: softmax(name)(x) for name, x in found.items()})
+        model.compile(sgd(0.01), {name: cross_entropy() for name in MASKING})
         return model
 
-    assert_equal_training(build, (random(94, 7, 2).astype("float32"), TWO_TARGETS["tags"]))
+    x = random(94, 7, 2).astype("float32") * (tokens() > 0)[..., None]
+    assert_equal_training(build, (x, dict.fromkeys(MASKING, TAGS)), eager=False)
 
 
-def test_a_loss_function_of_the_users_that_masks():
-    def masked(y_true, y_pred):
-        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, ignore_class=0)
-
-    labels = np.random.default_rng(7).integers(0, 3, 94)
-    assert_equal_training(lambda: models.mlp(optimizer=sgd(), loss=masked, metrics=[]), (X, labels))
-
-
-class CallsItself(keras.losses.Loss):
-    """A loss without `call`."""
-
-    def __call__(self, y_true, y_pred, sample_weight=None):
-        return keras.ops.mean(keras.ops.square(y_pred - y_true))
+def through(*found, loss="mse"):
+    model = keras.Sequential([layers.Input((7, 2)), *found, layers.Dense(3)])
+    model.compile("sgd", loss)
+    model.compute_loss(None, np.zeros((4, 7, 3)), model(np.zeros((4, 7, 2))))  # Builds the losses.
+    return model
 
 
-def test_a_loss_that_is_not_made_of_values_and_a_reduction():
-    def build():
-        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-        model.compile(sgd(), CallsItself())
-        return model
+@pytest.mark.parametrize(
+    ("build", "counts"),
+    [
+        (lambda: through(layers.Masking()), True),
+        (lambda: through(OwnMask()), True),
+        (lambda: through(with_lambda_mask()), True),
+        (lambda: through(loss=keras.losses.MeanSquaredError("mean_with_sample_weight")), True),
+        (lambda: through(loss=per_row), True),
+        (lambda: through(loss=CallsItself()), True),
+        (lambda: through(layers.Dense(3), layers.Lambda(lambda x: x)), False),
+        (lambda: through(loss=keras.losses.MeanSquaredError("sum")), False),
+    ],
+)
+def test_what_is_counted_before_the_update(build, counts):
+    assert need_counting(build()) == counts
 
-    assert_equal_training(build, (X, random(94, 3)))
 
-
-class RowPenalty(layers.Layer):
-    """Adds a loss with a value a row."""
-
-    def call(self, x):
-        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x), axis=-1))
-        return x
-
-
-def test_an_added_loss_with_a_value_a_row():
-    def build():
-        model = keras.Sequential(
-            [layers.Input((8,)), layers.Dense(4), RowPenalty(), layers.Dense(3)]
-        )
-        model.compile(sgd(0.001), "mse")
-        return model
-
-    assert_equal_training(build, (X, random(94, 3)))
+def test_what_ignores_a_class_or_looks_up_with_a_mask_is_counted():
+    for model, x, y in (
+        (models.mlp(loss=cross_entropy(ignore_class=-1)), X, Y),
+        (taggers(), tokens(), TARGETS),
+    ):
+        predicted = model(x[:4])
+        model.compute_loss(None, keras.tree.map_structure(lambda leaf: leaf[:4], y), predicted)
+        assert need_counting(model)
 
 
 class Wider(keras.Model):
@@ -264,7 +284,9 @@ class Wider(keras.Model):
         return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
 
 
-@pytest.mark.parametrize("reduction", DENOMINATORS)
+@pytest.mark.parametrize(
+    "reduction", ["mean_with_sample_weight", pytest.param("sum", marks=pytest.mark.slow)]
+)
 def test_a_compute_loss_that_widens_kerases(reduction):
     def build():
         inputs = keras.Input((7,), dtype="int32")
@@ -275,25 +297,7 @@ def test_a_compute_loss_that_widens_kerases(reduction):
         model.compile(sgd(0.002), cross_entropy(reduction))
         return model
 
-    assert_equal_training(build, (tokens(), TWO_TARGETS["tags"]), sample_weight=random(94, 7))
-
-
-@pytest.mark.parametrize("length", [1, slow(7)])
-def test_variables_with_an_axis_of_one(length):
-    def build():
-        model = keras.Sequential(
-            [layers.Input((length, 1)), layers.Dense(3), layers.Flatten(), layers.Dense(3)]
-        )
-        model.compile(sgd(), "mse")
-        return model
-
-    assert_equal_training(build, (random(94, length, 1), random(94, 3)))
-
-
-class WithTraining(keras.Sequential):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-        return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
+    assert_equal_training(build, (tokens(), TAGS), sample_weight=random(94, 7))
 
 
 class WithoutTraining(keras.Sequential):
@@ -301,48 +305,29 @@ class WithoutTraining(keras.Sequential):
         return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred))
 
 
-@pytest.mark.parametrize("kind", [WithTraining, WithoutTraining])
-def test_a_compute_loss_of_the_users(kind):
+def test_a_compute_loss_of_the_users():
     def build():
-        model = kind([layers.Input((8,)), layers.Dense(3, activation="softmax")])
+        model = WithoutTraining([layers.Input((8,)), layers.Dense(3, activation="softmax")])
         model.compile(sgd(), "sparse_categorical_crossentropy", metrics=["accuracy"])
         return model
 
     assert_equal_training(build, (X, Y))
 
 
-def mean_over_rows(y_true, y_pred):
-    return keras.ops.mean(keras.ops.square(y_pred - y_true))
-
-
-def per_row(y_true, y_pred):
-    return keras.ops.mean(keras.ops.abs(y_pred - y_true), axis=-1)
-
-
-@pytest.mark.parametrize("function", [mean_over_rows, slow(per_row), lambda y, p: (y - p) ** 2])
-def test_loss_functions_of_the_users(function):
+def test_variables_with_an_axis_of_one():
     def build():
-        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-        model.compile(sgd(), function, metrics=["mae"])
+        model = keras.Sequential(
+            [layers.Input((1, 1)), layers.Dense(3), layers.Flatten(), layers.Dense(3)]
+        )
+        model.compile(sgd(), "mse")
         return model
 
-    assert_equal_training(build, (X, random(94, 3)))
+    assert_equal_training(build, (random(94, 1, 1), random(94, 3)))
 
 
-def known_only(y_true, y_pred):
-    """The losses of the labels that are known, which are fewer than the rows."""
-    known = tf.math.is_finite(y_true)
-    return tf.boolean_mask(keras.ops.square(y_pred - tf.where(known, y_true, 0.0)), known)
-
-
-@pytest.mark.parametrize("eager", [False, slow(True)])
-def test_a_loss_that_returns_fewer_values_than_rows(eager):
-    def build():
-        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-        model.compile(sgd(0.01), known_only, run_eagerly=eager)
-        return model
-
-    labels = random(94, 3).astype("float32") * np.arange(94)[:, None]
-    labels[np.arange(94) % 32 < 8] = np.nan  # No label of the first micro-batch is known.
-    labels[np.arange(94) % 5 == 1, 0] = np.nan
-    assert_equal_training(build, (X, labels))
+def test_a_single_loss_with_weights():
+    assert_equal_training(
+        lambda: sgd_mlp(loss=cross_entropy("mean_with_sample_weight")),
+        (X, Y),
+        sample_weight=random(94),
+    )

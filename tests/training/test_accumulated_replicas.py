@@ -4,16 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("policy", "tolerance"), [("float32", 1e-6), ("mixed_float16", 2e-3)])
-def test_two_replicas_train_as_stock_mirrored_strategy_does(policy, tolerance):
+def test_two_replicas_train_as_stock_mirrored_strategy_does():
     script = TESTS / "training" / "mirrored_training.py"
     done = subprocess.run(
-        [sys.executable, str(script), policy],
+        [sys.executable, str(script)],
         env=os.environ | {"PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
@@ -21,6 +18,7 @@ def test_two_replicas_train_as_stock_mirrored_strategy_does(policy, tolerance):
     )
     assert done.returncode == 0, done.stderr
     for name, result in json.loads(done.stdout.splitlines()[-1]).items():
+        tolerance = 2e-3 if "float16" in name else 1e-6
         assert result["weights"] <= tolerance, name
         assert result["loss"] <= max(tolerance, 1e-5), name
         assert result["updates"] == 2 * 3, name

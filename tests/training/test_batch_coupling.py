@@ -7,7 +7,7 @@ import models
 import numpy as np
 import pytest
 import tensorflow as tf
-from equal_training import built
+from equal_training import assert_equal_weights, built
 
 import kbatch
 
@@ -39,8 +39,7 @@ def after_steps(model, *, rows=32):
     return statistics(model)
 
 
-@pytest.mark.parametrize("rows", [32, 30])
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("rows", "eager"), [(30, False), (32, True)])
 def test_moving_statistics_advance_as_one_update_of_the_whole_batch(rows, eager):
     whole, parts = normalised(), normalised()
     whole.run_eagerly, parts.run_eagerly = True, eager
@@ -57,43 +56,35 @@ def test_the_variance_holds_far_from_zero():
         kbatch.accumulate_gradients(parts, 8)
     far = X + 1e4
     for model in (whole, parts):
+        model.run_eagerly = True
         for start in range(0, 96, 32):
             model.train_on_batch(far[start : start + 32], Y[start : start + 32])
     np.testing.assert_allclose(statistics(parts)[1], statistics(whole)[1], rtol=1e-2)
 
 
-def classifier(inputs, vectors):
-    model = keras.Model(inputs, layers.Dense(3, activation="softmax")(vectors))
+def called_often():
+    """Layers that are called twice, within a model, at every time step, and on masked entries."""
+
+    def norm(name):
+        return layers.BatchNormalization(momentum=0.9, name=f"norm_{name}")
+
+    inputs = keras.Input((8,))
+    twice, inner, masked = norm("twice"), norm("inner"), norm("masked")
+    encoder = keras.Sequential([layers.Input((8,)), inner, layers.Dense(4)])
+    steps = layers.Reshape((4, 2))(inputs)
+    at_steps = layers.TimeDistributed(keras.Sequential([norm("steps"), layers.Dense(2)]))(steps)
+    # Only negative entries count: other rows have more of them than some.
+    kept = layers.Lambda(lambda x: keras.ops.where(x[..., :1] < 0, x, 0.0))(steps)
+    found = [
+        layers.Add()([twice(inputs), twice(2 * inputs)]),
+        layers.Add()([encoder(inputs), encoder(2 * inputs)]),
+        layers.Flatten()(at_steps),
+        layers.Flatten()(masked(layers.Masking()(kept))),
+    ]
+    outputs = layers.Dense(3, activation="softmax")(layers.Concatenate()(found))
+    model = keras.Model(inputs, outputs)
     model.compile("sgd", "sparse_categorical_crossentropy")
     return model
-
-
-def called_twice():
-    inputs, norm = keras.Input((8,)), layers.BatchNormalization(momentum=0.9, name="norm")
-    return classifier(inputs, layers.Add()([norm(inputs), norm(2 * inputs)]))
-
-
-def nested_encoder_called_twice():
-    norm = layers.BatchNormalization(momentum=0.9, name="norm")
-    encoder = keras.Sequential([layers.Input((8,)), norm, layers.Dense(4)])
-    inputs = keras.Input((8,))
-    return classifier(inputs, layers.Add()([encoder(inputs), encoder(2 * inputs)]))
-
-
-def called_at_every_time_step():
-    norm = layers.BatchNormalization(momentum=0.9, name="norm")
-    inputs = keras.Input((8,))
-    steps = layers.Reshape((4, 2))(inputs)
-    encoded = layers.TimeDistributed(keras.Sequential([norm, layers.Dense(2)]))(steps)
-    return classifier(inputs, layers.Flatten()(encoded))
-
-
-def of_masked_entries():
-    inputs, norm = keras.Input((8,)), layers.BatchNormalization(momentum=0.9, name="norm")
-    # Only negative entries count: other rows have more of them than some.
-    steps = layers.Reshape((4, 2))(layers.ReLU(negative_slope=1.0)(inputs))
-    kept = layers.Lambda(lambda x: keras.ops.where(x[..., :1] < 0, x, 0.0))(steps)
-    return classifier(inputs, layers.Flatten()(norm(layers.Masking()(kept))))
 
 
 class Twice(keras.Model):
@@ -126,17 +117,8 @@ def renormalised():
     return normalised(renorm=True)
 
 
-CALLED_OFTEN = [
-    called_twice,
-    nested_encoder_called_twice,
-    called_at_every_time_step,
-    of_masked_entries,
-    subclassed,
-]
-
-
-def trained_equally(build, micro_batch_size, *, run_eagerly=False):
-    """The norm's statistics and `evaluate` of a model, stock and accumulated, from equal states."""
+def trained_both_ways(build, micro_batch_size, *, run_eagerly=False):
+    """A model, stock and accumulated, from equal states."""
     found = []
     for size in (None, micro_batch_size):
         keras.utils.set_random_seed(1)
@@ -148,36 +130,41 @@ def trained_equally(build, micro_batch_size, *, run_eagerly=False):
                 warnings.simplefilter("ignore")
                 kbatch.accumulate_gradients(model, size)
         built(model, X, Y).fit(X, Y, batch_size=32, shuffle=False, verbose=0)
-        norms = [one for one in model._flatten_layers() if one.name == "norm"]
-        found.append(
-            (
-                [np.asarray(norms[0].moving_mean), np.asarray(norms[0].moving_variance)],
-                model.evaluate(X, Y, verbose=0),
-            )
-        )
+        found.append(model)
     return found
 
 
-@pytest.mark.parametrize("build", [*CALLED_OFTEN, lambda: subclassed(InLoop), renormalised])
+def statistics_of_all(model):
+    norms = [one for one in model._flatten_layers() if isinstance(one, layers.BatchNormalization)]
+    return [np.asarray(s) for norm in norms for s in (norm.moving_mean, norm.moving_variance)]
+
+
+def assert_equal_statistics(whole, parts):
+    expected, found = statistics_of_all(whole), statistics_of_all(parts)
+    assert expected
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", [lambda: subclassed(InLoop), renormalised])
 def test_one_cut_moves_the_statistics_as_keras_does(build):
-    (expected, expected_loss), (found, found_loss) = trained_equally(build, 32)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found_loss, expected_loss, rtol=1e-5)
+    whole, parts = trained_both_ways(build, 32)
+    assert_equal_statistics(whole, parts)
+    assert_equal_weights(whole, parts, 1e-5)
 
 
-@pytest.mark.parametrize("build", CALLED_OFTEN)
+@pytest.mark.parametrize("build", [called_often, subclassed])
 def test_every_call_joins_its_own_statistics_over_the_parts(build):
-    (expected, _), (found, _) = trained_equally(build, 5)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_equal_statistics(*trained_both_ways(build, 5))
 
 
 def test_calls_are_joined_in_a_model_that_runs_eagerly():
-    (expected, _), (found, _) = trained_equally(subclassed, 5, run_eagerly=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_equal_statistics(*trained_both_ways(subclassed, 5, run_eagerly=True))
 
 
 def test_calls_inside_a_loop_average_what_the_parts_showed():
-    (expected, _), (found, _) = trained_equally(lambda: subclassed(InLoop), 8)
+    trained_models = trained_both_ways(lambda: subclassed(InLoop), 8)
+    expected, found = map(statistics_of_all, trained_models)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
     # What is between the parts is missing in the variance: eight rows have 7/8 of it, on average.
     batch_share = (found[1] - 0.9**6) / (expected[1] - 0.9**6)  # It began at 1: six calls.
@@ -186,6 +173,7 @@ def test_calls_inside_a_loop_average_what_the_parts_showed():
 
 def test_they_advance_once_a_micro_batch_when_asked():
     whole, parts = normalised(), normalised()
+    whole.run_eagerly = True
     with pytest.warns(UserWarning):
         kbatch.accumulate_gradients(parts, 8, batch_norm_once=False)
     (expected, _), (found, _) = after_steps(whole), after_steps(parts)
@@ -199,7 +187,7 @@ def test_they_advance_once_a_micro_batch_when_asked():
 def test_a_frozen_layer_keeps_its_statistics_and_needs_no_warning():
     model = normalised()
     model.get_layer("norm").trainable = False
-    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
     before = statistics(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

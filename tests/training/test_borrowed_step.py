@@ -54,7 +54,10 @@ def measure(model, batch, steps=5):
             step(batch)
 
 
-@pytest.mark.parametrize(("policy", "trained"), [("float32", False), ("mixed_float16", True)])
+@pytest.mark.parametrize(
+    ("policy", "trained"),
+    [("mixed_float16", True), pytest.param("float32", False, marks=pytest.mark.slow)],
+)
 def test_a_measured_model_trains_on_as_if_it_had_not_been_measured(policy, trained):
     x, y = models.rows(32)
     histories = []
@@ -70,19 +73,28 @@ def test_a_measured_model_trains_on_as_if_it_had_not_been_measured(policy, train
     assert_same(histories[0][1], histories[1][1])
 
 
-def test_the_step_is_a_real_train_step():
-    model = network()
-    x, y = models.rows(8)
-    twin = network()
-    twin.train_on_batch(x, y)
-    with borrowed_step(model, (x, y)) as step:
-        step((tf.constant(x), tf.constant(y)))
+def test_the_step_is_a_real_train_step_from_a_state_that_can_be_restored():
+    """One step, also of a model that makes several an execution."""
+    model, twin = network(steps_per_execution=4), network(run_eagerly=True)
+    batch = tuple(map(tf.constant, models.rows(8)))
+    twin.train_on_batch(*batch)
+    with borrowed_step(model, batch) as step:
+        assert not step.has_seen(batch)
+        before = state(model)[: len(model.variables) + len(model.optimizer.variables)]
+        step(batch)
+        assert int(model.optimizer.iterations) == 1
+        assert step.has_seen(batch)
+        assert not step.has_seen(first_rows(batch, 3))
         np.testing.assert_allclose(
             keras.ops.convert_to_numpy(model.weights[0]),
             keras.ops.convert_to_numpy(twin.weights[0]),
             rtol=1e-6,
         )
-        assert int(model.optimizer.iterations) == 1
+        step.restore()
+        assert_same(state(model)[: len(before)], before)
+    assert model.train_function is None
+    assert model.metrics_variables
+    assert all(float(v.numpy()) == 0 for v in model.metrics_variables)
 
 
 class Fetched:
@@ -115,19 +127,8 @@ def test_a_step_is_over_when_all_its_outputs_are_there(lent):
         assert model.late.fetched
 
 
-def test_restoring_in_between_starts_every_block_from_the_same_state():
-    model = network()
-    batch = tuple(map(tf.constant, models.rows(8)))
-    with borrowed_step(model, batch) as step:
-        before = state(model)[: len(model.variables) + len(model.optimizer.variables)]
-        step(batch)
-        assert int(model.optimizer.iterations) == 1
-        step.restore()
-        assert_same(state(model)[: len(before)], before)
-
-
 def test_an_error_gives_the_model_back_too():
-    model = network()
+    model = network(run_eagerly=True)
     x, y = models.rows(16)
     model.fit(x, y, batch_size=8, verbose=0)
     before, function = state(model), model.train_function
@@ -141,22 +142,6 @@ def test_an_error_gives_the_model_back_too():
     assert model.train_function is function
 
 
-def test_the_train_function_is_that_of_before():
-    model = network()
-    measure(model, tuple(map(tf.constant, models.rows(8))))
-    assert model.train_function is None
-    assert model.metrics_variables
-    assert all(float(v.numpy()) == 0 for v in model.metrics_variables)
-
-
-def test_several_steps_an_execution_are_one_step_here():
-    model = network(steps_per_execution=4)
-    batch = tuple(map(tf.constant, models.rows(8)))
-    with borrowed_step(model, batch) as step:
-        step(batch)
-        assert int(model.optimizer.iterations) == 1
-
-
 def test_a_model_without_weights_is_built_by_the_batch():
     model = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
@@ -164,16 +149,6 @@ def test_a_model_without_weights_is_built_by_the_batch():
     measure(model, batch)
     assert model.built
     assert int(model.optimizer.iterations) == 0
-
-
-def test_shapes_that_were_trained_on_are_known():
-    model = network()
-    batch = tuple(map(tf.constant, models.rows(8)))
-    with borrowed_step(model, batch) as step:
-        assert not step.has_seen(batch)
-        step(batch)
-        assert step.has_seen(batch)
-        assert not step.has_seen(first_rows(batch, 3))
 
 
 def test_several_replicas_are_refused():

@@ -24,9 +24,10 @@ def trained(*, batch_size=32, epochs=2, micro_batch_size=None, **compile_argumen
     return model, meter
 
 
-@pytest.mark.parametrize("batch_size", [8, 32, 94])
-@pytest.mark.parametrize("micro_batch_size", [None, 5])
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batch_size", "eager"),
+    [(8, None, True), (32, None, False), (32, 5, True), (94, 5, False)],
+)
 def test_it_counts_the_steps_and_their_rows(batch_size, micro_batch_size, eager):
     model, meter = trained(
         batch_size=batch_size, micro_batch_size=micro_batch_size, run_eagerly=eager
@@ -49,7 +50,7 @@ def test_the_counts_go_on_and_the_largest_batch_begins_anew():
     assert meter.read()[:2] == (9, 198)
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 8])
+@pytest.mark.parametrize("micro_batch_size", [pytest.param(None, marks=pytest.mark.slow), 8])
 def test_it_changes_nothing_that_is_learned(micro_batch_size):
     keras.utils.set_random_seed(3)
     metered, _ = trained(epochs=1, micro_batch_size=micro_batch_size)

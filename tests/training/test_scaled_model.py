@@ -89,8 +89,13 @@ def left_over(optimizer, updates):
     return float(np.mean(keras.ops.convert_to_numpy(weight)))
 
 
-@pytest.mark.parametrize("kind", DECAYING)
-@pytest.mark.parametrize("rule", ["sqrt", "linear", None])
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        *((kind, "linear") for kind in DECAYING),
+        *((kind, rule) for kind in (optimizers.SGD, optimizers.AdamW) for rule in ("sqrt", None)),
+    ],
+)
 def test_weights_decay_by_the_same_share_over_the_same_examples(kind, rule):
     def compiled():
         rate = optimizers.schedules.ExponentialDecay(0.01, 1_000_000, 0.5)

@@ -70,13 +70,14 @@ WAYS = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("adam", "rmsprop") else pytest.mark.slow)
-        for name in OPTIMIZERS
+        pytest.param(name, marks=() if name == "adam" else pytest.mark.slow)
+        for name in ("adam", "adagrad", "adamw", "clipped")
     ],
 )
 def test_an_update_is_that_of_the_gradient_at_every_micro_batch_size(name):
     keras.utils.set_random_seed(1)
     reference = classifier(OPTIMIZERS[name], dense=True)
+    reference.run_eagerly = True  # Its few steps take less time than tracing one.
     reference.optimizer.build(reference.trainable_variables)
     state = [*reference.trainable_variables, *reference.optimizer.variables]
     batches = [(TOKENS[i : i + ROWS], LABELS[i : i + ROWS]) for i in range(0, 4 * ROWS, ROWS)]
@@ -100,6 +101,7 @@ def test_keras_squares_the_rows_of_a_repeated_word_apart():
     found = []
     for prepare in (sum_sparse_gradients, lambda model: model):
         model = prepare(classifier(OPTIMIZERS["rmsprop"]))
+        model.run_eagerly = True
         model.optimizer.build(model.trainable_variables)
         state = [np.asarray(v, "float64") for v in (*model.trainable_variables,)]
         state = found[0][0] if found else state
@@ -151,7 +153,8 @@ def test_the_summing_step_is_kerases_otherwise():
         model = keras.Model(inputs, layers.Dense(3, activation="softmax")(vectors))
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         if summing:
-            model.train_step = SummingTrainStep(model).run
+            SummingTrainStep(model).install()
+        model.run_eagerly = not summing
         weights = np.linspace(0.1, 2, 60)
         history = model.fit(x, y, batch_size=16, sample_weight=weights, shuffle=False, verbose=0)
         found.append((history.history, model.get_weights()))
@@ -167,4 +170,5 @@ def test_summing_does_not_warn():
     assert differ_in_parts(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        model.run_eagerly = True
         model.train_on_batch(TOKENS[:ROWS], LABELS[:ROWS])
