@@ -11,7 +11,7 @@ import dataclasses
 import math
 import numbers
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -37,7 +37,7 @@ from kbatch.inference.profile import (
 )
 from kbatch.inference.record import BULK_PATH, TargetCheck
 from kbatch.inference.sweep import InferencePlan, InferenceSweep, Setting
-from kbatch.inference.target_search import LatencyTargetSearch, TargetTry
+from kbatch.inference.target_search import LatencyTargetSearch
 from kbatch.inference.variants import variants_of
 from kbatch.memory.curve import MemoryPass, ascend_memory
 from kbatch.memory.probe import (
@@ -226,7 +226,7 @@ def profile_inference(
             memory = measure_predict_memory(variants.models, inputs, plan, say)
         with InferenceSweep(variants.models, inputs, plan, seed=seed) as sweep:
             with GpuMonitor(interval_s=NEVER_S) as monitor:
-                _warm_up(sweep, plan, memory, say)
+                _warm_up(sweep, memory, say)
                 rounds = sweep.each_round(read_clock=monitor.sample_clock)
                 for number, live in enumerate(rounds, start=1):
                     say(
@@ -245,15 +245,7 @@ def profile_inference(
                 environment=read_environment(),
                 gpus=monitor.gpus or (),
             )
-            if plan.target_ms is None:
-                return profile
-            return verify_target(
-                profile,
-                sweep,
-                target_ms=plan.target_ms,
-                time_budget_s=plan.time_budget_s,
-                say=say,
-            )
+            return profile if plan.target_ms is None else verify_target(profile, sweep, say)
 
 
 def measure_predict_memory(
@@ -328,7 +320,7 @@ def _facts(probes: Probes, model: keras.Model, limit_bytes: int | None) -> Workl
     return facts
 
 
-def _warm_up(sweep: InferenceSweep, plan: InferencePlan, memory: MemoryPass, say: Progress) -> None:
+def _warm_up(sweep: InferenceSweep, memory: MemoryPass, say: Progress) -> None:
     """Warm all settings up, and refuse at once a target far below what the smallest batch takes."""
     for setting, warm_up in sweep.warm_up(memory):
         name = f"{setting.call_path} under {setting.dtype_policy}, batch {setting.batch_size}"
@@ -336,15 +328,15 @@ def _warm_up(sweep: InferenceSweep, plan: InferencePlan, memory: MemoryPass, say
             say(f"{name}: out of memory")
             continue
         say(f"{name}: {readable(1000 * warm_up.call_s)} ms after warming up")
-        smallest = Setting(*sweep.first_series, plan.batch_sizes[0])
-        if plan.target_ms is not None and setting == smallest:
-            check_reachable(sweep, setting, target_ms=plan.target_ms, quantile=plan.quantile)
+        if setting == Setting(*sweep.first_series, sweep.plan.batch_sizes[0]):
+            check_reachable(sweep, setting)
 
 
-def check_reachable(
-    sweep: InferenceSweep, setting: Setting, *, target_ms: float, quantile: float
-) -> None:
+def check_reachable(sweep: InferenceSweep, setting: Setting) -> None:
     """Check that one example is not far above a target, before all is measured."""
+    target_ms = sweep.plan.target_ms
+    if target_ms is None:
+        return
 
     def median_ms(one: Setting) -> float:
         latencies_s = sweep.rounds.fresh_calls(one, _FEW_CALLS)
@@ -358,22 +350,18 @@ def check_reachable(
         found_ms = median_ms(one)
         sweep.rounds.withdraw(one)  # Not one of the sizes to sweep.
     if found_ms > target_ms:
-        raise TargetTooLow(target_ms, quantile, 1, found_ms)
+        raise TargetTooLow(target_ms, sweep.plan.quantile, 1, found_ms)
 
 
 def verify_target(
-    profile: InferenceProfile,
-    sweep: InferenceSweep,
-    *,
-    target_ms: float,
-    time_budget_s: float,
-    say: Progress,
+    profile: InferenceProfile, sweep: InferenceSweep, say: Progress
 ) -> InferenceProfile:
-    """Look for the largest batch within a target and add the checks to the profile."""
+    """Look for the largest batch within the target of the plan, and add the checks."""
+    target_ms, quantile = sweep.plan.target_ms or math.inf, profile.quantile
     if not profile.answering:
         note = "The latency target was not looked for: nothing was timed."
         return dataclasses.replace(profile, notes=(*profile.notes, note))
-    (series, rounds), quantile = (profile.series[0], sweep.rounds), profile.quantile
+    series, rounds = profile.series[0], sweep.rounds
     search = LatencyTargetSearch(
         _guess(profile),
         target_s=target_ms / 1000,
@@ -386,7 +374,7 @@ def verify_target(
             if setting[:2] == series and blocks
         ],
     )
-    while look := search.ask(more_sizes=rounds.spent_s < time_budget_s):
+    while look := search.ask(more_sizes=rounds.spent_s < sweep.plan.time_budget_s):
         setting, latencies_s = Setting(*series, look.batch_size), None
         if setting in rounds.warm_ups or sweep.admit(setting) is not None:
             latencies_s = rounds.fresh_calls(setting, look.calls, least_s=_LEAST_CHECK_S)
@@ -412,7 +400,20 @@ def verify_target(
     )
     notes = profile.notes
     if search.best is None:
-        notes = (*notes, _none_kept(search.tries, target_ms, quantile))
+        sizes = ", ".join(str(one.batch_size) for one in search.tries)
+        note = (
+            f"No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile. "
+            f"Checked: {sizes}."
+        )
+        unsure = [one for one in search.tries if one.missing_calls is not None]
+        if unsure:
+            one = max(unsure, key=lambda found: found.batch_size)
+            note += (
+                f" Batch size {one.batch_size:,} may keep to it, but about {one.missing_calls:,} "
+                "more calls are needed to be sure: the machine slowed some calls, whatever their "
+                "size. Measure on a quieter machine."
+            )
+        notes = (*notes, note)
     return dataclasses.replace(profile, checks=checks, notes=notes)
 
 
@@ -450,20 +451,3 @@ def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
         return found
 
     return guess
-
-
-def _none_kept(tries: Sequence[TargetTry], target_ms: float, quantile: float) -> str:
-    sizes = ", ".join(str(one.batch_size) for one in tries)
-    note = (
-        f"No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile. "
-        f"Checked: {sizes}."
-    )
-    unsure = [one for one in tries if one.missing_calls is not None]
-    if unsure:
-        one = max(unsure, key=lambda found: found.batch_size)
-        note += (
-            f" Batch size {one.batch_size:,} may keep to it, but about {one.missing_calls:,} more "
-            "calls are needed to be sure: the machine slowed some calls, whatever their size. "
-            "Measure on a quieter machine."
-        )
-    return note

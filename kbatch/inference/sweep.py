@@ -54,9 +54,8 @@ class InferencePlan(NamedTuple):
     chosen: bool  # By a person: else sizes too slow for the time are left out.
     timing: TimingPlan  # Of the sweep.
     bulk_examples: int
-    larger: tuple[
-        int, ...
-    ] = ()  # To go on with while throughput grows; memory and time permitting.
+    # To go on with while throughput grows; memory and time permitting.
+    larger: tuple[int, ...] = ()
     target_ms: float | None = None  # Larger sizes than two are not timed if they take longer.
     quantile: float = 0.95
     time_budget_s: float = 60.0  # For all timing, and again for the memory of each policy.
@@ -78,7 +77,8 @@ class InferenceSweep:
         self.rounds: TimingRounds[Setting] = TimingRounds(plan.timing, seed=seed, clock=clock)
         # By memory and time: it may miss the target.
         self.largest_allowed: dict[Series, int] = {}
-        self._models, self._inputs, self._plan, self._seed = models, inputs, plan, seed
+        self.plan = plan
+        self._models, self._inputs, self._seed = models, inputs, seed
         self._paths = {path.name: path for path in plan.paths}
         self._prepare: dict[Series, Prepare] = {}
         self._not_run: dict[Setting, str] = {}
@@ -89,8 +89,8 @@ class InferenceSweep:
     def __enter__(self) -> "InferenceSweep":
         with contextlib.ExitStack() as stack:
             for policy, model in self._models.items():
-                for path in self._plan.paths:
-                    opened = path.open(model, self._inputs, self._plan.bulk_examples)
+                for path in self.plan.paths:
+                    opened = path.open(model, self._inputs, self.plan.bulk_examples)
                     self._prepare[path.name, policy] = stack.enter_context(opened)
             self._stack = stack.pop_all()
         return self
@@ -111,7 +111,7 @@ class InferenceSweep:
         """
         probed = {(record.dtype_policy, record.batch_size): record for record in memory.records}
         first, *others = self._prepare
-        sizes = self._plan.batch_sizes
+        sizes = self.plan.batch_sizes
         settings = [Setting(*first, size) for size in sizes]
         settings += [Setting(*series, size) for size in sizes for series in others]
         ended: dict[Series, str] = {}
@@ -150,7 +150,7 @@ class InferenceSweep:
         )
         # Nothing is probed above these sizes, so only a part of the limit is sure.
         most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
-        sizes = (self._plan.batch_sizes[-1], *self._plan.larger)
+        sizes = (self.plan.batch_sizes[-1], *self.plan.larger)
         for size_before, size in itertools.pairwise(sizes):
             setting, before = Setting(*series, size), self._timed(series)[-2:]
             if len(before) < 2 or before[1].batch_size != size_before:
@@ -201,12 +201,12 @@ class InferenceSweep:
     def records(self) -> tuple[TimingRecord, ...]:
         """Return what was timed of each series and size; of larger sizes, those that were tried."""
         tried = self.rounds.warm_ups.keys() | self.rounds.failures.keys()
-        sizes = (*self._plan.batch_sizes, *self._plan.larger)
+        sizes = (*self.plan.batch_sizes, *self.plan.larger)
         settings = (Setting(*series, size) for series in self._prepare for size in sizes)
         return tuple(
             self._record(setting)
             for setting in settings
-            if setting.batch_size not in self._plan.larger or setting in tried
+            if setting.batch_size not in self.plan.larger or setting in tried
         )
 
     def _record(self, setting: Setting) -> TimingRecord:
@@ -219,7 +219,7 @@ class InferenceSweep:
             return TimingRecord(*setting[:3], "not_run", reason)
         warm_up = self.rounds.warm_ups[setting]
         durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
-        least = max(_KEPT_CALLS * len(blocks), self._plan.timing.needed_calls)
+        least = max(_KEPT_CALLS * len(blocks), self.plan.timing.needed_calls)
         clocks_mhz, throttle_reasons = block_clocks(blocks)
         kept_s = kept_calls(durations_s, least=least, seed=self._seed)
         return TimingRecord(
@@ -239,7 +239,7 @@ class InferenceSweep:
 
     def _reason_not_to_run(self, setting: Setting, memory: MemoryRecord | None) -> str | None:
         path = self._paths[setting.call_path]
-        reason = path.reason_not_to_run(setting.batch_size, self._plan.bulk_examples)
+        reason = path.reason_not_to_run(setting.batch_size, self.plan.bulk_examples)
         if reason is not None:
             return reason
         if memory is not None and memory.outcome == "out_of_memory":
@@ -253,7 +253,7 @@ class InferenceSweep:
     def _reason_to_end(self, setting: Setting, warm_up: WarmUp | None) -> str | None:
         if warm_up is None:
             return f"memory ran out at batch size {setting.batch_size}"
-        if self._plan.chosen:
+        if self.plan.chosen:
             return None
         batch_s = self._batch_s(setting)
         if batch_s > self._target_s(setting):
@@ -265,7 +265,7 @@ class InferenceSweep:
     def _is_far_beyond(self, setting: Setting) -> bool:
         """Return whether the line through the two sizes before is far above the target there."""
         before = self._timed(setting[:2])[-2:]
-        if self._plan.chosen or len(before) < 2:
+        if self.plan.chosen or len(before) < 2:
             return False
         small, large = before
         small_s, large_s = map(self._batch_s, before)
@@ -275,7 +275,7 @@ class InferenceSweep:
 
     def _target_s(self, setting: Setting) -> float:
         """Return the target; infinite for a bulk call, whose batches nobody waits for."""
-        target_ms = None if setting.call_path == BULK_PATH else self._plan.target_ms
+        target_ms = None if setting.call_path == BULK_PATH else self.plan.target_ms
         return math.inf if target_ms is None else target_ms / 1000
 
     def _batch_s(self, setting: Setting) -> float:
@@ -288,7 +288,7 @@ class InferenceSweep:
 
     def _examples(self, setting: Setting) -> int:
         path = self._paths[setting.call_path]
-        return path.examples_per_call(setting.batch_size, self._plan.bulk_examples)
+        return path.examples_per_call(setting.batch_size, self.plan.bulk_examples)
 
 
 def _copy_s(batch: Any) -> float | None:

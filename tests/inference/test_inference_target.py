@@ -5,19 +5,23 @@ from inference_factory import make_profile, make_timing, time_s
 
 from kbatch.inference.measure import check_reachable, expected_drift, verify_target
 from kbatch.inference.profile import TargetTooLow
-from kbatch.inference.sweep import Setting
+from kbatch.inference.sweep import InferencePlan, Setting
 from kbatch.timing.rounds import TimingPlan, TimingRounds
 
 
 class Sweep:
     """A sweep whose calls move its clock, and run out of memory above a size while asked to."""
 
-    def __init__(self, room=math.inf, *, sizes=(1, 8, 64)):
+    def __init__(self, room=math.inf, *, target_ms, sizes=(1, 8, 64), time_budget_s=1e6):
+        timing = TimingPlan()
+        self.plan = InferencePlan(
+            (), sizes, True, timing, 1, target_ms=target_ms, time_budget_s=time_budget_s
+        )
         self.now_s = 0.0
         self.room = room
         self.short = False
         self.rounds = TimingRounds(
-            TimingPlan(),
+            timing,
             seed=0,
             clock=lambda: self.now_s,
             is_result=lambda error, **_: isinstance(error, MemoryError),
@@ -36,14 +40,14 @@ class Sweep:
         self.now_s += time_s(size)
 
 
-def verified(profile, sweep, **arguments):
-    return verify_target(profile, sweep, say=lambda line: None, **arguments)
+def verified(profile, sweep):
+    return verify_target(profile, sweep, lambda line: None)
 
 
 @pytest.mark.parametrize("room", [3, 20, 50])
 def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room):
     profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
-    found = verified(profile, Sweep(room), target_ms=100.0, time_budget_s=1e6)
+    found = verified(profile, Sweep(room, target_ms=100.0))
     assert found.checks[0].batch_size == 64
     assert found.checks[0].latencies_s == ()
     assert not found.checks[0].verified
@@ -55,18 +59,18 @@ def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room)
 
 
 def test_memory_that_runs_out_at_the_smallest_size_says_nothing_of_the_target():
-    sweep = Sweep(room=0)
-    check_reachable(sweep, Setting("compiled", "float32", 1), target_ms=1.0, quantile=0.95)
+    sweep = Sweep(room=0, target_ms=1.0)
+    check_reachable(sweep, Setting("compiled", "float32", 1))
 
 
 def test_the_smallest_size_may_lie_above_the_answer():
     """Of 64 and 128 examples both miss the target: 16 would keep to it without room."""
     sizes, target_ms = (64, 128), 1000 * time_s(16)
-    sweep = Sweep(sizes=sizes)
-    check_reachable(sweep, Setting("compiled", "float32", 64), target_ms=target_ms, quantile=0.95)
+    sweep = Sweep(sizes=sizes, target_ms=target_ms)
+    check_reachable(sweep, Setting("compiled", "float32", 64))
     assert {setting.batch_size for setting in sweep.rounds.warm_ups} == set(sizes)
     profile = make_profile(*(make_timing(size) for size in sizes))
-    found = verified(profile, sweep, target_ms=target_ms, time_budget_s=1e6)
+    found = verified(profile, sweep)
     answer = found.batch_for(latency_ms=target_ms)
     assert answer.verified
     assert 9 <= answer.batch_size <= 13
@@ -74,15 +78,15 @@ def test_the_smallest_size_may_lie_above_the_answer():
 
 
 def test_a_target_below_one_example_is_told_by_one_example():
-    sweep = Sweep(sizes=(64, 128))
+    sweep = Sweep(sizes=(64, 128), target_ms=1.0)
     with pytest.raises(TargetTooLow, match="at least what batch size 1 takes") as caught:
-        check_reachable(sweep, Setting("compiled", "float32", 64), target_ms=1.0, quantile=0.95)
+        check_reachable(sweep, Setting("compiled", "float32", 64))
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
 
 
 def test_a_check_lasts_as_long_as_a_size_of_the_sweep():
     profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
-    found = verified(profile, Sweep(), target_ms=5.0, time_budget_s=1e6)
+    found = verified(profile, Sweep(target_ms=5.0))
     for check in found.checks:
         assert len(check.latencies_s) >= 59
         assert sum(check.latencies_s) >= 0.3
@@ -90,7 +94,7 @@ def test_a_check_lasts_as_long_as_a_size_of_the_sweep():
 
 def test_what_keeps_to_the_target_without_the_room_is_not_the_answer():
     profile = make_profile(*(make_timing(size, scale=0.85) for size in (1, 8, 64)))
-    found = verified(profile, Sweep(), target_ms=5.0, time_budget_s=1e6)
+    found = verified(profile, Sweep(target_ms=5.0))
     assert max(found.checks[0].latencies_s) < 0.005
     assert not found.checks[0].verified
     assert [check.verified for check in found.checks if check.best] == [True]
@@ -100,7 +104,7 @@ def test_what_keeps_to_the_target_without_the_room_is_not_the_answer():
 def test_checks_go_on_while_there_is_time_and_record_the_room(time_budget_s, most):
     """The sweep found half the times that the checks find: the first guess fails."""
     profile = make_profile(*(make_timing(size, scale=0.5) for size in (1, 8, 64)))
-    found = verified(profile, Sweep(), target_ms=5.0, time_budget_s=time_budget_s)
+    found = verified(profile, Sweep(target_ms=5.0, time_budget_s=time_budget_s))
     assert not found.checks[0].verified
     assert (len(found.checks) > 1) == (most > 1)
     assert len(found.checks) <= most
@@ -119,7 +123,7 @@ def test_a_target_is_looked_for_where_blocks_are_few(blocks):
         make_timing(size, calls=len(ms), block_rounds=range(len(ms)), block_medians_s=seconds(ms))
         for size, ms in blocks.items()
     )
-    found = verified(make_profile(*timings), Sweep(), target_ms=100.0, time_budget_s=1e6)
+    found = verified(make_profile(*timings), Sweep(target_ms=100.0))
     assert found.checks
     assert found.batch_for(latency_ms=100).verified
 
