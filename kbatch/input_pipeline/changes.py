@@ -1,6 +1,7 @@
 """Changes to an input pipeline that leave its examples as they are, tried in training."""
 
 import functools
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from kbatch.document.numbers import memory_text
+from kbatch.document.numbers import memory_text, percent
 from kbatch.document.section import one_line
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
@@ -21,7 +22,7 @@ from kbatch.input_pipeline.blocks import (
     rate_of,
     training_block,
 )
-from kbatch.input_pipeline.record import RemedyRecord, UntriedRecord
+from kbatch.input_pipeline.record import InputPipelineProfile, RemedyRecord, UntriedRecord
 from kbatch.input_pipeline.tf_data_graph import (
     Pipeline,
     all_stages,
@@ -50,6 +51,34 @@ class Change(NamedTuple):
 
 
 Found = Change | UntriedRecord
+
+# Below this share of waiting no change to the pipeline is worth a measurement.
+_LITTLE_WAITING = 0.05
+# Share of the time in which a cache is filled, the pipeline's own or one that is tried.
+FILL_SHARE = 0.3
+_PROCESSES_START_S = 10.0
+
+
+def try_remedies(
+    profile: InputPipelineProfile, prepared: PreparedInput, *, cache_bytes: int, budget_s: float
+) -> tuple[tuple[RemedyRecord, ...], tuple[UntriedRecord, ...]]:
+    """Try the changes where training waits for data, and describe why not where it does not."""
+    source, waiting = prepared.source, profile.wait_share or 0.0
+    in_vain, end_s = waiting < _LITTLE_WAITING, time.perf_counter() + budget_s
+    if source.kind == "PyDataset":
+        timeout_s = None if in_vain else max(_PROCESSES_START_S, budget_s)
+        changes = worker_changes(source.given, timeout_s=timeout_s)
+    else:
+        changes = pipeline_changes(source.given)
+    if in_vain:
+        reason = f"training waits for data {percent(waiting)} of its time: there is little to gain"
+        return (), untried(changes, reason)
+    if source.kind == "tf.data.Dataset":
+        fill_s = budget_s * FILL_SHARE
+        changes.append(cached_pipeline(source.given, budget_bytes=cache_bytes, budget_s=fill_s))
+    left_s = max(0.0, end_s - time.perf_counter())
+    return try_changes(changes, prepared, even=profile.is_even, budget_s=left_s)
+
 
 # Batches that a block takes at least after the first: one to settle and one that counts.
 _LATER_BATCHES = 2
@@ -146,34 +175,34 @@ def pipeline_changes(dataset: tf.data.Dataset) -> list[Found]:
     threads, unordered = tf.data.Options(), tf.data.Options()
     threads.threading.private_threadpool_size = cores
     unordered.deterministic = False
-    has_prefetch = next(kind for kind in kinds if kind != "Options") == "Prefetch"
+    ends_with = next(kind for kind in kinds if kind != "Options")
     no_order = None
     if given.deterministic is False:
         no_order = "the pipeline has given up its order already"
     elif not {"ParallelMap", "ParallelInterleave", "ParallelBatch"}.intersection(kinds):
         no_order = "no parallel stage whose order it would free was found"
-    found: list[Found] = [
+    found = [
         _found(
             "prefetch",
             "dataset = dataset.prefetch(tf.data.AUTOTUNE)",
+            None,
             source_of_dataset(dataset.prefetch(tf.data.AUTOTUNE)),
-            reason="the pipeline ends with a prefetch already" if has_prefetch else None,
+            "the pipeline ends with a prefetch already" if ends_with == "Prefetch" else None,
         ),
         _parallel_map(pipeline),
         _found(
             "private thread pool",
             _OPTIONS.format(f"options.threading.private_threadpool_size = {cores}"),
+            None,
             source_of_dataset(dataset.with_options(threads)),
-            reason="the pipeline has one already"
-            if given.threading.private_threadpool_size
-            else None,
+            "the pipeline has one already" if given.threading.private_threadpool_size else None,
         ),
         _found(
             "any order",
             _OPTIONS.format("options.deterministic = False"),
+            "the examples may then come in another order each time, whatever the seed",
             source_of_dataset(dataset.with_options(unordered)),
-            condition="the examples may then come in another order each time, whatever the seed",
-            reason=no_order,
+            no_order,
         ),
     ]
     batches = [i for i, kind in enumerate(kinds) if kind in ("Batch", "ParallelBatch")]
@@ -187,11 +216,12 @@ def pipeline_changes(dataset: tf.data.Dataset) -> list[Found]:
 
 
 def _found(
-    name: str, code: str, source: BatchSource, *, condition: str | None = None, reason: str | None
+    name: str, code: str, condition: str | None, source: BatchSource, reason: str | None
 ) -> Found:
     """Return a change, or the reason why it is not tried."""
-    change = Change(name, code, condition, source)
-    return change if reason is None else UntriedRecord(name, code, reason)
+    if reason is None:
+        return Change(name, code, condition, source)
+    return UntriedRecord(name, code, reason)
 
 
 def _parallel_map(pipeline: Pipeline) -> Found:
@@ -243,23 +273,90 @@ def cached_pipeline(dataset: tf.data.Dataset, *, budget_bytes: int, budget_s: fl
     agree, else a map draws random numbers. One pass over all of it fills the cache, unless it takes
     more memory or time on the way than there is.
     """
-    pipeline, everything = Pipeline(dataset), all_stages(dataset)
+    try:
+        found = _cached(Pipeline(dataset), budget_bytes=budget_bytes, budget_s=budget_s)
+    except (tf.errors.OpError, InputError) as error:
+        found = f"the data raised an error while it was filled: {one_line(str(error))}"
+    return found if isinstance(found, Change) else UntriedRecord(_NAME, _CODE, found)
+
+
+def _cached(pipeline: Pipeline, *, budget_bytes: int, budget_s: float) -> Change | str:
+    """Return the change with its cache filled, or the reason why there is none."""
+    everything = all_stages(pipeline.dataset)
     if any(kind_of(s) == "Cache" or has_operation(s, "CacheDataset") for s in everything):
-        return _untried("the pipeline has a cache already")
+        return "the pipeline has a cache already"
     at = max((i + 1 for i, kind in enumerate(pipeline.kinds) if kind in _OPEN_ENDED), default=0)
+    part = pipeline.stages[at]
     if all(kind in _IN_MEMORY for kind in pipeline.kinds[at:]):
         above = "the shuffle or repeat stands below every map: place `.map(...).cache()` before it"
-        return _untried(above if at else "the pipeline does nothing that a cache would save")
-    if pipeline.stages[at].cardinality() == tf.data.INFINITE_CARDINALITY:
-        return _untried("the data have no end")
+        return above if at else "the pipeline does nothing that a cache would save"
+    if part.cardinality() == tf.data.INFINITE_CARDINALITY:
+        return "the data have no end"
     if any(has_operation(stage, "Random", "Rng") for stage in pipeline.stages[at:]):
-        return _untried(
-            "a map draws random numbers, which would be frozen. Place it by hand before that map"
+        return "a map draws random numbers, which would be frozen. Place it by hand before that map"
+    first, arrivals_s = _first_elements(part, _COMPARED, budget_s / 4)
+    again, _ = _first_elements(part, len(first), budget_s / 4)
+    if not len(first) == len(again) > 0 or not all(map(_equal, first, again)):
+        return (
+            "two passes gave different elements: what is random would be frozen. Place it by hand "
+            "before what is random"
         )
-    try:
-        return _cached(pipeline, at, budget_bytes=budget_bytes, budget_s=budget_s)
-    except (tf.errors.OpError, InputError) as error:
-        return _untried(f"the data raised an error while it was filled: {one_line(str(error))}")
+    # The first one takes the start of the pipeline too.
+    taken_s = arrivals_s[-1] - arrivals_s[0] if len(first) > 1 else arrivals_s[0]
+    elements = max(0, int(part.cardinality()))
+    needed_bytes = round(elements * float(np.mean([_bytes(element) for element in first])))
+    needed_s = elements * taken_s / max(1, len(first) - 1)
+    more = f"more than the {memory_text(budget_bytes)} of `cache_bytes`"
+    if needed_bytes > budget_bytes:
+        return f"it would take {memory_text(needed_bytes)}, {more}"
+    if needed_s > budget_s:
+        return f"filling it would take about {needed_s:.0f} s: give a larger `budget_s` to try it"
+    cached = part.cache()
+    changed = pipeline.rebuilt(at, cached)
+    if changed is None:
+        return _NOT_REBUILT
+    end_s = time.perf_counter() + budget_s
+    full, size_bytes = _filled(cached, end_s=end_s, budget_bytes=budget_bytes)
+    if size_bytes > budget_bytes:
+        return f"it takes {more}"
+    if not full:
+        return f"it was not full after {budget_s:.2g} s: give a larger `budget_s` to try it"
+    place = f"before .{pipeline.kinds[at - 1].lower()}(...)" if at else "as the last stage"
+    return Change(
+        _NAME,
+        f"{_CODE}  # {place}",
+        f"it takes {memory_text(size_bytes)} of memory, and the first epoch is as slow as before",
+        source_of_dataset(changed),
+    )
+
+
+def _first_elements(
+    part: tf.data.Dataset, most: int, budget_s: float
+) -> tuple[list[list[np.ndarray]], list[float]]:
+    """Read elements, and the seconds until each arrived."""
+    began_s, found, arrivals_s = time.perf_counter(), [], []
+    for element in part.take(most):
+        found.append(_arrays(element))
+        arrivals_s.append(time.perf_counter() - began_s)
+        if arrivals_s[-1] > budget_s:
+            break
+    return found, arrivals_s
+
+
+def _filled(
+    cache: tf.data.Dataset, *, end_s: float, budget_bytes: float = math.inf
+) -> tuple[bool, int]:
+    """Read a cache until time or memory is spent: whether it is full, and its bytes so far."""
+    size_bytes = 0
+    with BatchStream(source_of_dataset(cache), read_before=True) as stream:
+        while True:
+            element = stream.next()
+            if stream.epochs > 0:
+                return True, size_bytes
+            if math.isfinite(budget_bytes):
+                size_bytes += _bytes(_arrays(element))
+            if size_bytes > budget_bytes or time.perf_counter() > end_s:
+                return False, size_bytes
 
 
 def fill_cache(source: BatchSource, budget_s: float) -> tuple[str, ...]:
@@ -291,82 +388,6 @@ def fill_cache(source: BatchSource, budget_s: float) -> tuple[str, ...]:
     return (*inside, note)
 
 
-def _filled(
-    cache: tf.data.Dataset, *, end_s: float, budget_bytes: int | None = None
-) -> tuple[bool, int]:
-    """Read a cache to its end, unless time or memory is spent before.
-
-    Returns:
-        Whether it is full, and the bytes of its elements so far, counted where there is a budget.
-    """
-    size_bytes = 0
-    with BatchStream(source_of_dataset(cache), read_before=True) as stream:
-        while True:
-            element = stream.next()
-            if stream.epochs > 0:
-                return True, size_bytes
-            if budget_bytes is not None:
-                size_bytes += _bytes(_arrays(element))
-            over = budget_bytes is not None and size_bytes > budget_bytes
-            if over or time.perf_counter() > end_s:
-                return False, size_bytes
-
-
-def _cached(pipeline: Pipeline, at: int, *, budget_bytes: int, budget_s: float) -> Found:
-    part = pipeline.stages[at]
-    first, arrivals_s = _first_elements(part, _COMPARED, budget_s / 4)
-    again, _ = _first_elements(part, len(first), budget_s / 4)
-    if not len(first) == len(again) > 0 or not all(map(_equal, first, again)):
-        return _untried(
-            "two passes gave different elements: what is random would be frozen. Place it by hand "
-            "before what is random"
-        )
-    # The first one takes the start of the pipeline too.
-    taken_s = arrivals_s[-1] - arrivals_s[0] if len(first) > 1 else arrivals_s[0]
-    elements = max(0, int(part.cardinality()))
-    needed_bytes = round(elements * float(np.mean([_bytes(element) for element in first])))
-    needed_s = elements * taken_s / max(1, len(first) - 1)
-    more = f"more than the {memory_text(budget_bytes)} of `cache_bytes`"
-    if needed_bytes > budget_bytes:
-        return _untried(f"it would take {memory_text(needed_bytes)}, {more}")
-    if needed_s > budget_s:
-        return _untried(
-            f"filling it would take about {needed_s:.0f} s: give a larger `budget_s` to try it"
-        )
-    cached = part.cache()
-    changed = pipeline.rebuilt(at, cached)
-    if changed is None:
-        return _untried(_NOT_REBUILT)
-    end_s = time.perf_counter() + budget_s
-    full, size_bytes = _filled(cached, end_s=end_s, budget_bytes=budget_bytes)
-    if size_bytes > budget_bytes:
-        return _untried(f"it takes {more}")
-    if not full:
-        return _untried(
-            f"it was not full after {budget_s:.2g} s: give a larger `budget_s` to try it"
-        )
-    place = f"before .{pipeline.kinds[at - 1].lower()}(...)" if at else "as the last stage"
-    return Change(
-        _NAME,
-        f"{_CODE}  # {place}",
-        f"it takes {memory_text(size_bytes)} of memory, and the first epoch is as slow as before",
-        source_of_dataset(changed),
-    )
-
-
-def _first_elements(
-    part: tf.data.Dataset, most: int, budget_s: float
-) -> tuple[list[list[np.ndarray]], list[float]]:
-    """Read elements, and the seconds until each arrived."""
-    began_s, found, arrivals_s = time.perf_counter(), [], []
-    for element in part.take(most):
-        found.append(_arrays(element))
-        arrivals_s.append(time.perf_counter() - began_s)
-        if arrivals_s[-1] > budget_s:
-            break
-    return found, arrivals_s
-
-
 def _arrays(element: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in tf.nest.flatten(element, expand_composites=True)]
 
@@ -382,10 +403,6 @@ def _bytes(element: list[np.ndarray]) -> int:
     texts = (leaf.ravel() for leaf in element if leaf.dtype == object)
     numbers = (leaf.nbytes for leaf in element if leaf.dtype != object)
     return sum(numbers) + sum(len(text) for leaf in texts for text in leaf)
-
-
-def _untried(reason: str) -> UntriedRecord:
-    return UntriedRecord(_NAME, _CODE, reason)
 
 
 _FEWEST_WORKERS = 2
@@ -424,7 +441,6 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Found]:
     )
     found: list[Found] = []
     for name, settings, condition, reason in rules:
-        code = ", ".join(f"{setting}={value}" for setting, value in settings.items())
         tested = name == "processes" and timeout_s is not None
         limit: dict[str, Any] = {"timeout_s": timeout_s} if tested else {}
         source = source_of_py_dataset(dataset, **given | settings | limit)
@@ -433,7 +449,8 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Found]:
                 first_batch(source)
             except InputError as error:
                 reason = f"processes failed: {error}"
-        found.append(_found(name, code, source, condition=condition, reason=reason))
+        code = ", ".join(f"{setting}={value}" for setting, value in settings.items())
+        found.append(_found(name, code, condition, source, reason))
     return found
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import GpuMonitor
-from kbatch.document.numbers import percent, readable, setting
+from kbatch.document.numbers import readable, setting
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
@@ -30,23 +30,14 @@ from kbatch.input_pipeline.blocks import (
     step_block,
     training_block,
 )
-from kbatch.input_pipeline.changes import (
-    cached_pipeline,
-    fill_cache,
-    pipeline_changes,
-    try_changes,
-    untried,
-    worker_changes,
-)
+from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_remedies
 from kbatch.input_pipeline.record import (
     CostRecord,
     InputPipelineProfile,
     LongRunRecord,
     RateRecord,
-    RemedyRecord,
     SmallerStepRecord,
     StepSpan,
-    UntriedRecord,
 )
 from kbatch.timing.rounds import interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
@@ -64,12 +55,9 @@ from kbatch.training.train_step import (
 )
 
 _REMEDIES_SHARE = 0.5
-# Below this share of waiting no change to the pipeline is worth a measurement.
-_LITTLE_WAITING = 0.05
-# Shares of the time for the pipeline as it is: to fill its cache, for one long reading, which lasts
-# longer where it is uneven, and what is left to the rounds in any case.
-_FILL_SHARE, _LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.3, 0.12, 0.3, 0.4
-_PROCESSES_START_S = 10.0
+# Shares of the time for the pipeline as it is: for one long reading, which lasts longer where it is
+# uneven, and what is left to the rounds in any case.
+_LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.12, 0.3, 0.4
 _TIMELINE_S, _GPU_S = 1.0, 5.0
 # A measurement that took this much longer than it was given says so.
 _MUCH_LONGER = 1.5
@@ -139,7 +127,7 @@ def profile_input_pipeline(
         remedies = remedies and source.kind != "arrays"
         base_s = budget_s * (1 - _REMEDIES_SHARE if remedies else 1)
         began_s = time.perf_counter()
-        cache_notes = fill_cache(source, base_s * _FILL_SHARE)
+        cache_notes = fill_cache(source, base_s * FILL_SHARE)
         reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
         wide = takes_int64(trained)
         batches = tuple(held_on_device(batch, widen=wide) for batch in reading.batches)
@@ -154,37 +142,30 @@ def profile_input_pipeline(
             began_s, tried, left_out = time.perf_counter(), (), ()
             if remedies:
                 left_s = budget_s - max(base_s, spent_s)
-                tried, left_out = _remedies(
-                    profile, prepared, cache_bytes=cache_bytes, left_s=left_s
+                tried, left_out = try_remedies(
+                    profile, prepared, cache_bytes=cache_bytes, budget_s=left_s
                 )
         spent_s += time.perf_counter() - began_s
-    notes = (*cache_notes, *_executions_note(trained), *profile.notes)
-    notes = (*notes, *_time_note(spent_s, profile))
-    return dataclasses.replace(profile, remedies=tried, untried=left_out, notes=notes)
-
-
-def _executions_note(model: Any) -> tuple[str, ...]:
-    if model.steps_per_execution == 1:
-        return ()
-    return (
-        f"`fit` runs {model.steps_per_execution} steps of this model in one execution "
-        "(`steps_per_execution`); here each was started by itself. So the train step is faster in "
-        "`fit` than here, and training may wait longer for data.",
-    )
-
-
-def _time_note(spent_s: float, profile: InputPipelineProfile) -> tuple[str, ...]:
-    if spent_s <= _MUCH_LONGER * profile.budget_s:
-        return ()
-    first_batch_s = max(profile.first_batch_s, default=0.0)
-    starts = (
-        f", each starts the pipeline again, and a first batch came after up to "
-        f"{readable(first_batch_s, 2)} s"
-    )
-    return (
-        f"It took {readable(spent_s, 2)} s instead of {setting(profile.budget_s)}: three rounds "
-        f"are made in any case{starts if _SLOW_STARTS * first_batch_s > profile.budget_s else ''}.",
-    )
+    notes = [*cache_notes]
+    if trained.steps_per_execution != 1:
+        notes.append(
+            f"`fit` runs {trained.steps_per_execution} steps of this model in one execution "
+            "(`steps_per_execution`); here each was started by itself. So the train step is faster "
+            "in `fit` than here, and training may wait longer for data."
+        )
+    notes += profile.notes
+    if spent_s > _MUCH_LONGER * budget_s:
+        first_batch_s, starts = max(profile.first_batch_s, default=0.0), ""
+        if _SLOW_STARTS * first_batch_s > budget_s:
+            starts = (
+                ", each starts the pipeline again, and a first batch came after up to "
+                f"{readable(first_batch_s, 2)} s"
+            )
+        notes.append(
+            f"It took {readable(spent_s, 2)} s instead of {setting(budget_s)}: three rounds are "
+            f"made in any case{starts}."
+        )
+    return dataclasses.replace(profile, remedies=tried, untried=left_out, notes=tuple(notes))
 
 
 # Smaller batches of the train step: with the batch itself three sizes, so that a line can be
@@ -330,11 +311,8 @@ def gpu_busy(
 ) -> tuple[dict[str, float], str | None]:
     """Run a block of each contender, longer than NVML's sampling window, and read the first GPU.
 
-    Without a GPU that can be read no block is run.
-
-    Returns:
-        The share of the time in which some kernel ran, from 0 to 1, by name of the contender, and
-        why no GPU was read, None where one was.
+    Return the share of the time in which some kernel ran, by name of the contender, and why no GPU
+    was read. Without one that can be read no block is run.
     """
     shares: dict[str, float] = {}
     for name, block in blocks.items():
@@ -350,27 +328,6 @@ def gpu_busy(
         if busy:
             shares[name] = fmean(busy)
     return shares, None
-
-
-def _remedies(
-    profile: InputPipelineProfile, prepared: PreparedInput, *, cache_bytes: int, left_s: float
-) -> tuple[tuple[RemedyRecord, ...], tuple[UntriedRecord, ...]]:
-    """Try the changes where training waits for data, and describe why not where it does not."""
-    source, waiting = prepared.source, profile.wait_share or 0.0
-    in_vain, end_s = waiting < _LITTLE_WAITING, time.perf_counter() + left_s
-    if source.kind == "PyDataset":
-        timeout_s = None if in_vain else max(_PROCESSES_START_S, left_s)
-        changes = worker_changes(source.given, timeout_s=timeout_s)
-    else:
-        changes = pipeline_changes(source.given)
-    if in_vain:
-        reason = f"training waits for data {percent(waiting)} of its time: there is little to gain"
-        return (), untried(changes, reason)
-    if source.kind == "tf.data.Dataset":
-        fill_s = left_s * _FILL_SHARE
-        changes.append(cached_pipeline(source.given, budget_bytes=cache_bytes, budget_s=fill_s))
-    budget_s = max(0.0, end_s - time.perf_counter())
-    return try_changes(changes, prepared, even=profile.is_even, budget_s=budget_s)
 
 
 _COST_ROUNDS, _COST_S = 9, 0.02

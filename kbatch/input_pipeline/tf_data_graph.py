@@ -10,12 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from kbatch.library_internals import dataset_argument as given
-from kbatch.library_internals import (
-    dataset_function,
-    dataset_graph,
-    inputs_of_dataset,
-    only_input_of_dataset,
-)
+from kbatch.library_internals import dataset_function as function_of
+from kbatch.library_internals import dataset_graph, inputs_of_dataset, only_input_of_dataset
 
 Rebuild = Callable[[Any, Any], Any]
 
@@ -73,11 +69,6 @@ def all_stages(dataset: tf.data.Dataset) -> list[Any]:
 def kind_of(stage: Any) -> str:
     """Name the kind of a stage, such as `"Map"`."""
     return type(stage).__name__.removeprefix("_").removesuffix("Dataset")
-
-
-def function_of(stage: Any) -> Any:
-    """Return the function of a map as the person wrote it, None if it has none."""
-    return dataset_function(stage)
 
 
 def is_stateless(stage: Any) -> bool:

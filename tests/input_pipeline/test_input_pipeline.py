@@ -64,6 +64,21 @@ def profile(model, data, **settings):
     return profile_input_pipeline(model, data, **({"budget_s": BUDGET_S} | settings))
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The machine's clock, moved on by who sleeps on it, and a little at every reading."""
+    found = FakeClock(tick_s=1e-4)
+    monkeypatch.setattr("time.perf_counter", found)
+    return found
+
+
+@pytest.fixture
+def coarse(clock):
+    """A clock whose readings are so far apart that a profile makes as little as it may."""
+    clock.tick_s = 0.01
+    return clock
+
+
 def state(model):
     variables = [*model.variables, *model.optimizer.variables]
     return [keras.ops.convert_to_numpy(v) for v in variables]
@@ -141,14 +156,14 @@ def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain(clock):
     assert any("little to gain" in one.reason for one in found.untried)
 
 
-def test_a_ragged_last_batch():
+def test_a_ragged_last_batch(coarse):
     found = profile(models.mlp(), examples(20).batch(8), remedies=False)
     assert found.batch_size == 8
     assert (found.remedies, found.untried) == ((), ())
     assert all(n >= 4 for n in found.together.examples)
 
 
-def test_a_single_ragged_batch_is_all_there_is():
+def test_a_single_ragged_batch_is_all_there_is(coarse):
     model = models.mlp()
     model.steps_per_execution = 4
     found = profile(model, examples(3).batch(8), remedies=False)
@@ -162,18 +177,10 @@ def build(hp):
     return models.mlp()
 
 
-def test_batches_of_one_example_have_no_crossing_and_what_builds_a_model_is_called():
+def test_batches_of_one_example_have_no_crossing_and_what_builds_a_model_is_called(coarse):
     found = profile(build, examples(20).batch(1), remedies=False)
     assert (found.batch_size, found.smaller_steps) == (1, ())
     assert found.crossing is None
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The machine's clock, moved on by who sleeps on it, and a little at every reading."""
-    found = FakeClock(tick_s=1e-4)
-    monkeypatch.setattr("time.perf_counter", found)
-    return found
 
 
 def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said(clock):
@@ -255,7 +262,7 @@ def fixed_model():
     return model
 
 
-def test_smaller_steps_that_the_model_does_not_take_are_left_out():
+def test_smaller_steps_that_the_model_does_not_take_are_left_out(coarse):
     found = profile(fixed_model(), examples(40).batch(8), remedies=False)
     assert found.smaller_steps == ()
     assert found.crossing is None
@@ -285,14 +292,14 @@ def test_a_change_that_fails_is_a_row_and_the_others_go_on(clock):
     assert "prefetch" in {one.name for one in found.remedies}
 
 
-def test_a_py_dataset_is_measured_with_its_workers():
+def test_a_py_dataset_is_measured_with_its_workers(coarse):
     rows = Rows(workers=2)
     found = profile(models.mlp(), rows, remedies=False)
     assert (found.source, found.batch_size) == ("PyDataset", 8)
     assert rows.workers == 2
 
 
-def test_arrays_have_costs_of_slicing_and_copying():
+def test_arrays_have_costs_of_slicing_and_copying(coarse):
     found = profile(models.mlp(), models.rows(100), batch_size=16)
     assert (found.source, found.batch_size) == ("arrays", 16)
     assert [cost.name.split()[0] for cost in found.costs] == ["slicing", "gathering", "copying"]
