@@ -91,6 +91,7 @@ class LatencyTargetSearch:
         self._target_s, self._quantile = target_s, quantile
         self._most_s = target_s / (1 + drift)  # What the quantile itself may be.
         self._stretches = [list(stretches) for stretches in earlier]  # Of all sizes.
+        self._earlier = len(self._stretches)
         self._looks = 0
         self._low, self._high = 0, largest + 1
         self._share = _AIM  # What the fit is asked for, as a share of what the quantile may be.
@@ -112,7 +113,7 @@ class LatencyTargetSearch:
         own.append(latencies_s)
         made = tuple(latency_s for stretch in own for latency_s in stretch)
         confidence = self._confidence
-        everywhere, run = self._hiccups()
+        everywhere, run = self._hiccups(own)
         self._looks += 1
         keeps = everywhere.are_rare(self._quantile, confidence, run) and keeps_to(
             made,
@@ -133,8 +134,18 @@ class LatencyTargetSearch:
 
     @property
     def best(self) -> TargetTry | None:
-        """The largest size that kept to the target, None if none did."""
-        kept = [one for one in self.tries if one.keeps]
+        """The largest size that kept to the target, None if none did.
+
+        It does not stand where hiccups were too frequent by the end: later calls of other sizes
+        count too.
+        """
+
+        def stands(one: TargetTry, own: list[Sequence[float]]) -> bool:
+            everywhere, run = self._hiccups(own)
+            return one.keeps and everywhere.are_rare(self._quantile, one.confidence, run)
+
+        called = self._stretches[self._earlier :]
+        kept = [one for one, own in zip(self.tries, called, strict=False) if stands(one, own)]
         return max(kept, key=lambda one: one.batch_size, default=None)
 
     @property
@@ -186,9 +197,12 @@ class LatencyTargetSearch:
                 return calls
         return None
 
-    def _hiccups(self) -> tuple["_Hiccups", float]:
-        """Count the calls of all sizes that hiccups slowed, and how many calls one slows."""
-        typical_s = float(np.median(np.concatenate(self._stretches[-1])))
+    def _hiccups(self, own: list[Sequence[float]]) -> tuple["_Hiccups", float]:
+        """Count the calls of all sizes that hiccups slowed, and how many calls one slows.
+
+        So late that a size with these calls would miss the target.
+        """
+        typical_s = float(np.median(np.concatenate(own)))
         # A call that is later than this would make the size miss the target.
         delay_s = self._target_s - typical_s
         if not delay_s > 0:

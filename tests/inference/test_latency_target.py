@@ -206,6 +206,19 @@ def test_rare_hiccups_do_not_keep_a_size_from_being_verified(share, run):
     assert np.mean([best is not None for best in found]) >= 0.85
 
 
+@pytest.mark.parametrize(("slow_s", "stands"), [([0.01, 0.01, 0.01, 0.3], False), ([0.03], True)])
+def test_a_verified_size_stands_unless_calls_of_a_later_one_had_many_hiccups(slow_s, stands):
+    # The fit is off, so that the first size leaves room for a second one.
+    search = LatencyTargetSearch(
+        Machine(fit_error=0.5).guess, target_s=TARGET_S, quantile=0.95, largest=1000
+    )
+    while look := search.ask():
+        later = itertools.islice(itertools.cycle(slow_s), look.calls)
+        search.tell(list(later) if search.tries else [0.009] * look.calls)
+    assert [one.keeps for one in search.tries][:2] == [True, False]
+    assert (search.best is search.tries[0]) == stands
+
+
 def test_each_look_of_a_search_has_a_share_of_the_five_percent():
     machine = Hiccups(share=0.5, run=1, seed=0)
     tries = machine.search()
