@@ -1,105 +1,190 @@
-"""How good are the decisions of a recommendation, apart from any clock?
+"""How good is the plan of `recommend`, and what it names, apart from any machine?
 
-python benchmarks/recommend_decisions.py [--draws 500]        ten seconds
+python benchmarks/recommend_decisions.py [--share 0.9] [--draws 4] [--budget 60]    two minutes
 
-Updates to the loss that a pilot came to were counted on scikit-learn's digits at eight batch sizes
-(seed 2 of three, learning rate by the rule from 32 on); an update takes a + (b + e) B, with e an
-example's share of an epoch's start. In each draw a run needs a tenth more or less, the time of each
-size is off by 5 %, a by 15 %, e by a third, and the pilot's noise scale by a factor of two
-(standard deviations). A choice is judged by the time to the loss that it really takes over the best
-size's.
+Replays the pilot, the choice of sizes to train, and the decision on a clock of their own. The
+updates are real: the six tasks of `recommend_against_training.py` (their rows cut to a multiple of
+512) were trained at eight or nine sizes with eight seeds each, learning rate and what follows it by
+the rule. recommend_decisions.json keeps how many updates each run needed to 48 losses.
+The times of an update, of a build and of a look
+are set, as a quiet machine with two cores has them; in each draw every size's time is off by
+`--noise`. A choice is judged by its time to the pilot's target over the best size's, updates by the
+median of eight seeds; and so to the loss after 98 % of the pilot's way, which is what a longer
+training is after.
 """
 
 import argparse
+import itertools
+import json
 import math
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.next_size import FinishedRun
-from kbatch.recommendation.choice import TrainedRuns, decide
-from kbatch.recommendation.limits import TimedUpdate, relative_time
+from kbatch.recommendation import pilot_record
+from kbatch.recommendation.choice import CandidateSearch, decide, trained_runs
+from kbatch.recommendation.limits import INPUT, NOISE, SATURATION
+from kbatch.recommendation.measure import BudgetClock
+from kbatch.recommendation.pilot_record import PilotRecord, PilotStretch, SizeCheck, useful_count
 from kbatch.throughput.record import TimedRounds
 
-SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
-PILOT, MOST_RUNS, LOST = 32, 5, 1.3
+SEEDS, PILOT, STRETCH, LONG_SHARE = 8, 32, 10, 0.98
+START_S, INPUT_S, MOMENTS = 2.0, 6.0, 1.3
 
 
-class Task(NamedTuple):
-    """Updates by size, seconds a, b and e, and the noise scale that pilots told."""
+class Machine(NamedTuple):
+    """Seconds of an update, an example, Keras's own work, an epoch's ends, a build and a look."""
 
-    updates: tuple[int, ...]
     update_s: float
     example_s: float
-    epoch_example_s: float
-    noise_scale: float
+    wait_s: float
+    epoch_s: float
+    examples: int
+    build_s: float
+    look_s: float
 
-    def time_s(self, size: int, fixed: float = 1.0, epoch: float = 1.0) -> float:
-        per_example_s = self.example_s + epoch * self.epoch_example_s
-        return fixed * self.update_s + per_example_s * size
+    def run_s(self, size: int) -> float:
+        """Return the seconds of an update in an endless epoch."""
+        return self.update_s + self.example_s * size + self.wait_s
+
+    def fit_s(self, size: int) -> float:
+        """Return the seconds of an update in `fit`."""
+        return self.run_s(size) + self.epoch_s / math.ceil(self.examples / size)
 
 
-ADAM = (4920, 2620, 1440, 860, 506, 318, 195, 128)
-SGD = (7240, 3620, 1810, 905, 428, 214, 109, 274)
-CNN = (720, 400, 270, 140, 92, 53, 40, 38)
-TASKS = {
-    "MLP, Adam": Task(ADAM, 8e-4, 5e-7, 2.6e-5, 450),
-    "MLP, Adam, long epochs": Task(ADAM, 8e-4, 5e-7, 0.0, 450),
-    "MLP, SGD": Task(SGD, 8e-4, 5e-7, 2.6e-5, 460),
-    "MLP, SGD, long epochs": Task(SGD, 8e-4, 5e-7, 0.0, 460),
-    "CNN, Adam": Task(CNN, 2.5e-3, 1.2e-5, 9e-6, 82),
-    "CNN, Adam, long epochs": Task(CNN, 2.5e-3, 1.2e-5, 0.0, 82),
+MACHINES = {
+    "mlp": Machine(1.0e-3, 0.9e-6, 0.8e-3, 0.045, 1536, 2.0, 0.004),
+    "columns": Machine(1.0e-3, 1.9e-6, 0.7e-3, 0.040, 19456, 1.6, 0.003),
+    "text": Machine(16e-3, 75e-6, 2.0e-3, 0.045, 5632, 5.0, 0.012),
+    "cnn": Machine(2.0e-3, 22e-6, 1.0e-3, 0.050, 1536, 2.6, 0.010),
 }
 
 
-def draw(task: Task, rng: np.random.Generator) -> dict[str, tuple[int, int]]:
-    """Draw the size that each way chooses, and how many runs it made."""
-    fixed, epoch = rng.lognormal(0, 0.15), rng.lognormal(0, 0.33)
-    times_s = {s: task.time_s(s, fixed, epoch) * rng.lognormal(0, 0.05) for s in SIZES}
-    needed = {
-        size: max(1, round(updates * rng.lognormal(0, 0.1)))
-        for size, updates in zip(SIZES, task.updates, strict=True)
-    }
-    told = task.noise_scale * rng.lognormal(0, math.log(2))
-    ways = [TimedUpdate(size, size, time_s) for size, time_s in times_s.items()]
-    alone = min(ways, key=lambda way: relative_time(way, noise_scale=told))
-    rounds = [TimedRounds(size, size, (0,), (time_s,)) for size, time_s in times_s.items()]
-    runs = [FinishedRun(PILOT, needed[PILOT] * times_s[PILOT], needed[PILOT], told, told / 2)]
-    while len(runs) < MOST_RUNS and (sizes := TrainedRuns(rounds, None, runs).worth_training()):
-        size = sizes[0]
-        best = min(run.cost for run in runs if run.cost is not None)
-        cost, most = needed[size] * times_s[size], round(LOST * best / times_s[size])
-        lost = cost > LOST * best
-        runs.append(FinishedRun(size, None if lost else cost, most if lost else needed[size]))
-    answer = decide(TrainedRuns(rounds, None, runs), base_batch_size=PILOT, rule=None)
-    if answer.batch_size is None:
-        raise AssertionError("A pilot at its loss decides.")
-    return {"noise scale": (alone.batch_size, 1), "trained sizes": (answer.batch_size, len(runs))}
+class Curves:
+    """The runs of a task: updates to each loss of a falling row, by size and seed."""
+
+    def __init__(self, counts: dict[str, Any], machine: Machine):
+        self.machine = machine
+        self.noise: list[float | None] = counts["noise"]
+        self.losses = np.log(counts["losses"])
+        self.updates = {int(size): runs for size, runs in counts["updates"].items()}
+        self.sizes = sorted(self.updates)
+
+    def needed(self, size: int, seed: int, loss: float) -> float:
+        """Return the updates to a loss, infinite where the run never had it."""
+        run = self.updates[size][seed]
+        if math.log(loss) < self.losses[len(run) - 1]:
+            return math.inf
+        return math.exp(np.interp(-math.log(loss), -self.losses[: len(run)], np.log(run)))
+
+    def lowest(self, size: int, seed: int, made: int) -> float:
+        """Return the lowest loss within some updates."""
+        run = self.updates[size][seed]
+        return math.exp(np.interp(math.log(made), np.log(run), self.losses[: len(run)]))
+
+    def seconds(self, size: int, loss: float) -> float:
+        """Return the true time to a loss."""
+        needed = np.median([self.needed(size, seed, loss) for seed in range(SEEDS)])
+        return float(needed) * self.machine.fit_s(size)
+
+
+def run_pilot(curves: Curves, seed: int, clock: BudgetClock, now: list[float], share: float):
+    """Train at the base size as `run_pilot` does, until the later half brought little."""
+    machine, began_s, part_s = curves.machine, now[0], clock.part_s(NOISE)
+    now[0] += machine.build_s
+    ends_s, stretches = max(began_s + part_s, now[0] + part_s / 2), []
+    ended_by, made = "budget", 0
+    while now[0] <= ends_s and made < max(curves.updates[PILOT][seed]):
+        made += STRETCH
+        now[0] += STRETCH * MOMENTS * machine.run_s(PILOT) + machine.look_s
+        loss = curves.lowest(PILOT, seed, made)
+        noise = curves.noise[seed]
+        stretches.append(PilotStretch(STRETCH, loss, loss, noise, 1.0 if noise else None))
+        if len(stretches) >= max(24, 2 * useful_count(stretches, share)):
+            ended_by = "progress"
+            break
+    took_s = now[0] - began_s
+    times = (took_s - machine.build_s, machine.build_s, machine.look_s)
+    return PilotRecord(
+        PILOT, PILOT // 2, 1e-3, tuple(stretches), took_s, ended_by, seed, *times, share
+    )
+
+
+def named(curves: Curves, seed: int, draw: int, options: argparse.Namespace):
+    """Return the size that is named, the pilot, and the seconds of the call."""
+    rng, now, machine = np.random.default_rng((seed, draw)), [0.0], curves.machine
+    clock = BudgetClock(options.budget, lambda: now[0])
+    clock.reserved_s = 0.2 * options.budget  # For memory, which comes last.
+    now[0] += START_S
+    pilot = run_pilot(curves, seed, clock, now, options.share)
+    now[0] += clock.part_s(SATURATION)
+    now[0] += min(clock.part_s(INPUT), INPUT_S)
+    timings = []
+    for size in curves.sizes:
+        middle_s = machine.fit_s(size) * rng.lognormal(0, options.noise)
+        times_s = middle_s * rng.lognormal(0, 0.02, 3)
+        timings.append(TimedRounds(size, size, (0, 1, 2), tuple(times_s.tolist())))
+    search = CandidateSearch(timings, in_fit=None, pilot=pilot, base_batch_size=PILOT, rule=None)
+    while (plan := search.ask(left_s=clock.left_s, most_s=clock.most_s)) is not None:
+        size = plan.batch_size
+        other = (seed + 1 + draw + int(math.log2(size))) % SEEDS
+        looks = curves.needed(size, other, plan.target) / plan.stretch
+        update_s = machine.run_s(size) + machine.look_s / plan.stretch
+        ends = {
+            "target": math.ceil(looks) * plan.stretch if looks < math.inf else math.inf,
+            "lost": plan.most_updates,
+            "budget": max(1, int((plan.budget_s - machine.build_s) / update_s)),
+        }
+        end = min(ends, key=lambda name: ends[name])
+        took_s = ends[end] * update_s
+        now[0] += machine.build_s + took_s
+        check = SizeCheck(size, size, None, int(ends[end]), 0.5, took_s, end)
+        search.tell(check, left_s=clock.left_s)
+    found = trained_runs(timings, in_fit=None, pilot=pilot, checks=search.checks)
+    answer = decide(found, base_batch_size=PILOT, rule=None, missing=pilot.missing)
+    return answer.batch_size, pilot, now[0]
+
+
+def regret(curves: Curves, size: int, loss: float) -> float:
+    """Return the time of a size to a loss over the best size's."""
+    best_s = min(curves.seconds(other, loss) for other in curves.sizes)
+    return curves.seconds(size, loss) / best_s if best_s < math.inf else math.nan
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--draws", type=int, default=500)
+    parser.add_argument("--share", type=float, default=pilot_record.TARGET_SHARE)
+    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--noise", type=float, default=0.04, help="of the times of an update")
     options = parser.parse_args()
-    print(
-        f"{'task':<24}{'best':>5}  {'by':<14}{'named':>6}{'median':>8}{'99 %':>7}{'<= 1.15':>9}"
-        f"{'one step':>10}{'runs':>6}"
-    )
-    for name, task in TASKS.items():
-        rng = np.random.default_rng(0)
-        true = {s: n * task.time_s(s) for s, n in zip(SIZES, task.updates, strict=True)}
-        best = min(true, key=lambda size: true[size])
-        draws = [draw(task, rng) for _ in range(options.draws)]
-        for way in draws[0]:
-            sizes = np.array([draw[way][0] for draw in draws])
-            regrets = np.array([true[int(size)] for size in sizes]) / true[best]
-            named = np.median(sizes)
-            agreeing = np.mean(np.abs(np.log2(sizes / named)) <= 1)
-            print(
-                f"{name:<24}{best:>5}  {way:<14}{named:>6.0f}{np.median(regrets):>8.2f}"
-                f"{np.quantile(regrets, 0.99):>7.2f}{np.mean(regrets <= 1.15):>9.0%}"
-                f"{agreeing:>10.0%}{np.mean([draw[way][1] for draw in draws]):>6.1f}"
-            )
+    stored = json.loads(Path(__file__).with_suffix(".json").read_text())
+    columns = 2 * f"{'median':>10}{'97 %':>7}{'worst':>7}"
+    print(f"{'':<14}{'to the target':>24}{'to 98 % of the way':>24}")
+    print(f"{'task':<14}{columns}{'None':>6}{'named':>12}")
+    every: list[tuple[float, float]] = []
+    for name, counts in stored.items():
+        curves = Curves(counts, MACHINES[name.split("-")[0]])
+        regrets, sizes = [], []
+        for seed, draw in itertools.product(range(SEEDS), range(options.draws)):
+            size, pilot, _ = named(curves, seed, draw, options)
+            sizes.append(size)
+            if size is not None:
+                losses = [stretch.held_out_loss for stretch in pilot.stretches]
+                low = min(losses) + (1 - LONG_SHARE) * (losses[0] - min(losses))
+                regrets.append([regret(curves, size, loss) for loss in (pilot.target, low)])
+        every += regrets
+        middle = np.median([size for size in sizes if size])
+        print(f"{name:<14}{row(regrets)}{sizes.count(None):>6}{middle:>12.0f}")
+    print(f"{'all':<14}{row(every)}")
+
+
+def row(regrets: list) -> str:
+    """Write the median, a quantile and the worst of each column."""
+    columns = [values[~np.isnan(values)] for values in np.array(regrets).T]
+    cells = [(np.median(c), np.quantile(c, 0.97, method="lower"), c.max()) for c in columns]
+    return "".join(f"{a:>10.2f}{b:>7.2f}{c:>7.2f}" for a, b, c in cells)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,10 @@ class BudgetClock:
         """Seconds of the budget that are left."""
         return max(0.0, self._began_s + self.budget_s - self.reserved_s - self._now())
 
+    def holds(self, seconds: float, *, share: float) -> bool:
+        """Return whether something would end within a share of the budget, spent already or not."""
+        return self._now() + seconds <= self._began_s + share * self.budget_s
+
     @property
     def most_s(self) -> float:
         """Seconds after which a training that has begun is ended."""

@@ -15,6 +15,7 @@ from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.errors import InputError
 from kbatch.recommendation.choice import CheckPlan
 from kbatch.recommendation.pilot_record import (
+    TARGET_SHARE,
     FitTime,
     PilotRecord,
     PilotStretch,
@@ -28,6 +29,7 @@ from kbatch.training.data.forms import (
     Batches,
     FitData,
     batches_of,
+    each_part,
     gives_batches,
     in_batches,
     tensors_of,
@@ -63,8 +65,8 @@ def run_pilot(
 ) -> PilotRecord:
     """Train until the later half of the updates brought little, or what is allowed is spent.
 
-    Little is 2 % of the way that the held-out loss went, or the training loss without one. Of the
-    budget, building included, half follows the first update in any case.
+    Little is what the target leaves of the way that the held-out loss went, or the training loss
+    without one. Of the budget, building included, half follows the first update in any case.
     """
     began_s = time.perf_counter()
     stretches: list[PilotStretch] = []
@@ -108,6 +110,7 @@ def run_pilot(
         watch.trained_s,
         watch.built_s - began_s,
         watch.look_s,
+        target_share=TARGET_SHARE,
     )
 
 
@@ -334,17 +337,28 @@ def time_fit(
             began_s = time.perf_counter()
             step(held[size])
             times_s.append(time.perf_counter() - began_s)
+        # The first epochs start slowly: the last one counts.
+        watch = epochs_of(size, None, _EPOCHS, longest_s)
+        if not watch.whole:  # What was cut short lacks its end, which an epoch of two batches has.
+            watch.end_s = epochs_of(size, 2 * steps_at_once(model), 2, math.inf).end_s
+        return statistics.median(times_s), watch
+
+    def epochs_of(size: int, most: int | None, epochs: int, longest_s: float) -> "EpochWatch":
         if gives_batches(given):
-            arguments = {"x": batches_of(given, model, size), "shuffle": False}
+            dataset = batches_of(given, model, size)
+            arguments = {"x": dataset.take(most) if most else dataset, "shuffle": False}
         else:
-            arguments = {"x": given, "y": data.y, "batch_size": size}
+            x, y = given, data.y
+            if most:
+                x, y = each_part(lambda leaf: leaf[: most * size], (x, y))
+            arguments = {"x": x, "y": y, "batch_size": size}
         watch = EpochWatch(longest_s, steps_at_once(model))
         with warnings.catch_warnings():
             # Of data that do not tell their length, at the end of the first epoch.
             warnings.filterwarnings("ignore", message="Your input ran out of data")
-            # The first epochs start slowly: the last one counts. Not an instance's own `fit`.
-            type(model).fit(model, **arguments, epochs=_EPOCHS, verbose=0, callbacks=[watch])
-        return statistics.median(times_s), watch
+            # Not an instance's own `fit`.
+            type(model).fit(model, **arguments, epochs=epochs, verbose=0, callbacks=[watch])
+        return watch
 
     with borrowed_step(model, held[sizes[0]]) as step:
         for size in sizes:
@@ -377,6 +391,7 @@ class EpochWatch(keras.callbacks.Callback):
         super().__init__()
         self.at_once = at_once
         self.whole = False
+        self.end_s = 0.0
         self.times_s: list[float] = []
         self._longest_s = longest_s
 
@@ -397,6 +412,7 @@ class EpochWatch(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None):
         """Read the clock a last time."""
         self.times_s.append(time.perf_counter())
+        self.end_s = self.times_s[-1] - self.times_s[-2]
 
     @property
     def batches(self) -> int:
@@ -411,7 +427,7 @@ class EpochWatch(keras.callbacks.Callback):
 
     @property
     def epoch_s(self) -> float:
-        """Seconds to start the epoch, and to end it if it was whole."""
+        """Seconds to start the epoch, and to end it."""
         gaps, first_s = np.diff(self.times_s).tolist(), self.batch_s * self.at_once
         start_s = max(0.0, gaps[0] - first_s) if len(gaps) > 2 else 0.0
-        return start_s + (gaps[-1] if self.whole else 0.0)
+        return start_s + self.end_s

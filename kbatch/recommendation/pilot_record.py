@@ -1,6 +1,7 @@
 """Records of the pilot, of short trainings at other sizes, and of what `fit` adds."""
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ PILOT_DIVERGED, FEW_UPDATES, NO_PROGRESS = "pilot diverged", "few updates", "no 
 ENDS = ("progress", "budget", "epochs", "diverged")
 # Of fewer stretches the late half says too little.
 _FEWEST_STRETCHES = 6
-_REST = 0.02
+# Where the target lies on the way that the loss went: nearer to its end the loss is flat, and runs
+# of one size that differ in their seed alone need once or twice as many updates to it.
+TARGET_SHARE = 0.9
 # Fewer updates to a loss compare no sizes, and a loss that fell by less than this many standard
 # deviations of its scatter may not have fallen.
 _FEWEST_UPDATES, _LEAST_FALL = 20, 4.0
@@ -66,6 +69,7 @@ class PilotRecord:
         build_s: Seconds before its first update and, beyond a look, at the first look; None if not
             recorded.
         look_s: Seconds of a look at the held-out loss, the median; None if not recorded.
+        target_share: Share of the way of its loss at which the target lies.
     """
 
     batch_size: int
@@ -78,6 +82,7 @@ class PilotRecord:
     trained_s: float | None = None
     build_s: float | None = None
     look_s: float | None = None
+    target_share: float = 0.98  # As in the versions that did not record it.
 
     def __post_init__(self):
         if self.ended_by not in ENDS:
@@ -90,12 +95,12 @@ class PilotRecord:
 
     @property
     def useful(self) -> tuple[PilotStretch, ...]:
-        """The stretches in which its loss went 98 % of its way, six at least.
+        """The stretches until its loss reached the target, six at least.
 
         The held-out loss, or the training loss without one. What follows takes long, and fits the
         training set alone in the end, where gradients vanish.
         """
-        return self.stretches[: max(_FEWEST_STRETCHES, useful_count(self.stretches))]
+        return self.stretches[: max(_FEWEST_STRETCHES, self._to_target)]
 
     @property
     def useful_updates(self) -> int:
@@ -109,13 +114,17 @@ class PilotRecord:
 
     @property
     def target(self) -> float | None:
-        """The loss after 98 % of its way; None where it did not fall."""
-        return _near_least(_losses(self.stretches))
+        """The loss after `target_share` of its way; None where it did not fall."""
+        return _near_least(_losses(self.stretches), self.target_share)
 
     @property
     def updates_to_target(self) -> int:
         """Update until the loss was there, all where it did not fall."""
-        return sum(stretch.updates for stretch in self.stretches[: useful_count(self.stretches)])
+        return sum(stretch.updates for stretch in self.stretches[: self._to_target])
+
+    @functools.cached_property
+    def _to_target(self) -> int:
+        return useful_count(self.stretches, self.target_share)
 
     @property
     def missing(self) -> str | None:
@@ -144,10 +153,10 @@ class PilotRecord:
         )
 
 
-def useful_count(stretches: Sequence[PilotStretch]) -> int:
-    """Count the stretches until the loss has gone 98 % of the way that it went."""
+def useful_count(stretches: Sequence[PilotStretch], share: float = TARGET_SHARE) -> int:
+    """Count the stretches until the loss has gone a share of the way that it went."""
     losses = _losses(stretches)
-    near = _near_least(losses)
+    near = _near_least(losses, share)
     if near is None:
         return len(stretches)
     return next(i for i, loss in enumerate(losses, start=1) if loss <= near)
@@ -160,9 +169,9 @@ def _losses(stretches: Sequence[PilotStretch]) -> list[float]:
     return [math.inf if loss is None else loss for loss in losses]
 
 
-def _near_least(losses: Sequence[float]) -> float | None:
+def _near_least(losses: Sequence[float], share: float) -> float | None:
     first, least = (losses[0], min(losses)) if losses else (math.inf, math.inf)
-    return least + _REST * (first - least) if least < first < math.inf else None
+    return least + (1 - share) * (first - least) if least < first < math.inf else None
 
 
 CHECK_ENDS = ("target", "lost", "budget", "diverged", "failed")

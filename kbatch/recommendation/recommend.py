@@ -46,6 +46,8 @@ from kbatch.training.state import check_seed, kept_state
 _SMALLEST, _LARGEST = 8, 2048
 # Of the budget, where memory is measured last; and seconds that its process may take to start.
 _MEMORY_SHARE, _WORKER_S = 0.2, 20.0
+# The call ends within so many budgets.
+_MOST_SPENT = 1.5
 
 
 def recommend(
@@ -215,8 +217,7 @@ def _measured(
         lambda: train_sizes(task, pilot, timings=timings, in_fit=in_fit, rule=rule),
     )
     clock.reserved_s, checks = 0.0, runs.checks
-    if memory is None and clock.left_s + clock.budget_s / 2 < _WORKER_S:
-        # The call is to end in 1.5 times its budget.
+    if memory is None and not clock.holds(_WORKER_S, share=_MOST_SPENT):
         reason = "its process takes long to start: give a larger `budget_s`"
         memory = MemoryFound(None, None, reason)
     elif memory is None:

@@ -397,9 +397,10 @@ def certainty_lines(found: Recommendation) -> list[str]:
     elif pilot is not None:
         lines.append(
             f"The pilot ended {_ENDS[pilot.ended_by]}. Its noise scale is that of the late half of "
-            f"the {pilot.useful_updates:,} updates in which its loss made 98 % of its progress. "
-            "The noise scale grows during training: a much longer training may gain from a larger "
-            "batch towards its end."
+            f"the {pilot.useful_updates:,} updates in which its loss made "
+            f"{percent(pilot.target_share)} of its progress, where the target lies. The noise "
+            "scale grows during training: a much longer training may gain from a larger batch "
+            "towards its end."
         )
     if pilot is not None and found.optimizer != "SGD":
         lines.append(

@@ -1,6 +1,7 @@
 import itertools
 import time
 
+import keras
 import models
 import numpy as np
 import pytest
@@ -78,6 +79,23 @@ def test_the_pauses_of_bursts_are_in_the_time_of_a_batch():
     assert several.batch_s == pytest.approx(0.001)
     assert several.epoch_s == pytest.approx(0.04)
     assert several.batches == 130
+
+
+class SlowEnds(keras.Sequential):
+    """Epochs that start in 2 s, make three batches in 1 s each and end in half a second."""
+
+    def fit(self, x, y, *, batch_size, callbacks, **_):
+        (watch,) = callbacks
+        watch.whole = len(x) <= 2 * batch_size
+        watch.times_s = [0.0, 3.0, 4.0, 5.0, 5.5 if watch.whole else 5.0]
+        watch.end_s = watch.times_s[-1] - watch.times_s[-2]
+
+
+def test_an_epoch_that_was_cut_short_has_the_end_of_a_whole_one():
+    model = SlowEnds([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for one in timed(model, *models.rows(EXAMPLES)):
+        assert set(one.epoch_times_s) == {2.5}
 
 
 def test_the_wait_for_data_is_seen(model):

@@ -7,6 +7,7 @@ from fake_clock import FakeClock
 
 from kbatch.errors import InputError
 from kbatch.recommendation.pilot import run_pilot
+from kbatch.recommendation.pilot_record import TARGET_SHARE
 from kbatch.training.data.forms import FitData
 
 
@@ -85,7 +86,9 @@ def test_it_ends_when_its_later_half_brought_little():
     assert 2 * len(found.useful) <= len(found.stretches)
     losses = [stretch.held_out_loss for stretch in found.stretches]
     reached = losses[len(found.useful) - 1] - min(losses)
-    assert reached <= 0.02 * (losses[0] - min(losses)) or len(found.useful) == 6
+    rest = (1 - TARGET_SHARE) * (losses[0] - min(losses))
+    assert reached <= rest or len(found.useful) == 6
+    assert found.target == pytest.approx(min(losses) + rest)
 
 
 def test_a_loss_that_is_not_finite_ends_it():

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -328,7 +329,30 @@ def stretches_of(losses):
     ],
 )
 def test_useful_stretches_end_near_the_lowest_loss(losses, count):
-    assert useful_count(stretches_of(losses)) == count
+    assert useful_count(stretches_of(losses), 0.98) == count
+
+
+def test_the_target_lies_at_the_share_that_is_recorded():
+    stretches = tuple(stretches_of([2.1, 1.1, 0.25, 0.12, 0.1, 0.1]))
+    early = PilotRecord(32, 8, 0.001, stretches, 1.0, "progress", target_share=0.9)
+    assert (early.target, early.updates_to_target) == (pytest.approx(0.3), 75)
+    late = dataclasses.replace(early, target_share=0.98)
+    assert (late.target, late.updates_to_target) == (pytest.approx(0.14), 100)
+
+
+def test_a_file_without_the_share_keeps_the_target_of_its_version(tmp_path):
+    path = tmp_path / "found.json"
+    made = make_recommendation(pilot=make_pilot(target_share=0.9))
+    made.save(path)
+    assert Recommendation.load(path) == made
+    text = path.read_text()
+    assert text.count('"target_share"') == 1
+    path.write_text(re.sub(r',\s*"target_share": 0\.9', "", text))
+    older = Recommendation.load(path)
+    assert older.pilot == make_pilot()
+    assert older.pilot.target < made.pilot.target
+    assert "98 % of its progress" in " ".join(str(older).split())
+    assert "90 % of its progress" in " ".join(str(made).split())
 
 
 def test_a_pilot_has_six_useful_stretches_at_least():

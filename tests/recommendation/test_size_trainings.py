@@ -118,3 +118,13 @@ def test_the_clock_gives_each_measurement_a_part_of_what_is_left():
     assert sum(late) == pytest.approx(10.0)
     now.now_s += 100.0
     assert (slow.left_s, slow.part_s(OTHER_SIZES)) == (0.0, 0.0)
+
+
+def test_what_was_overspent_counts_in_what_the_call_may_still_take():
+    now = Clock()
+    clock = BudgetClock(60.0, now)
+    now.now_s = 69.0  # Nothing is left, and the call is to end after 90 s.
+    clock.reserved_s = 12.0
+    assert clock.holds(20.0, share=1.5)
+    now.now_s = 71.0
+    assert not clock.holds(20.0, share=1.5)
