@@ -208,6 +208,14 @@ def row_shapes(source: Source, model: keras.Model) -> tuple[tuple[int, ...], ...
     return tuple(tuple(leaf.shape[1:]) for leaf in parts_of(known.rows))
 
 
+def batches_for(source: Source, model: keras.Model, rows: int) -> tf.data.Dataset:
+    """Return batches of as many rows: endless ones of a sample, those of a data function."""
+    known = rows_for(source, model)
+    if isinstance(known, SampleRows):
+        return known.batches(rows)
+    return called_for(known, model, rows)
+
+
 class DataEnded(Exception):
     """A data function that has fewer examples than a batch needs: so many `rows`."""
 
@@ -218,10 +226,7 @@ class DataEnded(Exception):
 
 def batch_of(source: Source, model: keras.Model, rows: int) -> Any:
     """Return a batch of as many rows, on the device."""
-    known = rows_for(source, model)
-    sampled = isinstance(known, SampleRows)
-    batches = known.batches(rows) if sampled else called_for(known, model, rows)
-    batch = next(iter(batches), None)
+    batch = next(iter(batches_for(source, model, rows)), None)
     found = 0 if batch is None else rows_of(batch)
     if found < rows:
         raise DataEnded(found)
