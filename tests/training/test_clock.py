@@ -81,7 +81,12 @@ def test_each_epoch_keeps_its_own_share():
     line.epoch(1, [(32, 0.5), (30, 0.5)], logs={"loss": float("nan")})
     first, second = line.clock.epochs
     assert (first.examples, first.batches, first.train_s, first.data_wait_s) == (62, 2, 2.0, 0.5)
-    assert (second.examples, second.batches, second.train_s) == (62, 2, 1.0)
+    assert (second.examples, second.batches, second.train_s, second.data_wait_s) == (
+        62,
+        2,
+        1.0,
+        0.5,
+    )
     assert first.metrics["loss"] == 0.5
     assert "per_class" not in first.metrics
     assert second.metrics["loss"] is None
