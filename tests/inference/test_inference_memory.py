@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import mlp
 
 from kbatch.errors import OutOfMemoryError
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
@@ -125,25 +124,6 @@ def wide():
     )
 
 
-def test_the_memory_of_an_uncompiled_model_grows_with_the_batch_in_a_worker():
-    model = wide()
-    before = model.get_weights()
-    found = measure_memory(
-        model,
-        inference_inputs(model),
-        (1, 64, 256, 100_000),
-        memory_limit_bytes=2**28,
-    )
-    assert found.limit_bytes == 2**28
-    assert found.notes == ()
-    peaks = [r.peak_bytes for r in found.records[:3]]
-    assert peaks == sorted(peaks)
-    assert peaks[2] - peaks[1] >= 0.9 * 192 * 16384 * 4
-    assert found.records[3].guarded
-    for now, then in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
-
-
 class Unknown(keras.layers.Layer):
     """A layer that cannot be read in another process."""
 
@@ -188,7 +168,7 @@ def test_a_limit_below_the_weights_is_refused():
 
 
 @pytest.mark.slow
-def test_20_of_20_real_ends_of_memory_are_survived():
+def test_10_of_10_real_ends_of_memory_are_survived():
     """Under a cap of 96 MiB: somewhat too large a batch raises, gross ones end the worker."""
     model = wide()
     inputs = inference_inputs(model)
@@ -196,22 +176,10 @@ def test_20_of_20_real_ends_of_memory_are_survived():
     survived = 0
     with WorkerProbes(load, 96 * 2**20) as probes:
         weights = probes.facts.variables_bytes
-        for size in (1600, 1800, 2500, 20_000, 100_000) * 4:
+        for size in (1600, 1800, 2500, 20_000, 100_000) * 2:
             records = ascend(
                 probes, (1, size), limit_bytes=96 * 2**20, held_bytes=weights, guard_share=1e9
             )
             outcomes = [r.outcome for r in records]
             survived += outcomes == ["fits", "out_of_memory"]
-    assert survived == 20
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_fine_too():
-    model = mlp()
-    found = measure_memory(
-        model,
-        inference_inputs(model),
-        (1, 8),
-        memory_limit_bytes=2**28,
-    )
-    assert [r.outcome for r in found.records] == ["fits", "fits"]
+    assert survived == 10

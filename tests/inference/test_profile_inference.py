@@ -155,16 +155,26 @@ def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
 
 def test_memory_that_ran_out_leaves_the_size_out_of_the_timing():
     layers = keras.layers
-    model = keras.Sequential(
+    model = keras.Sequential(  # Activations of 64 KiB an example.
         [layers.Input((8,)), layers.Dense(16384, activation="relu"), layers.Dense(1)]
     )
+    before = model.get_weights()
     found = profile(
-        model, batch_sizes=(1, 16, 100_000), measure_memory=True, memory_limit_bytes=2**27
+        model,
+        batch_sizes=(1, 128, 100_000),
+        measure_memory=True,
+        memory_limit_bytes=2**28,
     )
     last = found.timings[-1]
     assert (last.batch_size, last.outcome) == (100_000, "not_run")
     assert "80%" in last.reason
-    assert found.predict_memory_bytes(100_000) > 2**27
+    assert found.memory[-1].guarded
+    assert found.predict_memory_bytes(100_000) > 2**28
+    assert (found.memory_limit_bytes, found.notes) == (2**28, ())
+    one, many = (record.peak_bytes for record in found.memory[:2])
+    assert many - one >= 0.9 * 127 * 16384 * 4
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
 
 
 def test_want_of_memory_in_a_call_is_a_result():
@@ -272,7 +282,7 @@ def test_a_target_below_one_example_says_the_smallest_reachable():
 
 def test_as_many_calls_are_kept_as_a_high_quantile_needs():
     found = profile(
-        call_paths=lambda batch: batch, quantile=0.999, batch_sizes=(1, 8), time_budget_s=2.0
+        call_paths=lambda batch: batch, quantile=0.999, batch_sizes=(1, 8), time_budget_s=1.0
     )
     for timing in found.timings:
         assert timing.latency_bound(0.999).missing_calls == 0
