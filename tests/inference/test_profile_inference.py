@@ -31,12 +31,12 @@ def whole(tmp_path_factory):
     found = kbatch.profile_inference(
         model,
         X,
-        batch_sizes=(1, 8, 64, 256),
+        batch_sizes=(1, 8, 64),
         call_paths=("compiled", "predict"),
         dtype_policies=("float32", "bfloat16"),
         latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
         quantile=np.float64(0.95),
-        time_budget_s=np.float32(15.0),
+        time_budget_s=np.float32(10.0),
         memory_limit_bytes=np.int64(2**28),
         on_progress=told.append,
     )
@@ -54,7 +54,7 @@ def test_every_path_and_policy_has_a_record_a_size(whole):
     assert found.series == tuple(
         (path, policy) for policy in ("float32", "bfloat16") for path in ("compiled", "predict")
     )
-    assert [t.batch_size for t in found.timings] == [1, 8, 64, 256] * 4
+    assert [t.batch_size for t in found.timings] == [1, 8, 64] * 4
     for timing in found.timings:
         if timing.measured:
             assert timing.first_call_s > 0
@@ -70,7 +70,7 @@ def test_every_path_and_policy_has_a_record_a_size(whole):
 def test_memory_was_measured_for_each_policy_and_size(whole):
     found, _ = whole
     assert {(m.dtype_policy, m.batch_size) for m in found.memory} == {
-        (policy, size) for policy in ("float32", "bfloat16") for size in (1, 8, 64, 256)
+        (policy, size) for policy in ("float32", "bfloat16") for size in (1, 8, 64)
     }
     assert all(m.outcome == "fits" and m.peak_bytes > 0 for m in found.memory)
     assert found.memory_limit_bytes == 2**28
@@ -86,7 +86,7 @@ def test_the_change_of_the_outputs_stands_beside(whole):
 def test_a_loose_target_is_verified_by_fresh_calls(whole):
     found, _ = whole
     answer = found.batch_for(latency_ms=10_000)
-    assert (answer.batch_size, answer.verified) == (256, True)
+    assert (answer.batch_size, answer.verified) == (64, True)
     assert not found.batch_for(latency_ms=9_000, quantile=0.5).verified
     (check,) = found.checks
     assert len(check.latencies_s) >= 59
@@ -99,10 +99,10 @@ def test_it_tells_what_happens(whole):
         "memory of batch 8 under bfloat16: ",
         "compiled under float32, batch 1",
         "round 1: ",
-        "checked batch 256",
+        "checked batch 64",
     ):
         assert any(line.startswith(words) for line in told), words
-    assert any(line.endswith(" of at most 9 s") for line in told)
+    assert any(line.endswith(" of at most 6 s") for line in told)
     assert found.environment.versions["keras"] == keras.__version__
     assert found.twin.batch_size == 8
 
