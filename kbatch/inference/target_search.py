@@ -33,7 +33,7 @@ _LONGER, _MOST_LONGER = 2, 4
 # More missing calls than this many first looks have are not worth a number.
 _MOST_MISSING = 100
 # Where no hiccup was seen yet, it is taken to slow so many calls in a row.
-_UNSEEN_RUN = 1.5
+_UNSEEN_RUN = 2.0
 # How often all looks of a search together may verify a size that does not keep to the target.
 _WRONG = 0.05
 
@@ -220,8 +220,8 @@ class LatencyTargetSearch:
                 again += int(np.sum(slow[:-1] & slow[1:]))
                 ended += int(np.sum(slow[:-1] & ~slow[1:]))
         seen = _Hiccups(*(sum(values) for values in zip(*counts, strict=True)))
-        # Two more that go on: few hiccups may all have been short.
-        return seen, 1 + (again + 2) / max(1, ended) if seen.slow else _UNSEEN_RUN
+        # Four more that go on: few hiccups may all have been short.
+        return seen, 1 + (again + 4) / max(1, ended) if seen.slow else _UNSEEN_RUN
 
 
 def keeps_to(

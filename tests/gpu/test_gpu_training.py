@@ -57,18 +57,21 @@ def test_a_trial_that_runs_out_halves_its_micro_batch(limited, tmp_path, record_
     size = 1024 if limited.on_gpu else 512
     held = []
 
-    class TakesHalf(keras.callbacks.Callback):
-        """Takes half of the memory when training begins, wherever the size was looked for."""
+    # What fits whole, or half of a batch that does not, takes at least 0.45 of the memory.
+    taken = 0.6 if limited.on_gpu else 0.5
+
+    class TakesMemory(keras.callbacks.Callback):
+        """Takes memory when training begins, wherever the size was looked for."""
 
         def on_train_begin(self, logs=None):
             if not held:
-                held.append(tf.zeros([limited.limit_bytes // 2 // 4]))
+                held.append(tf.zeros([int(taken * limited.limit_bytes / 4)]))
 
     study = search(
         tmp_path,
         limited.width,
         (size,),
-        callbacks=[TakesHalf()],
+        callbacks=[TakesMemory()],
         micro_batch_size="auto",
         dtype_policy="float32",
         memory_limit_bytes=limited.limit_bytes,
@@ -78,7 +81,7 @@ def test_a_trial_that_runs_out_halves_its_micro_batch(limited, tmp_path, record_
     assert len(held) == 1
     assert (run.status, run.batch_size_seen) == ("completed", size)
     assert any("ran out in training" in note for note in run.notes)
-    assert run.micro_batch_size <= size // 4
+    assert run.micro_batch_size <= size // (2 if limited.on_gpu else 4)
 
 
 @pytest.mark.parametrize("isolate", [False, True], ids=["in one process", "isolated"])

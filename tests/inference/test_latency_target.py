@@ -64,7 +64,7 @@ def test_the_answer_keeps_to_the_target_and_is_near_the_largest(seed, spread, fi
 
 def test_a_right_fit_needs_one_check():
     tries = Machine(spread=0.0).search()
-    assert [(t.batch_size, t.keeps, len(t.latencies_s)) for t in tries] == [(13, True, 104)]
+    assert [(t.batch_size, t.keeps, len(t.latencies_s)) for t in tries] == [(13, True, 138)]
 
 
 @pytest.mark.parametrize("drift", [0.1, 0.3])
@@ -97,22 +97,22 @@ def test_too_few_calls_keep_to_no_target():
 def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
     tries = Machine(spread=0.0, fit_error=1.3).search()
     assert not tries[0].keeps
-    assert len(tries[0].latencies_s) == 104
+    assert len(tries[0].latencies_s) == 138
     slow = iter([True] + [False] * 1000)
     machine = Machine(spread=0.0)
     machine.call = lambda size, calls: [0.03 if next(slow) else 0.019 for _ in range(calls)]
     (found,) = machine.search(more_time=False)
-    assert (found.keeps, len(found.latencies_s)) == (True, 104 + 3 * 104)
+    assert (found.keeps, len(found.latencies_s)) == (True, 138 + 4 * 138)
 
 
-@pytest.mark.parametrize(("slow", "looks"), [(6, 2), (30, 1)])
+@pytest.mark.parametrize(("slow", "looks"), [(10, 2), (40, 1)])
 def test_short_calls_of_which_more_come_than_asked_for_may_all_make_up_for_slow_ones(slow, looks):
-    """A look has 91 calls: of 6 slow ones a second look may make up, of 30 no look may."""
+    """A look has 150 calls: of 10 slow ones a second look may make up, of 40 no look may."""
     calls = iter([0.0195] * slow + [0.01] * 1000)
     machine = Machine(spread=0.0)
-    machine.call = lambda size, count: [next(calls) for _ in range(91)]
+    machine.call = lambda size, count: [next(calls) for _ in range(150)]
     (found,) = machine.search(drift=0.2, more_time=False)
-    assert len(found.latencies_s) == 91 * looks
+    assert len(found.latencies_s) == 150 * looks
     assert found.keeps == (looks == 2)
     assert found.missing_calls is None
 
