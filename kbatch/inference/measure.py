@@ -395,6 +395,7 @@ def verify_target(
             confidence=one.confidence,
             calls_a_hiccup=one.calls_a_hiccup,
             missing_calls=one.missing_calls,
+            withdrawn=search.is_withdrawn(one),
         )
         for one in search.tries
     )

@@ -470,10 +470,11 @@ def _bounds_by_checks(
 
     The largest size that kept to a target as strict or stricter is the least. A stricter target has
     no larger size than the one that was found for a looser one, and none from the smallest size on
-    that missed it. A check that lacks calls for a verification says nothing.
+    that missed it. A check that lacks calls for a verification, or was withdrawn, says nothing.
     """
     stricter = [c for c in checks if c.latency_ms <= latency_ms and c.quantile >= quantile]
     looser = [c for c in checks if c.latency_ms >= latency_ms and c.quantile <= quantile]
-    missed = [c for c in looser if not (c.best or c.verified or c.missing_calls is not None)]
+    unsure = [c for c in looser if c.withdrawn or c.missing_calls is not None]
+    missed = [c for c in looser if not (c.best or c.verified or c in unsure)]
     most = [*(c.batch_size for c in looser if c.best), *(c.batch_size - 1 for c in missed)]
     return max((c.batch_size for c in stricter if c.verified), default=0), min(most, default=None)

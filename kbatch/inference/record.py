@@ -182,6 +182,8 @@ class TargetCheck:
         calls_a_hiccup: Calls in a row that a hiccup of the machine slowed, on average.
         missing_calls: Calls that are missing for sure knowledge of a size whose calls may yet keep
             to the target; None where it is verified or has missed the target.
+        withdrawn: Whether these calls kept to the target, and calls of later sizes showed that
+            hiccups of the machine are too frequent for that to hold.
     """
 
     call_path: str
@@ -195,6 +197,7 @@ class TargetCheck:
     confidence: float = 0.95
     calls_a_hiccup: float = 1.0
     missing_calls: int | None = None
+    withdrawn: bool = False
 
     def __post_init__(self) -> None:
         calls_for_quantile(self.quantile)  # Raises where it is none.
@@ -204,7 +207,8 @@ class TargetCheck:
     @property
     def verified(self) -> bool:
         """Whether they keep to the target with that confidence, and with that room."""
-        return self.missing_calls is None and keeps_to(
+        unsure = self.withdrawn or self.missing_calls is not None
+        return not unsure and keeps_to(
             self.latencies_s,
             self.latency_ms / 1000,
             quantile=self.quantile,

@@ -134,19 +134,15 @@ class LatencyTargetSearch:
 
     @property
     def best(self) -> TargetTry | None:
-        """The largest size that kept to the target, None if none did.
-
-        It does not stand where hiccups were too frequent by the end: later calls of other sizes
-        count too.
-        """
-
-        def stands(one: TargetTry, own: list[Sequence[float]]) -> bool:
-            everywhere, run = self._hiccups(own)
-            return one.keeps and everywhere.are_rare(self._quantile, one.confidence, run)
-
-        called = self._stretches[self._earlier :]
-        kept = [one for one, own in zip(self.tries, called, strict=False) if stands(one, own)]
+        """The largest size that kept to the target, None if none did."""
+        kept = [one for one in self.tries if one.keeps and not self.is_withdrawn(one)]
         return max(kept, key=lambda one: one.batch_size, default=None)
+
+    def is_withdrawn(self, one: TargetTry) -> bool:
+        """Return whether a size kept to the target, and calls after it showed too many hiccups."""
+        own = self._stretches[self._earlier + self.tries.index(one)]
+        everywhere, run = self._hiccups(own)
+        return one.keeps and not everywhere.are_rare(self._quantile, one.confidence, run)
 
     @property
     def _confidence(self) -> float:
@@ -208,7 +204,7 @@ class LatencyTargetSearch:
         if not delay_s > 0:
             return _Hiccups(0, 0, 0), _UNSEEN_RUN
         counts, again, ended = [], 0, 0
-        for stretches in self._stretches:
+        for stretches in filter(None, self._stretches):  # The next size may not be called yet.
             usual_s = float(np.median(np.concatenate(stretches)))
             if math.isinf(usual_s):
                 continue  # Calls that could not be made say nothing of hiccups.

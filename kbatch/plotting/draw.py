@@ -108,7 +108,7 @@ def points(
     zorder: float = 2,
 ) -> None:
     """Draw marks with an edge that keeps them apart."""
-    if line == "none" and covered(places):
+    if line == "none" and covered(len(places)):
         cells = np.stack([_cells(panel.xaxis, places), _cells(panel.yaxis, values)])
         kept = np.sort(np.unique(cells, axis=1, return_index=True)[1])
         places, values = np.asarray(places)[kept].tolist(), np.asarray(values)[kept].tolist()
@@ -133,7 +133,7 @@ def bars(
 ) -> None:
     """Draw the intervals that there are as upright bars, or across."""
     spans = [(x, *b) for x, b in zip(places, bounds, strict=False) if b is not None]
-    if covered(spans):
+    if covered(len(spans)):
         cells = _cells(panel.yaxis if across else panel.xaxis, [x for x, *_ in spans])
         ordered = sorted(
             zip(cells.tolist(), spans, strict=True), key=lambda one: (one[0], one[1][1])
@@ -150,9 +150,9 @@ def bars(
         lines(*zip(*spans, strict=True), color=color, linewidth=1.6, alpha=0.55)
 
 
-def covered(marks: Sequence[object]) -> bool:
+def covered(marks: int) -> bool:
     """Return whether there are so many marks that those covering each other are drawn once."""
-    return len(marks) > _MOST_MARKS
+    return marks > _MOST_MARKS
 
 
 def _cells(axis: Axis, values: Sequence[float]) -> np.ndarray:

@@ -320,6 +320,8 @@ _MOST_ROUNDS = 9
 _STEPS, _EPOCHS = 8, 5
 # Batches of an epoch that is cut short, at the least.
 _FEWEST_BATCHES = 8
+# So many times as long as an epoch may last until it is cut is too long to start one again.
+_SLOW_START = 3
 
 
 def time_fit(
@@ -329,6 +331,7 @@ def time_fit(
     held = {size: batch_of(source, model, size) for size in sizes}
     longest_s = budget_s / (3 * _MOST_ROUNDS * len(sizes))
     given: Any = data.x
+    ends_s: dict[int, float] = {}
 
     def turn(size: int) -> "tuple[float, EpochWatch]":
         step.restore()
@@ -339,8 +342,8 @@ def time_fit(
             times_s.append(time.perf_counter() - began_s)
         # The first epochs start slowly: the last one counts.
         watch = epochs_of(size, None, _EPOCHS, longest_s)
-        if not watch.whole:  # What was cut short lacks its end, which an epoch of two batches has.
-            watch.end_s = epochs_of(size, 2 * steps_at_once(model), 2, math.inf).end_s
+        if not watch.whole:
+            watch.end_s = ends_s.get(size, watch.end_s)
         return statistics.median(times_s), watch
 
     def epochs_of(size: int, most: int | None, epochs: int, longest_s: float) -> "EpochWatch":
@@ -362,7 +365,11 @@ def time_fit(
 
     with borrowed_step(model, held[sizes[0]]) as step:
         for size in sizes:
-            turn(size)  # Traces what is new.
+            _, watch = turn(size)  # Traces what is new.
+            # What is cut short lacks its end, which an epoch of two batches has. Data that start
+            # slowly are not started again for it.
+            if not watch.whole and watch.epoch_s < _SLOW_START * longest_s:
+                ends_s[size] = epochs_of(size, 2 * steps_at_once(model), 2, math.inf).end_s
         found = interleaved(
             {str(size): lambda size=size: turn(size) for size in sizes},
             until_s=time.perf_counter() + budget_s,

@@ -239,7 +239,7 @@ class FitTime:
         step_times_s: Seconds of the train step on a batch at hand, a value a round.
         batch_times_s: Seconds from batch to batch in `fit`, a value a round.
         epoch_times_s: Seconds that an epoch took beside its batches: to start, until the first
-            batch, and to end where it was not cut short.
+            batch, and to end.
         epoch_batches: Batches of a whole epoch; None where that is not known.
     """
 

@@ -8,7 +8,7 @@ import re
 import threading
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 SCHEMA_VERSION = 1
@@ -157,12 +157,26 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
         return _union_decoder(arguments)
     if origin is tuple:
         item_of = _decoder(arguments[0])
+        if arguments[0] is float:
+            # Not number by number where all are alike: a study holds a million of these.
+            return lambda value: (
+                tuple(value)
+                if set(map(type, _plain(list, value))) == {float} and _in_range(value)
+                else tuple(map(item_of, value))
+            )
         return lambda value: tuple([item_of(item) for item in _plain(list, value)])
     if origin is not None:
         item_of = _decoder(arguments[1])
+        if arguments[1] == float | None:
+            return lambda value: (
+                value
+                if set(map(type, _plain(dict, value).values())) == {float}
+                and _in_range(value.values())
+                and "".join(value).isprintable()
+                else {printable(key): item_of(item) for key, item in value.items()}
+            )
         return lambda value: {
-            key if key.isprintable() else printable(key): item_of(item)
-            for key, item in _plain(dict, value).items()
+            printable(key): item_of(item) for key, item in _plain(dict, value).items()
         }
     if kind in (int, float):
         # The most frequent values by far.
@@ -172,6 +186,11 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
             else _plain(kind, value)
         )
     return functools.partial(_plain, kind)
+
+
+def _in_range(numbers: Collection[float]) -> bool:
+    total = sum(numbers)  # NaN where one is.
+    return total == total and min(numbers) >= -LARGEST_NUMBER and max(numbers) <= LARGEST_NUMBER
 
 
 def _union_decoder(kinds: tuple[typing.Any, ...]) -> Callable[[typing.Any], typing.Any]:

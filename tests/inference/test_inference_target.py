@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -110,6 +111,28 @@ def test_checks_go_on_while_there_is_time_and_record_the_room(time_budget_s, mos
     assert len(found.checks) <= most
     assert {check.drift for check in found.checks} == {0.2}
     assert any("No batch size was verified" in note for note in found.notes) == (most == 1)
+
+
+@pytest.mark.parametrize("scale", [0.85, 1.0, 1.5, 2.0])
+def test_a_search_whose_time_is_spent_ends_after_one_check(scale):
+    """Also where the check would have led to another size."""
+    profile = make_profile(*(make_timing(size, scale=scale) for size in (1, 8, 64)))
+    found = verified(profile, Sweep(target_ms=5.0, time_budget_s=0.0))
+    assert len(found.checks) == 1
+    assert found.checks[0].verified == found.checks[0].best == (scale >= 1)
+
+
+def test_a_verdict_that_was_withdrawn_is_no_verdict():
+    profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
+    found = verified(profile, Sweep(target_ms=5.0))
+    (check,) = found.checks
+    assert check.verified
+    assert not dataclasses.replace(check, withdrawn=True).verified
+    # It bounds no answer either: those of a looser and of a stricter target are the fit's.
+    checks = (dataclasses.replace(check, withdrawn=True, best=False),)
+    for latency_ms in (4.0, 5.0, 6.0):
+        answer = dataclasses.replace(profile, checks=checks).batch_for(latency_ms=latency_ms)
+        assert answer == profile.batch_for(latency_ms=latency_ms)
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,7 @@ def test_a_verified_size_stands_unless_calls_of_a_later_one_had_many_hiccups(slo
         search.tell(list(later) if search.tries else [0.009] * look.calls)
     assert [one.keeps for one in search.tries][:2] == [True, False]
     assert (search.best is search.tries[0]) == stands
+    assert search.is_withdrawn(search.tries[0]) == (not stands)
 
 
 def test_each_look_of_a_search_has_a_share_of_the_five_percent():

@@ -1,9 +1,12 @@
 """Thousands of marks: those that cover each other are drawn once, and no other is left out."""
 
 import numpy as np
+import pytest
+from records_factory import make_study, make_trial
 
 from kbatch.plotting import draw
 from kbatch.plotting.canvas import detached_axes
+from kbatch.study.figures.trials import trials_info
 
 
 def drawn(count, *, apart=1.0):
@@ -36,3 +39,22 @@ def test_a_bar_covers_all_those_that_it_stands_for():
 def test_of_a_few_hundred_marks_each_is_drawn():
     marks, spans = drawn(200)
     assert len(marks) == len(spans) == 401
+
+
+@pytest.mark.parametrize("policies", [1, 2])
+def test_the_note_stands_where_marks_of_a_series_are_so_many(policies):
+    """Of 600 trials of one series some are left out, of two series of 300 none."""
+    study = make_study(
+        *(
+            make_trial(
+                16 * 2 ** (number % 4),
+                trial_id=f"{number:04d}",
+                hyperparameters={"rate": number},
+                dtype_policy=("float32", "mixed_float16")[number % policies],
+            )
+            for number in range(600)
+        )
+    )
+    info = trials_info(study)
+    assert len(info.series) == policies
+    assert (draw.COVERED_NOTE in info.notes) == (policies == 1)

@@ -82,20 +82,32 @@ def test_the_pauses_of_bursts_are_in_the_time_of_a_batch():
 
 
 class SlowEnds(keras.Sequential):
-    """Epochs that start in 2 s, make three batches in 1 s each and end in half a second."""
+    """Epochs that start in some seconds, make three batches of 1 s and end in half a second."""
+
+    start_s = 0.01
+    fits = 0
 
     def fit(self, x, y, *, batch_size, callbacks, **_):
         (watch,) = callbacks
         watch.whole = len(x) <= 2 * batch_size
-        watch.times_s = [0.0, 3.0, 4.0, 5.0, 5.5 if watch.whole else 5.0]
+        times_s = (1.0, 2.0, 3.0, 3.5 if watch.whole else 3.0)
+        watch.times_s = [0.0, *(self.start_s + at_s for at_s in times_s)]
         watch.end_s = watch.times_s[-1] - watch.times_s[-2]
+        self.fits += 1
 
 
-def test_an_epoch_that_was_cut_short_has_the_end_of_a_whole_one():
+@pytest.mark.parametrize(("start_s", "epoch_s", "more"), [(0.01, 0.51, 2), (2.0, 2.0, 0)])
+def test_an_epoch_that_was_cut_short_has_the_end_of_a_whole_one_where_that_starts_soon(
+    start_s, epoch_s, more
+):
     model = SlowEnds([keras.layers.Input((8,)), keras.layers.Dense(3)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    for one in timed(model, *models.rows(EXAMPLES)):
-        assert set(one.epoch_times_s) == {2.5}
+    model.start_s = start_s
+    found = timed(model, *models.rows(EXAMPLES), sizes=(2, 4))
+    for one in found:
+        assert one.epoch_times_s == pytest.approx([epoch_s] * len(one.epoch_times_s))
+    # Once to trace a size, and once a round; the end of a whole epoch is read once a size.
+    assert model.fits == more + sum(1 + len(one.step_times_s) for one in found)
 
 
 def test_the_wait_for_data_is_seen(model):

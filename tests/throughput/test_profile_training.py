@@ -77,10 +77,17 @@ def test_a_batch_is_cut_into_micro_batches_of_each_size():
     assert not found.memory_bytes
 
 
-@pytest.mark.parametrize("form", ["dataset", pytest.param("unbatched", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "form",
+    ["function", *(pytest.param(f, marks=pytest.mark.slow) for f in ("dataset", "unbatched"))],
+)
 def test_data_come_in_every_form(form):
     data = tf.data.Dataset.from_tensor_slices(DATA)
-    given = data.batch(10) if form == "dataset" else data
+    given = {
+        "dataset": data.batch(10),
+        "unbatched": data,
+        "function": lambda size: data.repeat().batch(size),
+    }[form]
     found = kbatch.profile_training(models.mlp, given, batch_sizes=(4, 16), **QUICK)
     assert [p.outcome for p in found.points] == ["measured", "measured"]
 

@@ -116,7 +116,8 @@ def trials_info(study: Study) -> TrialsInfo:
         )
         notes.append(f"{who}: {bars}")
     completed = [point for point in points.values() if point.status == "completed"]
-    if draw.covered(completed):
+    ended = {point.trial_id for point in completed}
+    if any(draw.covered(len(ended & set(s.trial_ids))) for s in series if not s.joined):
         notes.append(draw.COVERED_NOTE)
     if completed and not all(one.joined for one in series):
         combinations, differ = len({p.settings for p in points.values()}), names.hyperparameters
