@@ -89,7 +89,7 @@ def examination_text(examination: "Examination") -> str:
     if missing:
         lines.append(f"\nmissing: {', '.join(missing)}")
         if examination.environment is None:
-            lines.append("Devices, memory and speed are examined once that is mended.")
+            lines.append("Devices, memory and speed are examined once that is fixed.")
     else:
         lines.append("\nnothing that is needed is missing")
     return "\n".join(lines)

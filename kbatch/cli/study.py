@@ -64,7 +64,7 @@ def add_plot(commands: Any) -> None:
         "--target",
         type=float,
         metavar="VALUE",
-        help="for time-to-target, the value of the metric to come to (that of StopAtTarget)",
+        help="for time-to-target, value of the metric to reach (default: that of StopAtTarget)",
     )
     plot.add_argument(
         "--width",

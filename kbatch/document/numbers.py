@@ -87,7 +87,7 @@ def count_range(numbers: Iterable[int], noun: str) -> str:
 
 
 def shortened(text: str, characters: int) -> str:
-    """Cut a text that is too long, and marks the cut.
+    """Cut a text that is too long, and mark the cut.
 
     >>> shortened("learning_rate", 9)
     'learning…'

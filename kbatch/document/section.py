@@ -134,6 +134,6 @@ def versions_text(environment: EnvironmentRecord | None) -> list[str]:
 
 
 def one_line(text: str, most_characters: int = 300) -> str:
-    """Brings a message on one line and shortens what is too long to read."""
+    """Bring a message onto one line and shorten it."""
     words = " ".join(text.split())
     return words if len(words) <= most_characters else f"{words[: most_characters - 1]}…"

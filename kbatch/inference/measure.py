@@ -186,7 +186,7 @@ def profile_inference(
             a CPU half of what the host and its control group leave.
         bulk_examples: Examples of a bulk call of "predict", which runs no larger batches.
         seed: Seed of the order within rounds.
-        on_progress: Receives lines that tell what happens.
+        on_progress: Receives progress messages.
 
     Returns:
         The profile.

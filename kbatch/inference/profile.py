@@ -282,8 +282,8 @@ class InferenceProfile(SavedRecord, ShownRecord):
     def _answer(self, found: BatchAnswer, reason: str) -> InferenceAnswer:
         if found.batch_size is None:
             raise ValueError(
-                "The measurements do not tell this batch size: their noise hides how the time "
-                "grows. Measure larger batch sizes, or longer. "
+                "This batch size cannot be determined: the noise of the measurements hides how "
+                "the time grows. Measure larger batch sizes, or longer. "
                 f"Received: interval={found.interval}."
             )
         if found.extrapolated:

@@ -134,7 +134,7 @@ def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) 
         *unsettled_lines(profile),
         *left_out_lines(profile),
         *([_CLOCKS_DIFFER.format(clocks)] if clocks else []),
-        f"answers are those of {path} under {policy}",
+        f"answers refer to {path} under {policy}",
         *(f"note: {note}" for note in profile.notes),
     ]
 

@@ -1,4 +1,4 @@
-"""The experiment that tells whether the input pipeline or the train step limits training."""
+"""Measure whether the input pipeline or the train step limits training."""
 
 import dataclasses
 import functools

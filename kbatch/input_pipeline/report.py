@@ -141,7 +141,7 @@ def headline(profile: InputPipelineProfile) -> str:
         )
     if profile.verdict == "compute-bound":
         waits = (profile.wait_share or 0) > _MUCH_WAITING
-        tail = ", though it is not done beside the step: see the waiting below" if waits else ""
+        tail = ", though it does not overlap with the step: see the waiting below" if waits else ""
         return f"the pipeline keeps up with the train step{tail}."
     if profile.disturbed:
         alone = {
@@ -156,15 +156,15 @@ def headline(profile: InputPipelineProfile) -> str:
         )
     if not profile.is_even:
         return (
-            "the batches come unevenly, and what was read does not tell their rate in the long "
-            "run: give a larger `budget_s`."
+            "the batches come unevenly, and too little was read to know the long-run rate: give a "
+            "larger `budget_s`."
         )
     ratio, long_run = profile.ratio, profile.long_run_ratio
     if ratio is None or ratio.interval is None:
         return "too few rounds for an interval: give a larger `budget_s`."
     low, high = ratio.interval.low, ratio.interval.high
     if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
-        return "pipeline and train step are as fast as each other within 5 %."
+        return "pipeline and train step are equally fast within 5 %."
     found = f"the rates' ratio is {readable(ratio.value)}{_between(ratio.interval)}"
     more = "give a larger `budget_s`, or an idle machine."
     if long_run is not None and (low > CLOSEST_RATIO or high < 1 / CLOSEST_RATIO):

@@ -45,7 +45,7 @@ def find_max_batch_size(
     """Find the largest batch whose memory lies in a window below the limit.
 
     Real train steps are run in a worker process, five at each size, and TensorFlow's allocator
-    tells their peak. The size that is returned was run, once more in a fresh process and after
+    reports their peak. The size that is returned was run, once more in a fresh process and after
     other sizes. On a CPU the worker's allocator gets the limit, and runs out as a GPU's does.
 
     Example:

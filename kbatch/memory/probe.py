@@ -205,7 +205,7 @@ class ProcessProbes:
         return reading
 
     def renew(self) -> bool:
-        """Cannot start afresh."""
+        """Return False: this process cannot be restarted."""
         return False
 
 

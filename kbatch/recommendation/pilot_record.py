@@ -90,7 +90,7 @@ class PilotRecord:
 
     @property
     def updates(self) -> int:
-        """Update that it made."""
+        """Number of updates made."""
         return sum(stretch.updates for stretch in self.stretches)
 
     @property
@@ -104,7 +104,7 @@ class PilotRecord:
 
     @property
     def useful_updates(self) -> int:
-        """Update of these stretches."""
+        """Number of updates in these stretches."""
         return sum(stretch.updates for stretch in self.useful)
 
     @property
@@ -119,7 +119,7 @@ class PilotRecord:
 
     @property
     def updates_to_target(self) -> int:
-        """Update until the loss was there, all where it did not fall."""
+        """Number of updates until the target was reached; all of them if the loss did not fall."""
         return sum(stretch.updates for stretch in self.stretches[: self._to_target])
 
     @functools.cached_property

@@ -42,12 +42,12 @@ _MEANINGS = {
         "the device would run faster on larger batches, but waste more of their examples{doubled}"
     ),
     INPUT: (
-        "the device waits for data, and a larger batch cannot change that. `kbatch input` tells "
+        "the device waits for data, and a larger batch cannot change that. `kbatch input` shows "
         "what can."
     ),
 }
 _EPOCHS = (
-    "the data are few, and each epoch takes {epoch} to start and end, whatever the batch. A "
+    "the data set is small, and each epoch takes {epoch} to start and end, whatever the batch. A "
     "`tf.data.Dataset` with `.repeat()`, and `steps_per_epoch` in `fit`, makes epochs longer."
 )
 # The columns of the table, on a page of text and in a report.
@@ -60,8 +60,8 @@ _COLUMNS = {
     "relative": "Relative time",
 }
 _LEARNING_RATE_COST = (
-    "Learning rate: not measured. If it is the best one, half of it needs 1.33 times the "
-    "updates, and twice of it makes no progress (McCandlish et al. 2018, section 2.2, for SGD)."
+    "Learning rate: not measured. If it is the best one, halving it needs 1.33 times the "
+    "updates, and doubling it makes no progress (McCandlish et al. 2018, section 2.2, for SGD)."
 )
 
 
@@ -226,7 +226,7 @@ def binding_line(found: Recommendation) -> list[str]:
     """Describe which limit binds and what that means; nothing where nothing was timed."""
     if len(found.binding) != 1:
         names = listed(found.binding) if found.binding else ""
-        line = f"Which limit binds is not clear: {names} lie too near each other for what was"
+        line = f"Which limit binds is not clear: {names} are too close to separate with what was"
         return [f"{line} measured."] if names else []
     (name,) = found.binding
     subject = f"The {name}" if name == INPUT else name.capitalize()
@@ -448,8 +448,8 @@ def _trained_line(found: Recommendation) -> str:
     loss = "held-out" if pilot.has_held_out else "training"
     return (
         f"Trained from the start to the pilot's {loss} loss, {readable(pilot.target or 0.0)}: "
-        f"{listed(runs[size] for size in sorted(runs))}. One run a size: another seed may need a "
-        f"tenth more or less, so the table weighs each with its neighbours.{ended}"
+        f"{listed(runs[size] for size in sorted(runs))}. One run a size: another seed may need "
+        f"10 % more or fewer updates, so the table averages each with its neighbours.{ended}"
     )
 
 

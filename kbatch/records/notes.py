@@ -31,7 +31,7 @@ class RunNote(str):
 
     @classmethod
     def of(cls, code: str, /, **values: Value) -> Self:
-        """Word a note."""
+        """Make a note from its code and values."""
         kind = _KINDS.get(code)
         # A newer kbatch may have written a code that this one does not know.
         text = kind.text(**values) if kind else f"{code}: {values}"

@@ -196,7 +196,7 @@ class _Processes:
         if status > 0:
             raise ChildProcessError(
                 f"Worker {name} ended with {_status_text(status)}, for the cause above, and all "
-                "others were ended: mend it, then run the same command again, and the search goes "
+                "others were ended: fix it, then run the same command again, and the search goes "
                 "on."
             )
         self._deaths[name] += 1
@@ -251,7 +251,7 @@ def _status_text(status: int) -> str:
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Ends in order also where a batch system terminates it or its terminal is closed."""
+    """End in order also where a batch system terminates it or its terminal is closed."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

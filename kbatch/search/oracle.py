@@ -216,7 +216,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
 
 def _with_direction(objective: Any) -> Any:
-    """Give the name of a Keras metric its direction; other names are left to keras-tuner."""
+    """Add the direction to a Keras metric's name; other names are left to keras-tuner."""
     # keras-tuner would build the metric, which takes the GPU.
     if isinstance(objective, list):
         return [_with_direction(part) for part in objective]

@@ -73,7 +73,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             for a `HyperModel.fit` that returns a number to minimise.
         strategy: Which trials to run: `"grid"` runs every combination of batch size and other
             hyperparameters, in an order that never changes. `"goodput"` times an update of each
-            size, trains a pilot, then only sizes that may be better by what these tell, and says
+            size, trains a pilot, then only sizes that may be better according to these, and says
             why it stopped; it needs `kbatch.StopAtTarget` and the objective
             `"seconds_to_target"`, or a metric as objective and a `kbatch.TimeBudget`.
         executions_per_trial: How many times each trial trains, each time with a seed of its own.

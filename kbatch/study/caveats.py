@@ -52,8 +52,8 @@ def _missing(study: Study) -> Iterator[Note]:
             texts.insert(
                 0,
                 f"Strategy goodput: {counted(len(tried), 'batch size')} of "
-                f"{len(record.batch_sizes)} had trials; what is known of {listed(left)} is the "
-                "model's, from their step times and the noise scale.",
+                f"{len(record.batch_sizes)} had trials; for {listed(left)} there is only the "
+                "model's estimate, from their step times and the noise scale.",
             )
         if record.extrapolated:
             sizes = listed(f"{size:,}" for size in record.extrapolated)
@@ -238,7 +238,7 @@ def _budget(study: Study) -> Iterator[Note]:
         yield _note(
             "budget to a target",
             f"Budget to a target: each execution trained {conditions.ends[0]}. Compare the "
-            "time and the updates that took: trials that reached it have like metrics by design."
+            "time and the updates it took: trials that reached it have similar metrics by design."
             f"{never}",
             _LEARNT,
         )
@@ -354,7 +354,7 @@ def _noise(study: Study) -> Iterator[Note]:
         yield _note(
             "noise scale",
             "The noise scale is that of each trial's final weights, and grows while a model "
-            "learns: it gives the order of a useful batch size, not a bound.",
+            "learns: it gives the order of magnitude of a useful batch size, not a bound.",
             ("noise_scale",),
         )
     optimizers = dict.fromkeys(e.optimizer for trial in measured for e in trial.executions)

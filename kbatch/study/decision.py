@@ -329,8 +329,8 @@ _SIZE_DECISIONS = {
         "better with a probability of {chance}"
     ),
     "tie": (
-        "Stopped: other batch sizes may be as good as {best}, and are hardly better: {rival} is by "
-        "more than 5 % with a probability of {chance}"
+        "Stopped: other batch sizes may be as good as {best}, and are hardly better: {rival} is "
+        "more than 5 % better with a probability of {chance}"
     ),
 }
 _ALL_TRIED = "Stopped: each batch size was tried, or is larger than one that could not be trained"

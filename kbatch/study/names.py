@@ -74,7 +74,7 @@ def outcome(trial: TrialRecord) -> str:
 
 
 def diverged(trial: TrialRecord) -> bool:
-    """Whether a trial failed because its loss did not stay finite."""
+    """Return whether a trial failed because its loss did not stay finite."""
     return trial.status == "failed" and any(e.diverged for e in trial.executions)
 
 
@@ -94,7 +94,7 @@ def metric_words(name: str) -> str:
 
 
 def is_fraction(name: str) -> bool:
-    """Whether a metric lies between 0 and 1 by its meaning, as an accuracy does."""
+    """Return whether a metric lies between 0 and 1 by its meaning, as an accuracy does."""
     return "acc" in name
 
 

@@ -84,7 +84,7 @@ def profile_training(
         memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on
             a CPU half of what the host and its control group leave.
         seed: Seed of the order within rounds.
-        on_progress: Receives lines that tell what happens.
+        on_progress: Receives progress messages.
 
     Returns:
         The profile.

@@ -150,7 +150,7 @@ def _fit(profile: TrainingProfile) -> str:
         f"{readable(1e3 * max(fit.per_example_s, 0.0))} ms x B"
     )
     if fit.holds is None:
-        return f"{line} (two sizes: whether it is a line cannot be told)."
+        return f"{line} (two sizes cannot show whether it is a line)."
     if fit.holds:
         return f"{line}."
     worst = percent(fit.line.departure.worst)

@@ -199,7 +199,9 @@ def time_updates(
         for config, blocks in rounds.blocks.items()
     )
     if apart:
-        notes.append(f"Sizes were timed at different clocks ({apart}): times differ by that too.")
+        notes.append(
+            f"Sizes were timed at different clocks ({apart}), which also affects their times."
+        )
     reason = None if found else "not even the smallest batch size could be run"
     return UpdateTimes(tuple(found), tuple(notes), reason)
 

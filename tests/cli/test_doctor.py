@@ -38,7 +38,7 @@ def test_each_finding_has_a_line_and_the_command_stands_below_it():
     assert lines[1].split() == ["missing", "tensorboard", "not", "installed"]
     assert lines[2].strip() == "$ pip install 'tensorboard>=2.20'"
     assert "missing: tensorboard" in lines
-    assert "once that is mended" in lines[-1]
+    assert "once that is fixed" in lines[-1]
 
 
 def test_it_says_when_nothing_is_missing():

@@ -24,7 +24,7 @@ def test_the_answers_are_lines_with_what_a_reader_must_know():
     assert "95 % interval" in lines[2]
     assert lines[-1] == "note: mind this"
     assert "noise floor (A/A test): 3 %" in lines
-    assert "answers are those of compiled under float32" in lines
+    assert "answers refer to compiled under float32" in lines
     assert "n/a" in inference_lines(profile, 0.1)[0]
     assert inference_lines(make_profile())[0].startswith("efficient")
 

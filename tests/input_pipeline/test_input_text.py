@@ -30,8 +30,8 @@ def test_the_verdict_comes_first_with_its_evidence():
     ("changed", "words"),
     [
         ({"pipeline": 2400, "step": 800, "wait_share": 0.02}, "the pipeline keeps up with the"),
-        ({"pipeline": 2400, "step": 800, "wait_share": 0.3}, "not done beside the step"),
-        ({"pipeline": 1000, "step": 1000}, "as fast as each other within 5 %"),
+        ({"pipeline": 2400, "step": 800, "wait_share": 0.3}, "does not overlap with the step"),
+        ({"pipeline": 1000, "step": 1000}, "equally fast within 5 %"),
         ({"pipeline": 800, "step": 2400, "together": 400}, "hold each other up, and not for want"),
         ({"pipeline": 800, "step": 2400}, "side by side it would be 800, one after the other 600"),
     ],

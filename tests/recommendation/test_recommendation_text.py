@@ -54,7 +54,7 @@ def test_the_first_line_is_the_answer():
         ({"input_rate": 5_000.0}, "The input pipeline binds: the device waits for data"),
         (
             {"noise_scale": 2000.0, "fit_times": make_fit_times(epoch_s=0.1)},
-            "binds: the data are few, and each epoch takes 100 ms to start and end",
+            "binds: the data set is small, and each epoch takes 100 ms to start and end",
         ),
         (
             {
@@ -199,7 +199,7 @@ def test_parts_and_other_learning_rates_are_said():
     assert found.micro_batch_size < found.batch_size
     text = flat(found)
     assert f"({found.batch_size // 64} to an update)" in text
-    assert "half of it needs 1.33 times the updates" in text
+    assert "halving it needs 1.33 times the updates" in text
 
 
 def test_of_arrays_fit_alone_shows_the_input():

@@ -40,7 +40,7 @@ def test_sizes_and_times_belong_together():
         (SizeDecision(32, "no target yet"), "32 comes next"),
         (SizeDecision(128, "gain", 64, 256, 0.4), "probability of 40 %"),
         (STOP, "no other batch size is likely to be as good as 64"),
-        (SizeDecision(None, "tie", 64, 128, 0.1), "128 is by more than 5 %"),
+        (SizeDecision(None, "tie", 64, 128, 0.1), "hardly better: 128 is more than 5 % better"),
         (SizeDecision(None, "all tried", 64), "could not be trained."),
         (SizeDecision(None, "all tried"), "could not be trained. None reached the target."),
         (SizeDecision(32, "given"), "32 comes first: it is the base batch size"),

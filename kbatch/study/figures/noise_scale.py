@@ -68,8 +68,8 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
             curves.append(NoiseCurve(size, trial.trial_id, runs, late))
     if not curves:
         raise ValueError(
-            "No noise scale was measured: it is where gradients are accumulated. Search with "
-            "`kbatch.BatchSizeHyperModel(..., micro_batch_size=n)`, n a part of the batch sizes. "
+            "No noise scale was measured: train longer, or give `micro_batch_size=n`, n a part of "
+            "the batch sizes, to `kbatch.BatchSizeHyperModel`. "
             f"Received: {counted(len(study.trials), 'trial')} without gradient moments."
         )
     return NoiseScaleInfo(

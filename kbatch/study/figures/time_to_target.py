@@ -168,7 +168,8 @@ def _fit_text(fit: StepsToTarget | None, met: int) -> str:
     if critical.value is None or critical.interval is None:
         bound = f", above {readable(critical.at_least)}" if critical.at_least else ""
         return f"{begun}; B_crit is larger than these batch sizes can tell{bound}."
-    doubt = " The trials leave this curve by more than their noise." if fit.holds is False else ""
+    deviates = " The trials deviate from this curve by more than their noise."
+    doubt = deviates if fit.holds is False else ""
     return (
         f"{begun}, S_min {readable(fit.fewest_steps)}, B_crit {readable(critical.value)} "
         f"({readable(critical.interval.low)} to {readable(critical.interval.high)}).{doubt}"
