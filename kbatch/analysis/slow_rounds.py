@@ -66,10 +66,10 @@ class _TwoGroups(NamedTuple):
         return _TwoGroups(centres, slower, spread, slow_spread, min(max(share, 0.001), 0.999))
 
 
-def calm_values(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
     """Leave out the times of slow rounds where two groups of rounds can be told apart.
 
-    >>> calm_values([[1.0, 1.9, 0.97, 1.05, 2.1], [2.0, 2.02, 3.9, 1.98, 4.1]])
+    >>> without_slow_rounds([[1.0, 1.9, 0.97, 1.05, 2.1], [2.0, 2.02, 3.9, 1.98, 4.1]])
     [(1.0, 0.97, 1.05), (2.0, 2.02, 1.98)]
     """
     everything = [tuple(group) for group in groups]

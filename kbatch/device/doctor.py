@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kbatch.document.numbers import counted, gibibytes
+from kbatch.document.numbers import gibibytes, pluralize
 from kbatch.records.environment import EnvironmentRecord
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ def _no_gpu(reading: NvidiaReading) -> Finding:
         return Finding("GPU", "warning", text, "docker run --gpus all IMAGE")
     if reading.pci_gpus:
         text = (
-            f"{counted(reading.pci_gpus, 'NVIDIA GPU')} in this machine, but NVIDIA's driver is "
+            f"{pluralize(reading.pci_gpus, 'NVIDIA GPU')} in this machine, but NVIDIA's driver is "
             "not loaded: install it and restart; until then training runs on the CPU"
         )
         return Finding("GPU", "warning", text)
@@ -398,7 +398,7 @@ def _nvml_finding(reading: NvidiaReading) -> Finding:
             text = f"utilisation, power and memory of the GPU cannot be read: {reading.nvml_error}"
             return Finding("NVML", "warning", text)
         return Finding("NVML", "ok", f"not available, as without a GPU ({reading.nvml_error})")
-    text = f"shows {counted(len(reading.gpus), 'GPU')}"
+    text = f"shows {pluralize(len(reading.gpus), 'GPU')}"
     if reading.driver and reading.driver.version:
         text = f"{text}, driver {reading.driver.version}"
     if reading.driver and reading.driver.silent_gpus:
@@ -494,7 +494,7 @@ def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | No
 def cpu_finding(cpu_count: int, quota: float | None, load: float | None) -> Finding:
     """Judge the processors."""
     usable = cpu_count if quota is None else min(cpu_count, quota)
-    text = counted(cpu_count, "core")
+    text = pluralize(cpu_count, "core")
     if usable < cpu_count:
         text = f"{text}, of whose time the control group allows {usable:g}"
     if load is None:

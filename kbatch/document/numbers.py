@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterable
 
 
-def readable(value: float, digits: int = 3) -> str:
+def format_number(value: float, digits: int = 3) -> str:
     """Write a measured number with a few significant digits.
 
-    >>> readable(12345.6), readable(0.97222)
+    >>> format_number(12345.6), format_number(0.97222)
     ('12,300', '0.972')
     """
     if value == 0:
@@ -26,7 +26,7 @@ def setting(value: float) -> str:
     >>> setting(0.001), setting(0.00012345)
     ('0.001', '0.000123')
     """
-    mantissa, mark, exponent = readable(value).partition("e")
+    mantissa, mark, exponent = format_number(value).partition("e")
     return (mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa) + mark + exponent
 
 
@@ -41,7 +41,7 @@ def percent(share: float) -> str:
 
 def gibibytes(size_bytes: int) -> str:
     """Write a size in GiB."""
-    return f"{readable(size_bytes / 2**30)} GiB"
+    return f"{format_number(size_bytes / 2**30)} GiB"
 
 
 def memory_text(size_bytes: float) -> str:
@@ -53,23 +53,23 @@ def memory_text(size_bytes: float) -> str:
     power = min(4, max(0, (max(1, int(size_bytes)).bit_length() - 1) // 10))
     unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
     size = size_bytes / 2 ** (10 * power)
-    return f"{size:.0f} {unit}" if power == 0 else f"{readable(size)} {unit}"
+    return f"{size:.0f} {unit}" if power == 0 else f"{format_number(size)} {unit}"
 
 
-def listed(words: Iterable[str]) -> str:
+def join_words(words: Iterable[str]) -> str:
     """Join words as in a sentence.
 
-    >>> listed(["16", "32", "64"])
+    >>> join_words(["16", "32", "64"])
     '16, 32 and 64'
     """
     *head, last = words
     return f"{', '.join(head)} and {last}" if head else last
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Write a number with its noun.
 
-    >>> counted(1, "trial"), counted(1200, "trial")
+    >>> pluralize(1, "trial"), pluralize(1200, "trial")
     ('1 trial', '1,200 trials')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
@@ -83,7 +83,7 @@ def count_range(numbers: Iterable[int], noun: str) -> str:
     """
     ordered = sorted(numbers)
     low, high = ordered[0], ordered[-1]
-    return counted(low, noun) if low == high else f"{low:,} to {counted(high, noun)}"
+    return pluralize(low, noun) if low == high else f"{low:,} to {pluralize(high, noun)}"
 
 
 def shortened(text: str, characters: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from kbatch.document.numbers import gibibytes, listed, memory_text
+from kbatch.document.numbers import gibibytes, join_words, memory_text
 from kbatch.document.tables import Table
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.usage import GpuProcess
@@ -106,7 +106,7 @@ def neighbours_text(processes: Sequence[GpuProcess]) -> str:
         + ("an unknown part" if p.memory_bytes is None else memory_text(p.memory_bytes))
         for p in processes
     ]
-    return f"{who} memory of the GPU: {listed(named)}."
+    return f"{who} memory of the GPU: {join_words(named)}."
 
 
 def clocks_text(clocks: Iterable[tuple[str, float | None]]) -> str:

@@ -9,7 +9,14 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import median_interval
-from kbatch.document.numbers import count_range, counted, listed, memory_text, percent, readable
+from kbatch.document.numbers import (
+    count_range,
+    format_number,
+    join_words,
+    memory_text,
+    percent,
+    pluralize,
+)
 from kbatch.document.section import clocks_text, where_measured
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
@@ -165,15 +172,15 @@ def inference_alt_text(info: InferenceInfo) -> str:
     sizes = info.batch_sizes
     sentences = [
         f"Charts over batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, for "
-        f"{listed(one.label for one in info.series)}."
+        f"{join_words(one.label for one in info.series)}."
     ]
     for one in info.series:
         rate, time_ms, size = max(
             zip(one.rates, one.times_ms, (p.batch_size for p in one.points), strict=True)
         )
         sentences.append(
-            f"{one.label}: at most {readable(rate)} samples/s, at batch size {size:,}, which takes "
-            f"{readable(time_ms)} ms."
+            f"{one.label}: at most {format_number(rate)} samples/s, at batch size {size:,}, which "
+            f"takes {format_number(time_ms)} ms."
         )
     for name, answer in info.answers:
         unmeasured = ", which was not measured" if answer.extrapolated else ""
@@ -183,7 +190,7 @@ def inference_alt_text(info: InferenceInfo) -> str:
 
 def _brief_alt_text(profile: InferenceProfile, name: str) -> str:
     """Describe a figure whose numbers stand in the table of timings."""
-    series = listed(f"{path} under {policy}" for path, policy in profile.series)
+    series = join_words(f"{path} under {policy}" for path, policy in profile.series)
     return f"A chart: {TITLES[name].lower()}, for {series}. The table of timings has the numbers."
 
 
@@ -351,7 +358,10 @@ def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> A
     low, high = np.log2(panel.get_ylim())
     for ratio, place in label_places(ratios, _LABEL_SHARE * (high - low)):
         # A ratio between two ticks cannot be read off.
-        color, words = series_style(labels.index(ratio.label)).color, readable(ratio.times_as_fast)
+        color, words = (
+            series_style(labels.index(ratio.label)).color,
+            format_number(ratio.times_as_fast),
+        )
         draw.text(panel, words, (ratio.batch_size, place), (7, 0), ha="left", color=color)
     panel.set_ylabel(f"Times as fast as\n{labels[0]}")
     canvas.write_title(panel, info.name, columns=4, fewest=1)
@@ -515,7 +525,7 @@ def missing_notes(points: tuple[TailPoint, ...]) -> tuple[str, ...]:
     for quantile in sorted({point.quantile for point in points}):
         missing = [p for p in points if p.quantile == quantile and p.missing_calls]
         if missing:
-            sizes = listed(f"{p.batch_size:,}" for p in missing)
+            sizes = join_words(f"{p.batch_size:,}" for p in missing)
             most = max(p.missing_calls for p in missing)
             notes.append(
                 f"p{100 * quantile:g} at batch size {sizes} needs up to {most:,} more calls."
@@ -615,7 +625,7 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
     if beyond:
         farthest = max(beyond, key=lambda point: abs(point.deviation))
         note = (
-            f"{counted(len(beyond), 'round')} {'lies' if len(beyond) == 1 else 'lie'} beyond the "
+            f"{pluralize(len(beyond), 'round')} {'lies' if len(beyond) == 1 else 'lie'} beyond the "
             f"axis (triangles), the farthest at {100 * farthest.deviation:+.0f} %, batch size "
             f"{farthest.batch_size:,}"
         )

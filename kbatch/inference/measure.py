@@ -24,7 +24,7 @@ from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.device.memory import check_memory_limit, gpu_in_use, gpu_visible
 from kbatch.device.worker import UnsendableError
-from kbatch.document.numbers import counted, memory_text, readable
+from kbatch.document.numbers import format_number, memory_text, pluralize
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.call_paths import call_paths_of
@@ -230,7 +230,7 @@ def profile_inference(
                 rounds = sweep.each_round(read_clock=monitor.sample_clock)
                 for number, live in enumerate(rounds, start=1):
                     say(
-                        f"round {number}: {counted(len(live), 'setting')} to go on, "
+                        f"round {number}: {pluralize(len(live), 'setting')} to go on, "
                         f"{sweep.rounds.spent_s:.0f} of at most {plan.timing.time_budget_s:.0f} s"
                     )
             profile = InferenceProfile(
@@ -327,7 +327,7 @@ def _warm_up(sweep: InferenceSweep, memory: MemoryPass, say: Progress) -> None:
         if warm_up is None:
             say(f"{name}: out of memory")
             continue
-        say(f"{name}: {readable(1000 * warm_up.call_s)} ms after warming up")
+        say(f"{name}: {format_number(1000 * warm_up.call_s)} ms after warming up")
         if setting == Setting(*sweep.first_series, sweep.plan.batch_sizes[0]):
             check_reachable(sweep, setting)
 

@@ -20,7 +20,7 @@ from kbatch.analysis.scaling_curve import (
     fit_latency,
     knee_batch_size,
 )
-from kbatch.analysis.slow_rounds import calm_values
+from kbatch.analysis.slow_rounds import without_slow_rounds
 from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import MemoryFit, fit_memory
@@ -174,7 +174,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def _calm(self) -> Sequence[Sequence[float]]:
-        return calm_values([t.batch_times_s for t in self.answering])
+        return without_slow_rounds([t.batch_times_s for t in self.answering])
 
     @property
     def knee(self) -> InferenceAnswer:

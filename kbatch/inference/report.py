@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, Interval
 from kbatch.analysis.ratio import Ratio
-from kbatch.document.numbers import counted, listed, memory_text, percent, readable
+from kbatch.document.numbers import format_number, join_words, memory_text, percent, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.inference import figures
@@ -58,13 +58,15 @@ def _timing_table(profile: InferenceProfile) -> Table:
                 bound = timing.latency_bound(profile.quantile)
                 tail = f"needs {bound.missing_calls:,} more"
                 if bound.value is not None:
-                    tail = readable(1000 * bound.value)
-            cells += [Cell(readable(1000 * time_s), time_s), Cell(readable(rate), rate)]
-            cells += [Cell(tail), Cell(readable(timing.first_call_s or 0.0))]
+                    tail = format_number(1000 * bound.value)
+            cells += [Cell(format_number(1000 * time_s), time_s), Cell(format_number(rate), rate)]
+            cells += [Cell(tail), Cell(format_number(timing.first_call_s or 0.0))]
         peak = peaks.get((timing.dtype_policy, timing.batch_size))
         cells.append(Cell("n/a" if peak is None else memory_text(peak)))
         if copied:
-            cells.append(Cell("n/a" if timing.copy_s is None else readable(1000 * timing.copy_s)))
+            cells.append(
+                Cell("n/a" if timing.copy_s is None else format_number(1000 * timing.copy_s))
+            )
         rows.append(Row(" ".join(cell.text for cell in cells[:3]), status, False, tuple(cells)))
     numbers = ["Batch", "ms", "Samples/s", f"p{100 * profile.quantile:g} at most (ms)"]
     numbers += ["First call (s)", "Memory", *(["Copy (ms)"] if copied else [])]
@@ -151,8 +153,8 @@ def unsettled_lines(profile: InferenceProfile) -> list[str]:
     if not rounds:
         return []
     return [
-        f"{len(rounds):,} of {counted(timed, 'time')} may be off by more than "
-        f"{percent(_PRECISION)} (the least timed has {counted(min(rounds), 'round')}): give more "
+        f"{len(rounds):,} of {pluralize(timed, 'time')} may be off by more than "
+        f"{percent(_PRECISION)} (the least timed has {pluralize(min(rounds), 'round')}): give more "
         "time, or fewer sizes, call paths and policies"
     ]
 
@@ -165,7 +167,8 @@ def left_out_lines(profile: InferenceProfile) -> list[str]:
             reason = (timing.call_path, timing.dtype_policy, timing.reason or timing.outcome)
             sizes.setdefault(reason, []).append(timing.batch_size)
     return [
-        f"not timed: {path} under {policy} at batch size {listed(f'{s:,}' for s in of)}: {reason}"
+        f"not timed: {path} under {policy} at batch size {join_words(f'{s:,}' for s in of)}: "
+        f"{reason}"
         for (path, policy, reason), of in sizes.items()
     ]
 
@@ -189,12 +192,12 @@ def _fit_lines(profile: InferenceProfile) -> list[str]:
 
 
 def _change_line(change: OutputChange) -> str:
-    of = f"outputs under {change.dtype_policy}, {counted(change.examples, 'example')}"
+    of = f"outputs under {change.dtype_policy}, {pluralize(change.examples, 'example')}"
     if change.mean_relative is None or change.largest_relative is None:
         return f"{of}: not finite, or all zeros in float32"
     return (
-        f"{of}: {readable(100 * change.mean_relative)} % from those in float32 on average, at most "
-        f"{readable(100 * change.largest_relative)} % of the largest output"
+        f"{of}: {format_number(100 * change.mean_relative)} % from those in float32 on average, at "
+        f"most {format_number(100 * change.largest_relative)} % of the largest output"
     )
 
 
@@ -209,11 +212,11 @@ def _noise_lines(profile: InferenceProfile) -> list[str]:
 def _ratio(ratio: Ratio) -> str:
     if ratio.value is None or ratio.interval is None:
         return "n/a (lost in noise)"
-    return f"{readable(ratio.value)} (95 % interval {_span(ratio.interval)})"
+    return f"{format_number(ratio.value)} (95 % interval {_span(ratio.interval)})"
 
 
 def _span(interval: Interval) -> str:
-    return f"{readable(interval.low)} to {readable(interval.high)}"
+    return f"{format_number(interval.low)} to {format_number(interval.high)}"
 
 
 def inference_section(profile: InferenceProfile) -> Section:
@@ -221,7 +224,7 @@ def inference_section(profile: InferenceProfile) -> Section:
     environment, answers = profile.environment, _answers(profile)
     known = next((answer for answer in answers if answer.found is not None), None)
     sizes = sorted({t.batch_size for t in profile.timings if t.measured})
-    series = listed(f"{path} under {policy}" for path, policy in profile.series)
+    series = join_words(f"{path} under {policy}" for path, policy in profile.series)
     compared = f"Nothing could be timed of {series}."
     if sizes:
         compared = f"Measured: batch sizes from {sizes[0]:,} to {sizes[-1]:,} by {series}."

@@ -221,7 +221,7 @@ class InferenceSweep:
         durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
         least = max(_KEPT_CALLS * len(blocks), self.plan.timing.needed_calls)
         clocks_mhz, throttle_reasons = block_clocks(blocks)
-        kept_s = kept_calls(durations_s, least=least, seed=self._seed)
+        kept_s = spaced_calls(durations_s, least=least, seed=self._seed)
         return TimingRecord(
             *setting[:3],
             "measured",
@@ -311,13 +311,13 @@ def _copy_s(batch: Any) -> float | None:
     return statistics.median(durations_s[_WARM_UP_COPIES:])
 
 
-def kept_calls(durations_s: Sequence[float], *, least: int, seed: int) -> list[float]:
+def spaced_calls(durations_s: Sequence[float], *, least: int, seed: int) -> list[float]:
     """Pick one call at random of every k in a row, with the largest k that leaves enough.
 
     The first call of a block is slower than the others, and slow blocks have fewer calls: picks at
     fixed places, or as many of each block, would count such calls too often.
 
-    >>> len(kept_calls([0.01] * 1000, least=100, seed=0))
+    >>> len(spaced_calls([0.01] * 1000, least=100, seed=0))
     100
     """
     step = max(1, len(durations_s) // least)

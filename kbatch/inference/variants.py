@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from kbatch.document.numbers import listed
+from kbatch.document.numbers import join_words
 from kbatch.errors import InputError
 from kbatch.inference.call_paths import CallPath, check_functions, fetched
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import OutputChange
 from kbatch.training.dtype_policy import (
-    NoVariant,
+    PolicyUnsupported,
     check_dtype_policies,
     copy_under,
     layers_with_weights,
@@ -42,7 +42,7 @@ def variants_of(
     for name in names:
         try:
             models[name] = variant(model, name)
-        except NoVariant as reason:
+        except PolicyUnsupported as reason:
             notes.append(f"Not measured under {name}: {reason}")
     if not models:
         raise InputError(
@@ -57,7 +57,7 @@ def variants_of(
     if others:
         try:
             expected = outputs_of(models.get("float32") or variant(model, "float32"), inputs.rows)
-        except NoVariant as reason:
+        except PolicyUnsupported as reason:
             notes.append(f"Outputs are not compared with float32: {reason}")
         else:
             examples = len(keras.tree.flatten(inputs.rows)[0])
@@ -105,7 +105,7 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
         warnings.simplefilter("ignore")
         copy.quantize(INT8)
     if not any(INT8 in layer.dtype_policy.name for layer in layers_with_weights(copy)):
-        raise NoVariant(f"No layer of model {model.name!r} can be quantised to int8.")
+        raise PolicyUnsupported(f"No layer of model {model.name!r} can be quantised to int8.")
     return copy
 
 
@@ -148,5 +148,5 @@ def quantised_note(model: Any) -> str | None:
         return None
     return (
         f"Under int8, {len(layers) - len(others)} of {len(layers)} layers with weights are "
-        f"quantised; the others compute in float32: {listed(others)}."
+        f"quantised; the others compute in float32: {join_words(others)}."
     )

@@ -213,8 +213,8 @@ class Epoch(NamedTuple):
 class InputPass(NamedTuple):
     """What a long reading of a pipeline found; no epoch where it did not reach an end.
 
-    Of the batches of the first epoch it has some that stand for all, see `HeldBatches`, and of all
-    how many numbers they hold on average.
+    Of the batches of the first epoch it has some that stand for all, see `RepresentativeBatches`,
+    and of all how many numbers they hold on average.
     """
 
     record: LongRunRecord
@@ -245,7 +245,7 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
     rows: list[int] = []
     arrivals_s: list[float] = []
     epochs: list[int] = []
-    held = HeldBatches()
+    held = RepresentativeBatches()
     longest_s, began_s = 0.0, time.perf_counter()
     with BatchStream(source) as stream:
         while True:
@@ -288,7 +288,7 @@ _MOST_SHAPES = 2 * _HELD
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class HeldBatches:
+class RepresentativeBatches:
     """Keeps a few batches of many, and the shapes of them all.
 
     Every second or fourth batch would not stand for the others where lengths alternate. So the

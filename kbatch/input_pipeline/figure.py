@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import counted, percent, readable
+from kbatch.document.numbers import format_number, percent, pluralize
 from kbatch.document.section import where_measured
 from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.input_pipeline.report import headline
@@ -58,7 +58,7 @@ def input_pipeline_info(profile: InputPipelineProfile) -> InputPipelineInfo:
         *where_measured(profile.environment),
         profile.dtype_policy,
         f"batch size {profile.batch_size:,}",
-        f"{counted(len(profile.step.durations_s), 'round')}, bars: 95 % interval",
+        f"{pluralize(len(profile.step.durations_s), 'round')}, bars: 95 % interval",
     )
     return InputPipelineInfo(
         title=f"{profile.verdict}: {headline(profile)}",
@@ -76,8 +76,8 @@ def input_pipeline_info(profile: InputPipelineProfile) -> InputPipelineInfo:
 
 def alt_text(info: InputPipelineInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
-    bars = ", ".join(f"{bar.label} {readable(bar.rate)}" for bar in info.bars)
-    steps = counted(len(info.computing), "step")
+    bars = ", ".join(f"{bar.label} {format_number(bar.rate)}" for bar in info.bars)
+    steps = pluralize(len(info.computing), "step")
     share = "" if info.wait_share is None else f", {percent(info.wait_share)} of it waiting"
     return (
         f"A timeline of {steps} of training{share}, above bars of samples per second: {bars}. "
@@ -138,7 +138,9 @@ def _draw_bars(panel: Axes, info: InputPipelineInfo, characters: int) -> None:
     for place, bar, top in zip(places, info.bars, tops, strict=True):
         if bar.bounds:
             panel.hlines(place, *bar.bounds, color=INK, linewidth=1.4)
-        draw.text(panel, readable(bar.rate), (top, place), (4, 0), ha="left", size=canvas.TEXT_PT)
+        draw.text(
+            panel, format_number(bar.rate), (top, place), (4, 0), ha="left", size=canvas.TEXT_PT
+        )
     names = [textwrap.fill(bar.label, characters, break_long_words=False) for bar in info.bars]
     panel.set_yticks(list(places), names)
     panel.invert_yaxis()

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import GpuMonitor
-from kbatch.document.numbers import readable, setting
+from kbatch.document.numbers import format_number, setting
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
@@ -159,11 +159,11 @@ def profile_input_pipeline(
         if _SLOW_STARTS * first_batch_s > budget_s:
             starts = (
                 ", each starts the pipeline again, and a first batch came after up to "
-                f"{readable(first_batch_s, 2)} s"
+                f"{format_number(first_batch_s, 2)} s"
             )
         notes.append(
-            f"It took {readable(spent_s, 2)} s instead of {setting(budget_s)}: three rounds are "
-            f"made in any case{starts}."
+            f"It took {format_number(spent_s, 2)} s instead of {setting(budget_s)}: three rounds "
+            f"are made in any case{starts}."
         )
     return dataclasses.replace(profile, remedies=tried, untried=left_out, notes=tuple(notes))
 
@@ -255,9 +255,9 @@ def _measured(
     if not 1 / _ALIKE <= size_ratio <= _ALIKE:
         notes.append(
             "Batches differ in size: those that the rounds trained on hold "
-            f"{readable(size_ratio, 2)} times as much as the mean of those that were read. Both "
-            "together, and the waiting, are those of these batches; the train step alone is that "
-            "of all."
+            f"{format_number(size_ratio, 2)} times as much as the mean of those that were read. "
+            "Both together, and the waiting, are those of these batches; the train step alone is "
+            "that of all."
         )
     if unavailable is not None and tf.config.list_logical_devices("GPU"):
         notes.append(f"How busy the GPU was is not known. {unavailable}")

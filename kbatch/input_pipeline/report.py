@@ -1,7 +1,7 @@
 """What limits training, in words and tables."""
 
 from kbatch.analysis.intervals import Interval, RoundEstimate
-from kbatch.document.numbers import listed, percent, readable
+from kbatch.document.numbers import format_number, join_words, percent
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
@@ -77,7 +77,7 @@ def input_section(profile: InputPipelineProfile) -> Section:
         settings=(
             Fact("batch size", f"{profile.batch_size:,}"),
             Fact("dtype policy", profile.dtype_policy),
-            Fact("time to measure", f"{readable(profile.budget_s)} s"),
+            Fact("time to measure", f"{format_number(profile.budget_s)} s"),
         ),
         environment=environment_facts(profile.environment),
     )
@@ -95,7 +95,7 @@ def _certainty(profile: InputPipelineProfile) -> str:
     if ratio is None or ratio.interval is None:
         return "The ratio of the rates has no interval, so the verdict is not sure."
     return (
-        f"The pipeline alone is {readable(ratio.value)} times as fast as the train step alone "
+        f"The pipeline alone is {format_number(ratio.value)} times as fast as the train step alone "
         f"(95 % interval {_span(ratio.interval)})."
     )
 
@@ -105,7 +105,7 @@ def _gain_cells(gain: RoundEstimate | None) -> tuple[Cell, Cell]:
         return Cell("n/a (not measured)"), Cell("n/a (not measured)")
     interval = gain.interval
     span = Cell(_span(interval), interval.low) if interval else Cell("n/a (too few rounds)")
-    return Cell(readable(gain.value), gain.value), span
+    return Cell(format_number(gain.value), gain.value), span
 
 
 def input_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def _gain_text(remedy: RemedyRecord) -> str:
         return f"n/a  {remedy.code}  (no clear gain)"
     slower = gain.interval is not None and gain.interval.high < 1 / CLOSEST_RATIO
     certainty = "" if remedy.is_clear_gain else "  (slower)" if slower else "  (no clear gain)"
-    return f"{readable(gain.value)}x{_between(gain.interval)}  {remedy.code}{certainty}"
+    return f"{format_number(gain.value)}x{_between(gain.interval)}  {remedy.code}{certainty}"
 
 
 def headline(profile: InputPipelineProfile) -> str:
@@ -150,8 +150,8 @@ def headline(profile: InputPipelineProfile) -> str:
         }
         return (
             f"both together ran at {_median(profile.together)} samples/s, faster than "
-            f"{listed(alone[name] for name in profile.disturbed)}. That cannot be: something else "
-            "slowed what was timed alone. Measure again on an idle machine, or with a larger "
+            f"{join_words(alone[name] for name in profile.disturbed)}. That cannot be: something "
+            "else slowed what was timed alone. Measure again on an idle machine, or with a larger "
             "`budget_s`."
         )
     if not profile.is_even:
@@ -165,7 +165,7 @@ def headline(profile: InputPipelineProfile) -> str:
     low, high = ratio.interval.low, ratio.interval.high
     if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
         return "pipeline and train step are equally fast within 5 %."
-    found = f"the rates' ratio is {readable(ratio.value)}{_between(ratio.interval)}"
+    found = f"the rates' ratio is {format_number(ratio.value)}{_between(ratio.interval)}"
     more = "give a larger `budget_s`, or an idle machine."
     if long_run is not None and (low > CLOSEST_RATIO or high < 1 / CLOSEST_RATIO):
         over = f"{_span(long_run)} over one long reading, on the other side of 1"
@@ -202,24 +202,24 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
         )
     elif together and profile.serial and profile.overlapped:
         lines.append(
-            f"With all work side by side it would be {readable(profile.overlapped)}, one after the "
-            f"other {readable(profile.serial)} samples/s."
+            f"With all work side by side it would be {format_number(profile.overlapped)}, one "
+            f"after the other {format_number(profile.serial)} samples/s."
         )
     lines += _crossing(profile)
     rates = {"pipeline": profile.pipeline, "step": profile.step, "together": profile.together}
-    busy = [f"{name} {readable(r.busy_cores, 2)}" for name, r in rates.items() if r.busy_cores]
+    busy = [f"{name} {format_number(r.busy_cores, 2)}" for name, r in rates.items() if r.busy_cores]
     if busy:
-        lines.append(f"Cores kept busy by this process, of {cores:,}: {listed(busy)}.")
+        lines.append(f"Cores kept busy by this process, of {cores:,}: {join_words(busy)}.")
     shares = {name: r.gpu_busy_share for name, r in rates.items()}
     gpus = [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]
     if gpus:
-        lines.append(f"GPU busy: {listed(gpus)}.")
+        lines.append(f"GPU busy: {join_words(gpus)}.")
     for cost in profile.costs:
         if (batch_s := cost.batch_s) is not None:
             interval = batch_s.interval
             between = _between(interval and Interval(1e3 * interval.low, 1e3 * interval.high))
             name = f"{cost.name[0].upper()}{cost.name[1:]}"
-            lines.append(f"{name}: {readable(1e3 * batch_s.value)} ms a batch{between}.")
+            lines.append(f"{name}: {format_number(1e3 * batch_s.value)} ms a batch{between}.")
     return lines
 
 
@@ -230,13 +230,13 @@ def _long_run(profile: InputPipelineProfile) -> str:
         "whole epochs": "whole epochs with their starts",
         "whole chunks": "whole chunks with the pauses between them",
         "part of the data": (
-            f"a first batch after {readable(record.first_batch_s)} s, and whether such a pause "
-            "comes again was not seen"
+            f"a first batch after {format_number(record.first_batch_s)} s, and whether such a "
+            "pause comes again was not seen"
         ),
     }[record.counted.basis]
     over = "" if ratio is None else f", {_span(ratio)} times the rate of the train step"
     return (
-        f"Note that one reading of {readable(record.counted.duration_s)} s gave "
+        f"Note that one reading of {format_number(record.counted.duration_s)} s gave "
         f"{_span(Interval(*record.counted.bounds))} samples/s{over} ({what}). The rounds are "
         "shorter and saw another rate, so the verdict and the waiting are those of the long "
         "reading."
@@ -281,18 +281,18 @@ def _rate(rate: RateRecord) -> str:
     estimate = rate.samples_per_second
     if estimate is None:
         return "n/a (not measured)"
-    return f"{readable(estimate.value)} samples/s{_between(estimate.interval)}"
+    return f"{format_number(estimate.value)} samples/s{_between(estimate.interval)}"
 
 
 def _median(rate: RateRecord) -> str:
     estimate = rate.samples_per_second
-    return "n/a" if estimate is None else readable(estimate.value)
+    return "n/a" if estimate is None else format_number(estimate.value)
 
 
 def _span(interval: Interval) -> str:
-    low, high = readable(interval.low), readable(interval.high)
+    low, high = format_number(interval.low), format_number(interval.high)
     return low if interval.low == interval.high else f"{low} to {high}"
 
 
 def _between(interval: Interval | None) -> str:
-    return f" ({readable(interval.low)} to {readable(interval.high)})" if interval else ""
+    return f" ({format_number(interval.low)} to {format_number(interval.high)})" if interval else ""

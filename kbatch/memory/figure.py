@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import counted, memory_text, percent
+from kbatch.document.numbers import memory_text, percent, pluralize
 from kbatch.document.section import where_measured
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.plotting import canvas, draw
@@ -68,7 +68,7 @@ def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
         line,
     )
     return MemoryInfo(
-        title=f"Largest batch for {task}: {counted(answer, 'example')}",
+        title=f"Largest batch for {task}: {pluralize(answer, 'example')}",
         runs={kind: tuple(found) for kind, found in runs.items()},
         answer=answer,
         answer_bytes=answer_bytes,
@@ -79,7 +79,7 @@ def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
         notes=(
             f"Why this size: {result.reason}.",
             line,
-            " · ".join([*where, result.dtype_policy, counted(len(result.probes), "run")]),
+            " · ".join([*where, result.dtype_policy, pluralize(len(result.probes), "run")]),
         ),
         alt_text=" ".join(filter(None, sentences)),
     )

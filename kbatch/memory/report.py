@@ -1,6 +1,6 @@
 """The largest batch that fits, in words."""
 
-from kbatch.document.numbers import counted, memory_text, percent, readable
+from kbatch.document.numbers import format_number, memory_text, percent, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.memory.figure import HEIGHT_IN, plot_memory
@@ -20,7 +20,7 @@ def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
             "" if probe.peak_memory_bytes is None else memory_text(probe.peak_memory_bytes),
             "" if (share := _share(probe, result)) is None else percent(share),
             _OUTCOMES[probe.outcome],
-            readable(probe.duration_s),
+            format_number(probe.duration_s),
             probe.purpose,
         )
         for probe in result.probes
@@ -42,7 +42,7 @@ def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
             " To search beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
         )
     lines = [
-        f"Largest batch for {task}: {counted(result.max_batch_size, 'example')}, "
+        f"Largest batch for {task}: {pluralize(result.max_batch_size, 'example')}, "
         f"{memory_text(peak)} of {memory_text(limit)} ({percent(peak / limit)}) on "
         f"{result.device} under {result.dtype_policy}.",
         f"Why this one: {result.reason}.{beyond}",
@@ -91,8 +91,9 @@ def slow_steps_text(result: MaxBatchSizeResult) -> str | None:
         return None
     largest = max(slow, key=lambda probe: probe.batch_size)
     return (
-        f"Steps of {counted(largest.batch_size, 'example')} take {readable(largest.step_s or 0)} "
-        f"s: memory was read from {largest.stopped_after} of them, and later ones may take more."
+        f"Steps of {pluralize(largest.batch_size, 'example')} take "
+        f"{format_number(largest.step_s or 0)} s: memory was read from "
+        f"{largest.stopped_after} of them, and later ones may take more."
     )
 
 

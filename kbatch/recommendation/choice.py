@@ -29,7 +29,7 @@ from kbatch.analysis.next_size import (
     untried,
 )
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.document.numbers import readable
+from kbatch.document.numbers import format_number
 from kbatch.recommendation.limits import TimedUpdate, TimeInFit, fastest_of_each, update_time_s
 from kbatch.recommendation.pilot_record import PilotRecord, SizeCheck
 from kbatch.throughput.record import TimedRounds
@@ -407,8 +407,8 @@ class CandidateSearch:
         size = next((size for size, seconds in needed_s.items() if seconds <= left_s), None)
         if size is None:
             short = [
-                f"batch size {size:,} would need about {readable(seconds, 2)} s and "
-                f"{readable(left_s, 2)} s of `budget_s` were left"
+                f"batch size {size:,} would need about {format_number(seconds, 2)} s and "
+                f"{format_number(left_s, 2)} s of `budget_s` were left"
                 for size, seconds in list(needed_s.items())[:1]
             ]
             self.ended = "; ".join([*self._failures, *short]) or None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import listed, readable, shortened
+from kbatch.document.numbers import format_number, join_words, shortened
 from kbatch.document.section import where_measured
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.plotting import canvas, draw
@@ -63,7 +63,7 @@ def limits_info(recommendation: Recommendation) -> LimitsInfo:
     size, pilot = recommendation.batch_size, recommendation.pilot
     title = "Batch size: cannot tell" if size is None else f"Batch size {size:,}"
     if as_good := recommendation.decision.as_good:
-        title += f" ({listed(f'{other:,}' for other in as_good)} may be as good)"
+        title += f" ({join_words(f'{other:,}' for other in as_good)} may be as good)"
     if size is not None and recommendation.binding:
         title += f": {' or '.join(recommendation.binding)} binds"
     parts = [recommendation.model_name, recommendation.optimizer, recommendation.dtype_policy]
@@ -135,13 +135,13 @@ def _rows(found: Recommendation) -> Iterator[LimitRow]:
         yield unknown(SATURATION, "steps take as long")
     else:
         beyond = ", by the line beyond what was timed" if saturation.extrapolated else ""
-        words = f"90 % of the peak at {readable(saturation.batch_size, 2)}{beyond}"
+        words = f"90 % of the peak at {format_number(saturation.batch_size, 2)}{beyond}"
         yield row(SATURATION, words, saturation.batch_size, saturation.interval)
     if noise.value is not None:
-        words = f"half of the examples wasted at {readable(noise.value, 2)}"
+        words = f"half of the examples wasted at {format_number(noise.value, 2)}"
         yield row(NOISE, words, noise.value, noise.interval)
     elif noise.at_least:
-        yield row(NOISE, f"noise scale at least {readable(noise.at_least, 2)}", noise.at_least)
+        yield row(NOISE, f"noise scale at least {format_number(noise.at_least, 2)}", noise.at_least)
     else:
         yield unknown(NOISE, "the noise scale is unresolved")
     line, own, ways = found.in_fit.line, found.in_fit.own, found.fastest

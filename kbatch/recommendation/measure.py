@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import keras
 
 from kbatch.device.failures import ran_out_of_memory
-from kbatch.document.numbers import counted, readable
+from kbatch.document.numbers import format_number, pluralize
 from kbatch.errors import InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.record import InputPipelineProfile
@@ -93,7 +93,7 @@ def reason_of(error: Exception) -> str | None:
         text = str(error).strip().rstrip(".")
         return text[:1].lower() + text[1:]
     if isinstance(error, DataEnded):
-        return f"the data ended after {counted(error.rows, 'example')} of a batch"
+        return f"the data ended after {pluralize(error.rows, 'example')} of a batch"
     return "it ran out of memory" if ran_out_of_memory(error) else None
 
 
@@ -226,8 +226,8 @@ def measure_input(
     least_s = _FEWEST_STEPS * max(t.median_s for t in timings if t.batch_size in sizes)
     if least_s > _MUCH_LONGER * part_s:
         raise InputError(
-            f"measuring `fit` takes {readable(least_s, 2)} s at least, and its part of `budget_s` "
-            f"was {readable(part_s, 2)} s"
+            f"measuring `fit` takes {format_number(least_s, 2)} s at least, and its part of "
+            f"`budget_s` was {format_number(part_s, 2)} s"
         )
     profile = None
     if not isinstance(task.source, SampleRows):
@@ -268,7 +268,10 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
             ) as probes,
         ):
             found = probe_max_batch(
-                _Bounded(probes, task), memory_window=window, max_batch_size=largest, confirm=False
+                _TimeLimitedProbes(probes, task),
+                memory_window=window,
+                max_batch_size=largest,
+                confirm=False,
             )
     except _TimeSpentError as spent:
         return MemoryFound(
@@ -287,7 +290,7 @@ class _TimeSpentError(Exception):
         self.fits = fits
 
 
-class _Bounded:
+class _TimeLimitedProbes:
     """Probes of which, after the first, none is begun that would not end in time."""
 
     # Their part of the budget begins after the first: starting a process is worth some probes.

@@ -3,7 +3,14 @@
 import textwrap
 
 from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import counted, listed, memory_text, percent, readable, setting
+from kbatch.document.numbers import (
+    format_number,
+    join_words,
+    memory_text,
+    percent,
+    pluralize,
+    setting,
+)
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.memory.search import REACHED_MOST
@@ -87,7 +94,7 @@ def recommendation_text(recommendation: Recommendation) -> str:
         ]
         blocks.insert(2, [_cost_title(found), *_indented([*lines, _LEARNING_RATE_COST])])
     parts = [f"{name} {seconds:.0f} s" for name, seconds in found.durations_s.items()]
-    blocks.append([f"Measured in {found.duration_s:.0f} s: {listed(parts)}."] if parts else [])
+    blocks.append([f"Measured in {found.duration_s:.0f} s: {join_words(parts)}."] if parts else [])
     wrapped = [[part for line in block for part in _wrapped(line)] for block in blocks if block]
     return "\n\n".join("\n".join(block) for block in wrapped)
 
@@ -158,7 +165,7 @@ def answer_line(found: Recommendation) -> str:
         return f"No size can be recommended, because {reason}."
     older = ["The version of kbatch that wrote this file answered:"] if decision.older else []
     if size is None:
-        fastest = f"the device is fastest with {counted(micro, 'example')} at once."
+        fastest = f"the device is fastest with {pluralize(micro, 'example')} at once."
         if not found.diverged:
             fastest = (
                 f"Until it is known, keep batch size {found.base_batch_size:,}, which the learning "
@@ -182,7 +189,9 @@ def answer_line(found: Recommendation) -> str:
     sizes = f"batch size {size:,}, micro-batch size {micro:,} ({parts})"
     sentences = [*older, f"{verb} {sizes} and {rate}."]
     if decision.as_good:
-        sentences.append(f"{listed(f'{other:,}' for other in decision.as_good)} may be as good.")
+        sentences.append(
+            f"{join_words(f'{other:,}' for other in decision.as_good)} may be as good."
+        )
     if len(decision.sizes) == 1:
         sentences.append("No other size was timed.")
     if decision.untested:
@@ -194,7 +203,7 @@ def _missing_text(found: Recommendation) -> str:
     pilot = found.pilot
     if pilot is None:
         return found.unknown.get(NOISE, "there was no pilot")
-    more, made = _LONGER.get(pilot.ended_by, ""), counted(pilot.updates, "update")
+    more, made = _LONGER.get(pilot.ended_by, ""), pluralize(pilot.updates, "update")
     match PILOT_DIVERGED if found.diverged else found.decision.missing:
         case "pilot diverged":
             return (
@@ -218,14 +227,14 @@ def settings_line(found: Recommendation) -> list[str]:
         values = {name: followed_value(scaling, name) for name in names} if scaling else {}
         parts = [f"{SETTING_NAMES[name]} to {value}" for name, value in values.items() if value]
         if parts:
-            return [f"Set {listed(parts)} as well: batch size {size:,} was trained like this."]
+            return [f"Set {join_words(parts)} as well: batch size {size:,} was trained like this."]
     return []
 
 
 def binding_line(found: Recommendation) -> list[str]:
     """Describe which limit binds and what that means; nothing where nothing was timed."""
     if len(found.binding) != 1:
-        names = listed(found.binding) if found.binding else ""
+        names = join_words(found.binding) if found.binding else ""
         line = f"Which limit binds is not clear: {names} are too close to separate with what was"
         return [f"{line} measured."] if names else []
     (name,) = found.binding
@@ -240,8 +249,8 @@ def binding_line(found: Recommendation) -> list[str]:
         worth = (noise + size) / (noise + 2 * size)
         if faster * worth <= 1:  # Else twice the batch would win by these two alone.
             doubled = (
-                f": at {2 * size:,} it would make {readable(faster)} times the samples/s, each "
-                f"worth {readable(worth)} of one at {size:,}."
+                f": at {2 * size:,} it would make {format_number(faster)} times the samples/s, "
+                f"each worth {format_number(worth)} of one at {size:,}."
             )
     return [f"{subject} binds: {_MEANINGS[name].format(doubled=doubled)}"]
 
@@ -260,7 +269,7 @@ def _memory_line(found: Recommendation) -> str:
     # The search's own argument is none of a recommendation's.
     reached_most = memory.reason == REACHED_MOST
     reason = "reached the largest batch size that was tried" if reached_most else memory.reason
-    examples = counted(memory.max_batch_size, "example")
+    examples = pluralize(memory.max_batch_size, "example")
     return f"Memory allows {least}{examples} at once, {peak} ({reason})."
 
 
@@ -275,7 +284,7 @@ def _saturation_line(found: Recommendation) -> str:
         )
     whole = [update for update in found.updates if not update.accumulated]
     fastest = max(whole, key=lambda update: update.samples_per_second)
-    peak = f"{readable(fastest.samples_per_second)} samples/s at {fastest.batch_size:,}"
+    peak = f"{format_number(fastest.samples_per_second)} samples/s at {fastest.batch_size:,}"
     size, largest = saturation.batch_size, whole[-1].batch_size
     if size is None:
         return (
@@ -285,11 +294,11 @@ def _saturation_line(found: Recommendation) -> str:
     if saturation.extrapolated and size > largest:
         return (
             f"The device is not saturated by {largest:,} examples at once, the most that were "
-            f"timed: 90 % of its peak would need about {readable(size, 2)}"
+            f"timed: 90 % of its peak would need about {format_number(size, 2)}"
             f"{_within(saturation.interval)}. The fastest was {peak}."
         )
     return (
-        f"The device saturates at {counted(size, 'example')} at once"
+        f"The device saturates at {pluralize(size, 'example')} at once"
         f"{_within(saturation.interval)}: 90 % of its peak. The fastest was {peak}."
     )
 
@@ -300,12 +309,15 @@ def _noise_line(found: Recommendation) -> str:
     pilot, size = found.pilot, found.batch_size
     if pilot is None:
         return _cannot_tell(found, NOISE)
-    value = None if noise.value is None else f"{readable(noise.value, 2)}{_within(noise.interval)}"
+    value = (
+        None if noise.value is None else f"{format_number(noise.value, 2)}{_within(noise.interval)}"
+    )
     if critical is not None:
         line = (
-            f"Beyond {readable(critical.value or 0.0, 2)} examples{_within(critical.interval)} "
-            "more than half of a batch's examples are wasted, judging by the updates that the "
-            "trained sizes needed. The gradient noise scale of the pilot is"
+            f"Beyond {format_number(critical.value or 0.0, 2)} "
+            f"examples{_within(critical.interval)} more than half of a batch's examples are "
+            "wasted, judging by the updates that the trained sizes needed. The gradient "
+            "noise scale of the pilot is"
         )
         if value is None:
             return f"{line} unresolved."
@@ -313,19 +325,19 @@ def _noise_line(found: Recommendation) -> str:
             f"{line} {value}; the two agree where the learning rate is the best one at each size."
         )
     measured = (
-        f"in a pilot of {counted(pilot.updates, 'update')} at batch size {pilot.batch_size:,}"
+        f"in a pilot of {pluralize(pilot.updates, 'update')} at batch size {pilot.batch_size:,}"
     )
     if noise.value is None:
         if found.diverged:
             return f"Gradient noise: cannot tell, because {_missing_text(found)}."
-        least = f"; it is at least {readable(noise.at_least, 2)}" if noise.at_least else ""
+        least = f"; it is at least {format_number(noise.at_least, 2)}" if noise.at_least else ""
         return (
             "Gradient noise: cannot tell, because the noise scale is unresolved: the mean gradient "
             f"was lost in its noise {measured}{least}."
         )
     line = (
-        f"Beyond {readable(noise.value, 2)} examples{_within(noise.interval)}, the gradient noise "
-        "scale, more than half of a batch's examples are wasted"
+        f"Beyond {format_number(noise.value, 2)} examples{_within(noise.interval)}, the gradient "
+        "noise scale, more than half of a batch's examples are wasted"
     )
     if size is None:
         return f"{line}; measured {measured}."
@@ -342,12 +354,12 @@ def _input_line(found: Recommendation) -> str:
     rate = profile and profile.pipeline.samples_per_second
     if profile is not None and rate is not None:
         sentences.append(
-            f"The input pipeline delivers {readable(rate.value, 2)} samples/s"
+            f"The input pipeline delivers {format_number(rate.value, 2)} samples/s"
             f"{_within(rate.interval)} in batches of {profile.batch_size:,}."
         )
         bounds = profile.rate_bounds
         if bounds is not None and not profile.is_even:
-            span = f"{readable(bounds.low, 2)} to {readable(bounds.high, 2)}"
+            span = f"{format_number(bounds.low, 2)} to {format_number(bounds.high, 2)}"
             sentences.append(f"A long reading gave {span} samples/s, with its pauses.")
     for time in found.fit_times[-1:]:
         parts = [
@@ -359,12 +371,12 @@ def _input_line(found: Recommendation) -> str:
                 f"{_ms(time.epoch_share_s)} as its share of the start and end of an epoch "
                 f"({_ms(time.epoch_s)} for {time.epoch_batches:,} batches)"
             )
-        sentences.append(f"In `fit` an update of {time.batch_size:,} takes {listed(parts)}.")
+        sentences.append(f"In `fit` an update of {time.batch_size:,} takes {join_words(parts)}.")
     return " ".join(sentences) or _cannot_tell(found, INPUT)
 
 
 def _ms(seconds: float) -> str:
-    return f"{readable(1000 * seconds, 2)} ms"
+    return f"{format_number(1000 * seconds, 2)} ms"
 
 
 def _cannot_tell(found: Recommendation, limit: str) -> str:
@@ -373,7 +385,11 @@ def _cannot_tell(found: Recommendation, limit: str) -> str:
 
 
 def _within(interval: Interval | None) -> str:
-    return f" ({readable(interval.low, 2)} to {readable(interval.high, 2)})" if interval else ""
+    return (
+        f" ({format_number(interval.low, 2)} to {format_number(interval.high, 2)})"
+        if interval
+        else ""
+    )
 
 
 def certainty_lines(found: Recommendation) -> list[str]:
@@ -410,7 +426,7 @@ def certainty_lines(found: Recommendation) -> list[str]:
         )
     if size is not None and len(sizes) > 1:
         place = sizes.index(size)
-        near = listed(str(one) for one in sizes[max(0, place - 1) : place + 2])
+        near = join_words(str(one) for one in sizes[max(0, place - 1) : place + 2])
         lines.append(
             f"This rests on one short run for each size. To check it, train at {near} with "
             "`kbatch.BatchSizeTuner`."
@@ -424,8 +440,8 @@ def _untested_text(untested: UntestedSize, decision: BatchDecision) -> str:
     why = "cut short" if made.get(untested.batch_size) else "not trained"
     text = (
         f"Batch size {untested.batch_size:,} was {why} and may be up to "
-        f"{readable(untested.most_speedup, 2)} times faster "
-        f"({readable(untested.speedup, 2)} times expected)"
+        f"{format_number(untested.most_speedup, 2)} times faster "
+        f"({format_number(untested.speedup, 2)} times expected)"
     )
     if untested.budget_s is None:
         return f"{text}."
@@ -447,8 +463,8 @@ def _trained_line(found: Recommendation) -> str:
         }.get(check.ended_by, f"not in {check.updates:,} updates at {size}")
     loss = "held-out" if pilot.has_held_out else "training"
     return (
-        f"Trained from the start to the pilot's {loss} loss, {readable(pilot.target or 0.0)}: "
-        f"{listed(runs[size] for size in sorted(runs))}. One run a size: another seed may need "
+        f"Trained from the start to the pilot's {loss} loss, {format_number(pilot.target or 0.0)}: "
+        f"{join_words(runs[size] for size in sorted(runs))}. One run a size: another seed may need "
         f"10 % more or fewer updates, so the table averages each with its neighbours.{ended}"
     )
 
@@ -474,10 +490,10 @@ def _cost_rows(found: Recommendation) -> list[tuple[SizeOutlook, tuple[str, ...]
         if row.ended_by == DIVERGED:
             cells = ["failed", "", ""]
         elif row.ended_by == CUT_SHORT:
-            cells = [f"> {readable(cost.value or 0.0, 2)}" for cost in costs]
+            cells = [f"> {format_number(cost.value or 0.0, 2)}" for cost in costs]
         else:
             cells = [_spread(cost) for cost in costs]
-        rate = readable(row.samples_per_second.value or 0.0)
+        rate = format_number(row.samples_per_second.value or 0.0)
         rows.append((row, (f"{row.batch_size:,}", f"{row.micro_batch_size:,}", rate, *cells)))
     return rows
 
@@ -486,17 +502,17 @@ def _cost_title(found: Recommendation) -> str:
     pilot, target = found.pilot, "the end of the pilot"
     if pilot is not None and pilot.target is not None:
         loss = "held-out" if pilot.has_held_out else "training"
-        target = f"{loss} loss {readable(pilot.target)}"
+        target = f"{loss} loss {format_number(pilot.target)}"
     return f"What the trained sizes cost, to {target}"
 
 
 def _spread(estimate: Estimate) -> str:
     interval, value = estimate.interval, estimate.value
     if interval is None:
-        return "n/a" if value is None else readable(value)
+        return "n/a" if value is None else format_number(value)
     if interval.low == interval.high == value == 1:
         return "1"  # The size that the others are compared with.
     # Wide ones need no third digit.
     digits = 2 if interval.high > _WIDE * interval.low else 3
-    span = f"{readable(interval.low, digits)} to {readable(interval.high, digits)}"
-    return span if value is None else f"{readable(value)} ({span})"
+    span = f"{format_number(interval.low, digits)} to {format_number(interval.high, digits)}"
+    return span if value is None else f"{format_number(value)} ({span})"

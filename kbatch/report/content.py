@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kbatch.document.numbers import counted
+from kbatch.document.numbers import pluralize
 from kbatch.document.section import Fact, Section
 from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.report import inference_section
@@ -55,7 +55,7 @@ def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportCo
     )
     title = f"{sections[0].name}: which batch size?"
     if len(sections) > 1:
-        title = f"Which batch size? {counted(len(sections), 'answer')}"
+        title = f"Which batch size? {pluralize(len(sections), 'answer')}"
     return ReportContent(title, own, shared)
 
 

@@ -23,7 +23,7 @@ from kbatch.device.memory import (
     read_control_group,
     workers_on_device,
 )
-from kbatch.document.numbers import readable
+from kbatch.document.numbers import format_number
 from kbatch.document.section import neighbours_text
 from kbatch.errors import InputError
 from kbatch.memory.find import probe_max_batch
@@ -515,14 +515,14 @@ def _reason_of_cost(left: TrainingLeft, *, size: int, example_s: float) -> str |
         if cost_s == TIMING.time_budget_s:
             return None
         return (
-            f"the most that fit, since timing smaller ones would take {readable(cost_s, 2)} s and "
-            "it is not known how much training is left to repay it"
+            f"the most that fit, since timing smaller ones would take {format_number(cost_s, 2)} s "
+            "and it is not known how much training is left to repay it"
         )
     if left_s * (1 - 1 / _PLAUSIBLE_GAIN) >= cost_s:
         return None
     return (
         "the most that fit, since smaller ones could not save what timing them takes in about "
-        f"{readable(left_s, 2)} s of training at the largest sizes"
+        f"{format_number(left_s, 2)} s of training at the largest sizes"
     )
 
 

@@ -138,7 +138,7 @@ def check_identity(
         return None
     ways = "give another `project_name` or `directory`, or `overwrite=True` to start over"
     if known is None:
-        told = damage or f"there is no {IDENTITY_NAME}, version 0.1.0 wrote none"
+        reason = damage or f"there is no {IDENTITY_NAME}, version 0.1.0 wrote none"
         holds = "trials of a search that this one cannot be compared with"
         if unchecked is not None:
             ways += (
@@ -147,13 +147,13 @@ def check_identity(
     elif difference is None:
         return None
     else:
-        told, holds = difference, "another search"
+        reason, holds = difference, "another search"
         present = dataclasses.replace(present, notes=known.notes)
     if not unchecked:
         raise InputError(
-            f"The project directory {project} holds {holds}: {ways}. Received: {told}."
+            f"The project directory {project} holds {holds}: {ways}. Received: {reason}."
         )
-    note = f'Earlier trials were kept and not compared, by `resume="unchecked"`: {told}.'
+    note = f'Earlier trials were kept and not compared, by `resume="unchecked"`: {reason}.'
     write_needed(present.with_note(note), project / IDENTITY_NAME)
     return note
 
@@ -202,8 +202,8 @@ def _callback_facts(callbacks: Any) -> dict[str, str]:
 def _data_facts(name: str, value: Any) -> dict[str, str]:
     leaves = list(_leaves(name, value))
     if len(leaves) > _MOST_LEAVES:
-        told = [(path, _leaf_text(leaf)) for path, leaf in leaves]
-        return {name: f"{len(leaves)} parts ({_digest(told)})"}
+        texts = [(path, _leaf_text(leaf)) for path, leaf in leaves]
+        return {name: f"{len(leaves)} parts ({_digest(texts)})"}
     return {path: _leaf_text(leaf) for path, leaf in leaves}
 
 

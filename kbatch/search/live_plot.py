@@ -12,7 +12,7 @@ import keras
 from matplotlib.axes import Axes
 from rich.console import Console
 
-from kbatch.document.numbers import counted, shortened
+from kbatch.document.numbers import pluralize, shortened
 from kbatch.plotting.canvas import detached_axes, panels, write_message, write_title
 from kbatch.plotting.palette import PAPER, series_style
 from kbatch.plotting.saving import figure_bytes
@@ -132,7 +132,7 @@ class LivePlot(keras.callbacks.Callback):
 
     def _show(self, study: Study, running: str | None) -> None:
         ended = sum(trial.status not in ("running", "interrupted") for trial in study.trials)
-        status = f"{counted(ended, 'trial')} ended"
+        status = f"{pluralize(ended, 'trial')} ended"
         if running is not None:
             trial = next(trial for trial in study.trials if trial.trial_id == running)
             epochs = (self.params or {}).get("epochs")

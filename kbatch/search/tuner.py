@@ -14,7 +14,7 @@ from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.failures import device_is_lost
 from kbatch.device.memory import gpu_in_use
-from kbatch.document.numbers import counted
+from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
 from kbatch.library_internals import is_oracle_elsewhere, is_worker, own_oracle
 from kbatch.records.json_codec import RecordError
@@ -209,7 +209,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 ended = 0 if worker else len(self.oracle.ended_trials)
                 if ended:
                     self._progress.say(
-                        f"{counted(ended, 'trial')} of an earlier run kept in {project}; "
+                        f"{pluralize(ended, 'trial')} of an earlier run kept in {project}; "
                         "`overwrite=True` starts over."
                     )
                 self._begin_goodput(args, kwargs)

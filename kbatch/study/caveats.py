@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kbatch.document.numbers import count_range, counted, listed, percent, readable
+from kbatch.document.numbers import count_range, format_number, join_words, percent, pluralize
 from kbatch.document.section import Note, one_line
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, ExecutionRecord
@@ -32,7 +32,7 @@ def _note(
 
 def _sizes(trials: Iterable[TrialRecord]) -> str:
     sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in trials)
-    return f"{'batch sizes' if len(sizes) > 1 else 'batch size'} {listed(sizes)}"
+    return f"{'batch sizes' if len(sizes) > 1 else 'batch size'} {join_words(sizes)}"
 
 
 def _completed(study: Study) -> list[TrialRecord]:
@@ -51,12 +51,12 @@ def _missing(study: Study) -> Iterator[Note]:
         if left:
             texts.insert(
                 0,
-                f"Strategy goodput: {counted(len(tried), 'batch size')} of "
-                f"{len(record.batch_sizes)} had trials; for {listed(left)} there is only the "
+                f"Strategy goodput: {pluralize(len(tried), 'batch size')} of "
+                f"{len(record.batch_sizes)} had trials; for {join_words(left)} there is only the "
                 "model's estimate, from their step times and the noise scale.",
             )
         if record.extrapolated:
-            sizes = listed(f"{size:,}" for size in record.extrapolated)
+            sizes = join_words(f"{size:,}" for size in record.extrapolated)
             texts.append(
                 f"Batches of {sizes} were not timed: their step time comes from the fitted line."
             )
@@ -71,7 +71,7 @@ def _missing(study: Study) -> Iterator[Note]:
             alike.setdefault((outcome(trial), reason), []).append(trial)
     for (label, reason), trials in alike.items():
         sizes, have = ("Batch sizes", "have") if len(trials) > 1 else ("Batch size", "has")
-        named = listed(at_most([names.name(trial) for trial in trials]))
+        named = join_words(at_most([names.name(trial) for trial in trials]))
         yield _note(label, f"{sizes} {named} {have} no result: {reason}", ("status",), trials)
 
 
@@ -113,8 +113,8 @@ def _uneven_text(found: Sequence[TrialRecord]) -> str:
     return (
         f"Some steps took far longer than most at {_sizes(found)}. The samples/s count all steps "
         f"and differ by more than {percent(_UNEVEN)} from the median of the timing windows: "
-        f"{readable(most.samples_per_second or 0.0)} against "
-        f"{readable(most.window_samples_per_second or 0.0)}{where}."
+        f"{format_number(most.samples_per_second or 0.0)} against "
+        f"{format_number(most.window_samples_per_second or 0.0)}{where}."
     )
 
 
@@ -185,7 +185,7 @@ def _speed(study: Study) -> Iterator[Note]:
         usages = [e.usage for trial in study.trials for e in trial.executions if e.usage]
         gpus = [gpu for usage in usages for gpu in usage.gpus or ()]
         reasons = dict.fromkeys(reason for gpu in gpus for reason in gpu.throttle_reasons or ())
-        lowered = f" What lowered it: {listed(reasons)}." if reasons else ""
+        lowered = f" What lowered it: {join_words(reasons)}." if reasons else ""
         yield _note(
             "GPU clocks differ",
             f"The GPU clock differed between trials ({apart}), which also affects their samples/s."
@@ -315,11 +315,11 @@ def _lagging(study: Study) -> Iterator[Note]:
     yield _note(
         "lagging statistics",
         f"Training accuracy is far above validation accuracy at {_sizes(trials)} "
-        f"({readable(most.training)} and {readable(most.validation)}{where}), and "
-        f"BatchNormalization's moving statistics lag: there were {counted(most.updates, 'update')},"
-        f" and the statistics average over the last {readable(most.memory)}, 1 / (1 - momentum). "
-        "Before you compare these sizes, train for more updates or lower the momentum of the "
-        "layers.",
+        f"({format_number(most.training)} and {format_number(most.validation)}{where}), and "
+        "BatchNormalization's moving statistics lag: there were "
+        f"{pluralize(most.updates, 'update')}, and the statistics average over the last "
+        f"{format_number(most.memory)}, 1 / (1 - momentum). Before you compare these sizes, train "
+        "for more updates or lower the momentum of the layers.",
         ("quality",),
         trials,
     )
@@ -359,7 +359,7 @@ def _noise(study: Study) -> Iterator[Note]:
         )
     optimizers = dict.fromkeys(e.optimizer for trial in measured for e in trial.executions)
     if others := [name for name in optimizers if name not in (None, "SGD")]:
-        names = listed(map(str, others))
+        names = join_words(map(str, others))
         yield _note(
             f"noise scale under {names}",
             "The noise scale is derived for SGD. Whether it gives a useful batch size under "

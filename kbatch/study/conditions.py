@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
-from kbatch.document.numbers import count_range, counted, setting
+from kbatch.document.numbers import count_range, pluralize, setting
 from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.training_run import ExecutionRecord
@@ -69,7 +69,7 @@ def caption(conditions: Conditions) -> str:
         conditions.device or UNKNOWN_DEVICE,
         *conditions.versions,
         ", ".join(conditions.policies),
-        f"{counted(conditions.trials, 'trial')}, {executions_text(conditions)}",
+        f"{pluralize(conditions.trials, 'trial')}, {executions_text(conditions)}",
         f"budget: {budget_text(conditions)} each" if conditions.epochs else "",
         conditions.clocks,
     ]
@@ -97,9 +97,9 @@ def end_text(execution: ExecutionRecord) -> str:
     if budget is not None and budget.train_s is not None:
         limits.append(f"{setting(budget.train_s)} s of training")
     if budget is not None and budget.updates is not None:
-        limits.append(counted(budget.updates, "update"))
+        limits.append(pluralize(budget.updates, "update"))
     if budget is not None and budget.examples is not None:
-        limits.append(counted(budget.examples, "example"))
+        limits.append(pluralize(budget.examples, "example"))
     if target is None:
         return " or ".join(limits)
     sign = "≥" if target.direction == "max" else "≤"
@@ -139,7 +139,7 @@ def bars_text(trials: Iterable[TrialRecord]) -> str:
     return ""
 
 
-class Estimate(NamedTuple):
+class PlottedEstimate(NamedTuple):
     """A value with the ends of its interval, None if it has none."""
 
     value: float
@@ -152,26 +152,26 @@ class Estimate(NamedTuple):
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
-def throughput_estimate(trial: TrialRecord) -> Estimate | None:
+def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
     """Return the throughput of a trial in examples per second, None if it was not measured."""
     rate, interval = trial.samples_per_second, trial.samples_per_second_interval
     return _estimate("samples_per_second", rate, interval)
 
 
-def metric_estimate(trial: TrialRecord, name: str) -> Estimate | None:
+def metric_estimate(trial: TrialRecord, name: str) -> PlottedEstimate | None:
     """Return a metric of a trial at its best epoch, None if it was not measured."""
     return _estimate(name, trial.metrics.get(name), trial.metric_interval(name))
 
 
-def objective_estimate(trial: TrialRecord) -> Estimate | None:
+def objective_estimate(trial: TrialRecord) -> PlottedEstimate | None:
     """Return the objective of a trial, None if it was not measured."""
     return _estimate(trial.objective.name, trial.objective_value, trial.objective_interval)
 
 
-def _estimate(name: str, value: float | None, interval: Interval | None) -> Estimate | None:
+def _estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
     """Join a value and its interval, which ends where accuracies end."""
     if value is None or interval is None:
-        return None if value is None else Estimate(value, None, None)
+        return None if value is None else PlottedEstimate(value, None, None)
     if is_fraction(name) and 0 <= value <= 1:
-        return Estimate(value, max(0.0, interval.low), min(1.0, interval.high))
-    return Estimate(value, interval.low, interval.high)
+        return PlottedEstimate(value, max(0.0, interval.low), min(1.0, interval.high))
+    return PlottedEstimate(value, interval.low, interval.high)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import counted, listed, percent, readable, setting
+from kbatch.document.numbers import format_number, join_words, percent, pluralize, setting
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import budget_text, executions_text
 from kbatch.study.names import (
@@ -55,7 +55,7 @@ def decision(study: Study) -> Decision:
     return Decision(
         headline=_headline(best, tied, names),
         speed=_speed(completed, best, names),
-        limit=" ".join(limit.text for limit in binding_limits(study)) or None,
+        limit=" ".join(limit.text for limit in limits_at_best_trial(study)) or None,
         compared=compared,
         certainty=tie + _certainty(others, best, names),
     )
@@ -63,11 +63,11 @@ def decision(study: Study) -> Decision:
 
 def _headline(best: TrialRecord, tied: list[TrialRecord], names: TrialNames) -> str:
     words, value = metric_words(best.objective.name), best.objective_value
-    number = readable(value, 4) if value is not None else "n/a (not measured)"
+    number = format_number(value, 4) if value is not None else "n/a (not measured)"
     if best.objective.name in COST_NAMES and best.target is not None:
         words = f"{words} ({best.target.metric} {setting(best.target.value)})"
     unit = " samples/s" if best.objective.name == "samples_per_second" else ""
-    others = f", tied with {counted(len(tied), 'other trial')}" if tied else ""
+    others = f", tied with {pluralize(len(tied), 'other trial')}" if tied else ""
     return f"Batch size {names.name(best)} had the best {words}: {number}{unit}{others}."
 
 
@@ -80,11 +80,11 @@ def _speed(completed: list[TrialRecord], best: TrialRecord, names: TrialNames) -
     if fastest is best:
         if best.objective.name == "samples_per_second":
             return None
-        return f"It was also the fastest, with {readable(rate)} samples/s."
+        return f"It was also the fastest, with {format_number(rate)} samples/s."
     named = ", ".join((f"batch size {fastest.batch_size:,}", *names.settings(fastest)))
     return (
-        f"It trained at {readable(rate)} samples/s, {percent(rate / fastest_rate)} of the fastest "
-        f"trial ({named}, {readable(fastest_rate)} samples/s)."
+        f"It trained at {format_number(rate)} samples/s, {percent(rate / fastest_rate)} of the "
+        f"fastest trial ({named}, {format_number(fastest_rate)} samples/s)."
     )
 
 
@@ -93,7 +93,7 @@ def _compared(study: Study, names: TrialNames) -> str:
     sizes = sorted({trial.batch_size for trial in study.trials})
     between = f" from {sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f" of {sizes[0]:,}"
     differ = (*names.hyperparameters, *(("dtype policy",) if names.several_policies else ()))
-    also = f" that differ in {listed(differ)} too" if differ else ""
+    also = f" that differ in {join_words(differ)} too" if differ else ""
     if conditions.epochs is None:
         budget = "none of them completed"
     else:
@@ -101,8 +101,8 @@ def _compared(study: Study, names: TrialNames) -> str:
         to_target = next((t.target for t in study.trials if t.status == "completed"), None)
         budget = f"trained {'' if to_target else 'for '}{budget_text(conditions)}"
     return (
-        f"Compared: {counted(len(sizes), 'batch size')}{between} in "
-        f"{counted(conditions.trials, 'trial')}{also}, {executions_text(conditions)}, "
+        f"Compared: {pluralize(len(sizes), 'batch size')}{between} in "
+        f"{pluralize(conditions.trials, 'trial')}{also}, {executions_text(conditions)}, "
         f"{budget}, on {conditions.device or 'a device that was not recorded'}"
         f"{conditions.clocks and f' ({conditions.clocks})'}."
     )
@@ -118,7 +118,7 @@ def _certainty(others: list[TrialRecord], best: TrialRecord, names: TrialNames) 
     own = best.objective_interval
     if own is None:
         return (
-            f"It has {counted(len(best.executions), 'execution')}, too few for an interval: "
+            f"It has {pluralize(len(best.executions), 'execution')}, too few for an interval: "
             "whether it would win again is not known."
         )
     intervals = [trial.objective_interval for trial in others]
@@ -141,7 +141,7 @@ def _above(first: Interval | None, second: Interval | None) -> bool:
 
 def _named(trials: Iterable[TrialRecord], names: TrialNames) -> str:
     ordered = sorted(trials, key=lambda trial: (trial.batch_size, names.order(trial)))
-    return listed(at_most(list(dict.fromkeys(names.name(trial) for trial in ordered))))
+    return join_words(at_most(list(dict.fromkeys(names.name(trial) for trial in ordered))))
 
 
 def missing_reason(study: Study) -> str:
@@ -149,8 +149,8 @@ def missing_reason(study: Study) -> str:
     words = [outcome(trial) for trial in study.trials]
     if "completed" in words:
         return f"no completed trial has the objective {study.trials[0].objective.name}"
-    kinds = listed(f"{words.count(word):,} {word}" for word in dict.fromkeys(words))
-    return f"none of {counted(len(words), 'trial')} completed ({kinds})"
+    kinds = join_words(f"{words.count(word):,} {word}" for word in dict.fromkeys(words))
+    return f"none of {pluralize(len(words), 'trial')} completed ({kinds})"
 
 
 def what_to_do(study: Study) -> str:
@@ -196,7 +196,7 @@ class BindingLimit(NamedTuple):
     text: str  # The evidence in a sentence.
 
 
-def binding_limits(study: Study) -> tuple[BindingLimit, ...]:
+def limits_at_best_trial(study: Study) -> tuple[BindingLimit, ...]:
     """Find which limits bind at the best trial.
 
     A trial is compared with those of larger batch sizes whose other settings are its own. Where
@@ -307,8 +307,8 @@ def _updates(study: Study, best: TrialRecord, larger: Sequence[TrialRecord]) -> 
     return BindingLimit(
         "number of updates",
         f"The number of updates binds, not the device: larger batches trained up to "
-        f"{readable(gain, 2)} times as fast, but made fewer updates in the same epochs and reached "
-        f"a worse {metric_words(best.objective.name)}.",
+        f"{format_number(gain, 2)} times as fast, but made fewer updates in the same epochs and "
+        f"reached a worse {metric_words(best.objective.name)}.",
     )
 
 
@@ -348,7 +348,7 @@ def decision_text(found: SizeDecision) -> str:
     else:
         text = _ALL_TRIED if found.best else f"{_ALL_TRIED}. None reached the target"
     others = [f"{name} {value}" for name, value in found.hyperparameters.items()]
-    return f"{text} ({listed(others)})." if others else f"{text}."
+    return f"{text} ({join_words(others)})." if others else f"{text}."
 
 
 def refuse_empty(study: Study) -> None:

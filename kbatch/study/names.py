@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.document.numbers import listed, readable, setting
+from kbatch.document.numbers import format_number, join_words, setting
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
@@ -110,10 +110,10 @@ def noise_scale_text(scale: NoiseScale) -> str:
     """Write a noise scale with its interval, or what is known of an unresolved one."""
     if scale.value is not None and scale.interval is not None:
         interval = scale.interval
-        bounds = f"{readable(interval.low, 2)} to {readable(interval.high, 2)}"
-        return f"{readable(scale.value, 2)} ({bounds})"
+        bounds = f"{format_number(interval.low, 2)} to {format_number(interval.high, 2)}"
+        return f"{format_number(scale.value, 2)} ({bounds})"
     if scale.at_least:
-        return f"n/a (unresolved: at least {readable(scale.at_least, 2)})"
+        return f"n/a (unresolved: at least {format_number(scale.at_least, 2)})"
     return "n/a (unresolved)"
 
 
@@ -129,6 +129,6 @@ def followed_value(scaling: LearningRateScaling, name: str) -> str:
     """Format one of the settings that follow, empty where it is not known."""
     if name == "batch_norm_momentum":
         momenta = scaling.batch_norm_momenta
-        return listed(map(setting, momenta)) if momenta else ""
+        return join_words(map(setting, momenta)) if momenta else ""
     value = scaling.beta_2 if name == "beta_2" else scaling.weight_decay
     return "" if value is None else setting(value)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from kbatch.document.numbers import count_range, counted
+from kbatch.document.numbers import count_range, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.study.caveats import caveats
 from kbatch.study.conditions import caption
@@ -204,7 +204,7 @@ def _left_out(curves: int) -> tuple[Note, ...]:
         Note(
             "",
             "left out",
-            f"Learning curves and noise scales of {counted(curves, 'batch size')} are left out, "
+            f"Learning curves and noise scales of {pluralize(curves, 'batch size')} are left out, "
             "too many to be told apart here: `kbatch plot DIR --figure learning-curves` and "
             "`--figure noise-scale` draw them.",
         ),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import FOLLOWERS, LearningRateScaling
-from kbatch.document.numbers import listed, percent, readable, setting
+from kbatch.document.numbers import format_number, join_words, percent, setting
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
@@ -28,7 +28,7 @@ _GPU_FIGURES: tuple[
     tuple[str, Callable[[ExecutionRecord], float | None], Callable[[float], str]], ...
 ] = (
     ("GPU utilization", lambda e: e.usage and e.usage.gpu_utilization, percent),
-    ("Joules per sample", lambda e: e.joules_per_sample, readable),
+    ("Joules per sample", lambda e: e.joules_per_sample, format_number),
 )
 
 
@@ -112,7 +112,7 @@ def _whole(number: float) -> str:
 
 
 def _cell(
-    trial: TrialRecord, value: float | None, write: Callable[[float], str] = readable
+    trial: TrialRecord, value: float | None, write: Callable[[float], str] = format_number
 ) -> Cell:
     if value is None:
         return Cell(f"n/a ({'not measured' if trial.status == 'completed' else outcome(trial)})")
@@ -125,19 +125,24 @@ def _throughput(trial: TrialRecord) -> Cell:
         return _cell(trial, value)
     if len(trial.executions) > 1:
         return Cell(_plus_minus(value, interval, 3), value)
-    return Cell(f"{readable(value)} ({readable(interval.low)} to {readable(interval.high)})", value)
+    return Cell(
+        f"{format_number(value)} ({format_number(interval.low)} to {format_number(interval.high)})",
+        value,
+    )
 
 
 def _quality(trial: TrialRecord, name: str | None) -> Cell:
     value = trial.metrics.get(name) if name else None
     interval = trial.metric_interval(name) if name else None
     if value is None or interval is None:
-        return _cell(trial, value, lambda v: readable(v, 4))
+        return _cell(trial, value, lambda v: format_number(v, 4))
     return Cell(_plus_minus(value, interval, 4), value)
 
 
 def _plus_minus(value: float, interval: Interval, digits: int) -> str:
-    return f"{readable(value, digits)} ± {readable((interval.high - interval.low) / 2, 2)}"
+    return (
+        f"{format_number(value, digits)} ± {format_number((interval.high - interval.low) / 2, 2)}"
+    )
 
 
 def _target_columns(trials: Iterable[TrialRecord]) -> list[tuple[Column, _CellOf]]:
@@ -151,7 +156,7 @@ def _target_columns(trials: Iterable[TrialRecord]) -> list[tuple[Column, _CellOf
         cost = trial.cost(name)
         return Cell("never met") if cost is None else Cell(write(cost), cost)
 
-    costs = (("seconds", readable), ("updates", _whole), ("examples", _whole))
+    costs = (("seconds", format_number), ("updates", _whole), ("examples", _whole))
     return [
         (
             Column(f"{what.capitalize()} to {words}", True),
@@ -230,7 +235,7 @@ def followed_text(scalings: Iterable[LearningRateScaling | None]) -> str:
         return ""
     return (
         f"Settings that follow the batch size, from {first.batch_size:,} to {last.batch_size:,}: "
-        f"{listed(parts)}."
+        f"{join_words(parts)}."
     )
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import count_range, memory_text, readable
+from kbatch.document.numbers import count_range, format_number, memory_text
 from kbatch.document.section import where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, rate_and_time_axes
@@ -55,7 +55,9 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
     line_s, answers, words = (), (), ""
     if profile.has_fit:
         fit = profile.step_time
-        overhead, each = (readable(1e3 * max(s, 0.0)) for s in (fit.overhead_s, fit.per_example_s))
+        overhead, each = (
+            format_number(1e3 * max(s, 0.0)) for s in (fit.overhead_s, fit.per_example_s)
+        )
         words = f"t = {overhead} ms + {each} ms x B"
         if fit.holds is False:
             off = f"{100 * fit.line.departure.worst:.0f} %"
@@ -102,7 +104,7 @@ def training_profile_alt_text(info: TrainingProfileInfo) -> str:
     sentences = [
         f"Charts over the micro-batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, "
         f"for {info.name}: throughput, time of a step and peak memory.",
-        f"At most {readable(best.samples_per_second or 0.0)} samples/s, at "
+        f"At most {format_number(best.samples_per_second or 0.0)} samples/s, at "
         f"{best.micro_batch_size:,}.",
     ]
     if info.memory_bytes:

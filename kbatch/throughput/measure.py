@@ -13,7 +13,7 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
-from kbatch.document.numbers import memory_text, readable
+from kbatch.document.numbers import format_number, memory_text
 from kbatch.errors import InputError
 from kbatch.memory.curve import MemoryPass, ascend_memory
 from kbatch.memory.find import data_source
@@ -251,7 +251,9 @@ def _warm_up(
             end = f"memory ran out at micro-batch size {size}"
             say(f"micro-batch {size}: out of memory")
             continue
-        say(f"micro-batch {size}: {readable(1000 * warm_up.call_s)} ms a step after warming up")
+        say(
+            f"micro-batch {size}: {format_number(1000 * warm_up.call_s)} ms a step after warming up"
+        )
         if not sizes.chosen and sweep.rounds.too_slow_to_double(warm_up.call_s):
             end = "too slow for the time budget"
     return not_run

@@ -1,6 +1,6 @@
 """What is said of a training profile, in words and tables."""
 
-from kbatch.document.numbers import counted, memory_text, percent, readable
+from kbatch.document.numbers import format_number, memory_text, percent, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, clocks_text, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
@@ -63,7 +63,7 @@ def training_section(profile: TrainingProfile) -> Section:
             Fact("dtype policy", profile.dtype_policy),
             Fact("jit_compile", str(profile.jit_compile)),
             Fact("memory limit", "n/a (not measured)" if limit is None else memory_text(limit)),
-            Fact("measured in", "n/a" if took_s is None else f"{readable(took_s)} s"),
+            Fact("measured in", "n/a" if took_s is None else f"{format_number(took_s)} s"),
         ),
         environment=environment_facts(environment),
     )
@@ -74,7 +74,7 @@ def _cells(point: TrainingPoint) -> tuple[Cell, ...]:
     return (
         Cell(f"{point.micro_batch_size:,}", point.micro_batch_size),
         Cell(_rate(point) or "n/a", point.samples_per_second),
-        Cell("n/a" if step_s is None else readable(1000 * step_s), step_s),
+        Cell("n/a" if step_s is None else format_number(1000 * step_s), step_s),
         Cell("n/a" if peak_bytes is None else memory_text(peak_bytes), peak_bytes),
         Cell(point.reason or point.outcome),
     )
@@ -90,7 +90,7 @@ def training_lines(profile: TrainingProfile) -> list[str]:
     if not_run:
         first = not_run[0]
         lines.append(
-            f"Not measured: {counted(len(not_run), 'size')} from {first.micro_batch_size:,} on "
+            f"Not measured: {pluralize(len(not_run), 'size')} from {first.micro_batch_size:,} on "
             f"({first.reason})."
         )
     apart = training_clocks(profile)
@@ -123,7 +123,7 @@ def _speed(profile: TrainingProfile) -> list[str]:
         )
     compiled_s = [point.compile_s for point in measured if point.compile_s is not None]
     if compiled_s:
-        longest_s = readable(max(compiled_s))
+        longest_s = format_number(max(compiled_s))
         lines.append(f"Tracing and compiling took up to {longest_s} s a size; not counted above.")
     return lines
 
@@ -146,8 +146,8 @@ def _saturation(profile: TrainingProfile) -> str:
 def _fit(profile: TrainingProfile) -> str:
     fit = profile.step_time
     line = (
-        f"Time of a micro-batch of B examples: {readable(1e3 * max(fit.overhead_s, 0.0))} ms + "
-        f"{readable(1e3 * max(fit.per_example_s, 0.0))} ms x B"
+        f"Time of a micro-batch of B examples: {format_number(1e3 * max(fit.overhead_s, 0.0))} ms "
+        f"+ {format_number(1e3 * max(fit.per_example_s, 0.0))} ms x B"
     )
     if fit.holds is None:
         return f"{line} (two sizes cannot show whether it is a line)."
@@ -161,5 +161,7 @@ def _rate(point: TrainingPoint) -> str:
     if point.samples_per_second is None:
         return ""
     interval = point.samples_per_second_interval
-    between = f" ({readable(interval.low)} to {readable(interval.high)})" if interval else ""
-    return f"{readable(point.samples_per_second)}{between}"
+    between = (
+        f" ({format_number(interval.low)} to {format_number(interval.high)})" if interval else ""
+    )
+    return f"{format_number(point.samples_per_second)}{between}"

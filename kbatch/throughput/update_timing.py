@@ -11,7 +11,7 @@ import keras
 from kbatch.analysis.scaling_curve import is_saturated
 from kbatch.device.failures import failure_text
 from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
-from kbatch.document.numbers import readable
+from kbatch.document.numbers import format_number
 from kbatch.document.section import clocks_text
 from kbatch.records.usage import GpuUsage, median_known
 from kbatch.throughput.choice import micro_batch_candidates, sizes_to_leave
@@ -92,7 +92,8 @@ class TrainingSweep:
             if warm_up is None:
                 say(f"micro-batch {size}: out of memory")
                 break
-            say(f"micro-batch {size}: {readable(1000 * warm_up.call_s)} ms a step after warming up")
+            warm_ms = format_number(1000 * warm_up.call_s)
+            say(f"micro-batch {size}: {warm_ms} ms a step after warming up")
         return tried
 
     def each_round(self) -> Iterator[list[StepConfig]]:

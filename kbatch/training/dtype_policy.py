@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.doctor import Finding, PolicySpeed
-from kbatch.document.numbers import readable
+from kbatch.document.numbers import format_number
 from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
@@ -72,7 +72,7 @@ def loss_scaled(model: keras.Model) -> bool:
     return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-class NoVariant(ValueError):
+class PolicyUnsupported(ValueError):
     """A model that cannot be had under a policy; the message says why."""
 
 
@@ -91,7 +91,7 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
     # What a layer raises that has no config or refuses the dtype in it, that makes other weights
     # than it had (`set_weights`), or whose first weights cannot be drawn in the dtype (the last).
     except (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError) as error:
-        raise NoVariant(
+        raise PolicyUnsupported(
             f"A copy under {dtype_policy} cannot be made of model {model.name!r}: "
             f"{str(error).splitlines()[0]}"
         ) from error
@@ -99,7 +99,7 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
         one.name for one in layers_with_weights(copy) if one.dtype_policy.name != dtype_policy
     ]
     if others:
-        raise NoVariant(
+        raise PolicyUnsupported(
             f"A copy under {dtype_policy} cannot be made of model {model.name!r}: layers keep a "
             f"policy of their own: {', '.join(others)}."
         )
@@ -240,7 +240,7 @@ def slow_float16_text(slowdown: float | None) -> str | None:
     """Return what to know of a processor that computes float16 far slower, None of another one."""
     if slowdown is None or slowdown <= _FAR_SLOWER:
         return None
-    return f"float16 takes {readable(slowdown, 2)} times as long as float32 on this processor"
+    return f"float16 takes {format_number(slowdown, 2)} times as long as float32 on this processor"
 
 
 def policy_finding(speeds: Sequence[PolicySpeed], device: str) -> Finding:

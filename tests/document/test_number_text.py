@@ -3,14 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.document.numbers import counted, listed, percent, readable, setting
+from kbatch.document.numbers import format_number, join_words, percent, pluralize, setting
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 4])
 def test_the_text_reads_back_as_the_rounded_number(digits):
     rng = np.random.default_rng(digits)
     for value in rng.choice([-1, 1], 500) * 10 ** rng.uniform(-9, 9, 500):
-        read = float(readable(value, digits).replace(",", ""))
+        read = float(format_number(value, digits).replace(",", ""))
         assert abs(read - value) <= 0.5000001 * 10 ** (
             math.floor(math.log10(abs(value))) + 1 - digits
         )
@@ -31,7 +31,7 @@ def test_the_text_reads_back_as_the_rounded_number(digits):
     ],
 )
 def test_three_significant_digits(value, text):
-    assert readable(value) == text
+    assert format_number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_percent(share, text):
 
 
 def test_words():
-    assert listed(["16"]) == "16"
-    assert listed(["16", "32", "64"]) == "16, 32 and 64"
-    assert (counted(1, "trial"), counted(0, "trial")) == ("1 trial", "0 trials")
+    assert join_words(["16"]) == "16"
+    assert join_words(["16", "32", "64"]) == "16, 32 and 64"
+    assert (pluralize(1, "trial"), pluralize(0, "trial")) == ("1 trial", "0 trials")

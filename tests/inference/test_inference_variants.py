@@ -13,7 +13,7 @@ from kbatch.inference.variants import (
     quantised_note,
     variant,
 )
-from kbatch.training.dtype_policy import NoVariant
+from kbatch.training.dtype_policy import PolicyUnsupported
 
 
 def nested():
@@ -176,7 +176,7 @@ def test_layers_of_several_policies_are_all_named():
 
 def test_weights_that_cannot_be_drawn_in_a_dtype_are_a_reason():
     model = keras.Sequential([keras.layers.Input((4, 2)), keras.layers.LSTM(2)])
-    with pytest.raises(NoVariant, match="copy under bfloat16 cannot be made"):
+    with pytest.raises(PolicyUnsupported, match="copy under bfloat16 cannot be made"):
         variant(model, "bfloat16")
 
 
@@ -188,7 +188,7 @@ def test_a_layer_that_keeps_its_policy_is_told():
             super().__init__("float32", **settings)
 
     model = keras.Model(inputs, Fixed()(inputs))
-    with pytest.raises(NoVariant, match="keep a policy of their own: dense"):
+    with pytest.raises(PolicyUnsupported, match="keep a policy of their own: dense"):
         variant(model, "float16")
 
 
@@ -223,11 +223,11 @@ def test_what_cannot_be_had_says_why():
 
     model = Own()
     model(np.zeros((1, 3), "float32"))
-    with pytest.raises(NoVariant, match="copy under float16 cannot be made"):
+    with pytest.raises(PolicyUnsupported, match="copy under float16 cannot be made"):
         variant(model, "float16")
     inputs = keras.Input((3,))
     without = keras.Model(inputs, keras.layers.LayerNormalization()(inputs))
-    with pytest.raises(NoVariant, match=r"No layer .* int8"):
+    with pytest.raises(PolicyUnsupported, match=r"No layer .* int8"):
         variant(without, "int8")
 
 

@@ -11,7 +11,12 @@ from task_factory import make_task
 
 from kbatch.errors import InputError
 from kbatch.memory.probe import Reading, WorkloadFacts
-from kbatch.recommendation.measure import BudgetClock, _Bounded, _TimeSpentError, measure_memory
+from kbatch.recommendation.measure import (
+    BudgetClock,
+    _TimeLimitedProbes,
+    _TimeSpentError,
+    measure_memory,
+)
 
 X, Y = models.rows(64)
 ONE_HOT = keras.utils.to_categorical(Y, 3)
@@ -61,7 +66,7 @@ class Probes:
 def bounded(example_s, sizes, *, budget_s=20.0, **changed):
     probes = Probes(example_s, **changed)
     task = make_task(X, Y)._replace(clock=BudgetClock(budget_s, lambda: probes.now_s))
-    limited = _Bounded(probes, task)
+    limited = _TimeLimitedProbes(probes, task)
     try:
         for size in sizes:
             limited.read(size)

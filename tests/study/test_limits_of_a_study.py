@@ -4,7 +4,7 @@ import dataclasses
 
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.study.decision import binding_limits, decision
+from kbatch.study.decision import decision, limits_at_best_trial
 
 
 def repeated(size, accuracy, rate, wait_share=0.0):
@@ -23,13 +23,13 @@ def repeated(size, accuracy, rate, wait_share=0.0):
 
 
 def names(*trials):
-    return [limit.name for limit in binding_limits(make_study(*trials))]
+    return [limit.name for limit in limits_at_best_trial(make_study(*trials))]
 
 
 def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
     waiting = repeated(64, 0.98, 1000, wait_share=0.3)
     assert names(waiting, repeated(128, 0.9, 1010)) == ["input pipeline"]
-    assert "30 % of its time at batch size 64" in binding_limits(make_study(waiting))[0].text
+    assert "30 % of its time at batch size 64" in limits_at_best_trial(make_study(waiting))[0].text
     assert names(repeated(64, 0.98, 1000, wait_share=0.1), repeated(128, 0.9, 2000)) == [
         "number of updates"
     ]
@@ -44,7 +44,7 @@ def test_memory_binds_where_every_larger_size_ran_out():
 
 def test_memory_binds_where_it_cut_the_batch():
     cut = {"micro_batch_size": 43, "most_in_memory": 60}
-    (limit,) = binding_limits(make_study(make_trial(128, **cut)))
+    (limit,) = limits_at_best_trial(make_study(make_trial(128, **cut)))
     assert limit.name == "memory"
     assert "at most 60 examples fit in it at once" in limit.text
     assert "micro-batches of 43" in limit.text
@@ -79,7 +79,7 @@ def test_batches_of_equal_micro_batches_tell_nothing_of_the_device():
 
 def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
     best = repeated(64, 0.98, 1000)
-    (limit,) = binding_limits(make_study(best, repeated(128, 0.9, 1900)))
+    (limit,) = limits_at_best_trial(make_study(best, repeated(128, 0.9, 1900)))
     assert limit.name == "number of updates"
     assert "up to 1.9 times as fast" in limit.text
     assert "a worse validation accuracy" in limit.text

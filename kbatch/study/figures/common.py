@@ -9,7 +9,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 
-from kbatch.document.numbers import counted, listed
+from kbatch.document.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import series_style, size_color
 from kbatch.study.conditions import caption
@@ -82,7 +82,7 @@ def incomplete_text(study: Study) -> str:
         return none_completed(study)
     if len(trials) <= _MOST_NAMED:
         names = trial_names(study.trials)
-        named = listed(
+        named = join_words(
             f"batch size {t.batch_size:,} ({', '.join((*names.settings(t), outcome(t)))})"
             for t in trials
         )
@@ -90,7 +90,7 @@ def incomplete_text(study: Study) -> str:
     sizes = sorted({trial.batch_size for trial in trials})
     between = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
     return (
-        f"\N{MULTIPLICATION X} Without a result: {counted(len(trials), 'trial')} of batch size "
+        f"\N{MULTIPLICATION X} Without a result: {pluralize(len(trials), 'trial')} of batch size "
         f"{between} ({_counts(trials)})."
     )
 
@@ -125,7 +125,7 @@ def best_of_size_note(study: Study) -> str:
     sizes, trials = {trial.batch_size for trial in study.trials}, len(study.trials)
     if len(sizes) == trials:
         return ""
-    of = f"{len(sizes):,} of {counted(trials, 'trial')}"
+    of = f"{len(sizes):,} of {pluralize(trials, 'trial')}"
     return f"Shown: the best trial of each batch size, {of}."
 
 

@@ -6,12 +6,12 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import goodput
 from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import counted, listed, readable
+from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import series_style
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import Estimate, bars_text, throughput_estimate
+from kbatch.study.conditions import PlottedEstimate, bars_text, throughput_estimate
 from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     BATCH_LABEL,
@@ -31,8 +31,8 @@ class GoodputPoint(NamedTuple):
     """One batch size."""
 
     batch_size: int
-    throughput: Estimate  # In examples per second.
-    goodput: Estimate  # In examples of the smallest batch size per second.
+    throughput: PlottedEstimate  # In examples per second.
+    goodput: PlottedEstimate  # In examples of the smallest batch size per second.
 
 
 class GoodputInfo(NamedTuple):
@@ -77,17 +77,17 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
     points = []
     for size, rate in rates.items():
         value, *bounds = (curve[size] for curve in curves)
-        estimate = Estimate(value, min(bounds, default=None), max(bounds, default=None))
+        estimate = PlottedEstimate(value, min(bounds, default=None), max(bounds, default=None))
         points.append(GoodputPoint(size, rate, estimate))
     low, high, bars = min(bests), max(bests), bars_text(study.trials)
-    used = f"Noise scale {readable(scale)} examples"
+    used = f"Noise scale {format_number(scale)} examples"
     if interval is None:
         used += f", {source}."
     else:
         largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
         used += (
-            f" ({readable(interval.low)} to {readable(interval.high)}), {source}; bands: its 95 % "
-            f"interval, over which {largest} would have the largest goodput."
+            f" ({format_number(interval.low)} to {format_number(interval.high)}), {source}; bands: "
+            f"its 95 % interval, over which {largest} would have the largest goodput."
         )
     return GoodputInfo(
         points=tuple(points),
@@ -113,7 +113,7 @@ def _measured_scale(study: Study) -> tuple[float, Interval | None, str]:
             "Goodput needs a noise scale: trials measure it as they train, more closely over more "
             "epochs and in smaller micro-batches (`kbatch.BatchSizeHyperModel(..., "
             "micro_batch_size=n)`), or give `noise_scale=200`, say. Received: noise_scale=None, "
-            f"and a study of {counted(len(study.trials), 'trial')} without a resolved one."
+            f"and a study of {pluralize(len(study.trials), 'trial')} without a resolved one."
         )
     best = Study(study.name, tuple(trial for trial, _, _ in found)).best_trial()
     trial, value, interval = next(one for one in found if best is None or one[0] is best)
@@ -137,13 +137,13 @@ def _other_best(study: Study, size: int) -> str:
 
 def alt_text(info: GoodputInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
-    values = listed(
-        f"{readable(p.goodput.value)} (throughput {readable(p.throughput.value)}) at batch size "
-        f"{p.batch_size:,}"
+    values = join_words(
+        f"{format_number(p.goodput.value)} (throughput {format_number(p.throughput.value)}) at "
+        f"batch size {p.batch_size:,}"
         for p in info.points
     )
     return (
-        f"A chart of throughput and goodput over {counted(len(info.points), 'batch size')}, in "
+        f"A chart of throughput and goodput over {pluralize(len(info.points), 'batch size')}, in "
         f"examples per second. Goodput is {values}. It is largest at {info.best:,}. "
         f"{' '.join(filter(None, info.notes))}"
     )
@@ -190,7 +190,7 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
     most = values[sizes.index(info.best)]
     draw.ring(panel, info.best, most)
     side = "left" if info.best == sizes[0] else "right" if info.best == sizes[-1] else "center"
-    words = f"largest: {info.best:,}\n{readable(most)}"
+    words = f"largest: {info.best:,}\n{format_number(most)}"
     draw.text(panel, words, (info.best, most), (0, -14), ha=side, va="top", bold=True)
     for size, words in info.incomplete_sizes:
         draw.missing(panel, size, words=words)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import counted, listed, memory_text, percent, readable
+from kbatch.document.numbers import format_number, join_words, memory_text, percent, pluralize
 from kbatch.plotting import canvas
 from kbatch.plotting.palette import series_style
 from kbatch.records.usage import GpuUsage, UsageRecord
@@ -77,7 +77,7 @@ def gpu_timeline_info(watched: "Study | UsageRecord | GpuMonitor") -> GpuTimelin
     shown = max(len(gpu.samples) for gpu in gpus)
     means = f", shown as {shown:,} means" if usage.readings > shown else ""
     meaning = (
-        f"{counted(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
+        f"{pluralize(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
         f"kernel ran. Memory: {'; '.join(f'{word}, {text}' for word, text in words)}."
     )
     notes = (*map(_summary, gpus), meaning)
@@ -113,17 +113,17 @@ def _summary(gpu: GpuUsage) -> str:
     if gpu.mean.utilization is not None:
         parts.append(f"mean utilization {percent(gpu.mean.utilization)}")
     if gpu.mean.power_w is not None:
-        parts.append(f"mean power {readable(gpu.mean.power_w)} W")
+        parts.append(f"mean power {format_number(gpu.mean.power_w)} W")
     if gpu.energy_j is not None:
         source = "driver's counter" if gpu.energy_source == "counter" else "integral of power"
-        parts.append(f"energy {readable(gpu.energy_j)} J ({source})")
+        parts.append(f"energy {format_number(gpu.energy_j)} J ({source})")
     answered_s = [
         s.time_s
         for s in gpu.samples
         if (s.utilization, s.power_w, s.temperature_c, s.sm_clock_mhz) != (None,) * 4
     ]
     if answered_s and answered_s[-1] < gpu.samples[-1].time_s:
-        parts.append(f"no answer after {readable(answered_s[-1])} s")
+        parts.append(f"no answer after {format_number(answered_s[-1])} s")
     if gpu.memory_total_bytes:
         parts.append(f"memory {memory_text(gpu.memory_total_bytes)}")
     return " · ".join(parts)
@@ -131,9 +131,9 @@ def _summary(gpu: GpuUsage) -> str:
 
 def alt_text(info: GpuTimelineInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
-    shown = listed(panel.label.split("\n")[0].lower() for panel in info.panels)
+    shown = join_words(panel.label.split("\n")[0].lower() for panel in info.panels)
     return (
-        f"Charts of {shown} of {listed(info.gpus)} over {readable(info.duration_s)} s: "
+        f"Charts of {shown} of {join_words(info.gpus)} over {format_number(info.duration_s)} s: "
         f"{info.title}. {' '.join(info.notes)}"
     )
 

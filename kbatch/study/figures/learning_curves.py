@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import FEWEST_VALUES, mean_interval
-from kbatch.document.numbers import counted, listed, readable
+from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import ALARM, series_style, size_color
@@ -123,14 +123,14 @@ def alt_text(info: LearningCurvesInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
     if not info.curves or info.quality is None:
         return f"An empty chart of learning curves. {info.nothing}."
-    ends = listed(
-        f"{readable(c.points[-1].value)} at batch size {c.batch_size:,} after "
-        f"{c.points[-1].updates:,.0f} updates and {readable(c.points[-1].seconds)} s"
+    ends = join_words(
+        f"{format_number(c.points[-1].value)} at batch size {c.batch_size:,} after "
+        f"{c.points[-1].updates:,.0f} updates and {format_number(c.points[-1].seconds)} s"
         for c in info.curves
     )
     return (
         f"Curves of {metric_words(info.quality.name)} over training for "
-        f"{counted(len(info.curves), 'batch size')}, against updates, examples and seconds on "
+        f"{pluralize(len(info.curves), 'batch size')}, against updates, examples and seconds on "
         f"logarithmic axes. They end with {ends}. {info.incomplete}"
     ).strip()
 

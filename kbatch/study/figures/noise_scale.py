@@ -5,7 +5,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.document.numbers import counted, listed
+from kbatch.document.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
@@ -70,7 +70,7 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
         raise ValueError(
             "No noise scale was measured: train longer, or give `micro_batch_size=n`, n a part of "
             "the batch sizes, to `kbatch.BatchSizeHyperModel`. "
-            f"Received: {counted(len(study.trials), 'trial')} without gradient moments."
+            f"Received: {pluralize(len(study.trials), 'trial')} without gradient moments."
         )
     return NoiseScaleInfo(
         curves=tuple(curves),
@@ -87,12 +87,12 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
 
 def alt_text(info: NoiseScaleInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
-    scales = listed(
+    scales = join_words(
         f"{noise_scale_text(curve.late)} at batch size {curve.batch_size:,}"
         for curve in info.curves
     )
     return (
-        f"A chart of the gradient noise scale over {counted(info.epochs, 'epoch')}, on a "
+        f"A chart of the gradient noise scale over {pluralize(info.epochs, 'epoch')}, on a "
         f"logarithmic axis. In the late half of training it is {scales}. {info.incomplete}"
     ).strip()
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from kbatch.document.numbers import counted, listed, readable, shortened
+from kbatch.document.numbers import format_number, join_words, pluralize, shortened
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import INK, MUTED, series_style
-from kbatch.study.conditions import Estimate, bars_text, metric_estimate, throughput_estimate
+from kbatch.study.conditions import PlottedEstimate, bars_text, metric_estimate, throughput_estimate
 from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     incomplete_text,
@@ -41,8 +41,8 @@ class ParetoPoint(NamedTuple):
     name: str  # Its batch size, with the settings that differ from other trials.
     batch_size: int
     series: int  # Number of its series.
-    throughput: Estimate  # In examples per second.
-    quality: Estimate
+    throughput: PlottedEstimate  # In examples per second.
+    quality: PlottedEstimate
     on_front: bool  # Whether no other trial is both faster and better.
 
 
@@ -123,14 +123,14 @@ def alt_text(info: ParetoInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
     if not info.points or info.quality is None:
         return f"An empty chart of quality against throughput. {info.nothing}."
-    front = listed(
-        f"batch size {p.name} with {readable(p.throughput.value)} samples/s and "
-        f"{readable(p.quality.value, 4)}"
+    front = join_words(
+        f"batch size {p.name} with {format_number(p.throughput.value)} samples/s and "
+        f"{format_number(p.quality.value, 4)}"
         for p in info.front
     )
     return (
         f"A chart of {metric_words(info.quality.name)} against throughput, one mark for each of "
-        f"{counted(len(info.points), 'trial')}. No other trial is both faster and better than "
+        f"{pluralize(len(info.points), 'trial')}. No other trial is both faster and better than "
         f"{front}. {info.incomplete}"
     ).strip()
 

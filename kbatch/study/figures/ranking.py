@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import counted, listed, readable, setting, shortened
+from kbatch.document.numbers import format_number, join_words, pluralize, setting, shortened
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, GRID, INK, MUTED, series_style
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import (
     BARS,
     PAIRS,
-    Estimate,
+    PlottedEstimate,
     objective_estimate,
     spreads,
 )
@@ -60,7 +60,7 @@ class RankedTrial(NamedTuple):
     """One row; the objective is None for a trial without a result."""
 
     trial_id: str
-    objective: Estimate | None
+    objective: PlottedEstimate | None
     outcome: str
 
 
@@ -96,12 +96,12 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
     if hidden:
         failed = sum(trial.status != "completed" for trial in hidden)
         without = f", {failed:,} of them without a result" if failed else ""
-        notes.append(f"Not shown: {counted(len(hidden), 'trial')} that follow{without}.")
+        notes.append(f"Not shown: {pluralize(len(hidden), 'trial')} that follow{without}.")
     titles = [column.title for column in columns]
     untitled = [name for name in map(_short, names.hyperparameters) if name not in titles]
     if untitled:
         plural = "s" * (len(untitled) > 1)
-        notes.append(f"No room for the hyperparameter{plural} {listed(untitled)}.")
+        notes.append(f"No room for the hyperparameter{plural} {join_words(untitled)}.")
     rows = (
         RankedTrial(
             trial.trial_id,
@@ -127,7 +127,7 @@ def _columns(trials: Sequence[TrialRecord], names: TrialNames) -> Iterator[Ranke
         yield tuned._replace(numeric=all(isinstance(value, (int, float)) for value in values))
     if names.several_policies:
         yield RankedColumn("Policy", False, [_short(t.dtype_policy) for t in trials])
-    yield column("Samples/s", (t.samples_per_second for t in trials), readable)
+    yield column("Samples/s", (t.samples_per_second for t in trials), format_number)
     if "learning_rate" not in names.hyperparameters:
         yield column("Learning rate", (t.learning_rate for t in trials), setting)
     yield column("Micro-batch", (t.micro_batch_size for t in trials), "{:,}".format)
@@ -141,13 +141,13 @@ def alt_text(info: RankingInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
     best = [
         ", ".join(f"{column.title} {column.cells[number]}" for column in info.columns)
-        + f": {readable(row.objective.value, 4)}"
+        + f": {format_number(row.objective.value, 4)}"
         for number, row in enumerate(info.rows[:3])
         if row.objective
     ]
     words = metric_words(info.objective.name)
     sentences = (
-        f"A table of {counted(len(info.rows), 'trial')} ranked by {words}, with dots.",
+        f"A table of {pluralize(len(info.rows), 'trial')} ranked by {words}, with dots.",
         f"The best are {'; '.join(best)}." if best else "No trial completed.",
         *info.notes,
     )
@@ -245,4 +245,4 @@ def _draw_dots(panel: Axes, info: RankingInfo) -> None:
     left = best.value > sum(panel.get_xlim()) / 2
     end = best.bar[0 if left else 1] if best.bar else best.value
     side, offset_pt = ("right", -7) if left else ("left", 7)
-    draw.text(panel, readable(best.value, 4), (end, 0), (offset_pt, 0), ha=side, bold=True)
+    draw.text(panel, format_number(best.value, 4), (end, 0), (offset_pt, 0), ha=side, bold=True)

@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import mean_interval
-from kbatch.document.numbers import counted, listed, readable, setting
+from kbatch.document.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
-from kbatch.study.conditions import BARS, Estimate
+from kbatch.study.conditions import BARS, PlottedEstimate
 from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     BATCH_LABEL,
@@ -38,8 +38,8 @@ class TargetPoint(NamedTuple):
     batch_size: int
     trial_id: str
     met: bool
-    seconds: Estimate
-    updates: Estimate
+    seconds: PlottedEstimate
+    updates: PlottedEstimate
     runs: tuple[int, ...]  # Updates of each execution that met it.
 
 
@@ -149,30 +149,31 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
     )
 
 
-def _mean(values: Sequence[float]) -> Estimate:
+def _mean(values: Sequence[float]) -> PlottedEstimate:
     interval, mean = mean_interval(values), sum(values) / len(values)
     if interval is None:
-        return Estimate(mean, None, None)
+        return PlottedEstimate(mean, None, None)
     # A logarithmic axis has no place for what is not positive.
-    return Estimate(mean, interval.low if interval.low > 0 else min(values), interval.high)
+    return PlottedEstimate(mean, interval.low if interval.low > 0 else min(values), interval.high)
 
 
 def _fit_text(fit: StepsToTarget | None, met: int) -> str:
     if fit is None:
         return (
             "No curve is fitted: it needs three batch sizes that met the target, and "
-            f"{counted(met, 'size')} did."
+            f"{pluralize(met, 'size')} did."
         )
     critical = fit.critical_batch_size
     begun = "Fitted updates: S_min (1 + B_crit / B)"
     if critical.value is None or critical.interval is None:
-        bound = f", above {readable(critical.at_least)}" if critical.at_least else ""
+        bound = f", above {format_number(critical.at_least)}" if critical.at_least else ""
         return f"{begun}; B_crit is larger than these batch sizes can tell{bound}."
     deviates = " The trials deviate from this curve by more than their noise."
     doubt = deviates if fit.holds is False else ""
+    low, high = critical.interval.low, critical.interval.high
     return (
-        f"{begun}, S_min {readable(fit.fewest_steps)}, B_crit {readable(critical.value)} "
-        f"({readable(critical.interval.low)} to {readable(critical.interval.high)}).{doubt}"
+        f"{begun}, S_min {format_number(fit.fewest_steps)}, B_crit {format_number(critical.value)} "
+        f"({format_number(low)} to {format_number(high)}).{doubt}"
     )
 
 
@@ -185,15 +186,15 @@ def alt_text(info: TimeToTargetInfo) -> str:
         f"{info.target_text}."
     ]
     if info.met:
-        cost = listed(
-            f"{p.updates.value:,.0f} updates and {readable(p.seconds.value)} s at batch size "
+        cost = join_words(
+            f"{p.updates.value:,.0f} updates and {format_number(p.seconds.value)} s at batch size "
             f"{p.batch_size:,}"
             for p in info.met
         )
         sentences.append(f"It took {cost}.")
     missed = [f"{point.batch_size:,}" for point in info.points if not point.met]
     if missed:
-        sentences.append(f"Batch size {listed(missed)} did not meet it.")
+        sentences.append(f"Batch size {join_words(missed)} did not meet it.")
     return " ".join(filter(None, (*sentences, info.fit_text, info.incomplete)))
 
 
@@ -240,7 +241,7 @@ def plot_time_to_target(
 
 
 def _draw_costs(
-    panel: Axes, info: TimeToTargetInfo, costs: Sequence[Estimate], fit: StepsToTarget | None
+    panel: Axes, info: TimeToTargetInfo, costs: Sequence[PlottedEstimate], fit: StepsToTarget | None
 ) -> None:
     if not info.points:
         canvas.write_message(panel, info.nothing)

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import counted, listed, readable, shortened
+from kbatch.document.numbers import format_number, join_words, pluralize, shortened
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.study.conditions import (
     BARS,
     PAIRS,
     Conditions,
-    Estimate,
+    PlottedEstimate,
     caption,
     metric_estimate,
     spreads,
@@ -49,8 +49,8 @@ class TrialPoint(NamedTuple):
     settings: tuple[str, ...]  # What it has where trials differ, such as `"units=8"`.
     status: str
     outcome: str
-    samples_per_second: Estimate | None
-    quality: Estimate | None
+    samples_per_second: PlottedEstimate | None
+    quality: PlottedEstimate | None
 
 
 class TrialsInfo(NamedTuple):
@@ -123,7 +123,7 @@ def trials_info(study: Study) -> TrialsInfo:
         combinations, differ = len({p.settings for p in points.values()}), names.hyperparameters
         why = "several trials have the same batch size and settings"
         if differ and combinations > MOST_SERIES:
-            why = f"the trials also differ in {listed(differ)} ({combinations:,} combinations)"
+            why = f"the trials also differ in {join_words(differ)} ({combinations:,} combinations)"
         notes.append(f"Points are not joined: {why}.")
     return TrialsInfo(
         name=study.name,
@@ -144,7 +144,7 @@ def best_label(info: TrialsInfo) -> str:
         return ""
     estimate = point.samples_per_second if info.by_throughput else point.quality
     unit = " samples/s" if info.by_throughput else ""
-    number = f": {readable(estimate.value, 4)}{unit}" if estimate else ""
+    number = f": {format_number(estimate.value, 4)}{unit}" if estimate else ""
     return f"{', '.join(('best', f'batch size {point.batch_size:,}', *point.settings))}{number}"
 
 
@@ -154,11 +154,11 @@ def alt_text(info: TrialsInfo) -> str:
     between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     words = metric_words(info.quality.name) if info.quality else "quality"
     sentences = [
-        f"Two charts of {counted(len(info.points), 'trial')} over batch size, {between}, on a "
+        f"Two charts of {pluralize(len(info.points), 'trial')} over batch size, {between}, on a "
         f"logarithmic axis: throughput above, {words} below."
     ]
     if len(info.series) > 1:
-        sentences.append(f"A series each for {listed(one.label for one in info.series)}.")
+        sentences.append(f"A series each for {join_words(one.label for one in info.series)}.")
     for name, unit, field in (
         ("Throughput", " samples/s", "samples_per_second"),
         (words[0].upper() + words[1:], "", "quality"),
@@ -168,13 +168,13 @@ def alt_text(info: TrialsInfo) -> str:
             low, low_size = min(measured)
             high, high_size = max(measured, key=lambda pair: pair[0])
             sentences.append(
-                f"{name} lies between {readable(low)}{unit} at batch size {low_size:,} and "
-                f"{readable(high)}{unit} at {high_size:,}."
+                f"{name} lies between {format_number(low)}{unit} at batch size {low_size:,} and "
+                f"{format_number(high)}{unit} at {high_size:,}."
             )
     if info.best:
         sentences.append(f"Marked as {best_label(info)}.")
     if info.incomplete:
-        marked = listed(
+        marked = join_words(
             f"batch size {p.batch_size:,} ({', '.join((*p.settings, p.outcome))})"
             for p in info.incomplete
         )

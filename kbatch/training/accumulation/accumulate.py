@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.document.numbers import readable
+from kbatch.document.numbers import format_number
 from kbatch.library_internals import layers_of
 from kbatch.records.notes import RunNote
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
@@ -203,5 +203,5 @@ def check_text(check: PartsCheck) -> str:
     """Say what a check that did not pass found."""
     if check.difference is None:
         return f"no comparison with parts of it could be made ({check.reason})"
-    percent = readable(100 * check.difference, 2)
+    percent = format_number(100 * check.difference, 2)
     return f"{check.where} differed by {percent} % in a comparison on {check.rows} examples"

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.input_pipeline.blocks import HeldBatches
+from kbatch.input_pipeline.blocks import RepresentativeBatches
 
 
 def chosen(shapes, *, whole=True):
-    held = HeldBatches()
+    held = RepresentativeBatches()
     for shape in shapes:
         held.add((np.zeros(shape), np.zeros((shape[0], 1))))
     return [batch[0].shape for batch in held.chosen(whole=whole)]
@@ -58,7 +58,7 @@ def test_a_rare_shape_that_was_not_the_end_stays_among_the_sizes():
 
 
 def test_ragged_batches_differ_in_what_they_hold():
-    held = HeldBatches()
+    held = RepresentativeBatches()
     for length in [1] * 10 + [3] * 10 + [5] * 10:
         held.add(tf.RaggedTensor.from_row_lengths(tf.ones(4 * length), [length] * 4))
     assert {len(batch.flat_values) for batch in held.chosen(whole=False)} == {4, 12, 20}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.scaling_curve import fit_latency
-from kbatch.analysis.slow_rounds import calm_values
+from kbatch.analysis.slow_rounds import without_slow_rounds
 
 PEAK_RATE, HALF_PEAK = 10_000.0, 10.0
 SIZES = 2.0 ** np.arange(9)
@@ -25,45 +25,45 @@ def test_rounds_beside_a_neighbour_are_left_out_in_whatever_order_they_come():
     slowed = calm[:9] * rng.uniform(1.3, 3.0, size=9)
     for seed in range(10):
         values = np.random.default_rng(seed).permutation([*calm, *slowed])
-        (kept,) = calm_values([list(values)])
+        (kept,) = without_slow_rounds([list(values)])
         assert sorted(kept) == sorted(calm)
 
 
 def test_rounds_of_one_size_tell_what_those_of_another_are():
     """Two of three rounds of the last size are slow; alone they would be taken for its time."""
     groups = [[1.0, 1.5, 1.01, 0.99, 1.52, 1.0, 1.49, 1.01]] * 4 + [[3.0, 4.5, 4.55]]
-    assert calm_values(groups[-1:]) == [(3.0, 4.5, 4.55)]
-    assert calm_values(groups)[-1] == (3.0,)
+    assert without_slow_rounds(groups[-1:]) == [(3.0, 4.5, 4.55)]
+    assert without_slow_rounds(groups)[-1] == (3.0,)
 
 
 def test_one_round_that_is_too_fast_does_not_cost_the_others():
-    assert calm_values([[0.2, 1.0, 1.02, 1.05]]) == [(0.2, 1.0, 1.02, 1.05)]
+    assert without_slow_rounds([[0.2, 1.0, 1.02, 1.05]]) == [(0.2, 1.0, 1.02, 1.05)]
 
 
 @pytest.mark.parametrize("values", [(3.0,), (3.0, 9.0), (1.0, 1.1, 1.0), (1.0,) * 5])
 def test_few_or_equal_values_are_all_kept(values):
-    assert calm_values([values]) == [values]
-    assert calm_values([]) == []
+    assert without_slow_rounds([values]) == [values]
+    assert without_slow_rounds([]) == []
 
 
 @pytest.mark.parametrize("groups", [[(1.0, 1.9, 1.9), (3.02, 5.7)], [(1.0, 1.9), (3.0, 5.7, 5.7)]])
 def test_what_is_left_is_enough_for_a_line(groups):
-    kept = calm_values(groups)
+    kept = without_slow_rounds(groups)
     assert sum(map(len, kept)) >= 3
 
 
 def test_the_unit_does_not_matter_size_by_size():
     groups = rounds_of(1, noise=0.05, slower=1.6)
-    kept = calm_values(groups)
+    kept = without_slow_rounds(groups)
     assert 0.5 < sum(map(len, kept)) / sum(map(len, groups)) < 0.7
     units = [10.0 ** (i % 4) for i in range(len(groups))]
-    scaled = calm_values([unit * group for unit, group in zip(units, groups, strict=True)])
+    scaled = without_slow_rounds([unit * group for unit, group in zip(units, groups, strict=True)])
     for unit, one, other in zip(units, kept, scaled, strict=True):
         np.testing.assert_allclose(other, unit * np.array(one))
 
 
 def kept_share(profiles):
-    kept = sum(sum(map(len, calm_values(groups))) for groups in profiles)
+    kept = sum(sum(map(len, without_slow_rounds(groups))) for groups in profiles)
     return kept / sum(sum(map(len, groups)) for groups in profiles)
 
 
@@ -85,14 +85,14 @@ def test_a_long_tail_is_noise_of_the_calls():
 
 def test_a_round_that_is_too_fast_stays_beside_a_neighbour_as_well():
     calm, slow = [1.0, 1.01, 0.99, 1.0, 1.02], [1.5, 2.0, 3.0, 4.0]
-    assert calm_values([[*calm, *slow, 0.5]] + 4 * [calm + slow])[0] == (*calm, 0.5)
+    assert without_slow_rounds([[*calm, *slow, 0.5]] + 4 * [calm + slow])[0] == (*calm, 0.5)
 
 
 @pytest.mark.parametrize(("noise", "slower"), [(0.10, 1.0), (0.10, 1.5)])
 def test_intervals_of_the_fit_hold_with_and_without_a_neighbour(noise, slower):
     held, found = [], []
     for seed in range(30):
-        kept = calm_values(rounds_of(seed, noise=noise, slower=slower))
+        kept = without_slow_rounds(rounds_of(seed, noise=noise, slower=slower))
         pairs = [(size, time_s) for size, one in zip(SIZES, kept, strict=True) for time_s in one]
         rate = fit_latency(*zip(*pairs, strict=True)).peak_throughput
         held.append(rate.interval.low <= PEAK_RATE <= rate.interval.high)
