@@ -84,11 +84,11 @@ def device_is_lost(error: BaseException) -> bool:
     return isinstance(error, tf.errors.OpError) and _says(error, _DEVICE_LOST)
 
 
-def failure_status(error: BaseException, *, smaller_worked: bool = False) -> str:
+def failure_status(error: BaseException) -> str:
     """Classify an exception as the status of an execution."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    return "out_of_memory" if ran_out_of_memory(error, smaller_worked=smaller_worked) else "failed"
+    return "out_of_memory" if ran_out_of_memory(error) else "failed"
 
 
 def failure_text(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable
 
+from kbatch.analysis.intervals import Interval
+
 
 def format_number(value: float, digits: int = 3) -> str:
     """Write a measured number with a few significant digits.
@@ -18,6 +20,20 @@ def format_number(value: float, digits: int = 3) -> str:
     if exponent < -4:
         return f"{rounded:.{digits - 1}e}"
     return f"{rounded:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def interval_text(interval: Interval, digits: int = 3) -> str:
+    """Write an interval.
+
+    >>> interval_text(Interval(1.234, 1200.0))
+    '1.23 to 1,200'
+    """
+    return f"{format_number(interval.low, digits)} to {format_number(interval.high, digits)}"
+
+
+def in_brackets(interval: Interval | None, digits: int = 3) -> str:
+    """Write an interval behind its value, nothing without one."""
+    return f" ({interval_text(interval, digits)})" if interval else ""
 
 
 def setting(value: float) -> str:

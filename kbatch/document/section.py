@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from kbatch.document.numbers import gibibytes, join_words, memory_text
+from kbatch.document.numbers import gibibytes, join_words, memory_text, shortened
 from kbatch.document.tables import Table
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.usage import GpuProcess
@@ -133,7 +133,6 @@ def versions_text(environment: EnvironmentRecord | None) -> list[str]:
     ]
 
 
-def one_line(text: str, most_characters: int = 300) -> str:
+def one_line(text: str) -> str:
     """Bring a message onto one line and shorten it."""
-    words = " ".join(text.split())
-    return words if len(words) <= most_characters else f"{words[: most_characters - 1]}…"
+    return shortened(" ".join(text.split()), 300)

@@ -69,20 +69,13 @@ class TimedSeries(NamedTuple):
         return [point.samples_per_second or 0.0 for point in self.points]
 
 
-class TargetMark(NamedTuple):
-    """A latency target that was checked, and what was found."""
-
-    latency_ms: float
-    words: str
-
-
 class InferenceInfo(NamedTuple):
     """What the figures show: all call paths and policies that were timed."""
 
     name: str
     series: tuple[TimedSeries, ...]
     answers: tuple[tuple[str, InferenceAnswer], ...]  # Of the first series.
-    targets: tuple[TargetMark, ...]
+    targets: tuple[tuple[float, str], ...]  # Latencies in ms that were checked, what was found.
     conditions: str
 
     @property
@@ -126,7 +119,7 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
         profile.model_name,
         tuple(series),
         tuple(answers),
-        tuple(TargetMark(latency_ms, words) for (latency_ms, _), words in targets.items()),
+        tuple((latency_ms, words) for (latency_ms, _), words in targets.items()),
         conditions_line(
             profile, bars=any(p.batch_time_interval_s for one in series for p in one.points)
         ),
@@ -228,8 +221,8 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
         draw.rates_and_times(upper, lower, index, timings, label=one.label, line_s=one.line_s)
         for size in one.failed:
             draw.missing(lower, size, words="out of memory")
-    for target in info.targets:
-        draw.limit(lower, target.latency_ms, target.words)
+    for latency_ms, found in info.targets:
+        draw.limit(lower, latency_ms, found)
     rate_and_time_axes(upper, lower, "batch")
     canvas.write_title(upper, info.name, columns=4)
     named = ((name, answer.batch_size, not answer.extrapolated) for name, answer in info.answers)
@@ -268,10 +261,9 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
         for point, time_ms, rate in named[-1:] if index else named:
             words = f"{point.batch_size:,}"
             draw.text(panel, words, (time_ms, rate), (0, 6), va="baseline", color=color)
-    for target in info.targets:
-        panel.axvline(target.latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
-    named = [(target.latency_ms, target.words) for target in info.targets]
-    draw.names_above(panel, named, panel.get_xlim(), color=ALARM_TEXT)
+    for latency_ms, _ in info.targets:
+        panel.axvline(latency_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
+    draw.names_above(panel, info.targets, panel.get_xlim(), color=ALARM_TEXT)
     panel.yaxis.set_major_formatter("{x:,.0f}")
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
@@ -358,10 +350,8 @@ def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> A
     low, high = np.log2(panel.get_ylim())
     for ratio, place in label_places(ratios, _LABEL_SHARE * (high - low)):
         # A ratio between two ticks cannot be read off.
-        color, words = (
-            series_style(labels.index(ratio.label)).color,
-            format_number(ratio.times_as_fast),
-        )
+        color = series_style(labels.index(ratio.label)).color
+        words = format_number(ratio.times_as_fast)
         draw.text(panel, words, (ratio.batch_size, place), (7, 0), ha="left", color=color)
     panel.set_ylabel(f"Times as fast as\n{labels[0]}")
     canvas.write_title(panel, info.name, columns=4, fewest=1)

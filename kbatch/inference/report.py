@@ -4,9 +4,16 @@ import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, Interval
+from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN
 from kbatch.analysis.ratio import Ratio
-from kbatch.document.numbers import format_number, join_words, memory_text, percent, pluralize
+from kbatch.document.numbers import (
+    format_number,
+    interval_text,
+    join_words,
+    memory_text,
+    percent,
+    pluralize,
+)
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.inference import figures
@@ -93,7 +100,7 @@ class _Answer(NamedTuple):
         if self.has_target:
             status = ", verified" if self.found.verified else ", not verified"
         elif self.found.interval is not None:
-            span = f", 95 % interval {_span(self.found.interval)}"
+            span = f", 95 % interval {interval_text(self.found.interval)}"
         return f"{self.name}: batch size {self.found.batch_size:,}{status} ({self.reason}{span})"
 
 
@@ -212,11 +219,7 @@ def _noise_lines(profile: InferenceProfile) -> list[str]:
 def _ratio(ratio: Ratio) -> str:
     if ratio.value is None or ratio.interval is None:
         return "n/a (lost in noise)"
-    return f"{format_number(ratio.value)} (95 % interval {_span(ratio.interval)})"
-
-
-def _span(interval: Interval) -> str:
-    return f"{format_number(interval.low)} to {format_number(interval.high)}"
+    return f"{format_number(ratio.value)} (95 % interval {interval_text(ratio.interval)})"
 
 
 def inference_section(profile: InferenceProfile) -> Section:
@@ -264,7 +267,7 @@ def _certainty(known: _Answer | None) -> str:
         return f"{'Verified by' if known.found.verified else 'Not verified:'} {known.reason}."
     if known.found.interval is None:
         return "It has no interval: it is the best of the sizes that were measured."
-    return f"The 95 % interval of that size is {_span(known.found.interval)}."
+    return f"The 95 % interval of that size is {interval_text(known.found.interval)}."
 
 
 def _memory(profile: InferenceProfile) -> str:
@@ -289,7 +292,7 @@ def _answer_table(answers: Iterable[_Answer], *, best: _Answer | None) -> Table:
             unmeasured = " (not measured)" if answer.found.extrapolated else ""
             size = Cell(f"{answer.found.batch_size:,}{unmeasured}", answer.found.batch_size)
             if answer.found.interval is not None:
-                span = Cell(_span(answer.found.interval), answer.found.interval.low)
+                span = Cell(interval_text(answer.found.interval), answer.found.interval.low)
         cells = (Cell(answer.question), size, span, Cell(answer.reason))
         rows.append(Row(answer.question, "", answer is best, cells))
     titles = {"Question": False, "Batch size": True, "95 % interval": True}

@@ -34,7 +34,6 @@ from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds, t_qu
 from kbatch.analysis.line_fit import StepTime, fit_step_time
 from kbatch.analysis.ratio import Ratio, ratio_of_estimates
 
-VERDICTS = ("input-bound", "compute-bound", "undetermined")
 # Measuring costs each side a few percent of its own: rates that are closer are taken as equal.
 CLOSEST_RATIO = 1.05
 # The same for a long reading, which is one and has no rounds.

@@ -1,7 +1,7 @@
 """What limits training, in words and tables."""
 
 from kbatch.analysis.intervals import Interval, RoundEstimate
-from kbatch.document.numbers import format_number, join_words, percent
+from kbatch.document.numbers import format_number, in_brackets, interval_text, join_words, percent
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
@@ -129,7 +129,7 @@ def _gain_text(remedy: RemedyRecord) -> str:
         return f"n/a  {remedy.code}  (no clear gain)"
     slower = gain.interval is not None and gain.interval.high < 1 / CLOSEST_RATIO
     certainty = "" if remedy.is_clear_gain else "  (slower)" if slower else "  (no clear gain)"
-    return f"{format_number(gain.value)}x{_between(gain.interval)}  {remedy.code}{certainty}"
+    return f"{format_number(gain.value)}x{in_brackets(gain.interval)}  {remedy.code}{certainty}"
 
 
 def headline(profile: InputPipelineProfile) -> str:
@@ -165,7 +165,7 @@ def headline(profile: InputPipelineProfile) -> str:
     low, high = ratio.interval.low, ratio.interval.high
     if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
         return "pipeline and train step are equally fast within 5 %."
-    found = f"the rates' ratio is {format_number(ratio.value)}{_between(ratio.interval)}"
+    found = f"the rates' ratio is {format_number(ratio.value)}{in_brackets(ratio.interval)}"
     more = "give a larger `budget_s`, or an idle machine."
     if long_run is not None and (low > CLOSEST_RATIO or high < 1 / CLOSEST_RATIO):
         over = f"{_span(long_run)} over one long reading, on the other side of 1"
@@ -217,7 +217,7 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
     for cost in profile.costs:
         if (batch_s := cost.batch_s) is not None:
             interval = batch_s.interval
-            between = _between(interval and Interval(1e3 * interval.low, 1e3 * interval.high))
+            between = in_brackets(interval and Interval(1e3 * interval.low, 1e3 * interval.high))
             name = f"{cost.name[0].upper()}{cost.name[1:]}"
             lines.append(f"{name}: {format_number(1e3 * batch_s.value)} ms a batch{between}.")
     return lines
@@ -281,7 +281,7 @@ def _rate(rate: RateRecord) -> str:
     estimate = rate.samples_per_second
     if estimate is None:
         return "n/a (not measured)"
-    return f"{format_number(estimate.value)} samples/s{_between(estimate.interval)}"
+    return f"{format_number(estimate.value)} samples/s{in_brackets(estimate.interval)}"
 
 
 def _median(rate: RateRecord) -> str:
@@ -290,9 +290,6 @@ def _median(rate: RateRecord) -> str:
 
 
 def _span(interval: Interval) -> str:
-    low, high = format_number(interval.low), format_number(interval.high)
-    return low if interval.low == interval.high else f"{low} to {high}"
-
-
-def _between(interval: Interval | None) -> str:
-    return f" ({format_number(interval.low)} to {format_number(interval.high)})" if interval else ""
+    if interval.low == interval.high:
+        return format_number(interval.low)
+    return interval_text(interval)

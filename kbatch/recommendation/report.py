@@ -2,9 +2,10 @@
 
 import textwrap
 
-from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import (
     format_number,
+    in_brackets,
+    interval_text,
     join_words,
     memory_text,
     percent,
@@ -295,11 +296,11 @@ def _saturation_line(found: Recommendation) -> str:
         return (
             f"The device is not saturated by {largest:,} examples at once, the most that were "
             f"timed: 90 % of its peak would need about {format_number(size, 2)}"
-            f"{_within(saturation.interval)}. The fastest was {peak}."
+            f"{in_brackets(saturation.interval, 2)}. The fastest was {peak}."
         )
     return (
         f"The device saturates at {pluralize(size, 'example')} at once"
-        f"{_within(saturation.interval)}: 90 % of its peak. The fastest was {peak}."
+        f"{in_brackets(saturation.interval, 2)}: 90 % of its peak. The fastest was {peak}."
     )
 
 
@@ -309,13 +310,13 @@ def _noise_line(found: Recommendation) -> str:
     pilot, size = found.pilot, found.batch_size
     if pilot is None:
         return _cannot_tell(found, NOISE)
-    value = (
-        None if noise.value is None else f"{format_number(noise.value, 2)}{_within(noise.interval)}"
-    )
+    value = None
+    if noise.value is not None:
+        value = f"{format_number(noise.value, 2)}{in_brackets(noise.interval, 2)}"
     if critical is not None:
         line = (
             f"Beyond {format_number(critical.value or 0.0, 2)} "
-            f"examples{_within(critical.interval)} more than half of a batch's examples are "
+            f"examples{in_brackets(critical.interval, 2)} more than half of a batch's examples are "
             "wasted, judging by the updates that the trained sizes needed. The gradient "
             "noise scale of the pilot is"
         )
@@ -336,8 +337,8 @@ def _noise_line(found: Recommendation) -> str:
             f"was lost in its noise {measured}{least}."
         )
     line = (
-        f"Beyond {format_number(noise.value, 2)} examples{_within(noise.interval)}, the gradient "
-        "noise scale, more than half of a batch's examples are wasted"
+        f"Beyond {format_number(noise.value, 2)} examples{in_brackets(noise.interval, 2)}, the "
+        "gradient noise scale, more than half of a batch's examples are wasted"
     )
     if size is None:
         return f"{line}; measured {measured}."
@@ -355,11 +356,11 @@ def _input_line(found: Recommendation) -> str:
     if profile is not None and rate is not None:
         sentences.append(
             f"The input pipeline delivers {format_number(rate.value, 2)} samples/s"
-            f"{_within(rate.interval)} in batches of {profile.batch_size:,}."
+            f"{in_brackets(rate.interval, 2)} in batches of {profile.batch_size:,}."
         )
         bounds = profile.rate_bounds
         if bounds is not None and not profile.is_even:
-            span = f"{format_number(bounds.low, 2)} to {format_number(bounds.high, 2)}"
+            span = interval_text(bounds, 2)
             sentences.append(f"A long reading gave {span} samples/s, with its pauses.")
     for time in found.fit_times[-1:]:
         parts = [
@@ -382,14 +383,6 @@ def _ms(seconds: float) -> str:
 def _cannot_tell(found: Recommendation, limit: str) -> str:
     reason = found.unknown.get(limit, "it was not measured")
     return f"{limit.capitalize()}: cannot tell, because {reason}."
-
-
-def _within(interval: Interval | None) -> str:
-    return (
-        f" ({format_number(interval.low, 2)} to {format_number(interval.high, 2)})"
-        if interval
-        else ""
-    )
 
 
 def certainty_lines(found: Recommendation) -> list[str]:
@@ -514,5 +507,5 @@ def _spread(estimate: Estimate) -> str:
         return "1"  # The size that the others are compared with.
     # Wide ones need no third digit.
     digits = 2 if interval.high > _WIDE * interval.low else 3
-    span = f"{format_number(interval.low, digits)} to {format_number(interval.high, digits)}"
+    span = interval_text(interval, digits)
     return span if value is None else f"{format_number(value)} ({span})"

@@ -8,21 +8,7 @@ from kbatch.records.json_codec import RecordError, read_json, read_record, shown
 from kbatch.study.loading import load_study
 
 if TYPE_CHECKING:
-    from kbatch.inference.profile import InferenceProfile
-    from kbatch.input_pipeline.record import InputPipelineProfile
-    from kbatch.memory.record import MaxBatchSizeResult
-    from kbatch.recommendation.record import Recommendation
-    from kbatch.study.study import Study
-    from kbatch.throughput.record import TrainingProfile
-
-    AnyRecord = (
-        Study
-        | InferenceProfile
-        | InputPipelineProfile
-        | MaxBatchSizeResult
-        | Recommendation
-        | TrainingProfile
-    )
+    from kbatch.report.content import Reported
 
 # The module of each record that is kept as a file of its own, by the kind that the file names.
 _HOME_OF = {
@@ -35,7 +21,7 @@ _HOME_OF = {
 }
 
 
-def load_record(path: str | Path) -> "AnyRecord":
+def load_record(path: str | Path) -> "Reported":
     """Read a study from the folder of its search, or whatever record a JSON file holds."""
     path = Path(path)
     if not path.is_file():

@@ -63,13 +63,6 @@ def _drawing(figure: Figure, page: SvgPage) -> Drawing:
     return Drawing(wide, narrow, alt_text)
 
 
-class Picture(NamedTuple):
-    """A figure's file beside the text."""
-
-    address: str  # Its name as in a link.
-    alt_text: str
-
-
 def markdown_files(
     study_or_profiles: Reported | Sequence[Reported], path: Path
 ) -> dict[Path, bytes]:
@@ -82,7 +75,7 @@ def markdown_files(
             name = f"{path.stem}-{f'{place}-' if several else ''}{figure.name}.png"
             axes = figure.draw(detached_axes(figure.height_in))
             files[path.with_name(name)] = figure_bytes(axes, ".png")
-            pictures[place, figure.name] = Picture(quote(name), str(axes.get_label()))
+            pictures[place, figure.name] = {"address": quote(name), "alt_text": axes.get_label()}
     text = templates().get_template("report.md").render(content=content, pictures=pictures)
     return {**files, path: text.encode()}
 

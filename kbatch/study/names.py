@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.document.numbers import format_number, join_words, setting
+from kbatch.document.numbers import format_number, in_brackets, join_words, setting
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
@@ -109,9 +109,7 @@ def metric_axis_label(metric: Objective) -> str:
 def noise_scale_text(scale: NoiseScale) -> str:
     """Write a noise scale with its interval, or what is known of an unresolved one."""
     if scale.value is not None and scale.interval is not None:
-        interval = scale.interval
-        bounds = f"{format_number(interval.low, 2)} to {format_number(interval.high, 2)}"
-        return f"{format_number(scale.value, 2)} ({bounds})"
+        return f"{format_number(scale.value, 2)}{in_brackets(scale.interval, 2)}"
     if scale.at_least:
         return f"n/a (unresolved: at least {format_number(scale.at_least, 2)})"
     return "n/a (unresolved)"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import FOLLOWERS, LearningRateScaling
-from kbatch.document.numbers import format_number, join_words, percent, setting
+from kbatch.document.numbers import format_number, in_brackets, join_words, percent, setting
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
@@ -125,10 +125,7 @@ def _throughput(trial: TrialRecord) -> Cell:
         return _cell(trial, value)
     if len(trial.executions) > 1:
         return Cell(_plus_minus(value, interval, 3), value)
-    return Cell(
-        f"{format_number(value)} ({format_number(interval.low)} to {format_number(interval.high)})",
-        value,
-    )
+    return Cell(f"{format_number(value)}{in_brackets(interval)}", value)
 
 
 def _quality(trial: TrialRecord, name: str | None) -> Cell:
@@ -140,9 +137,8 @@ def _quality(trial: TrialRecord, name: str | None) -> Cell:
 
 
 def _plus_minus(value: float, interval: Interval, digits: int) -> str:
-    return (
-        f"{format_number(value, digits)} ± {format_number((interval.high - interval.low) / 2, 2)}"
-    )
+    half = (interval.high - interval.low) / 2
+    return f"{format_number(value, digits)} ± {format_number(half, 2)}"
 
 
 def _target_columns(trials: Iterable[TrialRecord]) -> list[tuple[Column, _CellOf]]:

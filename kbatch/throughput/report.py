@@ -1,6 +1,6 @@
 """What is said of a training profile, in words and tables."""
 
-from kbatch.document.numbers import format_number, memory_text, percent, pluralize
+from kbatch.document.numbers import format_number, in_brackets, memory_text, percent, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, clocks_text, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
@@ -160,8 +160,5 @@ def _fit(profile: TrainingProfile) -> str:
 def _rate(point: TrainingPoint) -> str:
     if point.samples_per_second is None:
         return ""
-    interval = point.samples_per_second_interval
-    between = (
-        f" ({format_number(interval.low)} to {format_number(interval.high)})" if interval else ""
-    )
+    between = in_brackets(point.samples_per_second_interval)
     return f"{format_number(point.samples_per_second)}{between}"

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import goodput
 from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import format_number, join_words, pluralize
+from kbatch.document.numbers import format_number, in_brackets, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import series_style
@@ -86,8 +86,8 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
     else:
         largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
         used += (
-            f" ({format_number(interval.low)} to {format_number(interval.high)}), {source}; bands: "
-            f"its 95 % interval, over which {largest} would have the largest goodput."
+            f"{in_brackets(interval)}, {source}; bands: its 95 % interval, over which {largest} "
+            "would have the largest goodput."
         )
     return GoodputInfo(
         points=tuple(points),

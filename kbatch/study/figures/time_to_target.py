@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import mean_interval
-from kbatch.document.numbers import format_number, join_words, pluralize, setting
+from kbatch.document.numbers import format_number, in_brackets, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
@@ -170,10 +170,9 @@ def _fit_text(fit: StepsToTarget | None, met: int) -> str:
         return f"{begun}; B_crit is larger than these batch sizes can tell{bound}."
     deviates = " The trials deviate from this curve by more than their noise."
     doubt = deviates if fit.holds is False else ""
-    low, high = critical.interval.low, critical.interval.high
     return (
-        f"{begun}, S_min {format_number(fit.fewest_steps)}, B_crit {format_number(critical.value)} "
-        f"({format_number(low)} to {format_number(high)}).{doubt}"
+        f"{begun}, S_min {format_number(fit.fewest_steps)}, B_crit {format_number(critical.value)}"
+        f"{in_brackets(critical.interval)}.{doubt}"
     )
 
 
