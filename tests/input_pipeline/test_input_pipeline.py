@@ -94,10 +94,10 @@ def starved():
     model.fit(*models.rows(32), verbose=0)
     before = state(model)
     clock = FakeClock(tick_s=1e-3)
-    dataset = examples(40).batch(8).map(slow(0.03, clock.sleep))
+    dataset = examples(40).batch(8).map(slow(0.1, clock.sleep))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.perf_counter", clock)
-        found = profile(model, dataset, budget_s=6.0)
+        found = profile(model, dataset, budget_s=20.0)
     return before, model, dataset, found
 
 
