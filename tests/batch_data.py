@@ -1,8 +1,8 @@
 """Data for the measurement of input pipelines."""
 
 import keras
-import models
 import numpy as np
+import small_models as models
 import tensorflow as tf
 
 

@@ -1,6 +1,6 @@
 """What a recommendation is asked for, with few rows and no time of its own."""
 
-import models
+import small_models as models
 
 from kbatch.memory.find import data_source
 from kbatch.recommendation.measure import BudgetClock, Task

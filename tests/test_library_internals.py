@@ -9,9 +9,9 @@ from pathlib import Path
 
 import keras
 import keras_tuner
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 
 from kbatch import library_internals as internals

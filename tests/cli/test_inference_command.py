@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from models import mlp
+from small_models import mlp
 
 from kbatch.cli import main as cli
 from kbatch.cli.measure import add_inference, milliseconds

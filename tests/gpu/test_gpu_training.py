@@ -116,7 +116,7 @@ def test_the_micro_batch_is_found_by_itself(scale, tmp_path, isolate, record_pro
 )
 def test_accumulated_updates_are_those_of_the_whole_batch(policy, tolerance, limited):
     import keras
-    import models
+    import small_models as models
     import tensorflow as tf
     from equal_training import assert_equal_training
 

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import mlp
+from small_models import mlp
 
 from kbatch.errors import InputError
 from kbatch.inference.call_paths import call_paths_of, check_functions

@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 import pytest
-from models import mlp
+from small_models import mlp
 
 from kbatch.errors import InputError
 from kbatch.inference.call_paths import call_paths_of

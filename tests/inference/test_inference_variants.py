@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import mlp, rows
+from small_models import mlp, rows
 
 from kbatch.errors import InputError
 from kbatch.inference.variants import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
-from models import mlp, rows
+from small_models import mlp, rows
 
 import kbatch
 from kbatch.errors import InputError

@@ -8,9 +8,9 @@ import time
 
 import fake_nvml
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from batch_data import Rows, examples, raising
 from fake_clock import FakeClock

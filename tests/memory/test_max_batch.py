@@ -6,10 +6,10 @@ import tempfile
 import threading
 
 import keras
-import models
 import numpy as np
 import psutil
 import pytest
+import small_models as models
 import tensorflow as tf
 from memory_models import MB, WIDTH, conv_net, images, wide_net
 

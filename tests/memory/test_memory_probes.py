@@ -1,9 +1,9 @@
 """What probes make of the ways in which a load can fail, without a device that fails so."""
 
 import keras
-import models
 import psutil
 import pytest
+import small_models as models
 import tensorflow as tf
 from fake_clock import FakeClock
 

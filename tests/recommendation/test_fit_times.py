@@ -2,9 +2,9 @@ import itertools
 import time
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 
 from kbatch.memory.find import data_source

@@ -1,8 +1,8 @@
 """What a measurement that could not be made leaves; `test_recommend` makes them all."""
 
 import keras
-import models
 import pytest
+import small_models as models
 import tensorflow as tf
 from recommendation_factory import make_pilot, make_timings
 from task_factory import make_task

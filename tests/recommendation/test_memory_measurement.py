@@ -3,9 +3,9 @@
 import threading
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from task_factory import make_task
 

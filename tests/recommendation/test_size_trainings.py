@@ -1,7 +1,7 @@
 """When other sizes are trained, and when not; `test_recommend` trains some."""
 
-import models
 import pytest
+import small_models as models
 from recommendation_factory import make_pilot, make_recommendation
 from task_factory import make_task
 

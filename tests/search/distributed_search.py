@@ -5,7 +5,7 @@ import time
 
 import keras
 import keras_tuner
-import models
+import small_models as models
 
 import kbatch
 

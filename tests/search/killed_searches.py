@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import keras_tuner
-import models
+import small_models as models
 
 import kbatch
 from kbatch.search.tuner import BatchSizeTuner

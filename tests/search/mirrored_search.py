@@ -11,8 +11,8 @@ from pathlib import Path
 
 import keras
 import keras_tuner
-import models
 import numpy as np
+import small_models as models
 import tensorflow as tf
 
 import kbatch

@@ -1,7 +1,7 @@
 """Searches that the tuning tests share."""
 
 import keras_tuner
-import models
+import small_models as models
 
 import kbatch
 from kbatch.search.timed_fit import ExecutionPlan

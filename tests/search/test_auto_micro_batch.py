@@ -12,10 +12,10 @@ import fake_nvml
 import fake_tensorflow
 import keras
 import keras_tuner
-import models
 import numpy as np
 import pytest
 import searches
+import small_models as models
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow

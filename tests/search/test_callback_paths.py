@@ -2,9 +2,9 @@
 
 import keras
 import keras_tuner
-import models
 import pytest
 import searches
+import small_models as models
 
 import kbatch
 

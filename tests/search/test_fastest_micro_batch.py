@@ -5,9 +5,9 @@ import json
 import fake_nvml
 import keras
 import memory_models
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 

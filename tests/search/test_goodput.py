@@ -6,10 +6,10 @@ from pathlib import Path
 
 import keras
 import keras_tuner
-import models
 import numpy as np
 import pytest
 import searches
+import small_models as models
 import tensorflow as tf
 
 import kbatch

@@ -4,11 +4,11 @@ import os
 import signal
 
 import keras
-import models
 import numpy as np
 import psutil
 import pytest
 import searches
+import small_models as models
 import tensorflow as tf
 
 import kbatch

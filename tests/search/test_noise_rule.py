@@ -2,10 +2,10 @@
 
 import keras
 import keras_tuner
-import models
 import numpy as np
 import pytest
 import searches
+import small_models as models
 
 import kbatch
 from kbatch.analysis.learning_rate import learning_rate_ratio

@@ -259,7 +259,7 @@ import os, sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests", {root!r} + "/tests/search"]
 from kbatch.device.quiet_start import quiet_start
 with quiet_start():
-    import kbatch, models, searches
+    import kbatch, searches, small_models
 runs = (("terminal", "one", 1, (8,)), ("file", "two", 1, (8, 32)), ("silent", "two", 0, (8, 32)))
 for name, folder, verbose, sizes in runs:
     hypermodel = searches.stock(batch_sizes=sizes)

@@ -10,8 +10,8 @@ is off by more than that.
 import dataclasses
 import math
 
-import models
 import numpy as np
+import small_models as models
 from recommendation_factory import make_pilot
 from task_factory import make_task
 

@@ -6,10 +6,10 @@ import time
 
 import keras
 import keras_tuner
-import models
 import numpy as np
 import pytest
 import searches
+import small_models as models
 import tensorflow as tf
 
 import kbatch

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import keras
 import keras_tuner
-import models
 import numpy as np
 import pandas as pd
 import pytest
 import searches
+import small_models as models
 import tensorflow as tf
 
 import kbatch

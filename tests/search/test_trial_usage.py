@@ -3,10 +3,10 @@
 import fake_nvml
 import keras
 import keras_tuner
-import models
 import pynvml
 import pytest
 import searches
+import small_models as models
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 from tensorflow.core.framework import device_attributes_pb2

@@ -4,8 +4,8 @@ import contextlib
 import itertools
 
 import keras
-import models
 import pytest
+import small_models as models
 from fake_clock import FakeClock
 
 from kbatch.throughput.update_timing import time_updates

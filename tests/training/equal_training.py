@@ -3,8 +3,8 @@
 import functools
 
 import keras
-import models
 import numpy as np
+import small_models as models
 import tensorflow as tf
 
 import kbatch

@@ -6,8 +6,8 @@ Logical devices are made before TensorFlow's first use, so this runs in a proces
 import json
 
 import keras
-import models
 import numpy as np
+import small_models as models
 import tensorflow as tf
 
 import kbatch

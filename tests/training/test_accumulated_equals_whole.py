@@ -1,7 +1,7 @@
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 from equal_training import assert_equal_training, batches_of_lengths, built, sgd_mlp, trained
 
 import kbatch

@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from equal_training import (
     assert_equal_training,

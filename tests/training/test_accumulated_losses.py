@@ -5,9 +5,9 @@ metric. Keras's step is traced for them: run eagerly, it weighs their losses by 
 """
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from equal_training import assert_equal_training, sgd_mlp
 

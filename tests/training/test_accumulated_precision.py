@@ -1,9 +1,9 @@
 """Mixed precision: equality, overflow, and what the loss scale counts."""
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 from equal_training import assert_equal_training, built
 
 import kbatch

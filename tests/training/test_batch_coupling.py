@@ -3,9 +3,9 @@
 import warnings
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from equal_training import assert_equal_weights, built
 

@@ -3,9 +3,9 @@ import itertools
 import weakref
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from batch_data import Rows, examples, raising
 

@@ -1,9 +1,9 @@
 import types
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 
 from kbatch.errors import InputError

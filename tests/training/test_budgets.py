@@ -3,9 +3,9 @@ import functools
 import math
 
 import keras
-import models
 import pytest
 import searches
+import small_models as models
 from fake_clock import FakeClock
 
 import kbatch

@@ -1,7 +1,7 @@
-import models
 import numpy as np
 import pytest
 import searches
+import small_models as models
 
 from kbatch.search.timed_fit import TimedFit
 from kbatch.training.clock import InputReading, TrainingClock

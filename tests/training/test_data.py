@@ -1,8 +1,8 @@
 import keras
-import models
 import numpy as np
 import pandas as pd
 import pytest
+import small_models as models
 import tensorflow as tf
 
 from kbatch.errors import InputError

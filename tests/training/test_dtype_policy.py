@@ -1,6 +1,6 @@
 import keras
-import models
 import pytest
+import small_models as models
 
 from kbatch.training.dtype_policy import (
     check_active_policy,

@@ -1,9 +1,9 @@
 """Models that need the same memory have the same fingerprint, in any process."""
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 
 from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.device.worker import Worker

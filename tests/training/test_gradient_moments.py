@@ -1,9 +1,9 @@
 """The two moments behind the noise scale, against a naive reference."""
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from equal_training import built
 from tensorflow.python.framework import kernels

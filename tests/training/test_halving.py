@@ -1,9 +1,9 @@
 """Batches halved for the moments, held against Keras's own step and a naive reference."""
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from equal_training import assert_same_training, batches_of_lengths, built, sgd_mlp, trained
 from test_gradient_moments import X, Y, reference, still, tokens

@@ -1,7 +1,7 @@
 import time
 
-import models
 import pytest
+import small_models as models
 import tensorflow as tf
 
 from kbatch.training.clock import InputMeter

@@ -1,9 +1,9 @@
 """A model that was trained for a measurement is put back as it was."""
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 
 from kbatch.training.accumulation import accumulate_gradients

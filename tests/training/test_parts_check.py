@@ -3,9 +3,9 @@
 import re
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 from test_halving import IDS, masked
 

@@ -1,9 +1,9 @@
 """The meter of replicas on one of them; two are tested in a process of their own."""
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 
 import kbatch

@@ -1,9 +1,9 @@
 """Rows of the data, repeated into batches of any size."""
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 
 from kbatch.errors import InputError

@@ -1,9 +1,9 @@
 import random
 
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 
 from kbatch.training.state import check_seed, kept_seeds, seed_of, seeded

@@ -1,7 +1,7 @@
 import keras
-import models
 import numpy as np
 import pytest
+import small_models as models
 import tensorflow as tf
 
 from kbatch.training.accumulation import measure_moments
