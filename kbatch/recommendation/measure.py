@@ -46,8 +46,12 @@ _MEASUREMENTS = {
     INPUT: ("input pipeline: what it delivers", 0.1),
     OTHER_SIZES: (f"{OTHER_SIZES}: short trainings to the pilot's loss", 0.45),
 }
+# Of the budget, to time the sizes, however late it is: without it nothing can be compared.
+_LEAST_TIMING = 0.04
 # A training that was expected to end in time may take this share of the budget more.
 _GRACE = 0.2
+# The call ends within so many budgets.
+MOST_SPENT = 1.5
 # `fit` is timed at the base size or above, and at this part of it.
 _APART = 8
 # Steps that measuring the data and `fit` makes, however short its time.
@@ -125,7 +129,8 @@ class BudgetClock:
         names = list(_MEASUREMENTS)
         later = names[names.index(measurement) :]
         share = _MEASUREMENTS[measurement][1] / sum(_MEASUREMENTS[name][1] for name in later)
-        return self.left_s * share
+        least_s = _LEAST_TIMING * self.budget_s if measurement == SATURATION else 0.0
+        return max(self.left_s * share, least_s if self.holds(least_s, share=MOST_SPENT) else 0.0)
 
 
 class Task(NamedTuple):

@@ -21,6 +21,7 @@ from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 from kbatch.recommendation.choice import decide, trained_runs
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, OTHER_SIZES, SATURATION
 from kbatch.recommendation.measure import (
+    MOST_SPENT,
     BudgetClock,
     Ledger,
     MemoryFound,
@@ -46,8 +47,6 @@ from kbatch.training.state import check_seed, kept_state
 _SMALLEST, _LARGEST = 8, 2048
 # Of the budget, where memory is measured last; and seconds that its process may take to start.
 _MEMORY_SHARE, _WORKER_S = 0.2, 20.0
-# The call ends within so many budgets.
-_MOST_SPENT = 1.5
 
 
 def recommend(
@@ -217,7 +216,7 @@ def _measured(
         lambda: train_sizes(task, pilot, timings=timings, in_fit=in_fit, rule=rule),
     )
     clock.reserved_s, checks = 0.0, runs.checks
-    if memory is None and not clock.holds(_WORKER_S, share=_MOST_SPENT):
+    if memory is None and not clock.holds(_WORKER_S, share=MOST_SPENT):
         reason = "its process takes long to start: give a larger `budget_s`"
         memory = MemoryFound(None, None, reason)
     elif memory is None:

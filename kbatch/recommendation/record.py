@@ -6,7 +6,6 @@ import importlib
 import math
 from collections.abc import Mapping
 
-from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.next_size import FinishedRun
 from kbatch.analysis.noise_scale import NoiseScale
@@ -156,15 +155,11 @@ class Recommendation(SavedRecord, ShownRecord):
         """The limit that binds; several where they cannot be separated, none without timings."""
         if not self.updates:
             return ()
-        found = self.saturation
-        saturation = found and found.interval
-        if found and found.batch_size is not None and saturation is None:
-            saturation = Interval(float(found.batch_size), float(found.batch_size))
         largest = max(update.batch_size for update in self.updates) if self.memory_ends else 0
         return binding_limits(
             self.updates,
             self.critical,
-            saturation=saturation,
+            saturation=self.saturation and self.saturation.interval,
             spans_in_fit=self.in_fit.ends,
             own_time=self.in_fit.own,
             without_memory_limit=with_more_memory(self.updates, largest_batch_size=largest),
@@ -213,8 +208,14 @@ class Recommendation(SavedRecord, ShownRecord):
 
     @property
     def saturation(self) -> BatchAnswer | None:
-        """The smallest micro-batch of 90 % of the device's peak throughput; None if unknown."""
-        return None if self.step_time is None else efficient_batch_size(self.step_time, share=0.9)
+        """The smallest micro-batch of 90 % of the device's peak throughput; None if unknown.
+
+        Read off single times of each size it has no interval, and is no more than a guess.
+        """
+        if self.step_time is None:
+            return None
+        found = efficient_batch_size(self.step_time, share=0.9)
+        return None if found.batch_size is not None and found.interval is None else found
 
     @property
     def memory_ends(self) -> bool:

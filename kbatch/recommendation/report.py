@@ -281,7 +281,7 @@ def _saturation_line(found: Recommendation) -> str:
             return _cannot_tell(found, SATURATION)
         return (
             "Hardware saturation: cannot tell, because it takes two sizes that go through whole, "
-            "and three rounds of them."
+            "timed in several rounds."
         )
     whole = [update for update in found.updates if not update.accumulated]
     fastest = max(whole, key=lambda update: update.samples_per_second)

@@ -223,7 +223,7 @@ def _build(
             if max(smaller_s, default=0.0) > longest_s:
                 reason = (
                     "and larger ones were not timed: an update takes longer than "
-                    f"{longest_s:.1f} s. A larger `budget_s` is needed."
+                    f"{format_number(longest_s, 2)} s. A larger `budget_s` is needed."
                 )
             elif built_s and built_s + last_s > most_built_s:
                 reason = (

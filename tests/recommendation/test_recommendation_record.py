@@ -22,6 +22,7 @@ from kbatch.recommendation.choice import trained_runs
 from kbatch.recommendation.pilot_record import FitTime, PilotRecord, PilotStretch, useful_count
 from kbatch.recommendation.record import Recommendation
 from kbatch.records.json_codec import RecordError
+from kbatch.throughput.record import TimedRounds
 
 NOTHING = {"timings": (), "memory": None, "pilot": None, "pipeline": None, "fit_times": ()}
 
@@ -265,6 +266,17 @@ def test_without_timings_nothing_is_recommended():
     assert one.batch_size == 32
     assert one.saturation is None
     assert one.binding == ("hardware saturation", "gradient noise")
+
+
+def test_single_times_of_each_size_name_no_saturation():
+    # What a call of 60 s timed after a pilot of 73 s.
+    times = ((8, 0.000697), (16, 0.000859), (32, 0.000725))
+    once = make_recommendation(timings=[TimedRounds(b, b, (0,), (s,)) for b, s in times])
+    assert once.saturation is None
+    assert "saturation: cannot tell" in str(once)
+    assert once.binding == ("hardware saturation", "gradient noise")
+    twice = [TimedRounds(b, b, (0, 1), (s, 1.01 * s)) for b, s in times]
+    assert make_recommendation(timings=twice).saturation.batch_size == 29
 
 
 def test_a_file_without_an_answer_has_that_of_its_version():

@@ -120,6 +120,15 @@ def test_the_clock_gives_each_measurement_a_part_of_what_is_left():
     assert (slow.left_s, slow.part_s(OTHER_SIZES)) == (0.0, 0.0)
 
 
+def test_sizes_are_timed_however_late_while_the_call_ends_in_time():
+    now = Clock()
+    clock = BudgetClock(60.0, now)
+    now.now_s = 73.0  # The pilot took all of it.
+    assert clock.part_s(SATURATION) == pytest.approx(2.4)
+    now.now_s = 88.0  # The call is to end after 90 s.
+    assert clock.part_s(SATURATION) == 0.0
+
+
 def test_what_was_overspent_counts_in_what_the_call_may_still_take():
     now = Clock()
     clock = BudgetClock(60.0, now)
