@@ -1,22 +1,14 @@
 """The figures of an inference profile: what each shows, and its drawing."""
 
-import math
-import statistics
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import median_interval
-from kbatch.document.numbers import (
-    count_range,
-    format_number,
-    join_words,
-    memory_text,
-    percent,
-    pluralize,
-)
+from kbatch.analysis.intervals import QuantileBound, median_interval
+from kbatch.document.numbers import count_range, format_number, join_words, memory_text, percent
 from kbatch.document.section import clocks_text, where_measured
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
@@ -25,48 +17,38 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style
 
-# By the name behind `plot_inference_`.
-HEIGHTS_IN = {
-    "throughput": 5.4,
-    "operating_curve": 3.8,
-    "tails": 3.8,
-    "paths": 3.8,
-    "memory": 3.8,
-    "noise": 2.8,
-}
-TITLES = {
-    "throughput": "Throughput and time of a batch",
-    "operating_curve": "Throughput against the time of a batch",
-    "tails": "Tails of the latency",
-    "paths": "Call paths against the first one",
-    "memory": "Memory by batch size",
-    "noise": "Scatter of the rounds",
+# Title and height in inches, by the name behind `plot_inference_`.
+FIGURES = {
+    "throughput": ("Throughput and time of a batch", 5.4),
+    "operating_curve": ("Throughput against the time of a batch", 3.8),
+    "tails": ("Tails of the latency", 3.8),
+    "paths": ("Call paths against the first one", 3.8),
+    "memory": ("Memory by batch size", 3.8),
+    "noise": ("Scatter of the rounds", 2.8),
 }
 _BATCH_LABEL = "Batch size (examples per call)"
 # A line looks curved on logarithmic axes.
 _LINE_POINTS = 60
+_GUARD_SHARE = 0.80  # Of the memory limit: beyond it no batch is run.
+# Rounds of one size are spread over this much of an octave to each side.
+_STRIP = 0.28
+# Rounds beyond so many times what this share of them keeps to are marked at the edge: one round
+# beside a neighbour would flatten all others.
+_FAR, _MOST_ROUNDS = 2.0, 0.9
+# Where these stand, and the end of the axis, which leaves room for the label of the band.
+_EDGE, _ROOM = 1.2, 1.25
 
 
 class TimedSeries(NamedTuple):
     """One call path under one policy."""
 
     label: str
-    call_path: str
-    dtype_policy: str
     points: tuple[TimingRecord, ...]  # Those that were timed.
+    times_ms: list[float]  # Of a batch, at each point.
+    rates: list[float]  # Examples per second, at each point.
     failed: tuple[int, ...]  # Batch sizes that ran out of memory.
     # The fitted time of a batch, in seconds, along the axis; empty where no line holds.
     line_s: tuple[tuple[float, float], ...]
-
-    @property
-    def times_ms(self) -> list[float]:
-        """The time of a batch at each point."""
-        return [1000 * (point.batch_time_s or 0.0) for point in self.points]
-
-    @property
-    def rates(self) -> list[float]:
-        """The throughput at each point, in examples per second."""
-        return [point.samples_per_second or 0.0 for point in self.points]
 
 
 class InferenceInfo(NamedTuple):
@@ -92,11 +74,16 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
     for path, policy in profile.series:
         timings = [t for t in profile.timings if (t.call_path, t.dtype_policy) == (path, policy)]
         timed = tuple(t for t in timings if t.measured)
-        failed = tuple(t.batch_size for t in timings if t.outcome == "out_of_memory")
-        label = f"{path}, {policy}" if several else path
         if timed:
-            line = _line(profile.select(call_path=path, dtype_policy=policy))
-            series.append(TimedSeries(label, path, policy, timed, failed, line))
+            one = TimedSeries(
+                f"{path}, {policy}" if several else path,
+                timed,
+                [1000 * (t.batch_time_s or 0.0) for t in timed],
+                [t.samples_per_second or 0.0 for t in timed],
+                tuple(t.batch_size for t in timings if t.outcome == "out_of_memory"),
+                _line(profile.select(call_path=path, dtype_policy=policy)),
+            )
+            series.append(one)
     if not series:
         raise ValueError(
             "The profile holds no time, so there is nothing to plot: measure smaller batch sizes "
@@ -104,10 +91,8 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
         )
     answers = []
     for name in ("knee", "efficient", "fastest"):
-        try:
+        with contextlib.suppress(ValueError):  # The measurements do not tell it.
             answers.append((name, getattr(profile, name)))
-        except ValueError:  # The measurements do not tell it.
-            continue
     targets: dict[tuple[float, float], str] = {}
     for check in profile.checks:
         asked = (check.latency_ms, check.quantile)
@@ -115,28 +100,25 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
         targets.setdefault(asked, f"{name}: no size verified")
         if check.best:
             targets[asked] = f"{name}: batch size {check.batch_size:,}"
+    bars = any(point.batch_time_interval_s for one in series for point in one.points)
     return InferenceInfo(
         profile.model_name,
         tuple(series),
         tuple(answers),
         tuple((latency_ms, words) for (latency_ms, _), words in targets.items()),
-        conditions_line(
-            profile, bars=any(p.batch_time_interval_s for one in series for p in one.points)
-        ),
+        conditions_line(profile, bars=bars),
     )
 
 
 def _line(profile: InferenceProfile) -> tuple[tuple[float, float], ...]:
     """Return the fitted line from the smallest to the largest size that was timed."""
-    try:
+    with contextlib.suppress(ValueError):  # Too little was timed.
         latency = profile.latency
-    except ValueError:  # Too little was timed.
-        return ()
-    if not latency.follows_line:
-        return ()
-    smallest, largest = latency.curve.batch_sizes[[0, -1]]
-    places = np.geomspace(smallest, largest, _LINE_POINTS)
-    return tuple((float(size), latency.latency_s(size)) for size in places)
+        if latency.follows_line:
+            smallest, largest = latency.curve.batch_sizes[[0, -1]]
+            places = np.geomspace(smallest, largest, _LINE_POINTS)
+            return tuple((float(size), latency.latency_s(size)) for size in places)
+    return ()
 
 
 def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
@@ -168,12 +150,10 @@ def inference_alt_text(info: InferenceInfo) -> str:
         f"{join_words(one.label for one in info.series)}."
     ]
     for one in info.series:
-        rate, time_ms, size = max(
-            zip(one.rates, one.times_ms, (p.batch_size for p in one.points), strict=True)
-        )
+        best = int(np.argmax(one.rates))
         sentences.append(
-            f"{one.label}: at most {format_number(rate)} samples/s, at batch size {size:,}, which "
-            f"takes {format_number(time_ms)} ms."
+            f"{one.label}: at most {format_number(one.rates[best])} samples/s, at batch size "
+            f"{one.points[best].batch_size:,}, which takes {format_number(one.times_ms[best])} ms."
         )
     for name, answer in info.answers:
         unmeasured = ", which was not measured" if answer.extrapolated else ""
@@ -181,10 +161,14 @@ def inference_alt_text(info: InferenceInfo) -> str:
     return " ".join(sentences)
 
 
-def _brief_alt_text(profile: InferenceProfile, name: str) -> str:
-    """Describe a figure whose numbers stand in the table of timings."""
+def _panel(profile: InferenceProfile, name: str, ax: Axes | None, sizes: Iterable[int]) -> Axes:
+    """Make the panel of a figure whose numbers stand in the table of timings."""
+    title, height_in = FIGURES[name]
+    (panel,) = canvas.panels(ax, height_in)
     series = join_words(f"{path} under {policy}" for path, policy in profile.series)
-    return f"A chart: {TITLES[name].lower()}, for {series}. The table of timings has the numbers."
+    panel.set_label(f"A chart: {title.lower()}, for {series}. Its numbers are in the table.")
+    batch_axis(panel, sizes, _BATCH_LABEL)
+    return panel
 
 
 def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
@@ -210,7 +194,7 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
         ValueError: If nothing was timed.
     """
     info = inference_info(profile)
-    upper, lower = canvas.panels(ax, HEIGHTS_IN["throughput"], (1, 1))
+    upper, lower = canvas.panels(ax, FIGURES["throughput"][1], (1, 1))
     upper.set_label(inference_alt_text(info))
     batch_axis(lower, info.batch_sizes, _BATCH_LABEL)
     for index, one in enumerate(info.series):
@@ -248,7 +232,7 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
         ValueError: If nothing was timed.
     """
     info = inference_info(profile)
-    (panel,) = canvas.panels(ax, HEIGHTS_IN["operating_curve"])
+    (panel,) = canvas.panels(ax, FIGURES["operating_curve"][1])
     panel.set_label(inference_alt_text(info))
     panel.set_xscale("log")
     canvas.vertical_grid(panel)
@@ -256,8 +240,7 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
         draw.series(panel, index, one.times_ms, one.rates, label=one.label)
         named = list(zip(one.points, one.times_ms, one.rates, strict=True))
         color = series_style(index).color if index else MUTED
-        # The sizes of the others are about the same: only their ends are named, or none could be
-        # read.
+        # Sizes of the others are about the same: named all, none could be read.
         for point, time_ms, rate in named[-1:] if index else named:
             words = f"{point.batch_size:,}"
             draw.text(panel, words, (time_ms, rate), (0, 6), va="baseline", color=color)
@@ -285,18 +268,18 @@ class PathRatio(NamedTuple):
 def path_ratios(profile: InferenceProfile) -> tuple[PathRatio, ...]:
     """Compare every series with the first, round by round."""
     first, *others = inference_info(profile).series
-    reference = {timing.batch_size: timing for timing in first.points}
+    of_first = {
+        t.batch_size: dict(zip(t.block_rounds, t.batch_times_s, strict=True)) for t in first.points
+    }
     ratios = []
     for other in others:
         for point in other.points:
-            one = reference.get(point.batch_size)
-            pairs = zip(one.block_rounds, one.batch_times_s, strict=True) if one else ()
-            theirs = dict(zip(point.block_rounds, point.batch_times_s, strict=True))
-            found = [time_s / theirs[number] for number, time_s in pairs if number in theirs]
+            times_s, size = of_first.get(point.batch_size, {}), point.batch_size
+            rounds = zip(point.block_rounds, point.batch_times_s, strict=True)
+            found = [times_s[number] / time_s for number, time_s in rounds if number in times_s]
             if found:
-                bounds = draw.ends(median_interval(found))
-                median = statistics.median(found)
-                ratios.append(PathRatio(other.label, point.batch_size, median, bounds))
+                median, bounds = float(np.median(found)), draw.ends(median_interval(found))
+                ratios.append(PathRatio(other.label, size, median, bounds))
     if not ratios:
         raise ValueError(
             "A figure of call paths needs two of them, or two policies, timed at one batch size: "
@@ -304,22 +287,6 @@ def path_ratios(profile: InferenceProfile) -> tuple[PathRatio, ...]:
             f"Received: {len(others) + 1} timed."
         )
     return tuple(ratios)
-
-
-# Height of a number beside a point, as a share of the panel's.
-_LABEL_SHARE = 0.055
-
-
-def label_places(ratios: Sequence[PathRatio], apart: float) -> tuple[tuple[PathRatio, float], ...]:
-    """Find where the numbers of the last points stand, one above the other."""
-    last = {ratio.label: ratio for ratio in ratios}.values()
-    places: list[tuple[PathRatio, float]] = []
-    for ratio in sorted(last, key=lambda one: (one.batch_size, one.times_as_fast)):
-        place = ratio.times_as_fast
-        if places and places[-1][0].batch_size == ratio.batch_size:
-            place = max(place, places[-1][1] * 2**apart)
-        places.append((ratio, place))
-    return tuple(places)
 
 
 def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
@@ -336,39 +303,32 @@ def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> A
         ValueError: If there is nothing to compare, with what to measure.
     """
     info, ratios = inference_info(profile), path_ratios(profile)
-    (panel,) = canvas.panels(ax, HEIGHTS_IN["paths"])
-    panel.set_label(_brief_alt_text(profile, "paths"))
-    batch_axis(panel, [ratio.batch_size for ratio in ratios], _BATCH_LABEL)
-    labels = [one.label for one in info.series]
-    for index, label in enumerate(labels[1:], start=1):
-        shown = [ratio for ratio in ratios if ratio.label == label]
-        sizes, values = [p.batch_size for p in shown], [p.times_as_fast for p in shown]
-        draw.series(panel, index, sizes, values, label=label, bounds=[p.bounds for p in shown])
+    panel = _panel(profile, "paths", ax, [ratio.batch_size for ratio in ratios])
+    first, *others = info.series
+    # A ratio between two ticks cannot be read off: the last one of each series is written.
+    last, sides = [], ((0, 1), (0, -1), (-1, 1), (-1, -1))
+    for index, other in enumerate(others, start=1):
+        shown = [ratio for ratio in ratios if ratio.label == other.label]
+        if shown:
+            _, sizes, values, bounds = zip(*shown, strict=True)
+            draw.series(panel, index, sizes, values, label=other.label, bounds=bounds)
+            place, color = (sizes[-1], values[-1]), series_style(index).color
+            last.append(draw.Label(place, format_number(values[-1]), sides, color))
     panel.axhline(1, color=MUTED, linewidth=1.0, linestyle="--")
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter("{x:g}")
-    low, high = np.log2(panel.get_ylim())
-    for ratio, place in label_places(ratios, _LABEL_SHARE * (high - low)):
-        # A ratio between two ticks cannot be read off.
-        color = series_style(labels.index(ratio.label)).color
-        words = format_number(ratio.times_as_fast)
-        draw.text(panel, words, (ratio.batch_size, place), (7, 0), ha="left", color=color)
-    panel.set_ylabel(f"Times as fast as\n{labels[0]}")
+    draw.place_labels(panel, last, [(p.batch_size, p.times_as_fast) for p in ratios])
+    panel.set_ylabel(f"Times as fast as\n{first.label}")
     canvas.write_title(panel, info.name, columns=4, fewest=1)
     canvas.write_caption(panel, info.conditions)
     return panel
-
-
-# The share of the limit beyond which no batch is run.
-_GUARD_SHARE = 0.80
-_CURVE_POINTS = 200
 
 
 class MemorySeries(NamedTuple):
     """The memory under one policy."""
 
     label: str
-    peak_bytes: dict[int, int]  # By the batch sizes that were measured.
+    peak_bytes: dict[int, int]  # By batch size, where it was measured.
     failed: tuple[int, ...]  # Sizes that ran out of memory.
     guarded: tuple[int, ...]  # Sizes that were not run, since they were expected to.
     fit: MemoryFit | None
@@ -383,14 +343,13 @@ def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
         records = [m for m in profile.memory if m.dtype_policy == policy]
         known = {m.batch_size: m.peak_bytes for m in records if m.peak_bytes is not None}
         fit = fit_memory({size: float(peak) for size, peak in known.items()})
-        largest, limit_bytes = 0, profile.memory_limit_bytes
+        largest, most_bytes = 0, _GUARD_SHARE * (profile.memory_limit_bytes or 0)
         # Less than a byte an example is rounding, not growth.
-        if fit is not None and limit_bytes is not None and fit.bytes_per_example >= 1:
-            largest = int((_GUARD_SHARE * limit_bytes - fit.fixed_bytes) / fit.bytes_per_example)
+        if fit is not None and fit.bytes_per_example >= 1:
+            largest = int(max(0.0, fit.largest_within(most_bytes)))
         failed = tuple(m.batch_size for m in records if m.outcome == "out_of_memory")
         guarded = tuple(m.batch_size for m in records if m.guarded)
-        expected = largest if largest >= 1 else None
-        series.append(MemorySeries(policy, known, failed, guarded, fit, expected))
+        series.append(MemorySeries(policy, known, failed, guarded, fit, largest or None))
     if not any(one.peak_bytes for one in series):
         raise ValueError(
             "The profile holds no memory: profile with `measure_memory=True`. "
@@ -413,14 +372,12 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
         ValueError: If no memory was measured.
     """
     found = memory_series(profile)
-    (panel,) = canvas.panels(ax, HEIGHTS_IN["memory"])
-    panel.set_label(_brief_alt_text(profile, "memory"))
     sizes = {size for one in found for size in (*one.peak_bytes, *one.failed, *one.guarded)}
-    batch_axis(panel, sizes, _BATCH_LABEL)
+    panel = _panel(profile, "memory", ax, sizes)
     notes = [conditions_line(profile)]
     for index, one in enumerate(found):
         if one.fit is not None:
-            places = np.geomspace(min(sizes), max(sizes), _CURVE_POINTS)
+            places = np.geomspace(min(sizes), max(sizes), _LINE_POINTS)
             values = one.fit.fixed_bytes + places * one.fit.bytes_per_example
             shown, color = values > 0, series_style(index).color
             panel.plot(places[shown], values[shown], color=color, linewidth=1.0, linestyle=":")
@@ -428,9 +385,8 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
         draw.series(panel, index, known, peaks, label=one.label, joined=False)
         for size in one.failed:
             draw.missing(panel, size, words="out of memory")
-        if one.largest_expected is not None:
-            largest = f"batches up to {one.largest_expected:,}"
-            notes.append(f"{one.label}: {largest} are expected to stay below 80 %")
+        if (size := one.largest_expected) is not None:
+            notes.append(f"{one.label}: batches up to {size:,} are expected to stay below 80 %")
     if (limit_bytes := profile.memory_limit_bytes) is not None:
         draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}")
         guard_bytes, words = _GUARD_SHARE * limit_bytes, "80 %: nothing above is run"
@@ -443,33 +399,16 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
     return panel
 
 
-QUANTILES = (0.5, 0.95, 0.99)
-
-
-class TailPoint(NamedTuple):
-    """A quantile of the latency at one batch size."""
-
-    batch_size: int
-    quantile: float
-    bound_ms: float | None  # Its upper 95 % bound, None with too few calls.
-    missing_calls: int  # How many more it needs.
-
-
-def tail_points(profile: InferenceProfile) -> tuple[TailPoint, ...]:
-    """Compute the bounds for the first call path and policy."""
+def tail_bounds(profile: InferenceProfile) -> dict[tuple[int, float], QuantileBound]:
+    """Bound the latency in seconds, by batch size and quantile, for the first path and policy."""
     timings = [timing for timing in profile.answering if not timing.bulk]
     if not timings:
         raise ValueError(
             "Tails need single calls of batches, and the first call path has none: select another "
             f"one (`profile.select`). Received: series={profile.series}."
         )
-    points = []
-    for timing in timings:
-        for quantile in sorted({*QUANTILES, profile.quantile}):
-            bound = timing.latency_bound(quantile)
-            bound_ms = None if bound.value is None else 1000 * bound.value
-            points.append(TailPoint(timing.batch_size, quantile, bound_ms, bound.missing_calls))
-    return tuple(points)
+    quantiles = sorted({0.5, 0.95, 0.99, profile.quantile})
+    return {(t.batch_size, q): t.latency_bound(q) for q in quantiles for t in timings}
 
 
 def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
@@ -488,84 +427,44 @@ def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> A
     Raises:
         ValueError: If there are no single calls.
     """
-    points = tail_points(profile)
-    (panel,) = canvas.panels(ax, HEIGHTS_IN["tails"])
-    panel.set_label(_brief_alt_text(profile, "tails"))
-    batch_axis(panel, [point.batch_size for point in points], _BATCH_LABEL)
-    for index, quantile in enumerate(sorted({point.quantile for point in points})):
-        bounds = {p.batch_size: p.bound_ms for p in points if p.quantile == quantile}
-        known = {size: bound_ms for size, bound_ms in bounds.items() if bound_ms is not None}
-        if known:
-            label = f"p{100 * quantile:g}"
-            draw.series(panel, index, list(known), list(known.values()), label=label)
+    bounds, notes = tail_bounds(profile), []
+    panel = _panel(profile, "tails", ax, [size for size, _ in bounds])
+    for index, quantile in enumerate(dict.fromkeys(quantile for _, quantile in bounds)):
+        of = {size: bound for (size, q), bound in bounds.items() if q == quantile}
+        known_ms = {size: 1000 * b.value for size, b in of.items() if b.value is not None}
+        missing = {size: b.missing_calls for size, b in of.items() if b.missing_calls}
+        label = f"p{100 * quantile:g}"
+        if known_ms:
+            draw.series(panel, index, list(known_ms), list(known_ms.values()), label=label)
+        if missing:
+            sizes, most = join_words(f"{size:,}" for size in missing), max(missing.values())
+            notes.append(f"{label} at batch size {sizes} needs up to {most:,} more calls.")
     panel.set_yscale("log")
     plain_log_labels(panel.yaxis)
     panel.set_ylabel("Latency, upper 95 % bound\nof the quantile (ms)")
-    path, policy = profile.series[0]
-    canvas.write_title(panel, f"{profile.model_name}: {path}, {policy}", columns=4, fewest=1)
+    title = f"{profile.model_name}: {', '.join(profile.series[0])}"
+    canvas.write_title(panel, title, columns=4, fewest=1)
     if not panel.lines:
         canvas.write_message(panel, "n/a (too few calls for any quantile)")
-    canvas.write_caption(panel, conditions_line(profile), *missing_notes(points))
+    canvas.write_caption(panel, conditions_line(profile), *notes)
     return panel
 
 
-def missing_notes(points: tuple[TailPoint, ...]) -> tuple[str, ...]:
-    """Describe which quantiles need more calls, and how many at most."""
-    notes = []
-    for quantile in sorted({point.quantile for point in points}):
-        missing = [p for p in points if p.quantile == quantile and p.missing_calls]
-        if missing:
-            sizes = join_words(f"{p.batch_size:,}" for p in missing)
-            most = max(p.missing_calls for p in missing)
-            notes.append(
-                f"p{100 * quantile:g} at batch size {sizes} needs up to {most:,} more calls."
-            )
-    return tuple(notes)
-
-
-# Rounds of one size are spread over this much of an octave.
-_STRIP = 0.28
-# Room above the farthest round, for the label of the band.
-_ROOM = 1.25
-# Rounds beyond so many times what this share of them keeps to are marked at the edge: one round
-# beside a neighbour would flatten all others.
-_FAR, _MOST_ROUNDS = 2.0, 0.9
-_EDGE = 0.96
-# Of rounds that are all alike.
-_LEAST_REACH = 0.01
-
-
-class NoisePoint(NamedTuple):
-    """One round of one batch size."""
-
-    batch_size: int
-    place: float  # Where it is drawn on the batch axis.
-    deviation: float  # Distance from the median of its size, as a share of it.
-
-
-def noise_points(profile: InferenceProfile) -> tuple[NoisePoint, ...]:
-    """Compute the deviations of the rounds, for the first call path and policy."""
-    points = []
-    for timing in profile.answering:
-        size, median = timing.batch_size, statistics.median(timing.block_medians_s)
-        last = max(1, len(timing.block_medians_s) - 1)
-        for i, value in enumerate(timing.block_medians_s):
-            place = size * 2 ** (_STRIP * (2 * i / last - 1))
-            points.append(NoisePoint(size, place, value / median - 1))
-    if not points:
+def noise_deviations(profile: InferenceProfile) -> dict[int, np.ndarray]:
+    """Compute each round's distance from the median of its size, as a share of it, in order."""
+    times = {t.batch_size: np.asarray(t.block_medians_s) for t in profile.answering}
+    if not times:
         raise ValueError(
             "The first call path has no time, so no noise either: select another one "
             f"(`profile.select`). Received: series={profile.series}."
         )
-    return tuple(points)
+    return {size: values / np.median(values) - 1 for size, values in times.items()}
 
 
-def noise_reach(points: Sequence[NoisePoint], floor: float | None) -> float:
-    """Return how far the axis reaches to each side."""
-    distances = [abs(point.deviation) for point in points]
-    farthest = max(distances)
-    usual = _FAR * float(np.quantile(distances, _MOST_ROUNDS))
-    return max(floor or 0.0, usual if 0 < usual < farthest else farthest) or _LEAST_REACH
+def noise_reach(distances: np.ndarray, floor: float | None) -> float:
+    """Return how far the axis reaches to each side, also where all rounds are alike."""
+    farthest, usual = np.max(distances), _FAR * np.quantile(distances, _MOST_ROUNDS)
+    return max(floor or 0.0, float(usual if 0 < usual < farthest else farthest)) or 0.01
 
 
 def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
@@ -585,39 +484,36 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
     Raises:
         ValueError: If nothing was timed on the first call path.
     """
-    points = noise_points(profile)
-    (panel,) = canvas.panels(ax, HEIGHTS_IN["noise"])
-    panel.set_label(_brief_alt_text(profile, "noise"))
-    batch_axis(panel, [point.batch_size for point in points], _BATCH_LABEL)
-    floor = profile.noise_floor
-    reach = noise_reach(points, floor)
+    deviations, floor = noise_deviations(profile), profile.noise_floor
+    panel = _panel(profile, "noise", ax, deviations)
+    distances = np.abs(np.concatenate([*deviations.values()]))
+    reach = noise_reach(distances, floor)
     panel.set_ylim(-_ROOM * reach, _ROOM * reach)
     panel.axhline(0, color=MUTED, linewidth=0.8)
     if floor is not None:
         panel.axhspan(-floor, floor, color=MUTED, alpha=0.15, linewidth=0)
-        place, edge = (0.99, floor), panel.get_yaxis_transform()
-        words = f"noise floor {percent(floor)}"
-        draw.text(panel, words, place, (0, 2), ha="right", va="bottom", xycoords=edge)
+        words, edge = f"noise floor {percent(floor)}", panel.get_yaxis_transform()
+        draw.text(panel, words, (0.99, floor), (0, 2), ha="right", va="bottom", xycoords=edge)
     plain = {"linestyle": "none", "markeredgewidth": 0}
-    within = [(p.place, p.deviation) for p in points if abs(p.deviation) <= reach]
-    style = {"marker": "o", "markersize": 3.5, "color": series_style(0).color, "alpha": 0.6}
-    panel.plot(*zip(*within, strict=True), **plain, **style)
-    beyond = [point for point in points if abs(point.deviation) > reach]
-    for point in beyond:
-        edge = math.copysign(_EDGE * _ROOM * reach, point.deviation)
-        marker = "^" if point.deviation > 0 else "v"
-        panel.plot([point.place], [edge], marker=marker, markersize=6, color=ALARM, **plain)
+    dots = plain | {"markersize": 3.5, "color": series_style(0).color, "alpha": 0.6}
+    far = plain | {"markersize": 6, "color": ALARM}
+    for size, values in deviations.items():
+        places = size * 2 ** np.linspace(-_STRIP, _STRIP, len(values))
+        up, down = values > reach, values < -reach
+        for marker, shown, look in (("o", ~(up | down), dots), ("^", up, far), ("v", down, far)):
+            if shown.any():
+                clipped = np.clip(values[shown], -_EDGE * reach, _EDGE * reach)
+                panel.plot(places[shown], clipped, marker=marker, **look)
     panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.0f} %" if value else "0 %")
     panel.set_ylabel("Distance of a round\nfrom the median")
-    path, policy = profile.series[0]
-    canvas.write_title(panel, f"{profile.model_name}: {path}, {policy}")
-    note = ""
+    canvas.write_title(panel, f"{profile.model_name}: {', '.join(profile.series[0])}")
+    note, beyond = "", int(np.sum(distances > reach))
     if beyond:
-        farthest = max(beyond, key=lambda point: abs(point.deviation))
+        each = [(value, size) for size, values in deviations.items() for value in values]
+        farthest, size = max(each, key=lambda one: abs(one[0]))
         note = (
-            f"{pluralize(len(beyond), 'round')} {'lies' if len(beyond) == 1 else 'lie'} beyond the "
-            f"axis (triangles), the farthest at {100 * farthest.deviation:+.0f} %, batch size "
-            f"{farthest.batch_size:,}"
+            f"{beyond:,} {'round lies' if beyond == 1 else 'rounds lie'} beyond the axis "
+            f"(triangles), the farthest at {100 * farthest:+.0f} %, batch size {size:,}"
         )
     canvas.write_caption(panel, conditions_line(profile), note)
     return panel

@@ -34,10 +34,10 @@ _QUESTIONS = (
 _FIGURES = {
     "throughput": figures.inference_info,
     "operating_curve": figures.inference_info,
-    "tails": figures.tail_points,
+    "tails": figures.tail_bounds,
     "paths": figures.path_ratios,
     "memory": figures.memory_series,
-    "noise": figures.noise_points,
+    "noise": figures.noise_deviations,
 }
 
 
@@ -321,11 +321,12 @@ def _figures(profile: InferenceProfile) -> tuple[Figure, ...]:
             compute(profile)
         except ValueError:  # The error tells a caller what to measure; a report leaves it out.
             continue
+        title, height_in = figures.FIGURES[name]
         found.append(
             Figure(
                 name=f"inference-{name.replace('_', '-')}",
-                title=figures.TITLES[name],
-                height_in=figures.HEIGHTS_IN[name],
+                title=title,
+                height_in=height_in,
                 draw=functools.partial(getattr(figures, f"plot_inference_{name}"), profile),
                 shape="alone" if name == "throughput" else "small",
             )

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +33,7 @@ from kbatch.memory.workload import STEPS, Workload
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget
+from kbatch.records.usage import GpuProcess
 from kbatch.throughput.choice import MicroBatchChoice, choice_for_smaller, micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import TIMING, time_micro_batches
@@ -48,17 +48,16 @@ from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.accumulation.whole_batch import uncut_note, uncut_part
 from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.clock import replica_count
-from kbatch.training.data.forms import FitData, is_batched, is_dataset
+from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import (
     DataEnded,
-    SampleElements,
     SampleRows,
+    Samples,
     Source,
     batch_of,
     build_on,
-    dataset_rows,
     row_shapes,
-    sample_of,
+    rows_for,
 )
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.state import KeptState
@@ -154,7 +153,7 @@ class TrialMicroBatch:
 
     def _left(self, source: Source, call: Mapping[str, Any]) -> "TrainingLeft":
         """Forecast the trainings that are left, as if they went on to their last epoch."""
-        known = source.rows(self.model) if isinstance(source, SampleElements) else source
+        known = rows_for(source, self.model)
         examples = known.examples if isinstance(known, SampleRows) else None
         if call.get("steps_per_epoch"):
             examples = call["steps_per_epoch"] * self.batch_size
@@ -183,8 +182,7 @@ class TrialMicroBatch:
             model.train_function = None
             if self.summed:
                 sum_sparse_gradients(model)
-        note = self._cut(size, data)
-        if note is not None:
+        if (note := self._cut(size, data)) is not None:
             self._cut_notes.append(note)
         self._applied = size, model_fingerprint(model)
 
@@ -232,34 +230,6 @@ class TrainingLeft(NamedTuple):
         return min((s for s in (by_examples, self.train_s) if s is not None), default=None)
 
 
-class SearchData:
-    """Takes rows of the data that `fit` gets, and reads a dataset once in a search."""
-
-    # To read it again may fill a buffer of shuffling, or run through what comes before it.
-    def __init__(self):
-        self._read: weakref.WeakKeyDictionary[Any, dict[bool, SampleRows]] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def __reduce__(self):
-        """Leave what was read behind where a copy travels to another process."""
-        return SearchData, ()
-
-    def source(self, data: FitData, model: keras.Model) -> Source:
-        """Return the rows of arrays or of a dataset, or the function that returns datasets."""
-        x: Any = data.x
-        if is_dataset(x) and data.y is None:
-            known = self._read.setdefault(x, {})
-            batched = is_batched(x.element_spec, model)
-            if batched not in known:
-                known[batched] = dataset_rows(x, model)
-            return known[batched]
-        if callable(x) and not is_dataset(x):
-            function: Any = x
-            return function
-        return sample_of(data)
-
-
 @dataclasses.dataclass(eq=False)
 class SearchMicroBatches:
     """What the trials of a search share: limits, data, checks, and the sizes found so far."""
@@ -267,7 +237,7 @@ class SearchMicroBatches:
     largest_batch_size: int
     memory_limit_bytes: int | None  # None for what the device has.
     memory_window: tuple[float, float]
-    data: SearchData = dataclasses.field(default_factory=SearchData)
+    data: Samples = dataclasses.field(default_factory=Samples)
     checks: PartsChecks = dataclasses.field(default_factory=PartsChecks)
     # Records of `MicroBatchCache`, by the name of their file.
     known: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -325,10 +295,8 @@ class MicroBatchCache:
 
     def trains_whole_only(self, most: int | None = None) -> bool:
         """Return whether speed must not cut a batch: in parts it may train another model."""
-        difference = self.search.checks.difference(
-            self.model, self.source, most=most, directory=self.directory
-        )
-        return difference is not None
+        difference = self.search.checks.difference
+        return difference(self.model, self.source, most=most, directory=self.directory) is not None
 
     def _fastest(self, batch_size: int, most: int, left: TrainingLeft) -> tuple[int, RunNote]:
         """Time the largest batch of the search, or this one where that does not decide."""
@@ -390,12 +358,8 @@ class MicroBatchCache:
 
     def _times(self, batch_size: int, most: int) -> TrainingProfile:
         name, others = _times_name(self.key, batch_size), other_processes()
-        profile = self._measure(name, lambda: self._time(batch_size, most))
-        if others:  # What they do now slows the sizes by chance.
-            note = f"{neighbours_text(others)} So times are not kept for later searches."
-            profile = dataclasses.replace(profile, notes=(note, *profile.notes))
-            self.search.known[name] = profile
-        else:
+        profile = self._measure(name, lambda: self._time(batch_size, most, others))
+        if not others:  # What they do now slows the sizes by chance.
             self._write(name)
         return profile
 
@@ -448,18 +412,20 @@ class MicroBatchCache:
                 largest_first=True,
             )
 
-    def _time(self, batch_size: int, most: int) -> TrainingProfile:
+    def _time(self, batch_size: int, most: int, others: Sequence[GpuProcess]) -> TrainingProfile:
         """Time train steps on a batch, in parts of up to `most` examples."""
-        began_s, points, gpus, batch, note = time.perf_counter(), (), (), None, None
+        began_s, points, gpus, notes = time.perf_counter(), (), (), []
+        if others:
+            notes.append(f"{neighbours_text(others)} So times are not kept for later searches.")
         try:
             batch = batch_of(self.source, self.model, batch_size)
         except DataEnded as ended:
-            note = f"The data function gave {ended.rows} examples."
+            notes.append(f"The data function gave {ended.rows} examples.")
         except Exception as error:
             if not ran_out_of_memory(error, smaller_worked=True):
                 raise
-            note = f"The device has no room for a batch of {batch_size} examples."
-        if batch is not None:
+            notes.append(f"The device has no room for a batch of {batch_size} examples.")
+        else:
             points, gpus = time_micro_batches(
                 self.model, batch, largest=most, moments_every=MOMENTS_EVERY
             )
@@ -469,7 +435,7 @@ class MicroBatchCache:
             bool(self.model.jit_compile),
             points,
             duration_s=round(time.perf_counter() - began_s, 3),
-            notes=() if note is None else (note,),
+            notes=tuple(notes),
             environment=read_environment(),
             gpus=gpus,
         )
@@ -490,8 +456,7 @@ class MicroBatchCache:
         return self.directory and self.directory / "kbatch-micro-batches" / f"{name}.json"
 
     def _write(self, name: str) -> None:
-        file = self._file(name)
-        if file is not None:
+        if (file := self._file(name)) is not None:
             write_record(self.search.known[name], file)
 
 
@@ -543,8 +508,7 @@ def _memory_note(result: MaxBatchSizeResult, size: int, search_s: float) -> RunN
     beside, slow = neighbours_text(result.other_processes), slow_steps_text(result)
     more = f" {beside} So it is not kept for later searches." if beside else ""
     if size < result.max_batch_size:
-        larger = result.max_batch_size
-        return RunNote.of("larger_ran_out", size=size, larger=larger, more=more)
+        return RunNote.of("larger_ran_out", size=size, larger=result.max_batch_size, more=more)
     return RunNote.of(
         "most_at_once",
         size=size,

@@ -17,7 +17,6 @@ from kbatch.analysis.line_fit import fit_step_time
 from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size
 from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
-from kbatch.search.auto_micro_batch import SearchData
 from kbatch.search.oracle import Values, grid
 from kbatch.search.trial_files import readable_trials
 from kbatch.study.decision import decision_text
@@ -28,7 +27,7 @@ from kbatch.timing.rounds import TimingPlan
 from kbatch.training.callbacks import StopAtTarget, TimeBudget
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.model_inputs import REFUSALS, refusal_text
-from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, build_on
+from kbatch.training.data.sample_rows import DataEnded, Samples, Source, batch_of, build_on
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.train_step import micro_batch_steps
 
@@ -256,7 +255,7 @@ def sweep_throughput(
     model = hypermodel.build(hp)
     # The step of a trial measures its moments too, which takes longer to trace.
     vars(model).pop("train_step", None)
-    source = SearchData().source(data, model)
+    source = Samples().source(data, model)
     with dtype_policy_scope(model.dtype_policy.name):
         build_on(model, source)
         try:

@@ -1,20 +1,18 @@
 import matplotlib
+import numpy as np
 import pytest
 from inference_factory import make_failed, make_memory, make_profile, make_timing, time_s
 from matplotlib.figure import Figure
 
 import kbatch
 from kbatch.inference.figures import (
-    PathRatio,
     inference_alt_text,
     inference_info,
-    label_places,
     memory_series,
-    missing_notes,
-    noise_points,
+    noise_deviations,
     noise_reach,
     path_ratios,
-    tail_points,
+    tail_bounds,
 )
 from kbatch.inference.record import TargetCheck
 from kbatch.inference.report import inference_lines, inference_section
@@ -162,16 +160,22 @@ def test_paths_are_compared_round_by_round():
     assert "Times as fast as compiled" in words(kbatch.plot_inference_paths(make_profile()))
 
 
-def test_figures_of_ratios_stand_apart_and_in_order():
-    found = (
-        PathRatio("a", 8, 1.30, None),
-        PathRatio("b", 8, 1.17, None),
-        PathRatio("c", 8, 4.0, None),
-        PathRatio("d", 1, 9.0, None),
-        PathRatio("d", 2, 1.17, None),
+def test_the_last_ratio_of_each_path_is_written_where_it_covers_no_other():
+    scales = {"compiled": 1.0, "xla": 0.80, "eager": 0.79, "predict_on_batch": 0.4}
+    profile = make_profile(
+        *(
+            make_timing(size, path=path, scale=scale)
+            for path, scale in scales.items()
+            for size in (1, 8, 64)
+        )
     )
-    places = {ratio.label: place for ratio, place in label_places(found, 0.5)}
-    assert places == pytest.approx({"b": 1.17, "a": 1.17 * 2**0.5, "c": 4.0, "d": 1.17})
+    ax = kbatch.plot_inference_paths(profile)
+    ax.figure.canvas.draw()
+    last = [ratio.times_as_fast for ratio in path_ratios(profile) if ratio.batch_size == 64]
+    written = [text for text in ax.texts if text.get_text() and text.get_label() != "_caption"]
+    assert [float(text.get_text()) for text in written] == pytest.approx(last, rel=0.01)
+    boxes = [text.get_window_extent().padded(-2.0) for text in written]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
 def test_memory_has_the_limit_and_the_size_that_is_expected_to_reach_it():
@@ -193,14 +197,14 @@ def test_memory_of_a_limit_that_does_not_bind_has_no_size():
 
 def test_tails_are_shown_where_enough_calls_were_made_and_else_counted():
     profile = make_profile(make_timing(1, calls=300), make_timing(8, calls=60))
-    points = {(p.batch_size, p.quantile): p for p in tail_points(profile)}
-    assert points[1, 0.99].bound_ms is not None
-    assert points[1, 0.5].bound_ms < points[1, 0.95].bound_ms < points[1, 0.99].bound_ms
-    assert (points[8, 0.99].bound_ms, points[8, 0.99].missing_calls) == (None, 239)
-    assert missing_notes(tail_points(profile)) == (
-        "p99 at batch size 8 needs up to 239 more calls.",
-    )
-    assert "239 more calls" in words(kbatch.plot_inference_tails(profile))
+    bounds = tail_bounds(profile)
+    assert bounds[1, 0.99].value is not None
+    assert bounds[1, 0.5].value < bounds[1, 0.95].value < bounds[1, 0.99].value
+    assert (bounds[8, 0.99].value, bounds[8, 0.99].missing_calls) == (None, 239)
+    ax = kbatch.plot_inference_tails(profile)
+    assert "p99 at batch size 8 needs up to 239 more calls." in words(ax)
+    drawn = {line.get_label(): line.get_ydata() for line in ax.lines}
+    assert drawn["p95"] == pytest.approx([1000 * bounds[size, 0.95].value for size in (1, 8)])
     few = make_profile(make_timing(1, calls=3), make_timing(8, calls=3))
     assert "too few calls" in words(kbatch.plot_inference_tails(few))
     bulk = make_profile(make_timing(1, path="predict"))
@@ -210,9 +214,13 @@ def test_tails_are_shown_where_enough_calls_were_made_and_else_counted():
 
 def test_noise_is_the_distance_of_each_round_from_the_median():
     profile = make_profile(make_timing(8, block_medians_s=(1.0, 1.0, 1.1, 1.0, 0.9, 1.0, 1.0, 1.0)))
-    points = noise_points(profile)
-    assert [p.deviation for p in points] == pytest.approx([0, 0, 0.1, 0, -0.1, 0, 0, 0])
-    assert [p.place for p in points] == sorted(p.place for p in points)
+    (deviations,) = noise_deviations(profile).values()
+    assert deviations == pytest.approx([0, 0, 0.1, 0, -0.1, 0, 0, 0])
+    (line,) = (
+        line for line in kbatch.plot_inference_noise(profile).lines if line.get_marker() == "o"
+    )
+    assert list(line.get_ydata()) == pytest.approx(list(deviations))
+    assert sorted(line.get_xdata()) == list(line.get_xdata())
     assert "noise floor 3 %" in words(kbatch.plot_inference_noise(profile))
     assert "noise floor" not in words(kbatch.plot_inference_noise(make_profile(twin=None)))
 
@@ -221,18 +229,16 @@ def test_few_rounds_far_beyond_the_others_are_marked_at_the_edge_and_told():
     usual = make_timing(8)
     slow = make_timing(8, block_medians_s=(*usual.block_medians_s[:7], 10 * usual.batch_time_s))
     profile = make_profile(*(make_timing(size) for size in (1, 2, 4)), slow)
-    points = noise_points(profile)
-    reach = noise_reach(points, 0.03)
-    distances = sorted(abs(point.deviation) for point in points)
-    assert distances[-2] <= reach < 0.1 < distances[-1]
+    distances = np.abs(np.concatenate(list(noise_deviations(profile).values())))
+    reach = noise_reach(distances, 0.03)
+    assert sorted(distances)[-2] <= reach < 0.1 < max(distances)
     ax = kbatch.plot_inference_noise(profile)
     triangles = [line for line in ax.lines if line.get_marker() == "^"]
     assert len(triangles) == 1
     assert reach < triangles[0].get_ydata()[0] < ax.get_ylim()[1]
     assert "1 round lies beyond the axis (triangles), the farthest at +" in words(ax)
     assert "beyond the axis" not in words(kbatch.plot_inference_noise(make_profile()))
-    alike = make_profile(make_timing(8, block_medians_s=(1.0,) * 8), twin=None)
-    assert noise_reach(noise_points(alike), None) > 0
+    assert noise_reach(np.zeros(8), None) > 0
 
 
 def test_names_of_answers_and_targets_stand_above_all_points():

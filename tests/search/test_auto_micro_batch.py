@@ -26,7 +26,6 @@ from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.usage import GpuProcess
 from kbatch.search.auto_micro_batch import (
     MicroBatchCache,
-    SearchData,
     SearchMicroBatches,
     TrainingLeft,
     TrialMicroBatch,
@@ -37,7 +36,7 @@ from kbatch.search.progress import FitReporter
 from kbatch.search.trial_files import TrialFiles
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
 from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import sample_of
+from kbatch.training.data.sample_rows import Samples, sample_of
 
 layers = keras.layers
 LIMIT = 100 * 10**6
@@ -567,7 +566,7 @@ def test_the_rows_of_a_dataset_are_read_once_for_all_executions():
 
     signature = (tf.TensorSpec((8,)), tf.TensorSpec((), tf.int64))
     dataset = tf.data.Dataset.from_generator(rows, output_signature=signature).batch(10)
-    data = SearchData()
+    data = Samples()
     found = [data.source(FitData(dataset), models.mlp()) for _ in range(3)]
     assert len(read) == 1
     assert found[0] is found[2]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -174,6 +175,30 @@ def _with_axis(example: Any) -> Any:
 
 DataFunction = Callable[[int], tf.data.Dataset]
 Source = SampleRows | SampleElements | DataFunction
+
+
+class Samples:
+    """Samples of the data that `fit` gets; each dataset is read once."""
+
+    # To read it again may fill a buffer of shuffling, or run through what comes before it.
+    def __init__(self):
+        self._read: WeakKeyDictionary[Any, dict[bool, SampleRows]] = WeakKeyDictionary()
+
+    def __reduce__(self):
+        """Leave what was read behind where a copy travels to another process."""
+        return Samples, ()
+
+    def source(self, data: FitData, model: keras.Model) -> Source:
+        """Return the rows of arrays or of a dataset, or the function that returns datasets."""
+        x: Any = data.x
+        if not is_dataset(x):
+            return data.x if callable(x) else sample_of(data)
+        if data.y is not None:
+            return sample_of(data)  # It says what is wrong.
+        known, batched = self._read.setdefault(x, {}), is_batched(x.element_spec, model)
+        if batched not in known:
+            known[batched] = dataset_rows(x, model)
+        return known[batched]
 
 
 def rows_for(source: Source, model: keras.Model) -> SampleRows | DataFunction:
