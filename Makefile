@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo figures test test-slow test-gpu notebooks docs lint format types clean
+.PHONY: help demo figures test test-slow test-gpu models-table notebooks docs lint format types clean
 
 help:
-	@echo "make demo | test | test-slow | test-gpu | notebooks | docs | lint | format | types | clean"
+	@echo "make demo | test | test-slow | test-gpu | models-table | notebooks | docs"
+	@echo "     lint | format | types | clean"
 
 # One stamp an extra: a second run finds it and starts at once.
 .venv/%.stamp: setup.cfg pyproject.toml
@@ -38,6 +39,10 @@ test-slow: .venv/test.stamp
 # Each in a process of its own; what they found is written into docs/gpu-checks, to be committed.
 test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp)
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# The table of docs/models.md: what kbatch does with each kind of model.
+models-table: .venv/test.stamp
+	PYTHONPATH=.:tests $(BIN)/python -m models.verdicts
 
 # Their outputs, made again.
 notebooks: .venv/notebook.stamp

@@ -1,0 +1,74 @@
+"""Each kind of model: searched as it is, in parts as the whole or with a word, and in the docs."""
+
+import math
+
+import pytest
+from models.kinds import KINDS
+from models.verdicts import PAGE, in_parts, rows_of, searched
+
+import kbatch
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+# The others are slow tests.
+QUICK = {"Vision transformer", "Distillation", "Named entities", "Two towers", "Loss endpoint"}
+OWN_STEP = "a `train_step` of the user's own is refused"
+NO_HALF = "an operation has no half-precision version"
+NOT_SEARCHED = dict.fromkeys(
+    ("Variational autoencoder", "DDPM", "GAN", "CLIP", "Masked language model"), OWN_STEP
+) | dict.fromkeys(("Vision transformer", "MLP-Mixer", "PointNet"), NO_HALF)
+SILENT: dict[str, str] = {}
+
+
+def each(*, xfails, quick=frozenset()):
+    """All kinds as parameters, those that are not quick slow."""
+
+    def marks(name):
+        if name not in quick:
+            yield pytest.mark.slow
+        if name in xfails:
+            yield pytest.mark.xfail(strict=True, reason=xfails[name])
+
+    return [pytest.param(BY_NAME[name], marks=[*marks(name)], id=name) for name in BY_NAME]
+
+
+@pytest.mark.parametrize("kind", each(xfails=NOT_SEARCHED))
+def test_a_kind_is_searched_with_the_defaults(tmp_path, kind):
+    assert searched(kind, tmp_path).startswith("yes")
+
+
+@pytest.mark.parametrize("kind", each(xfails=SILENT, quick=QUICK))
+def test_an_update_in_parts_equals_the_whole_or_says_that_it_differs(kind):
+    found, _ = in_parts(kind)
+    assert found == rows_of(PAGE)[kind.name].split(" | ")[3]
+    assert "silently" not in found
+
+
+def test_the_table_of_the_docs_has_each_kind_and_its_feature():
+    rows = rows_of(PAGE)
+    assert list(rows) == list(BY_NAME)
+    assert {name: row.split(" | ")[1] for name, row in rows.items()} == {
+        kind.name: kind.feature for kind in KINDS
+    }
+
+
+FEW = ("Object detection", "Transformer to transformer", "TabTransformer")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW)
+def test_the_largest_batch_of_a_kind_is_found(name):
+    kind = BY_NAME[name]
+    found = kbatch.find_max_batch_size(kind.build, *kind.data(16), memory_limit_bytes=2**28)
+    assert found.max_batch_size == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW)
+def test_a_size_is_recommended_for_a_kind(name):
+    kind = BY_NAME[name]
+    sizes = (8, 16)
+    found = kbatch.recommend(
+        kind.build, *kind.data(32), batch_sizes=sizes, base_batch_size=8, budget_s=6.0, seed=0
+    )
+    assert found.batch_size in sizes
+    assert math.isfinite(found.learning_rate)
