@@ -77,6 +77,7 @@ def prepared_batch(model: Any, data: Any, size: int | tf.Variable) -> MicroBatch
         return batch  # Keras has built it, outside the replicas.
     if not tf.executing_eagerly():
         build_symbolically(model, batch.leaves)
+        check_model(model)  # Only what is built shows that it has weights.
         return batch
     # Layers that run eagerly only cannot be called on symbols: a call on one row builds them.
     compile_loss = compile_loss_of(model)

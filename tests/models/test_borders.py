@@ -1,0 +1,117 @@
+"""Models and data at the borders of what Keras trains."""
+
+import keras
+import keras_tuner
+import numpy as np
+import pytest
+import small_models
+import tensorflow as tf
+from keras import layers
+from models import generative
+
+import kbatch
+from kbatch.errors import InputError
+
+X, Y = small_models.rows(32)
+ON_LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def statuses(tmp_path, hypermodel, *data, objective="val_loss", **fit):
+    """Search two sizes, and return how each trial ended."""
+    tuner = kbatch.BatchSizeTuner(
+        hypermodel,
+        keras_tuner.Objective(objective, "min"),
+        directory=tmp_path,
+        project_name="search",
+    )
+    tuner.search(*data, epochs=1, verbose=0, **fit)
+    return [(trial.batch_size, trial.status) for trial in kbatch.load_study(tuner).trials]
+
+
+COMPLETED = [(8, "completed"), (16, "completed")]
+
+
+def settings(**changed):
+    return {"micro_batch_size": 4, "dtype_policy": "float32"} | changed
+
+
+def test_a_model_without_a_call_is_not_profiled():
+    with pytest.raises(InputError, match=r"no `call`.*`predict_function`.*model\.decoder"):
+        kbatch.profile_inference(generative.variational_autoencoder(), generative.pictures(4)[0])
+
+
+def test_a_model_that_turns_out_to_have_no_weights_is_refused():
+    model = keras.Sequential([layers.Flatten()])
+    model.compile("sgd", "mse")
+    kbatch.accumulate_gradients(model, 4)
+    with pytest.raises(ValueError, match="no trainable weights"):
+        model.fit(X, X, batch_size=16, verbose=0)
+
+
+def ragged_rows():
+    rows = tf.RaggedTensor.from_row_lengths(np.arange(127) % 20, np.arange(32) % 3 + 3)
+    return tf.data.Dataset.from_tensor_slices((rows, Y))
+
+
+class MeanWord(layers.Layer):
+    """Takes ragged rows of words."""
+
+    def call(self, words):
+        if isinstance(words, tf.RaggedTensor):
+            words = words.to_tensor()
+        return tf.reduce_mean(tf.one_hot(tf.cast(words, tf.int32), 20), axis=1)
+
+
+def ragged_model():
+    model = keras.Sequential([MeanWord(), layers.Dense(3)])
+    model.compile("sgd", ON_LOGITS)
+    return model
+
+
+def test_ragged_rows_are_searched_in_whole_batches(tmp_path):
+    hypermodel = kbatch.BatchSizeHyperModel(
+        ragged_model, (8, 16), **settings(micro_batch_size=None)
+    )
+    assert statuses(tmp_path, hypermodel, ragged_rows(), objective="loss") == COMPLETED
+
+
+@pytest.mark.slow
+def test_sample_weights_of_a_dataset_count_in_memory_and_in_a_recommendation():
+    weights = np.linspace(0, 1, 32).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((X, Y, weights))
+    found = kbatch.find_max_batch_size(small_models.mlp, data, memory_limit_bytes=2**27)
+    assert found.max_batch_size == 32
+    recommended = kbatch.recommend(
+        small_models.mlp, data.batch(8), batch_sizes=(8, 16), base_batch_size=8, budget_s=10.0
+    )
+    assert recommended.batch_size in (8, 16)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("exported") / "model")
+    part = keras.Sequential([layers.Input((8,)), layers.Dense(4)])
+    part.export(folder, verbose=False)
+    return folder
+
+
+def test_an_exported_model_may_be_a_layer(tmp_path, exported):
+    def build():
+        part = layers.TFSMLayer(exported, call_endpoint="serve")
+        model = keras.Sequential([layers.Input((8,)), part, layers.Dense(3)])
+        model.compile("sgd", ON_LOGITS)
+        return model
+
+    hypermodel = kbatch.BatchSizeHyperModel(build, (8, 16), **settings())
+    assert statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y)) == COMPLETED
+
+
+def test_a_model_that_was_saved_and_loaded_is_searched(tmp_path):
+    path = tmp_path / "model.keras"
+    model = small_models.mlp()
+    kbatch.accumulate_gradients(model, 4).fit(X, Y, verbose=0)
+    model.save(path)
+    hypermodel = kbatch.BatchSizeHyperModel(
+        lambda: keras.models.load_model(path), (8, 16), **settings()
+    )
+    assert statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y)) == COMPLETED
