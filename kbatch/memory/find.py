@@ -59,7 +59,7 @@ def find_max_batch_size(
             is.
         x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
             function `batch_size -> tf.data.Dataset`.
-        y: Targets of arrays.
+        y: Targets of arrays. A dataset may have sample weights too: (x, y, sample_weight).
         memory_window: Lower and upper share of the limit that is aimed at.
         memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on a
             CPU half of what the host and its control group leave.

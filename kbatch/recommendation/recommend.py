@@ -87,7 +87,7 @@ def recommend(
             is.
         x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
             function `batch_size -> tf.data.Dataset`.
-        y: Targets of arrays.
+        y: Targets of arrays. A dataset may have sample weights too: (x, y, sample_weight).
         batch_sizes: Sizes to choose from beside `base_batch_size`, ascending; None for the powers
             of two from 8 to 2,048 that the data fill.
         base_batch_size: Batch size that the model's learning rate suits; the pilot trains at it.

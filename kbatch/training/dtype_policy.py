@@ -56,7 +56,8 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
     if active != policy:
         raise ValueError(
             "The model is not built under the dtype policy of its trial: leave the policy out "
-            "of the build function and give it as `dtype_policy` to `BatchSizeHyperModel`. "
+            "of the build function and give it, or that of a model which is loaded, as "
+            "`dtype_policy` to `BatchSizeHyperModel`. "
             f"Received: policy of the model={active!r}, of the trial={policy!r}."
         )
     if policy == "mixed_float16" and not loss_scaled(model):

@@ -115,3 +115,44 @@ def test_a_model_that_was_saved_and_loaded_is_searched(tmp_path):
         lambda: keras.models.load_model(path), (8, 16), **settings()
     )
     assert statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y)) == COMPLETED
+
+
+class OwnLoop(keras_tuner.HyperModel):
+    """Trains its model in a loop of its own, and not by `model.fit`."""
+
+    def build(self, hp):
+        return small_models.mlp()
+
+    def fit(self, hp, model, x, y, validation_data=None, callbacks=None, **kwargs):
+        optimizer, loss = keras.optimizers.SGD(0.1), tf.constant(0.0)
+        for rows, labels in tf.data.Dataset.from_tensor_slices((x, y)).batch(hp.get("batch_size")):
+            with tf.GradientTape() as tape:
+                found = model(rows, training=True)
+                loss = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(labels, found))
+            weights = model.trainable_weights
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"val_loss": float(loss)}
+
+
+class Uncompiled(OwnLoop):
+    def build(self, hp):
+        return keras.Sequential([layers.Input((8,)), layers.Dense(3, activation="softmax")])
+
+
+def test_a_hypermodel_may_train_in_a_loop_of_its_own(tmp_path):
+    hypermodel = kbatch.BatchSizeHyperModel(OwnLoop(), (8, 16), **settings())
+    assert statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y)) == COMPLETED
+
+
+def test_an_uncompiled_model_is_to_be_compiled_where_it_is_built(tmp_path):
+    hypermodel = kbatch.BatchSizeHyperModel(Uncompiled(), (8, 16), **settings())
+    with pytest.raises(keras_tuner.errors.FatalValueError, match="build function also where"):
+        statuses(tmp_path, hypermodel, X, Y)
+
+
+def test_a_loaded_model_that_has_another_policy_is_refused_with_what_to_give(tmp_path):
+    path = tmp_path / "model.keras"
+    small_models.mlp().save(path)
+    hypermodel = kbatch.BatchSizeHyperModel(lambda: keras.models.load_model(path), (8, 16))
+    with pytest.raises(keras_tuner.errors.FatalValueError, match=r"which is loaded.*'float32'"):
+        statuses(tmp_path, hypermodel, X, Y)
