@@ -17,6 +17,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import random as keras_random
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.metrics import ALL_OBJECTS_DICT
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.data_adapters import py_dataset_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
@@ -237,6 +238,20 @@ def set_rate(optimizer: Any, rate: Any) -> None:
 def trained_by(optimizer: Any) -> list[Any]:
     """Return the variables that an optimizer was built for."""
     return optimizer._trainable_variables
+
+
+@contextlib.contextmanager
+def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+    """Let `apply(optimizer, gradients, variables)` stand in for how optimizers apply gradients."""
+    kinds: Any = (BaseOptimizer, keras.optimizers.LossScaleOptimizer)
+    kept = [(kind, kind.apply) for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.apply = lambda self, grads, trainable=None: apply(self, grads, trainable)
+        yield
+    finally:
+        for kind, own in kept:
+            kind.apply = own
 
 
 # Random numbers.

@@ -254,6 +254,20 @@ def test_kept_seeds():
     assert draws() == expected
 
 
+def test_replaced_applies(model):
+    before, seen = model.get_weights(), []
+    with internals.replaced_applies(lambda *arguments: seen.append(arguments)):
+        model.train_on_batch(X, Y)
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+        scaled.apply_gradients([(1.0, model.trainable_weights[0])])
+    (optimizer, gradients, variables), (other, _, _) = seen
+    assert (optimizer, other) == (model.optimizer, scaled)
+    assert len(gradients) == len(variables) == len(model.trainable_weights)
+    assert all(map(np.array_equal, before, model.get_weights()))
+    model.train_on_batch(X, Y)
+    assert not np.array_equal(before[0], model.get_weights()[0])
+
+
 def test_replaced_draws():
     with internals.replaced_draws(["normal", "dropout"], lambda name, draw: lambda *a, **k: name):
         assert keras.random.normal((2,)) == "normal"

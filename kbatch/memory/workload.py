@@ -21,7 +21,8 @@ from kbatch.training.data.sample_rows import (
     rows_for,
 )
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.model import check_model
+from kbatch.training.model import check_model, uninstall_step, user_step
+from kbatch.training.state import optimizers_of
 from kbatch.training.train_step import rows_of
 
 # Slots appear after the first step, and later steps peak higher than early ones.
@@ -59,8 +60,9 @@ class Workload:
     def _check_targets(self, model: Any) -> None:
         """Check that a loss has targets, unless the model computes it in a way of its own."""
         rows = self.source.rows if isinstance(self.source, SampleRows) else None
-        own = type(model).compute_loss is not keras.Model.compute_loss
-        if model.loss is not None and not own and isinstance(rows, tuple) and len(rows) == 1:
+        own = user_step(model) or type(model).compute_loss is not keras.Model.compute_loss
+        targets = None if rows is None else keras.utils.unpack_x_y_sample_weight(rows)[1]
+        if model.loss is not None and not own and rows is not None and targets is None:
             raise InputError(
                 "Training needs targets for the loss that the model was compiled with: give `y`. "
                 f"Received: y=None, loss={model.loss!r}."
@@ -98,10 +100,10 @@ class Run:
         variables = list(self.model.variables)
         if self.training:
             optimizer = self.model.optimizer
-            if not optimizer.built:
+            if not optimizer.built and user_step(self.model) is None:
                 with self.model.distribute_strategy.scope():
                     optimizer.build(self.model.trainable_variables)
-            variables += optimizer.variables
+            variables += [slot for one in optimizers_of(self.model) for slot in one.variables]
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 
     def batch(self, rows: int) -> Any:
@@ -149,7 +151,7 @@ class Run:
         """Make the model train in parts of this size, by what was compiled for them before."""
         size = batch_size if batch_size < self._workload.accumulate_below else None
         if size not in self._compiled:
-            vars(self.model).pop("train_step", None)
+            uninstall_step(self.model)
             if size is not None:
                 # Two micro-batches are an accumulated batch: more of them need no more memory.
                 accumulate_gradients(self.model, size, moments_every=self._workload.moments_every)

@@ -31,10 +31,11 @@ from kbatch.recommendation.pilot_record import FitTime, PilotRecord, SizeCheck
 from kbatch.throughput.record import TimedRounds
 from kbatch.throughput.update_timing import UpdateTimes, time_updates
 from kbatch.training.accumulation.parts_check import PartsChecks
-from kbatch.training.accumulation.whole_batch import uncut_part
+from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_part
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.model_inputs import REFUSALS, refusal_text
 from kbatch.training.data.sample_rows import DataEnded, SampleRows, Source
+from kbatch.training.model import user_step
 from kbatch.training.state import kept_state
 
 # The line before each measurement, in the order in which they are made, and its share of the
@@ -210,6 +211,8 @@ def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str
 
     Layers and losses of Keras are known, the user's own are compared on the data.
     """
+    if user_step(model) is not None:
+        return (OWN_STEP_NOTE,)
     layers = layers_of(model)
     own = any(not type(layer).__module__.startswith("keras.") for layer in layers)
     if not own and uncut_part(model) is None:

@@ -42,7 +42,8 @@ from kbatch.training.learning_rate import (
     scaled_model,
     scaling_of,
 )
-from kbatch.training.state import seeded
+from kbatch.training.model import can_validate, user_step
+from kbatch.training.state import inner_optimizers, seeded
 from kbatch.training.train_step import borrowed_step, held_on_device, updates_made
 
 _MOST_UPDATES = 10
@@ -73,7 +74,10 @@ def run_pilot(
 
     def keep(found: Stretch) -> str | None:
         moments = (found.metrics.get(name) for name in MOMENT_METRICS)
-        loss = found.metrics.get("loss")
+        if "loss" not in found.metrics:
+            names = sorted(found.metrics)
+            raise InputError(f"The `train_step` must return its `loss`. Received: metrics {names}.")
+        loss = found.metrics["loss"]
         stretches.append(PilotStretch(found.updates, loss, found.held_out_loss, *moments))
         if loss is None:
             return "diverged"
@@ -84,12 +88,13 @@ def run_pilot(
         model = build()
         batches = held_out_batches(data, model, batch_size=batch_size, seed=seed)
         in_epoch = _updates_in_epoch(batches.dataset, batch_size, count=epochs is not None)
-        half = max(1, (batch_size + 1) // 2)
+        half = batch_size if user_step(model) else max(1, (batch_size + 1) // 2)
         with warnings.catch_warnings():
             # What looks at a batch as a whole is measured in parts, and said to be.
             warnings.simplefilter("ignore")
-            accumulate_gradients(model, half, moments_every=1)
-        learning_rate = current_learning_rate(model.optimizer)
+            if user_step(model) is None:
+                accumulate_gradients(model, half, moments_every=1)
+        learning_rate = current_learning_rate(inner_optimizers(model)[0])
         watch = _StretchWatch(
             keep,
             stretch=min(_MOST_UPDATES, in_epoch or _MOST_UPDATES),
@@ -153,7 +158,7 @@ def run_size_check(
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # As in the pilot.
                     accumulate_gradients(model, plan.micro_batch_size)
-            learning_rate = current_learning_rate(model.optimizer)
+            learning_rate = current_learning_rate(inner_optimizers(model)[0])
             watch = _StretchWatch(
                 end, stretch=plan.stretch, ends_s=ends_s, most_updates=plan.most_updates
             )
@@ -187,7 +192,7 @@ def held_out_batches(
         seed=seed,
     )
     given: Any = batches.validation_data
-    if given is None:
+    if given is None or not can_validate(model):
         held = []
     elif isinstance(given, tf.data.Dataset):
         held = given.take(_MOST_HELD_OUT // _VALIDATION_BATCH_SIZE)

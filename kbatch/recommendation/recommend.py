@@ -42,7 +42,7 @@ from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, arrays_of, is_dataset
 from kbatch.training.data.sample_rows import SampleElements, SampleRows
 from kbatch.training.learning_rate import Schedule, current_learning_rate
-from kbatch.training.state import check_seed, kept_state
+from kbatch.training.state import check_seed, inner_optimizers, kept_state
 
 _SMALLEST, _LARGEST = 8, 2048
 # Of the budget, where memory is measured last; and seconds that its process may take to start.
@@ -206,7 +206,7 @@ def _measured(
                     INPUT, lambda: measure_input(task, model, timings=timings)
                 )
                 pipeline, fit_times = measured or (None, ())
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = inner_optimizers(model)[0]
     rule = scaling
     if scaling == "auto":
         rule = "linear" if isinstance(optimizer, keras.optimizers.SGD) else "sqrt"
@@ -231,7 +231,7 @@ def _measured(
         optimizer=type(optimizer).__name__,
         dtype_policy=model.dtype_policy.name,
         base_batch_size=base,
-        base_learning_rate=current_learning_rate(model.optimizer),
+        base_learning_rate=current_learning_rate(optimizer),
         scheduled=isinstance(rate_of(optimizer), Schedule),
         learning_rate_rule=rule,
         examples=examples,

@@ -198,10 +198,7 @@ _KINDS = {
     "noise_scale_not_measured": _Kind(
         "noise scale",
         "noise_scale",
-        lambda reason: (
-            f"The noise scale was not measured: {reason}. Where micro-batches are right for it, "
-            "give a `micro_batch_size` of at most half the batch."
-        ),
+        lambda reason: f"The noise scale was not measured: {reason}.",
         ("The noise scale was not measured",),
     ),
     "embedding_summed": _Kind(

@@ -24,7 +24,7 @@ from kbatch.device.memory import (
 )
 from kbatch.document.numbers import format_number
 from kbatch.document.section import neighbours_text
-from kbatch.errors import InputError
+from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import OF_SEVERAL_REPLICAS, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, MicroBatchLimit
@@ -45,7 +45,7 @@ from kbatch.training.accumulation import (
 )
 from kbatch.training.accumulation.accumulate import check_text, coupled_parts
 from kbatch.training.accumulation.parts_check import PartsChecks
-from kbatch.training.accumulation.whole_batch import uncut_note, uncut_part
+from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_note, uncut_part
 from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData
@@ -60,6 +60,7 @@ from kbatch.training.data.sample_rows import (
     rows_for,
 )
 from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.model import uninstall_step, user_step
 from kbatch.training.state import KeptState
 
 # Every how many updates a trial measures the moments of its gradients.
@@ -178,8 +179,7 @@ class TrialMicroBatch:
                 return
             if self._applied[0] != size:
                 self._cut_notes.clear()  # The trial starts again.
-            vars(model).pop("train_step", None)
-            model.train_function = None
+            uninstall_step(model)
             if self.summed:
                 sum_sparse_gradients(model)
         if (note := self._cut(size, data)) is not None:
@@ -192,6 +192,10 @@ class TrialMicroBatch:
         A batch is halved for its moments only if halves were seen to train as the whole does.
         """
         model, checks, directory = self.model, self.search.checks, self.directory
+        if user_step(model) is not None:
+            self._cut_notes.append(OWN_STEP_NOTE)
+            if size == self._rows:
+                return None
         part = None if size < self._rows else uncut_part(model)
         if part is not None:
             return uncut_note(f"{part} may need the whole batch at once")
@@ -280,6 +284,8 @@ class MicroBatchCache:
     def fastest(self, batch_size: int, left: TrainingLeft | None = None) -> FoundMicroBatch:
         """Choose the fastest size for a batch by train steps, if training is left to repay them."""
         most, result = self.max_fitting(), self._fitting()
+        if most < batch_size:
+            self._check_cutting(most)
         size, note = self._fastest(batch_size, most, left or TrainingLeft())
         notes = (note, _memory_note(result, most, self._measured_s.get(self.key, 0.0)))
         bound = most < result.max_batch_size or result.memory_bound
@@ -287,6 +293,7 @@ class MicroBatchCache:
 
     def halve(self, size: int) -> int:
         """Return half of a size that ran out of memory in training, and remember it."""
+        self._check_cutting(size // 2)
         name, half = f"{self.key}-limit", min(size // 2, self._limit())
         self.search.known[name] = MicroBatchLimit(half)
         if not other_processes():  # Else memory may have run out because of them.
@@ -297,6 +304,16 @@ class MicroBatchCache:
         """Return whether speed must not cut a batch: in parts it may train another model."""
         difference = self.search.checks.difference
         return difference(self.model, self.source, most=most, directory=self.directory) is not None
+
+    def _check_cutting(self, most: int) -> None:
+        if not self.search.checks.may_cut(self.model, self.source, directory=self.directory):
+            raise OutOfMemoryError(
+                "A `train_step` of your own runs whole unless its parts were seen to train as the "
+                f"batch does, and {most} examples fit at once: leave larger `batch_sizes` out, or "
+                f"give `micro_batch_size={most}`. Received: a {type(self.model).__name__}.",
+                None,
+                self._fitting().limit_bytes,
+            )
 
     def _fastest(self, batch_size: int, most: int, left: TrainingLeft) -> tuple[int, RunNote]:
         """Time the largest batch of the search, or this one where that does not decide."""
@@ -389,11 +406,12 @@ class MicroBatchCache:
     def _probe(self) -> MaxBatchSizeResult:
         """Find the most examples that fit at once."""
         search, replicas = self.search, replica_count(self.model)
+        cut = search.checks.may_cut(self.model, self.source, directory=self.directory)
         workload = Workload(
             self.build,
             self.source,
             self.model.dtype_policy.name,
-            accumulate_below=self._rows,
+            accumulate_below=self._rows if cut else 0,
             moments_every=MOMENTS_EVERY,
             replicas=replicas,
         )

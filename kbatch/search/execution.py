@@ -29,6 +29,7 @@ from kbatch.training.accumulation.whole_batch import differ_in_parts, sparse_not
 from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
 from kbatch.training.learning_rate import current_learning_rate, scaling_of
+from kbatch.training.state import inner_optimizers
 
 
 class Execution:
@@ -47,14 +48,14 @@ class Execution:
         self._micro_batch = micro_batch
         self._callbacks = FreshCallbacks()
         self._fit = self._timed_fit()
-        optimizer = self._model.optimizer
+        optimizer = inner_optimizers(self._model)[0]
         self._started = ExecutionRecord(
             status="running",
             seed=plan.seed,
             batch_size=plan.batch_size,
             micro_batch_size=micro_batch.size,
             dtype_policy=self._model.dtype_policy.name,
-            optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
+            optimizer=type(optimizer).__name__,
             loss_scaled=loss_scaled(model),
             learning_rate=current_learning_rate(optimizer),
             learning_rate_scaling=plan.learning_rate_scaling,

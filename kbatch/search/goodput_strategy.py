@@ -29,6 +29,7 @@ from kbatch.training.data.forms import FitData
 from kbatch.training.data.model_inputs import REFUSALS, refusal_text
 from kbatch.training.data.sample_rows import DataEnded, Samples, Source, batch_of, build_on
 from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.model import uninstall_step
 from kbatch.training.train_step import micro_batch_steps
 
 # A run that took this much longer than the best one has lost, whatever its seed.
@@ -254,7 +255,7 @@ def sweep_throughput(
     hp.values["batch_size"] = sizes[0]
     model = hypermodel.build(hp)
     # The step of a trial measures its moments too, which takes longer to trace.
-    vars(model).pop("train_step", None)
+    uninstall_step(model)
     source = Samples().source(data, model)
     with dtype_policy_scope(model.dtype_policy.name):
         build_on(model, source)

@@ -21,7 +21,7 @@ from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock, replica_count
 from kbatch.training.data.forms import Batches, FitData, in_batches
 from kbatch.training.learning_rate import scale_late_layers
-from kbatch.training.model import waiting_for_data
+from kbatch.training.model import can_validate, waiting_for_data
 from kbatch.training.state import seed_of
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
@@ -120,6 +120,11 @@ class TimedFit:
             # Each fit draws orders of its own, also where it goes on from an epoch.
             seed=seed_of(plan.seed, self._fits, initial_epoch),
         )
+        if batches.validation_data is not None and not can_validate(self._model):
+            raise InputError(
+                "A `train_step` of your own without a `call` and a loss needs a `test_step` for "
+                f"validation data: write one. Received: a {type(self._model).__name__} without it."
+            )
         endless = batches.dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         if endless and not call.get("steps_per_epoch"):
             raise InputError(

@@ -172,7 +172,7 @@ def time_updates(
             yield [StepConfig(size, size) for size in fitting if size not in smaller]
             yield [StepConfig(size, size) for size in smaller]
             whole = max((c.batch_size for c in rounds.warm_ups if c.whole), default=0)
-            if whole and largest_whole is not None:
+            if whole and largest_whole is not None and checks.may_cut(model, source):
                 most = max(whole, largest_whole)
                 yield [StepConfig(size, whole) for size in batch_sizes if size > most]
 

@@ -13,6 +13,7 @@ from kbatch.analysis.throughput import Throughput, steady_windows, throughput_of
 from kbatch.records.training_run import EpochRecord
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.learning_rate import current_learning_rate
+from kbatch.training.state import inner_optimizers
 from kbatch.training.train_step import updates_made
 
 
@@ -150,8 +151,8 @@ class TrainingClock(keras.callbacks.Callback):
     @property
     def updates(self) -> int:
         """Optimizer updates so far, those that overflowed not counted."""
-        now = updates_made(self.model) - self._epoch_iterations if self._epoch_begun else 0
-        return sum(epoch.updates for epoch in self.epochs) + now
+        now = updates_made(self.model, self._reading.batches) - self._epoch_iterations
+        return sum(epoch.updates for epoch in self.epochs) + (now if self._epoch_begun else 0)
 
     def on_train_begin(self, logs: Any = None):
         """Begin with a step that is not steady: a new `fit` may build a new train function."""
@@ -162,7 +163,7 @@ class TrainingClock(keras.callbacks.Callback):
         """Note where the epoch starts."""
         self._epoch_reading = self._reading = self._meter.read()
         self._epoch_train_s = self.train_s
-        self._epoch_iterations = updates_made(self.model)
+        self._epoch_iterations = updates_made(self.model, self._reading.batches)
         self._epoch_begun = True
 
     def begin_step(self) -> None:
@@ -170,7 +171,8 @@ class TrainingClock(keras.callbacks.Callback):
         self.in_step = True
         self._meter.begin_step()
         if self.first_learning_rate is None:
-            self.first_learning_rate = current_learning_rate(getattr(self.model, "optimizer", None))
+            found = inner_optimizers(self.model)
+            self.first_learning_rate = current_learning_rate(next(iter(found), None))
         self._begun_s = self._now()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
@@ -212,7 +214,7 @@ class TrainingClock(keras.callbacks.Callback):
                 examples=now.examples - before.examples,
                 batches=now.batches - before.batches,
                 # A callback that compiles the model again starts the count over.
-                updates=max(0, updates_made(self.model) - self._epoch_iterations),
+                updates=max(0, updates_made(self.model, now.batches) - self._epoch_iterations),
                 train_s=self.train_s - self._epoch_train_s,
                 data_wait_s=waited_s,
             )

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from kbatch.library_internals import compile_arguments, layers_of
+from kbatch.training.state import optimizers_of
 
 # They change the steps, not what these need: the momentum is that of BatchNormalization.
 _NOT_OF_MEMORY = ("learning_rate", "name")
@@ -53,7 +54,9 @@ def _description(
     def described(value: Any) -> Any:
         return _described(value, names, dropped)
 
+    others = [described(one) for one in optimizers_of(target) if one is not target.optimizer]
     return {
+        **({"other optimizers": sorted(others, key=json.dumps)} if others else {}),
         "model": _described(model, names, of_layers),
         "own code": [own_code(layer) for layer in parts],
         "weights": [(tuple(weight.shape), weight.dtype) for weight in target.weights],

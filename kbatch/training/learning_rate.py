@@ -15,7 +15,8 @@ from kbatch.analysis.learning_rate import (
     scale_weight_decay,
 )
 from kbatch.library_internals import layers_of, rate_of, set_rate
-from kbatch.training.model import build_ahead
+from kbatch.training.model import build_ahead, user_step
+from kbatch.training.state import inner_optimizers
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
@@ -109,40 +110,41 @@ def scale_model(
 ) -> LearningRateScaling:
     """Scale the settings of a compiled model from one batch size to another.
 
+    Each of several optimizers follows by itself; what is returned is of the main one.
     The momentum of a BatchNormalization layer that stood in a model scaled before is scaled from
     what it was then: a search may build many models around one trained part.
     """
-    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    second_moment = _second_moment_decay(optimizer)
     layers = _batch_norms(model)
-    learning_rate = current_learning_rate(optimizer)
-    scaling = learning_rate_scaling(
-        1.0 if learning_rate is None else learning_rate,
-        getattr(optimizer, second_moment) if second_moment else None,
-        batch_size=batch_size,
-        base_batch_size=base_batch_size,
-        rule=rule,
-        noise_scale=noise_scale,
-        adaptive=not isinstance(optimizer, _optimizers.SGD),
-        weight_decay=getattr(optimizer, "weight_decay", None),
-        batch_norm_momenta=[_own_momentum(layer) for layer in layers],
-        follow_batch_size=follow_batch_size,
-    )
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
-    ratio = scaling.learning_rate_ratio
-    if rule is not None:
-        scale_optimizer(optimizer, ratio=ratio, kappa=scaling.kappa)
-    if second_moment:
-        setattr(optimizer, second_moment, scaling.beta_2)
-    if "weight_decay" in follow_batch_size:
-        for name in _weight_decays(optimizer):
-            decay = scale_weight_decay(
-                getattr(optimizer, name),
-                **sizes,
-                learning_rate_ratio=ratio,
-                learning_rate=learning_rate,
-            )
-            setattr(optimizer, name, decay)
+    scaling: Any = None  # Of the main one, which comes last.
+    for optimizer in reversed(inner_optimizers(model)):
+        second_moment = _second_moment_decay(optimizer)
+        learning_rate = current_learning_rate(optimizer)
+        scaling = learning_rate_scaling(
+            1.0 if learning_rate is None else learning_rate,
+            getattr(optimizer, second_moment) if second_moment else None,
+            **sizes,
+            rule=rule,
+            noise_scale=noise_scale,
+            adaptive=not isinstance(optimizer, _optimizers.SGD),
+            weight_decay=getattr(optimizer, "weight_decay", None),
+            batch_norm_momenta=[_own_momentum(layer) for layer in layers],
+            follow_batch_size=follow_batch_size,
+        )
+        ratio = scaling.learning_rate_ratio
+        if rule is not None:
+            scale_optimizer(optimizer, ratio=ratio, kappa=scaling.kappa)
+        if second_moment:
+            setattr(optimizer, second_moment, scaling.beta_2)
+        if "weight_decay" in follow_batch_size:
+            for name in _weight_decays(optimizer):
+                decay = scale_weight_decay(
+                    getattr(optimizer, name),
+                    **sizes,
+                    learning_rate_ratio=ratio,
+                    learning_rate=learning_rate,
+                )
+                setattr(optimizer, name, decay)
     _scale_momenta(layers, scaling)
     model.train_function = None  # One that was traced before has the former values in it.
     setattr(model, _SCALING, scaling)
@@ -156,7 +158,7 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
     that is not scaled is left to `fit`.
     """
     scaling = scaling_of(model)
-    if model.built or scaling is not None:
+    if model.built or scaling is not None or user_step(model) is not None:
         build_ahead(model, dataset.element_spec)
     if scaling is None:
         return
@@ -173,10 +175,11 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
 @contextlib.contextmanager
 def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateScaling]:
     """Scale the settings of a compiled model as `scale_model` does, and put them back."""
-    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    rate, rate_value = rate_of(optimizer), current_learning_rate(optimizer)
-    names = [*_weight_decays(optimizer), *filter(None, [_second_moment_decay(optimizer)])]
-    kept = [(optimizer, name, getattr(optimizer, name)) for name in names]
+    rates, kept = [], []
+    for optimizer in inner_optimizers(model):
+        rates.append((optimizer, rate_of(optimizer), current_learning_rate(optimizer)))
+        names = [*_weight_decays(optimizer), *filter(None, [_second_moment_decay(optimizer)])]
+        kept += [(optimizer, name, getattr(optimizer, name)) for name in names]
     for layer in _batch_norms(model):
         momentum = layer.momentum
         remembered = vars(layer).get(_REMEMBERED, (momentum, momentum))
@@ -189,10 +192,11 @@ def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateS
             layer.momentum = _own_momentum(layer)
         for owner, name, value in kept:
             setattr(owner, name, value)
-        if isinstance(rate, keras.Variable):
-            optimizer.learning_rate = rate_value
-        else:
-            set_rate(optimizer, rate)
+        for optimizer, rate, rate_value in rates:
+            if isinstance(rate, keras.Variable):
+                optimizer.learning_rate = rate_value
+            else:
+                set_rate(optimizer, rate)
         setattr(model, _SCALING, former)
         model.train_function = None
 

@@ -1,7 +1,7 @@
 """Whether kbatch can train a model, and train steps of its own in the place of Keras's."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -30,13 +30,6 @@ def check_compiled(model: Any) -> None:
 def check_model(model: keras.Model) -> None:
     """Check that kbatch can train a model."""
     check_compiled(model)
-    own = "train_step" in vars(model) and installed_step(model) is None
-    if type(model).train_step is not keras.Model.train_step or own:
-        raise ValueError(
-            "The model has a `train_step` of its own, which kbatch would replace: move what it "
-            "computes into `compute_loss`, or train it without kbatch. "
-            f"Received: a {type(model).__name__}."
-        )
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if getattr(optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
@@ -61,14 +54,19 @@ def build_ahead(model: Any, spec: Any) -> None:
     """Build what the first step would, from the shapes of a batch.
 
     A step that makes variables, such as those of metrics, is traced twice. A model that cannot be
-    built from shapes is left to its first step.
+    built from shapes is left to its first step. A step of the user's own is traced, and not run.
     """
-    specs = tf.nest.flatten(spec)
+    specs, step = tf.nest.flatten(spec), user_step(model)
     known = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in specs)
-    if known and not model.run_eagerly:
+    if (known or step is not None) and not model.run_eagerly:
         try:
             with model.distribute_strategy.scope():
-                build_symbolically(model, spec)
+                if step is None:
+                    build_symbolically(model, spec)
+                elif not tf.distribute.has_strategy():
+                    tf.function(step, autograph=False).get_concrete_function(spec)
+                    # Without a `call` it is never built to Keras, which then saves no weights.
+                    model.built = model.built or type(model).call is keras.Model.call
         except Exception as error:
             # What else is raised here, the step raises as well, or it does not matter to it. Where
             # memory ran out the optimizer is half built, and the step would fail of that.
@@ -86,6 +84,9 @@ class TrainStep:
 
     def __init__(self, model: keras.Model):
         self.model: Any = model
+        before, step = vars(model).get("train_step"), installed_step(model)
+        # A step that the user bound to the model, not one of its class.
+        self.bound: Any = before if step is None else getattr(step, "bound", None)
 
     def install(self) -> keras.Model:
         """Let the model train by this step, and return the model."""
@@ -95,31 +96,58 @@ class TrainStep:
         return self.model
 
     def run(self, data: Any) -> dict[str, Any]:
-        """Make one optimizer update from one batch, as `keras.Model.train_step` does."""
+        """Make one optimizer update from one batch, as the step in whose place it is does."""
         tensors = tf.nest.flatten(data, expand_composites=True)
         with tf.control_dependencies([one for one in tensors if one is not None]):
             return self._update(data)
 
     def _update(self, data: Any) -> dict[str, Any]:
-        return keras.Model.train_step(self.model, data)
+        step = user_step(self.model)
+        return keras.Model.train_step(self.model, data) if step is None else step(data)
 
 
 def installed_step(model: Any) -> Any:
     """Return the object behind the train step that kbatch gave a model, None without one."""
     step = getattr(vars(model).get("train_step"), "__self__", None)
-    return step if type(step).__module__.startswith("kbatch.") else None
+    known = isinstance(step, TrainStep) or type(step).__module__.startswith("kbatch.")
+    return step if known else None
+
+
+def user_step(model: Any) -> Callable[[Any], Any] | None:
+    """Return the `train_step` of the user's own, of the class or the model, else None."""
+    step = installed_step(model)
+    bound = vars(model).get("train_step") if step is None else getattr(step, "bound", None)
+    kind = type(model).train_step
+    return kind.__get__(model) if bound is None and kind is not keras.Model.train_step else bound
+
+
+def uninstall_step(model: Any) -> None:
+    """Let a model train by its own step again, the user's or Keras's."""
+    step = installed_step(model)
+    if step is not None:
+        del model.train_step
+        if getattr(step, "bound", None) is not None:
+            model.train_step = step.bound
+        model.train_function = None
+
+
+def can_validate(model: Any) -> bool:
+    """Return whether a model can be evaluated: Keras's test step needs a `call` and a loss."""
+    kind, stock = type(model), keras.Model
+    has_loss = model.loss is not None or kind.compute_loss is not stock.compute_loss
+    own = user_step(model) is None or kind.test_step is not stock.test_step
+    return own or (has_loss and kind.call is not stock.call)
 
 
 @contextlib.contextmanager
 def waiting_for_data(model: Any, dataset: tf.data.Dataset) -> Iterator[None]:
-    """Make Keras's own train step wait for its data, where their length is not known."""
+    """Make Keras's or the user's train step wait for its data, whose length is not known."""
     known = dataset.cardinality() != tf.data.UNKNOWN_CARDINALITY
-    if known or "train_step" in vars(model):  # Those of kbatch wait.
+    if known or installed_step(model) is not None:  # Those of kbatch wait.
         yield
         return
     TrainStep(model).install()
     try:
         yield
     finally:
-        del model.train_step
-        model.train_function = None
+        uninstall_step(model)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from kbatch import library_internals
 from kbatch.library_internals import layers_of, trained_by
+from kbatch.training.model import user_step
 
 # What `fit` and kbatch set on a model itself.
 _ATTRIBUTES = ("train_step", "history", "stop_training")
@@ -27,13 +28,13 @@ class KeptState:
         self._model: Any = model
         found = [*model.variables, *self._model.metrics_variables]
         optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None and not optimizer.built:
+        if optimizer is not None and not optimizer.built and user_step(model) is None:
             # Only then: built a second time, a loss scale would start again.
             with self._model.distribute_strategy.scope():
                 optimizer.build(model.trainable_variables)
         # A model with a train step of its own may have several, such as one for each network. That
         # step builds them, so some of their variables are not there yet.
-        self._optimizers = [(one, len(one.variables)) for one in _optimizers(model)]
+        self._optimizers = [(one, len(one.variables)) for one in optimizers_of(model)]
         self._firsts: dict[int, list[np.ndarray]] = {}
         for one, _ in self._optimizers:
             found += one.variables
@@ -73,16 +74,26 @@ class KeptState:
         return self._firsts[id(optimizer)]
 
 
-def _optimizers(model: Any) -> list[Any]:
-    """List the optimizers that a model or a part of it has as attributes, or in one of them."""
+def optimizers_of(model: Any) -> list[Any]:
+    """List the optimizers that a model or a part of it has as attributes, or in one of them.
+
+    The RMSprop that `compile` makes where it is given none comes last, unless it is built.
+    """
     held: list[Any] = [getattr(model, "optimizer", None)]
-    for part in layers_of(model):
+    for part in [] if model is None else layers_of(model):
         for value in vars(part).values():
             held.append(value)
             if isinstance(value, (list, tuple, dict)):
                 held += value.values() if isinstance(value, dict) else value
     found = [one for one in held if isinstance(one, keras.optimizers.Optimizer)]
-    return list({id(one): one for one in found}.values())
+    default = type(getattr(held[0], "inner_optimizer", held[0])) is keras.optimizers.RMSprop
+    unique = {id(one): one for one in found}.values()
+    return sorted(unique, key=lambda one: (not one.built, default and one is held[0]))
+
+
+def inner_optimizers(model: Any) -> list[Any]:
+    """List them without loss scales; the first one stands for a model in records."""
+    return [getattr(one, "inner_optimizer", one) for one in optimizers_of(model)]
 
 
 @contextlib.contextmanager

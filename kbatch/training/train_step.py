@@ -14,7 +14,8 @@ from kbatch.errors import InputError
 from kbatch.library_internals import compiled_metrics, wrapped_function
 from kbatch.training.accumulation import accumulate_gradients, accumulation_of, varying_micro_batch
 from kbatch.training.data.forms import each_part, parts_of
-from kbatch.training.state import KeptState, kept_state
+from kbatch.training.model import build_ahead, user_step
+from kbatch.training.state import KeptState, kept_state, optimizers_of
 
 
 class BorrowedStep:
@@ -70,7 +71,9 @@ def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
     A model without weights gets them from the batch, as in `fit`, and keeps them.
     """
     check_one_device(model)
-    if not model.built:
+    if user_step(model) is not None:
+        build_ahead(model, each_part(tf.type_spec_from_value, batch))
+    elif not model.built:
         with fitting_data():
             model(keras.utils.unpack_x_y_sample_weight(batch)[0])
     with kept_state(model) as state:
@@ -127,9 +130,9 @@ def takes_int64(model: Any) -> bool:
     Keras casts inputs to the dtypes that were declared, and its losses and metrics cast targets.
     What is the user's own may not: its int32 stays on the host.
     """
-    own = any(
+    own = user_step(model) is not None or any(
         getattr(type(model), name) is not getattr(keras.Model, name)
-        for name in ("train_step", "compute_loss", "compute_metrics")
+        for name in ("compute_loss", "compute_metrics")
     )
     used = keras.tree.flatten([model.loss, *compiled_metrics(model)])
     return bool(getattr(model, "inputs", None)) and not own and all(map(_is_of_keras, used))
@@ -234,10 +237,9 @@ def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator
         yield MicroBatchSteps(model, moments_every=moments_every)
 
 
-def updates_made(model: Any) -> int:
-    """Count the updates of a model's optimizer; it skips those that overflowed."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return 0
-    iterations: Any = keras.ops.convert_to_numpy(optimizer.iterations)
-    return int(iterations)
+def updates_made(model: Any, batches: int = 0) -> int:
+    """Count what a model's optimizers did not skip, the most of them; without any, `batches`."""
+    counts: list[Any] = [
+        keras.ops.convert_to_numpy(one.iterations) for one in optimizers_of(model) if one.built
+    ]
+    return max(map(int, counts), default=batches)

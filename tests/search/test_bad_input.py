@@ -51,22 +51,11 @@ def uncompiled():
     return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
 
 
-def own_train_step():
-    class Own(keras.Sequential):
-        def train_step(self, data):
-            return {}
-
-    model = Own([keras.layers.Input((8,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse")
-    return model
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (no_model, "return model"),
         (uncompiled, "must be compiled"),
-        (own_train_step, "`train_step` of its own"),
     ],
 )
 def test_a_build_function_is_checked_before_the_search(tmp_path, build, message):

@@ -18,6 +18,7 @@ from equal_training import (
 
 import kbatch
 from kbatch.training.accumulation import sum_sparse_gradients
+from kbatch.training.model import uninstall_step
 
 X, Y = models.rows(94)
 
@@ -140,16 +141,6 @@ def test_a_clone_is_a_plain_model():
     assert "train_step" not in vars(clone)
 
 
-def own_train_step():
-    class OwnStep(keras.Sequential):
-        def train_step(self, data):
-            return {}
-
-    model = OwnStep([keras.layers.Input((8,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse")
-    return model
-
-
 def uncompiled():
     return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
 
@@ -168,7 +159,6 @@ def accumulating(wrap=lambda optimizer: optimizer):
     ("build", "message"),
     [
         (uncompiled, "must be compiled"),
-        (own_train_step, "`train_step` of its own"),
         (frozen, "no trainable weights"),
         (accumulating, "gradient_accumulation_steps=4"),
         (
@@ -269,11 +259,19 @@ def test_a_stateful_layer_is_refused():
         kbatch.accumulate_gradients(model, 4)
 
 
-def test_a_train_step_bound_by_the_user_is_refused():
-    model = models.mlp()
-    model.train_step = lambda data: {}
-    with pytest.raises(ValueError, match="`train_step` of its own"):
-        kbatch.accumulate_gradients(model, 8)
+def test_a_train_step_bound_by_the_user_runs_on_each_micro_batch():
+    model, seen = models.mlp(run_eagerly=True), []
+
+    def step(data):
+        seen.append(len(data[0]))
+        return keras.Model.train_step(model, data)
+
+    model.train_step = step
+    kbatch.accumulate_gradients(model, 12).train_on_batch(X[:32], Y[:32])
+    assert seen == [12, 12, 8]
+    assert int(model.optimizer.iterations) == 1
+    uninstall_step(model)
+    assert model.train_step is step
 
 
 def test_a_model_without_loss_is_refused():

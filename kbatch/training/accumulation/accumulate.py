@@ -84,8 +84,12 @@ def accumulate_gradients(
     compare rows and masks that dropout draws again are not equal to the whole batch; metrics that a
     `compute_metrics` of your own adds to its result are not reported.
 
+    A `train_step` of your own runs on each micro-batch; what it hands to its optimizers, weighed by
+    rows, is applied at the end. That equals the whole batch where its loss is a mean over rows and
+    it reads no weights that it has updated, as a GAN does. It measures no moments.
+
     Args:
-        model: A compiled model without a `train_step` of its own. It is changed.
+        model: A compiled model. It is changed.
         micro_batch_size: Examples in a micro-batch. A batch that it does not divide ends in a
             smaller one, and each example keeps its weight.
         moments_every: Every how many updates, from the first of an epoch on, to measure the two
@@ -100,9 +104,8 @@ def accumulate_gradients(
 
     Raises:
         TypeError: If `model` is no Keras model or `micro_batch_size` is no integer.
-        ValueError: If `micro_batch_size` is not positive, or the model is not compiled, has a
-            `train_step` of its own, no trainable weights or an optimizer that already
-            accumulates.
+        ValueError: If `micro_batch_size` is not positive, or the model is not compiled, has no
+            trainable weights or an optimizer that already accumulates.
     """
     check_model(model)
     size = check_size(micro_batch_size, "micro_batch_size")

@@ -1,6 +1,6 @@
 """A batch cut into micro-batches, and the sum of their gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -68,11 +68,6 @@ class MicroBatches(NamedTuple):
         return parts_of(self.leaves)[0].shape[0]
 
     @property
-    def full(self) -> tf.Tensor:
-        """How many micro-batches have `size` examples."""
-        return self.rows // self.size
-
-    @property
     def count(self) -> tf.Tensor:
         """How many micro-batches there are."""
         return -(-self.rows // self.size)
@@ -89,6 +84,29 @@ class MicroBatches(NamedTuple):
             return part
 
         return each_part(rows, self.leaves)
+
+    def fold(
+        self, add: Callable[[Any, Any], Any], sums: Any, *, fixed: bool, begun: Any = 0
+    ) -> Any:
+        """Add micro-batches from row `begun` on one after the other: that is what saves the memory.
+
+        XLA wants one size in the loop (`fixed`), and compiles it also where it never runs: a size
+        that is in the batch. The rest, if there is one, follows the loop.
+        """
+        end = self.rows // self.size * self.size if fixed else self.rows
+
+        def one(start: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
+            rest = self.rows if fixed else self.rows - start
+            return start + self.size, add(sums, self.part(start, tf.minimum(self.size, rest)))
+
+        loop = (tf.convert_to_tensor(begun, tf.int32), sums)
+        _, sums = tf.while_loop(lambda start, _: start < end, one, loop, parallel_iterations=1)
+        if not fixed:
+            return sums
+        # XLA compiles the branch also where there is no rest, but not for zero rows.
+        rest = self.rows - tf.maximum(end, begun)
+        size = tf.maximum(rest, 1)
+        return tf.cond(rest > 0, lambda: add(sums, self.part(self.rows - size, size)), lambda: sums)
 
 
 def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:

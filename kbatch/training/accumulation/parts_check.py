@@ -6,6 +6,7 @@ comes out is compared: with the weights as they are, and where they moved to.
 """
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import itertools
@@ -27,7 +28,9 @@ from kbatch.library_internals import (
     layers_of,
     output_losses_of,
     policy_of_layers,
+    replaced_applies,
     replaced_draws,
+    trained_by,
 )
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
@@ -39,11 +42,13 @@ from kbatch.training.accumulation.accumulate import (
     coupled_parts,
     coupling_note,
 )
+from kbatch.training.accumulation.train_step import Collected, accumulate_step
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.state import kept_state
+from kbatch.training.model import user_step
+from kbatch.training.state import KeptState, kept_state
 
 _MOVES = 3
 # Of the norm of a variable: far enough that what was zero at first counts.
@@ -61,13 +66,14 @@ def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
     Draws are held still and dropout is left out, which are no matter of parts; BatchNormalization
     trains. Layers compute in float32, whatever their policy.
     """
-    batches = _batches(keras.utils.unpack_x_y_sample_weight(rows))
+    own = user_step(model) is not None
+    batches = _batches(rows if own else keras.utils.unpack_x_y_sample_weight(rows))
     count = len(parts_of(batches[0])[0])
     if count < 2:
         return PartsCheck(None, None, "a batch of one example has no parts", count)
     compile_loss = compile_loss_of(model)
     try:
-        if not (model.built and (compile_loss is None or compile_loss.built)):
+        if not own and not (model.built and (compile_loss is None or compile_loss.built)):
             build_symbolically(model, each_part(tf.convert_to_tensor, batches[0]))
         # Rounding to half precision hides what is compared.
         halves = [layer for layer in layers_of(model) if "16" in (layer.compute_dtype or "")]
@@ -91,7 +97,7 @@ class _Pass(NamedTuple):
 
 
 def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCheck:
-    passes = _Passes(model, batches[0])
+    passes = (_Passes if user_step(model) is None else _OwnPasses)(model, batches[0])
     first = passes.whole(batches[0])
     if not first.is_finite():
         return PartsCheck(None, None, "the loss or its gradient is not finite", count)
@@ -180,16 +186,7 @@ class _Passes:
             variable.assign(value)
 
     def _traced(self, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
-        if self._model.run_eagerly:
-            return _with_still_draws(function)
-        # A `tf.function` within the model would keep a graph that has the draws of this check.
-        within = tf.config.functions_run_eagerly()
-        tf.config.run_functions_eagerly(True)
-        try:
-            traced = tf.function(_with_still_draws(function), autograph=False)
-            return traced.get_concrete_function(*signature)
-        finally:
-            tf.config.run_functions_eagerly(within)
+        return _traced(self._model, _with_still_draws(function), *signature)
 
     def _whole_pass(self, leaves: list[tf.Tensor]) -> Any:
         x, y, sample_weight = self._nested(leaves)
@@ -261,6 +258,67 @@ class _Passes:
     def _nested(self, leaves: list[tf.Tensor]) -> Any:
         rest = iter(leaves)
         return each_part(lambda _: next(rest), self._structure)
+
+
+class _OwnPasses:
+    """A batch sent through a `train_step` of the user's own: where it moves the weights.
+
+    Optimizers move them by a constant times their gradients, so that moves add up as these do.
+    """
+
+    def __init__(self, model: Any, batch: Any):
+        self._model, self._state = model, KeptState(model)
+        self._weights = [one for one in model.weights if "float" in one.dtype]
+        step: Any = user_step(model)
+        step, size = _with_still_draws(step), max(1, len(parts_of(batch)[0]) // 3)
+        spec = each_part(lambda x: tf.TensorSpec((None, *x.shape[1:]), tf.as_dtype(x.dtype)), batch)
+        slope = _traced(
+            model, lambda data: tf.linalg.global_norm(Collected(model, step, data).gradients), spec
+        )
+        norm = slope(each_part(tf.convert_to_tensor, batch))
+        length = tf.linalg.global_norm([one.value for one in self._weights])
+        rate = 3 * _MOVE * max(float(length), 1.0) / max(float(norm), 1e-30)  # Of all weights.
+
+        def move(optimizer: Any, gradients: Any, variables: Any) -> None:
+            for one, gradient in zip(variables or trained_by(optimizer), gradients, strict=True):
+                if gradient is not None:
+                    one.assign_sub(rate * tf.convert_to_tensor(gradient))
+
+        def moving(data: Any, *, in_parts: bool) -> None:
+            with replaced_applies(move):
+                accumulate_step(model, step, data, size) if in_parts else step(data)
+
+        whole = _traced(model, lambda data: moving(data, in_parts=False), spec)
+        parts = _traced(model, lambda data: moving(data, in_parts=True), spec)
+        self.whole = functools.partial(self._moves, whole)
+        self.parts = functools.partial(self._moves, parts)
+
+    def move(self, found: _Pass) -> None:
+        """Start from where a step on the whole batch went."""
+        self._state.restore()
+        for one, move in zip(self._weights, found.gradients.values(), strict=True):
+            one.assign_add(move)
+        self._state = KeptState(self._model)
+
+    def _moves(self, run: Callable[..., Any], batch: Any) -> _Pass:
+        self._state.restore()
+        before = [_wide(one.value) for one in self._weights]
+        run(each_part(tf.convert_to_tensor, batch))
+        moves = [_wide(one.value) - was for one, was in zip(self._weights, before, strict=True)]
+        names = _numbered([f"the update of {one.path}" for one in self._weights])
+        return _Pass({"the loss": 0.0}, dict(zip(names, moves, strict=True)))
+
+
+def _traced(model: Any, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
+    if model.run_eagerly:
+        return function
+    # A `tf.function` within the model would keep a graph that has the draws of this check.
+    within = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        return tf.function(function, autograph=False).get_concrete_function(*signature)
+    finally:
+        tf.config.run_functions_eagerly(within)
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
@@ -384,6 +442,12 @@ class PartsChecks:
                 write_record(known, path)
         self._found[key] = known
         return known
+
+    def may_cut(self, model: keras.Model, source: Source, *, directory: Path | None = None) -> bool:
+        """Return whether kbatch may cut by itself: a step of the user's own if parts equal it."""
+        if user_step(model) is None:
+            return True
+        return replica_count(model) == 1 and self.find(model, source, directory=directory).equal
 
     def difference(
         self,

@@ -4,6 +4,9 @@ One `tf.while_loop` over the micro-batches, then one `apply_gradients`: the opti
 schedule, its moving averages and its loss scale see one large batch.
 """
 
+import functools
+import itertools
+import warnings
 from typing import Any, NamedTuple
 
 import keras
@@ -16,14 +19,16 @@ from kbatch.library_internals import (
     loss_tracker_of,
     mask_of,
     metric_functions,
+    replaced_applies,
     set_mask,
+    trained_by,
 )
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.data.forms import parts_of
-from kbatch.training.model import TrainStep, check_model
+from kbatch.training.model import TrainStep, check_model, user_step
 
 
 class AccumulatingTrainStep(TrainStep):
@@ -48,6 +53,9 @@ class AccumulatingTrainStep(TrainStep):
 
     def _update(self, data: Any) -> dict[str, Any]:
         size = self.micro_batch_size if self.varying_size is None else self.varying_size
+        step = user_step(self.model)
+        if step is not None:
+            return accumulate_step(self.model, step, data, size)
         batch = prepared_batch(self.model, data, size)
 
         def accumulated(measured: tf.Tensor | bool) -> Sums:
@@ -66,6 +74,82 @@ class AccumulatingTrainStep(TrainStep):
             accumulated(False)
             return self.model.get_metrics_result()
         return self._moments.measured(self.model, batch.rows, batch.count, squared_norms)
+
+
+def accumulate_step(model: Any, step: Any, data: Any, size: int | tf.Variable) -> Any:
+    """Make an update by a step of the user's own, applied at the end, and return what it reports.
+
+    Of the results of metrics the last one counts, other values are means over rows.
+    """
+    check_model(model)
+    batch = cut(data, size)
+
+    def collected(part: Any) -> Collected:
+        rows = tf.shape(parts_of(part)[0])[0]
+        return Collected(model, step, part, tf.cast(rows / batch.rows, tf.float32))
+
+    def add(sums: Any, part: Any) -> Any:
+        found = collected(part)
+        logs = zip(sums[1], found.values, found.cumulative, strict=True)
+        values = tuple(new if last else total + new for total, new, last in logs)
+        return gradient_sum.add(sums[0], found.gradients), values
+
+    # The first micro-batch shows what there is to be added up.
+    first = collected(batch.part(0, tf.minimum(batch.size, batch.rows)))
+    if len(first.applies) > 1 and step == user_step(model):  # Not in a comparison.
+        warnings.warn(
+            "The `train_step` applies gradients several times: on micro-batches it does not read "
+            "weights that it has updated before.",
+            stacklevel=2,
+        )
+    for optimizer, trained in first.applies:
+        if not optimizer.built:  # The trace that makes variables is made again, without.
+            with tf.control_dependencies(None):
+                optimizer.build(trained)
+    variables = [variable for _, trained in first.applies for variable in trained]
+    sums = gradient_sum.add(gradient_sum.init(variables), first.gradients), first.values
+    totals, values = batch.fold(add, sums, fixed=model.jit_compile, begun=batch.size)
+    reached = [gradient is not None for gradient in first.gradients]
+    rest = iter(gradient_sum.finalize(totals, variables, reached))
+    for optimizer, trained in first.applies:
+        optimizer.apply(list(itertools.islice(rest, len(trained))), trained)
+    return keras.tree.pack_sequence_as(first.logs, values)
+
+
+class Collected:
+    """What a step on a share of the rows handed to its optimizers, and what it returned."""
+
+    def __init__(self, model: Any, step: Any, data: Any, share: Any = 1.0):
+        self.applies: list[tuple[Any, list[Any]]] = []  # Each optimizer with its variables.
+        self.gradients: list[Any] = []  # Those of all of them, weighed.
+        results: list[Any] = []
+
+        def collect(optimizer: Any, gradients: Any, variables: Any) -> None:
+            self.applies.append((optimizer, list(variables or trained_by(optimizer))))
+            self.gradients += [
+                None if one is None else tf.math.scalar_mul(tf.cast(share, one.dtype), one)
+                for one in gradients
+            ]
+
+        def result(metric: Any) -> Any:
+            results.append(type(metric).result(metric))
+            return results[-1]
+
+        metrics = model.metrics
+        for metric in metrics:
+            vars(metric)["result"] = functools.partial(result, metric)
+        try:
+            with replaced_applies(collect):
+                self.logs = step(data)
+        finally:
+            for metric in metrics:
+                del vars(metric)["result"]
+        logs, known = keras.tree.flatten(self.logs), set(map(id, keras.tree.flatten(results)))
+        self.cumulative = [id(value) in known for value in logs]  # Results of metrics.
+        self.values = tuple(
+            tf.cast(value, tf.float32) * (1.0 if last else share)
+            for value, last in zip(logs, self.cumulative, strict=True)
+        )
 
 
 def prepared_batch(model: Any, data: Any, size: int | tf.Variable) -> MicroBatches:
@@ -94,11 +178,6 @@ def prepared_batch(model: Any, data: Any, size: int | tf.Variable) -> MicroBatch
 def replicas_in_step() -> int:
     """Return on how many devices the step that runs or is traced now runs at once."""
     return tf.distribute.get_strategy().num_replicas_in_sync
-
-
-def track_loss(model: Any, loss: tf.Tensor, rows: Any) -> None:
-    """Report the loss of a batch: it was divided by the replicas for the sum over them."""
-    loss_tracker_of(model).update_state(loss * replicas_in_step(), sample_weight=rows)
 
 
 class Forward(NamedTuple):
@@ -145,16 +224,6 @@ class Update:
         model, batch = self._model, self._batch
         if output_losses.need_counting(model):
             self._totals = self._denominators()
-        # XLA wants one size in the loop, and compiles it also where it never runs: a size that is
-        # in the batch. The rest, if there is one, follows the loop.
-        fixed = model.jit_compile
-        end = batch.full * batch.size if fixed else batch.rows
-
-        def add(start: tf.Tensor, sums: Sums) -> tuple[tf.Tensor, Sums]:
-            rest = batch.rows if fixed else batch.rows - start
-            size = tf.minimum(batch.size, rest)
-            return start + batch.size, self._add(sums, batch.part(start, size))
-
         zeros = Sums(
             gradient_sum.init(model.trainable_weights),
             _zero(),
@@ -162,24 +231,7 @@ class Update:
             _zero(),
             self._batch_norm.init(lambda x: forward(model, x, training=True), batch.leaves[0]),
         )
-        start, sums = tf.constant(0), zeros
-        if tf.executing_eagerly():
-            while start < end:
-                start, sums = add(start, sums)
-        else:
-            _, sums = tf.while_loop(
-                lambda start, _: start < end, add, (start, sums), parallel_iterations=1
-            )
-        if not fixed:
-            return sums
-        # XLA compiles the branch also where there is no rest, but not for zero rows.
-        rest = batch.rows - end
-        size = tf.maximum(rest, 1)
-        return tf.cond(
-            rest > 0,
-            lambda: self._add(sums, batch.part(batch.rows - size, size)),
-            lambda: sums,
-        )
+        return batch.fold(self._add, zeros, fixed=model.jit_compile)
 
     def halves(self) -> Sums:
         """Add up the two halves of a batch that fits at once.
@@ -219,7 +271,9 @@ class Update:
         gradients = gradient_sum.finalize(sums.gradients, variables, self._connected)
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         self._batch_norm.finalize(sums.batch_statistics)
-        track_loss(model, sums.loss, self._batch.rows)
+        # It was divided by the replicas for the sum over them.
+        loss = sums.loss * replicas_in_step()
+        loss_tracker_of(model).update_state(loss, sample_weight=self._batch.rows)
         trackers = getattr(compile_loss_of(model), "metrics", ())
         for tracker, loss in zip(trackers, sums.output_losses, strict=False):
             # As in Keras, by rows only where their number is known before the step runs.
@@ -297,20 +351,15 @@ class Update:
             y_pred = forward(model, x, training=False)
             return output_losses.denominators(model, (y, y_pred, sample_weight))
 
-        def add(start: tf.Tensor, sums: tuple[tf.Tensor, ...]):
-            part = batch.part(start, tf.minimum(batch.size, batch.rows - start))
-            return start + batch.size, tuple(
-                s + c for s, c in zip(sums, counted(*part), strict=True)
-            )
+        def add(sums: tuple[tf.Tensor, ...], part: Any) -> tuple[tf.Tensor, ...]:
+            return tuple(s + c for s, c in zip(sums, counted(*part), strict=True))
 
         if model.jit_compile:
             return counted(*batch.leaves)  # XLA drops what the masks do not need.
         zeros = tuple(_zero() for _ in range(output_losses.output_count(model)))
         # In a graph what the masks do not need is dropped too, except for recurrent layers: then
         # the memory is that of a micro-batch.
-        return tf.while_loop(
-            lambda start, _: start < batch.rows, add, (tf.constant(0), zeros), parallel_iterations=1
-        )[1]
+        return batch.fold(add, zeros, fixed=False)
 
 
 def _joined(first: Any, second: Any) -> Any:

@@ -17,14 +17,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kbatch.library_internals import compute_loss, forward, layers_of
+from kbatch.library_internals import layers_of, replaced_applies
 from kbatch.records.notes import RunNote
 from kbatch.training.accumulation.accumulate import coupled_parts
 from kbatch.training.accumulation.gradient_sum import MicroBatches
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
-from kbatch.training.accumulation.train_step import Update, prepared_batch, track_loss
-from kbatch.training.data.forms import parts_of
-from kbatch.training.model import TrainStep, check_model, installed_step
+from kbatch.training.accumulation.train_step import Update, prepared_batch
+from kbatch.training.model import TrainStep, check_model, installed_step, user_step
 
 _SPARSE_GRADIENTS = ("summed", "keras")
 
@@ -48,8 +47,10 @@ def differ_in_parts(model: keras.Model) -> bool:
     """Return whether Keras's optimizer may treat sparse gradients otherwise than their sum.
 
     A layer of the user's own may look up rows as `Embedding` does. SGD is linear in the gradient,
-    as long as it is not clipped.
+    as long as it is not clipped. A `train_step` of the user's own hands it what it likes.
     """
+    if user_step(model) is not None:
+        return False
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
     if type(optimizer) is keras.optimizers.SGD and not any(clips):
@@ -83,18 +84,13 @@ class SummingTrainStep(TrainStep):
     """`keras.Model.train_step`, but for the gradients that the optimizer gets."""
 
     def _update(self, data: Any) -> dict[str, Any]:
-        model = self.model
-        check_model(model)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            y_pred = forward(model, x, training=True)
-            loss = compute_loss(model, x, y, y_pred, sample_weight)
-            track_loss(model, loss, tf.shape(parts_of(x)[0])[0])
-            scaled = model.optimizer.scale_loss(loss)
-        variables = model.trainable_weights
-        gradients = summed(tape.gradient(scaled, variables))
-        model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        check_model(self.model)
+        applied: list[Any] = []
+        with replaced_applies(lambda *arguments: applied.append(arguments)):
+            logs = keras.Model.train_step(self.model, data)
+        for optimizer, gradients, variables in applied:
+            optimizer.apply(summed(gradients), variables)
+        return logs
 
 
 def measure_moments(model: keras.Model, *, every: int) -> keras.Model:
@@ -135,7 +131,11 @@ def uncut_part(model: keras.Model) -> str | None:
 
 def uncut_note(reason: str) -> RunNote:
     """Say in a sentence that the noise scale was not measured, and how it would be."""
-    return RunNote.of("noise_scale_not_measured", reason=reason)
+    cure = "Where micro-batches are right, give a `micro_batch_size` of at most half the batch"
+    return RunNote.of("noise_scale_not_measured", reason=f"{reason}. {cure}")
+
+
+OWN_STEP_NOTE = RunNote.of("noise_scale_not_measured", reason="the model has its own `train_step`")
 
 
 class _HalvingTrainStep(TrainStep):
@@ -157,10 +157,7 @@ class _HalvingTrainStep(TrainStep):
         return self._moments.measured(self.model, batch.rows, 2, squared_norms)
 
     def _whole(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        if self._summing is not None:
-            self._summing.run(data)
-        else:
-            keras.Model.train_step(self.model, data)
+        (self._summing or TrainStep(self.model)).run(data)
         return tf.constant(float("nan")), tf.zeros([])
 
     def _halved(self, batch: MicroBatches) -> tuple[tf.Tensor, tf.Tensor]:

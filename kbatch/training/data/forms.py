@@ -162,7 +162,7 @@ def parts_of(nested: Any) -> list[Any]:
 
 
 def arrays_of(data: FitData) -> tuple[Any, int]:
-    """Return inputs, targets and sample weights as arrays, and their number of rows.
+    """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their rows.
 
     No tensor is made of an array: that would start TensorFlow's devices in this process, and a
     worker process would find the GPU taken.
@@ -186,7 +186,8 @@ def arrays_of(data: FitData) -> tuple[Any, int]:
             f"Received: {sorted(lengths)} rows."
         )
     check_targets(arrays[1] if len(arrays) > 1 else None)
-    return arrays, lengths.pop()
+    packed = keras.utils.pack_x_y_sample_weight(*arrays) if len(arrays) == 1 else arrays
+    return packed, lengths.pop()
 
 
 def check_targets(y: Any) -> None:
@@ -318,7 +319,7 @@ def with_held_out(data: FitData, *, seed: int | None) -> FitData:
         return data
     order = np.random.default_rng(seed).permutation(rows)
     held, kept = np.sort(order[:count]), np.sort(order[count:])
-    x, y, weight = (*_rows(arrays, kept), None, None)[:3]
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(_rows(arrays, kept))
     return data._replace(
         x=x,
         y=y,

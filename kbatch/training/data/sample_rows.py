@@ -19,7 +19,7 @@ from kbatch.training.data.forms import (
     is_dataset,
     parts_of,
 )
-from kbatch.training.model import build_ahead
+from kbatch.training.model import build_ahead, user_step
 from kbatch.training.train_step import held_on_device, rows_of, takes_int64
 
 _MOST_ROWS = 64
@@ -219,7 +219,7 @@ def build_on(model: keras.Model, source: Source) -> None:
         return
     else:
         spec = called_for(known, model, 1).element_spec
-    if model.built:
+    if model.built or user_step(model) is not None:
         build_ahead(model, spec)
     else:
         build_symbolically(model, spec)

@@ -1,0 +1,120 @@
+"""Searches over models with a `train_step` of the user's own."""
+
+import keras
+import keras_tuner
+import own_steps
+import pytest
+import searches
+import small_models as models
+
+import kbatch
+from kbatch.errors import OutOfMemoryError
+from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.search.auto_micro_batch import MicroBatchCache, SearchMicroBatches
+from kbatch.training.data.forms import FitData
+from kbatch.training.data.sample_rows import build_on, sample_of
+
+X, Y = models.rows(94)
+VALIDATION, _ = models.rows(40, seed=1)
+
+
+def search(directory, build, micro_batch_size, *, y=None, objective, validation=None, **settings):
+    defaults = {"micro_batch_size": micro_batch_size, "dtype_policy": "float32"}
+    hypermodel = searches.hypermodel(build, (8, 32), **(defaults | settings))
+    tuner = searches.tuner(directory, hypermodel, objective=keras_tuner.Objective(objective, "min"))
+    tuner.search(X, y, validation_data=validation, epochs=2, verbose=0)
+    return kbatch.load_study(tuner)
+
+
+KINDS = {
+    "vae": (own_steps.vae, {"objective": "val_loss", "validation": (VALIDATION,)}),
+    "gan": (own_steps.gan, {"objective": "g_loss"}),
+    "distiller": (own_steps.distiller, {"y": Y, "objective": "val_loss", "validation": (X, Y)}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("micro_batch_size", [None, "auto"])
+def test_a_search_trains_it_whole(tmp_path, kind, micro_batch_size):
+    build, arguments = KINDS[kind]
+    study = search(tmp_path, own_steps.Here(build), micro_batch_size, **arguments)
+    small, large = (trial.executions[0] for trial in study.trials)
+    for run, updates in ((small, 24), (large, 6)):
+        assert run.status == "completed"
+        assert run.updates == updates  # Of two epochs, not those of an optimizer that nothing uses.
+        assert run.micro_batch_size == run.batch_size == run.batch_size_seen
+        assert run.optimizer == "Adam"
+        assert run.sparse_gradients is None
+        assert any("has its own `train_step`" in note for note in run.notes)
+    assert study.trials[0].noise_scale is None
+    assert large.learning_rate == pytest.approx(2 * small.learning_rate)
+    assert arguments["objective"] in study.trials[0].metrics
+
+
+def test_both_optimizers_of_a_gan_follow_the_batch_size():
+    hp = keras_tuner.HyperParameters()
+    hypermodel = searches.hypermodel(
+        own_steps.gan, (8, 32), dtype_policy="float32", micro_batch_size=None
+    )
+    hp.values["batch_size"] = 32
+    model = hypermodel.build(hp)
+    rates = [float(one.learning_rate) for one in (model.d_optimizer, model.g_optimizer)]
+    assert rates == pytest.approx([0.02, 0.004])
+    assert model.g_optimizer.beta_2 == pytest.approx(0.999**4)
+
+
+def test_validation_needs_a_test_step(tmp_path):
+    with pytest.raises(ValueError, match="needs a `test_step`"):
+        search(tmp_path, own_steps.gan, None, objective="val_g_loss", validation=(VALIDATION,))
+
+
+def test_a_step_that_is_bound_to_the_model_stays(tmp_path):
+    steps = []
+
+    def build():
+        model = models.mlp()
+
+        def step(data):
+            steps.append(data)
+            return keras.Model.train_step(model, data)
+
+        model.train_step = step
+        return model
+
+    study = search(tmp_path, build, "auto", y=Y, objective="accuracy")
+    assert steps
+    assert {run.status for trial in study.trials for run in trial.executions} == {"completed"}
+
+
+def fitting(build, most):
+    """What is known of a model of which `most` examples fit at once."""
+    search = SearchMicroBatches(
+        largest_batch_size=32, memory_limit_bytes=None, memory_window=(0.8, 0.9)
+    )
+    model, source = build(), sample_of(FitData(X))
+    build_on(model, source)
+    cache = MicroBatchCache(search, model, build, source, None)
+    found = (most, "all fit", True, 10**8, (0.8, 0.9), True, "CPU:0", "float32", 100)
+    search.known[cache.key] = MaxBatchSizeResult(
+        *found, probes=(ProbeRecord(most, 10**6, "fits", 0.1, step_s=0.0),)
+    )
+    return cache
+
+
+def test_memory_cuts_it_only_where_parts_train_as_the_whole():
+    cache = fitting(own_steps.gan, 8)
+    assert cache.fastest(8).size == 8
+    with pytest.raises(OutOfMemoryError, match=r"runs whole .* give `micro_batch_size=8`"):
+        cache.fastest(32)
+    with pytest.raises(OutOfMemoryError, match="`micro_batch_size=4`"):
+        cache.halve(8)
+    assert fitting(own_steps.vae, 8).halve(8) == 4
+
+
+def test_parts_that_are_asked_for_are_noted(tmp_path):
+    with pytest.warns(UserWarning, match="the update of .* differed by"):
+        study = search(tmp_path, own_steps.gan, 8, objective="g_loss")
+    small, large = (trial.executions[0] for trial in study.trials)
+    assert not any("cut into parts" in note for note in small.notes)
+    assert any("the update of" in note for note in large.notes)
+    assert (large.micro_batch_size, large.updates, large.status) == (8, 6, "completed")

@@ -1,0 +1,201 @@
+"""A `train_step` of the user's own: measured whole, and left as it was."""
+
+import keras
+import numpy as np
+import own_steps
+import pytest
+import small_models as models
+import tensorflow as tf
+
+import kbatch
+from kbatch.training.accumulation.parts_check import check_parts
+from kbatch.training.data.forms import FitData
+from kbatch.training.data.sample_rows import build_on, sample_of
+from kbatch.training.state import inner_optimizers
+from kbatch.training.train_step import updates_made
+
+X, Y = models.rows(64)
+KINDS = {"vae": (own_steps.vae, None), "gan": (own_steps.gan, None), "kd": (own_steps.distiller, Y)}
+
+
+def values(model):
+    return [np.array(tf.convert_to_tensor(v.value)) for v in model.variables]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_measurement_runs_it_whole_and_leaves_the_model_as_it_was(kind):
+    build, y = KINDS[kind]
+    model = build()
+    before = values(model)
+    data = (X, y) if y is not None else X
+    pipeline = kbatch.profile_input_pipeline(
+        model, tf.data.Dataset.from_tensor_slices(data).batch(16), budget_s=0.5, remedies=False
+    )
+    assert pipeline.batch_size == 16
+    profile = kbatch.profile_training(
+        model, X, y, batch_sizes=(8, 16), time_budget_s=0.5, measure_memory=False
+    )
+    assert [point.outcome for point in profile.points[:1]] == ["measured"]
+    assert all(map(np.array_equal, values(model), before))
+    assert updates_made(model) == 0
+    assert "train_step" not in vars(model)
+
+
+@pytest.mark.parametrize("kind", ["gan", pytest.param("kd", marks=pytest.mark.slow)])
+def test_the_largest_batch_is_found(kind):
+    build, y = KINDS[kind]
+    found = kbatch.find_max_batch_size(build, X, y, max_batch_size=16, memory_limit_bytes=10**8)
+    assert found.max_batch_size == 16
+
+
+def test_recommend_trains_it_whole_and_says_what_that_leaves_unknown():
+    found = kbatch.recommend(own_steps.vae, X, budget_s=2.0, seed=0, base_batch_size=8)
+    assert (found.pilot.micro_batch_size, found.noise_scale.value) == (8, None)
+    assert "has its own `train_step`" in " ".join(str(found).split())
+
+
+@pytest.mark.slow
+def test_a_pilot_needs_a_loss():
+    found = kbatch.recommend(own_steps.gan, X, budget_s=2.0, seed=0, base_batch_size=8)
+    assert found.timings
+    assert "must return its `loss`" in found.unknown["gradient noise"]
+
+
+def test_updates_are_those_of_the_optimizers_that_train():
+    model = own_steps.gan()
+    model.fit(X, batch_size=16, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == 0
+    assert updates_made(model) == 8
+    assert inner_optimizers(model)[0] is model.d_optimizer
+
+
+class ByHand(keras.Model):
+    """Changes its weights without an optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = own_steps.dense(8, 1)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.dense(data) ** 2)
+        weights = self.dense.trainable_weights
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return {"loss": loss}
+
+
+def test_without_an_optimizer_each_batch_is_an_update():
+    model = ByHand()
+    model.compile()
+    assert updates_made(model, batches=5) == 5
+
+
+def trained(model, size=None, **fit):
+    if size is not None:
+        kbatch.accumulate_gradients(model, size)
+    history = model.fit(X, batch_size=32, epochs=2, shuffle=False, verbose=0, **fit).history
+    return model.get_weights(), history
+
+
+def largest_difference(one, other):
+    return max(np.linalg.norm(a - b) / np.linalg.norm(a) for a, b in zip(one, other, strict=True))
+
+
+CASES = {
+    "sgd": (lambda: keras.optimizers.SGD(0.05), 5, {}),
+    "adam": (lambda: keras.optimizers.Adam(0.01), 16, {}),
+    "larger": (lambda: keras.optimizers.SGD(0.05), 100, {}),
+    "eager": (lambda: keras.optimizers.SGD(0.05), 12, {"run_eagerly": True}),
+    "xla": (lambda: keras.optimizers.Adam(0.01), 12, {"jit_compile": True}),
+}
+
+
+@pytest.mark.parametrize("case", [*list(CASES)[:4], pytest.param("xla", marks=pytest.mark.slow)])
+def test_micro_batches_update_as_the_whole_batch_does(case):
+    optimizer, size, arguments = CASES[case]
+    found = []
+    for micro_batch_size in (None, size):
+        keras.utils.set_random_seed(3)
+        model = own_steps.vae(optimizer=optimizer(), noise=0.0, **arguments)
+        found.append(trained(model, micro_batch_size))
+        assert int(model.optimizer.iterations) == 4
+    (whole, history), (parts, of_parts) = found
+    assert largest_difference(whole, parts) < 1e-5
+    # Of a metric the last result counts, of another value the mean over rows.
+    assert of_parts["loss"] == pytest.approx(history["loss"], rel=1e-5)
+    assert of_parts["batch_loss"] == pytest.approx(history["batch_loss"], rel=1e-5)
+
+
+def test_each_optimizer_of_a_step_applies_once():
+    model = own_steps.gan()
+    with pytest.warns(UserWarning, match="applies gradients several times"):
+        trained(model, 12)
+    assert [int(one.iterations) for one in (model.d_optimizer, model.g_optimizer)] == [4, 4]
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_an_overflow_in_one_part_skips_the_whole_update(policy):
+    model = own_steps.vae(noise=0.0)
+    kbatch.accumulate_gradients(model, 8)
+    before = model.get_weights()
+    x = X[:32].copy()
+    x[0] = 6e4  # Beyond float16 in its products.
+    model.fit(x, batch_size=32, verbose=0)
+    assert all(map(np.array_equal, model.get_weights(), before))
+    assert int(model.optimizer.iterations) == 0
+    model.fit(X[:32], batch_size=32, epochs=8, verbose=0)  # Until the loss scale fits.
+    assert 0 < int(model.optimizer.iterations) <= 8
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
+@pytest.fixture
+def policy():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def summed_vae():
+    class Summed(own_steps.VAE):
+        def loss_of(self, x):
+            return super().loss_of(x) * tf.cast(tf.shape(x)[0], "float32")
+
+    return own_steps.vae(kind=Summed)
+
+
+class Averaging(own_steps.VAE):
+    """Keeps an average of weights that it has just updated, as a diffusion model does."""
+
+    def __init__(self, noise):
+        super().__init__(noise)
+        self.average = own_steps.dense(8, 4)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for kept, weight in zip(self.average.weights, self.encoder.weights, strict=True):
+            kept.assign(0.9 * kept + 0.1 * weight)
+        return logs
+
+
+@pytest.mark.parametrize(
+    ("build", "equal"),
+    [
+        (own_steps.vae, True),  # Its noise is held still.
+        (own_steps.distiller, True),
+        (own_steps.gan, False),
+        (summed_vae, False),
+        (lambda: own_steps.vae(kind=Averaging), False),
+    ],
+    ids=["vae", "distiller", "gan", "summed", "averaging"],
+)
+def test_a_comparison_tells_whether_parts_train_as_the_whole_step(build, equal):
+    model = build()
+    rows = (X[:32], Y[:32]) if isinstance(model, own_steps.Distiller) else X[:32]
+    build_on(model, sample_of(FitData(*rows) if isinstance(rows, tuple) else FitData(rows)))
+    before = values(model)
+    found = check_parts(model, rows)
+    assert found.difference is not None, found.reason
+    assert found.difference < 1e-5 if equal else found.difference > 1e-3
+    assert "the update of" in found.where
+    assert all(map(np.array_equal, values(model), before))
