@@ -217,6 +217,25 @@ def metric_functions(model: Any, around: Callable[[Any, Any], Any]) -> Iterator[
             metric._fn = function
 
 
+def metrics_in_float32(model: Any) -> None:
+    """Let metrics see predictions in float32: top-k has no operation on halves."""
+    compiled = getattr(model, "_compile_metrics", None)
+    if compiled is None:
+        return
+    update_state = compiled.update_state
+
+    def wide(tensor: Any) -> Any:
+        if getattr(tensor, "dtype", None) not in (tf.float16, tf.bfloat16):
+            return tensor
+        cast: Any = tf.cast(tensor, tf.float32)
+        set_mask(cast, mask_of(tensor))
+        return cast
+
+    compiled.update_state = lambda y, y_pred, sample_weight=None: update_state(
+        y, keras.tree.map_structure(wide, y_pred), sample_weight
+    )
+
+
 def compile_arguments(model: Any) -> dict[str, Any]:
     """Return what `compile` was given."""
     return dict(model._compile_config.config)
@@ -435,6 +454,11 @@ def tuner_callback(tuner: Any, trial: Any) -> Any:
     from keras_tuner.src.engine.tuner_utils import TunerCallback
 
     return TunerCallback(tuner, trial)
+
+
+def build_again(tuner: Any, hp: Any) -> Any:
+    """Build the model of a trial once more, as its tuner does before each execution."""
+    return tuner._build_hypermodel(hp)
 
 
 def build_and_fit(tuner: Any, trial: Any, *arguments: Any, **keywords: Any) -> Any:

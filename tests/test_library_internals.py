@@ -221,6 +221,24 @@ def test_metric_functions(model):
     model.reset_metrics()
 
 
+def test_metrics_in_float32():
+    seen = []
+
+    def metric(y, predicted):
+        seen.append((predicted.dtype, internals.mask_of(predicted) is not None))
+        return predicted[:, :, 0]
+
+    masked = keras.Sequential([layers.Input((2,)), layers.Embedding(4, 3, mask_zero=True)])
+    masked.compile("sgd", "mse", metrics=[metric], run_eagerly=True)
+    internals.metrics_in_float32(masked)
+    for dtype in (tf.float16, tf.bfloat16, tf.float32):
+        predicted = tf.cast(masked(np.ones((1, 2))), dtype)
+        internals.set_mask(predicted, tf.ones([1, 2], bool))
+        masked.compute_metrics(None, tf.zeros([1, 2, 3]), predicted, None)
+    assert seen == [(tf.float32, True)] * 3
+    internals.metrics_in_float32(keras.Sequential())  # Not compiled.
+
+
 def test_compile_arguments(model):
     found = internals.compile_arguments(model)
     assert found["loss"] == "sparse_categorical_crossentropy"
@@ -427,6 +445,11 @@ def tuner(tmp_path_factory):
 def test_build_and_fit(tuner):
     assert tuner.history.params["epochs"] == 1
     assert tuner.found["loss"] == tuner.history.history["loss"][0]
+
+
+def test_build_again(tuner):
+    (trial,) = tuner.oracle.trials.values()
+    assert isinstance(internals.build_again(tuner, trial.hyperparameters), keras.Model)
 
 
 def test_trial_metrics(tuner):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from kbatch.device.worker import UnsendableError, WorkerDied
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 _MOST_TRACEBACK_CHARACTERS = 20_000
 
@@ -96,14 +96,14 @@ def failure_text(error: BaseException) -> str:
 
     Keras's messages name the place in their first line and the cause in the next ones.
     """
-    lines = [_COLOURS.sub("", line).strip() for line in str(error).splitlines()]
+    lines = [COLOURS.sub("", line).strip() for line in str(error).splitlines()]
     text = " ".join([line for line in lines if line][:3])
     return f"{type(error).__name__}: {text}".strip(" :")[:300]
 
 
 def failure_traceback(error: BaseException) -> str:
     """Write the traceback of an exception, that of another process included; its end if long."""
-    text = _COLOURS.sub("", "".join(traceback.format_exception(error)))
+    text = COLOURS.sub("", "".join(traceback.format_exception(error)))
     return text[-_MOST_TRACEBACK_CHARACTERS:]
 
 

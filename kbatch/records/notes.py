@@ -236,6 +236,18 @@ _KINDS = {
         lambda: "Training did not go through `model.fit`: nothing was timed or counted.",
         ("Training did not go through `model.fit`",),
     ),
+    "float32_instead": _Kind(
+        "dtype policy",
+        "quality",
+        lambda policy, reason: f"Trained in float32, not under {policy}: {reason}",
+        ("Trained in float32",),
+    ),
+    "loss_a_row": _Kind(
+        "training loss",
+        "quality",
+        lambda: "`loss` is a sum over the batch: it was divided by the size, to compare sizes.",
+        ("`loss` is a sum over the batch",),
+    ),
     "own_path": _Kind(
         "file of each trial",
         "batch_size",

@@ -127,6 +127,14 @@ class Execution:
                 f"Received: {clock.reading.batches} steps with "
                 f"batch_size={self._plan.batch_size}."
             )
+        optimizer: Any = getattr(self._model, "optimizer", None)
+        scaled = clock.epochs and not clock.updates and self._started.loss_scaled
+        # Overflows alone lower the scale; a step of the user's own may use other optimizers.
+        if scaled and optimizer.built and float(optimizer.dynamic_scale) < optimizer.initial_scale:
+            raise keras_tuner.errors.FailedTrialError(
+                "no update: the gradients of every batch overflowed in float16. Train in float32, "
+                "or scale the loss and the inputs down."
+            )
         figures = {} if throughput is None else {"samples_per_second": throughput.mean}
         if target is not None:
             cost = cost_to_target(target, clock.epochs)

@@ -1,7 +1,8 @@
 """Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.learning_rate import FOLLOWERS, check_followers, check_rule
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.memory.search import check_window
 from kbatch.records.json_codec import RecordError
 from kbatch.records.notes import RunNote
@@ -21,13 +23,14 @@ from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
-from kbatch.search.trial_files import TrialFiles, base_noise_scale, trial_files
+from kbatch.search.trial_files import TrialFiles, base_noise_scale, readable_trials, trial_files
 from kbatch.study.loading import SearchIdentity
 from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
 from kbatch.training.accumulation.whole_batch import check_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel
 from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import (
+    PolicyUnsupported,
     check_active_policy,
     check_dtype_policies,
     dtype_policy_scope,
@@ -68,8 +71,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             smaller sizes by a few train steps and takes the fastest, the larger one where they
             tie. It halves the size whenever a trial runs out of memory after all. None for the
             whole batch at once.
-        dtype_policy: Name of a Keras dtype policy; several make it a hyperparameter
-            (`"dtype_policy"`) too.
+        dtype_policy: Name of a Keras dtype policy; the search goes on in float32 where the model
+            cannot train under it. Several make it a hyperparameter (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
             `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale that the trial of
             `base_batch_size` measured, which comes first) or None (it does not).
@@ -118,6 +121,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._inner = as_hypermodel(hypermodel)
         # An inner HyperModel that is not tunable keeps to its defaults; the batch size is tuned.
         super().__init__(name=self._inner.name)
+        # A `fit` of the user's may compute the objective itself, after training.
+        self.stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
         self.batch_sizes = check_batch_sizes(batch_sizes)
         if isinstance(micro_batch_size, str) and micro_batch_size != "auto":
             raise ValueError(
@@ -151,6 +156,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
+        self._fallback: RunNote | None = None  # Why all trials train in float32, if they do.
         self._micro_batches = SearchMicroBatches(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
@@ -178,15 +184,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Build the model of a trial; keras-tuner calls it."""
         batch_size, policy = self._declare(hp)
         try:
-            with dtype_policy_scope(policy), seeded(self._seed(hp)):
-                model = self._inner.build(hp)
+            policy = "float32" if self._fallback else policy
+            model = _built(self._inner, hp, policy, self._seed(hp))
         except Exception:
             self._executed = None, 0
             raise
         with _ending_the_search(TypeError, ValueError):
             check_model(model)
-            check_active_policy(model, policy)
-        if self._first is None:
+            check_active_policy(model, "float32" if hasattr(model, "dtype_refusal") else policy)
+        if self._first is None and not self._fallback:
             self._first = (dict(hp.values), model_facts(model))
         if self.learning_rate_scaling != "noise" or batch_size == self.base_batch_size:
             self._scale(model, batch_size)
@@ -224,32 +230,54 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             callbacks = kwargs.get("callbacks")
             files = trial_files(callbacks)
             project = None if files is None else files.project
-            if files is not None:
-                files.check_settings(self.settings)
-                self._check_identity(files, hp, args, kwargs)
-            notes: tuple[RunNote, ...] = ()
-            if scaling_of(model) is None:  # By the noise scale, which the trial of the base has.
-                base = {**hp.values, "batch_size": self.base_batch_size}
-                noise_scale, note = base_noise_scale(project, base)
-                self._scale(model, hp.values["batch_size"], noise_scale)
-                notes = (note,)
             number = self._number(hp)
+            own: tuple[RunNote, ...] = ()
             if files is not None:
+                self._check_identity(files, hp, args, kwargs)
                 own = give_own_paths(callbacks, trial_id=files.trial_id, execution=number)
-                notes = (*notes, *own)
-            left = 1 if files is None else files.trainings_left(self.batch_sizes)
-            micro_batch = self._micro_batch(hp, model, directory=project, trainings_left=left)
-            execution = Execution(model, self._plan(hp, files, notes), files, micro_batch)
-            if files is not None:
-                for plot in live_plots(callbacks):
-                    plot.follow(files, number=number, so_far=execution.so_far)
+
+            def train() -> Any:
+                used: Any = model
+                if files is not None:
+                    self._fallback = files.check_settings(self.settings, self._fallback)
+                    if self._fallback and model.dtype_policy.name != "float32":
+                        used = build_again(files.tuner, hp)
+                if hasattr(used, "dtype_refusal") and not self._fallback:
+                    raise PolicyUnsupported(used.dtype_refusal)
+                notes = (self._fallback, *own) if self._fallback else own
+                if scaling_of(used) is None:  # By the noise scale, which the trial of the base has.
+                    base = {**hp.values, "batch_size": self.base_batch_size}
+                    noise_scale, note = base_noise_scale(project, base)
+                    self._scale(used, hp.values["batch_size"], noise_scale)
+                    notes = (note, *notes)
+                left = 1 if files is None else files.trainings_left(self.batch_sizes)
+                micro_batch = self._micro_batch(hp, used, directory=project, trainings_left=left)
+                execution = Execution(used, self._plan(hp, files, notes), files, micro_batch)
+                if files is not None:
+                    for plot in live_plots(callbacks):
+                        plot.follow(files, number=number, so_far=execution.so_far)
+                return execution.run(lambda: self._inner.fit(hp, used, *args, **kwargs))
+
             try:
-                results = execution.run(lambda: self._inner.fit(hp, model, *args, **kwargs))
+                results = self._or_in_float32(project, train)
             except BaseException:
                 self._executed = None, 0
                 raise
         self._executed = hp, (number + 1) % (1 if files is None else files.executions)
         return results
+
+    def _or_in_float32(self, project: Path | None, train: Callable[[], Any]) -> Any:
+        """Run what trains; where half precision cannot be had the whole search goes to float32."""
+        try:
+            return train()
+        except PolicyUnsupported as error:
+            runs = [run for trial in readable_trials(project) for run in trial.executions]
+            policy, *others = self.dtype_policies
+            if others or self._fallback or any(run.status == "completed" for run in runs):
+                raise
+            self._fallback = RunNote.of("float32_instead", policy=policy, reason=str(error))
+            warnings.warn(self._fallback, stacklevel=2)
+        return train()
 
     def _described(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
         """Describe the model that the wrapped HyperModel builds, for the identity of a search.
@@ -260,17 +288,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if self._first is None or (values is not None and values != self._first[0]):
             hp = keras_tuner.HyperParameters()
             hp.values = dict(values or {})
-            with dtype_policy_scope(self._declare(hp)[1]), seeded(self.seed):
-                model = self._inner.build(hp)
+            model = _built(self._inner, hp, self._declare(hp)[1], self.seed)
             self._first = (dict(hp.values), model_facts(model))
         return self._first
 
-    def _take_over(self, settings: Mapping[str, object]) -> None:
-        """Keep what an earlier run of the search, of these settings, derived from its sizes.
+    def _take_over(self, found: Any) -> None:
+        """Keep what an earlier run of the search derived from its sizes, and its fallback.
 
         Adding sizes must not change the learning rates of the trials there, by another smallest
         size, or the batches that all of them are validated with.
         """
+        if found is None:
+            return
+        settings, self._fallback = found.settings, found.fallback or self._fallback
         sizes: Any = settings.get("batch_sizes")
         if not sizes or sizes == list(self.batch_sizes) or not set(sizes) <= set(self.batch_sizes):
             return
@@ -303,8 +333,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         summed = self.sparse_gradients == "summed"
 
         def build() -> keras.Model:
-            with dtype_policy_scope(policy), seeded(seed):
-                built = inner.build(hp)
+            built = _built(inner, hp, policy, seed)
             return sum_sparse_gradients(built) if summed else built
 
         batch_size: Any = hp.get("batch_size")
@@ -371,8 +400,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self, hp: keras_tuner.HyperParameters, files: TrialFiles | None, notes: tuple[RunNote, ...]
     ) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
-        # A `fit` of the user's may compute the objective itself, after training.
-        stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
         return ExecutionPlan(
             number=self._number(hp),
             seed=self._seed(hp),
@@ -382,7 +409,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             validation_is_chosen=self._chosen_validation is not None,
             learning_rate_scaling=self.learning_rate_scaling,
             sparse_gradients=self.sparse_gradients,
-            metrics=files.objective_names if files is not None and stock_fit else (),
+            metrics=files.objective_names if files is not None and self.stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
             notes=notes,
         )
@@ -396,6 +423,18 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
         return None if self.seed is None else self.seed + self._number(hp)
+
+
+def _built(inner: Any, hp: Any, policy: str, seed: int | None) -> Any:
+    """Build a model; in float32 where it cannot be had under its policy, for `fit` to decide on."""
+    try:
+        with dtype_policy_scope(policy), seeded(seed):
+            model = inner.build(hp)
+    except PolicyUnsupported as error:
+        model = _built(inner, hp, "float32", seed)
+        model.dtype_refusal = str(error)
+    metrics_in_float32(model)
+    return model
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock, repli
 from kbatch.training.data.forms import Batches, FitData, in_batches
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, waiting_for_data
-from kbatch.training.state import seed_of
+from kbatch.training.state import kept_variables, seed_of
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
 # Below the folder of a TensorBoard callback.
@@ -148,6 +148,13 @@ class TimedFit:
             for callback in theirs
             if isinstance(callback, keras.callbacks.TensorBoard)
         ]
+        ranked = (*self._plan.metrics, self.target and self.target.metric)
+        if "loss" in ranked and _is_sum(self._model, batches.dataset):
+            self.notes.append(RunNote.of("loss_a_row"))
+            callback = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda _, logs: logs.update(loss=logs["loss"] / size)
+            )
+            theirs = [callback, *theirs]
         expected = () if call.get("validation_freq", 1) != 1 else self._plan.metrics
         last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
         started_s = time.perf_counter()
@@ -203,6 +210,17 @@ def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:
             "`steps_per_epoch` None or at least 1. Received: "
             f"epochs={epochs!r}, initial_epoch={initial_epoch!r}, steps_per_epoch={steps!r}."
         )
+
+
+def _is_sum(model: Any, dataset: tf.data.Dataset) -> bool:
+    """Return whether the loss of the same rows nearly doubles in a batch of twice the size."""
+    if type(model).train_step is not keras.Model.train_step or replica_count(model) > 1:
+        return False
+    rows = tf.data.Dataset.from_tensors(next(iter(dataset.unbatch().batch(8)))).unbatch()
+    with kept_variables(model):
+        found = [model.evaluate(rows.batch(n), verbose=0, return_dict=True) for n in (4, 8)]
+    halves, whole = (abs(one.get("loss", 0.0)) for one in found)
+    return whole > 1.5 * halves  # A penalty on weights stays as it is.
 
 
 def _batch_metrics(model: Any) -> set[str]:

@@ -76,12 +76,14 @@ class TrialFiles:
         numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
-    def check_settings(self, settings: Mapping[str, object]) -> None:
-        """Write the settings of the search, or compare them with those found."""
+    def check_settings(self, settings: Mapping[str, object], fallback: Any) -> RunNote | None:
+        """Write the settings of the search, or compare them with those found; keep its fallback."""
         known = compare_settings(self.project, settings)
-        if known is None or known.settings != settings:
-            environment = read_environment() if known is None else known.environment
-            write_needed(SearchRecord(settings, environment), self.project / RECORD_NAME)
+        environment = read_environment() if known is None else known.environment
+        found = SearchRecord(settings, environment, fallback or (known and known.fallback))
+        if found != known:
+            write_needed(found, self.project / RECORD_NAME)
+        return found.fallback
 
     def record(self) -> TrialRecord | None:
         """Read what there is of the trial, None where it is missing, damaged or another's."""
@@ -160,18 +162,17 @@ class TrialFiles:
         return {name: value for name, value in values.items() if isinstance(value, plain)}
 
 
-def readable_trials(project: Path) -> list[TrialRecord]:
+def readable_trials(project: Path | None) -> list[TrialRecord]:
     """Read the trials of a project in order; loading the study names those that are damaged."""
-    files = sorted(project.glob(f"trial_*/{RECORD_NAME}"))
+    files = sorted(project.glob(f"trial_*/{RECORD_NAME}")) if project else []
     return [record for file in files if (record := load_if_readable(TrialRecord, file))]
 
 
 def base_noise_scale(project: Path | None, base: Mapping[str, Any]) -> tuple[float, RunNote]:
     """Find the noise scale of the trial of the base batch size, in examples, and say how sure."""
-    trials = [] if project is None else readable_trials(project)
     same = [
         trial
-        for trial in trials
+        for trial in readable_trials(project)
         if trial.status == "completed" and _own(trial.hyperparameters) == _own(base)
     ]
     for trial in same:

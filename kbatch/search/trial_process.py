@@ -16,7 +16,7 @@ from kbatch.library_internals import build_and_fit, trial_callbacks, tuner_callb
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.goodput_strategy import sweep_throughput
 from kbatch.search.progress import FitProgress, FitReporter
-from kbatch.search.trial_files import TrialFiles
+from kbatch.search.trial_files import TrialFiles, recorded_search
 from kbatch.search.trial_states import CHECKPOINT_NAME, BestWeights
 from kbatch.study.study import GoodputRecord
 from kbatch.study.trial import TrialRecord
@@ -83,6 +83,7 @@ def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
 
 def _run(tell: Callable[[Any], None], tuner: Any, trial: Any, data: bytes) -> Any:
     arguments, keywords = pickle.loads(data)
+    tuner.hypermodel._take_over(recorded_search(Path(tuner.project_dir)))
     run_executions(tell, tuner, trial, arguments, keywords)
     return trial.hyperparameters
 

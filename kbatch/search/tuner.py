@@ -69,8 +69,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     Args:
         hypermodel: A `kbatch.BatchSizeHyperModel`.
-        objective: keras-tuner's objective: a metric's name, an `Objective`, a list of them, or None
-            for a `HyperModel.fit` that returns a number to minimise.
+        objective: keras-tuner's objective: a metric's name, an `Objective`, or a list of them. None
+            for `"val_loss"`, or for what a `HyperModel.fit` of your own returns, to be minimised.
         strategy: Which trials to run: `"grid"` runs every combination of batch size and other
             hyperparameters, in an order that never changes. `"goodput"` times an update of each
             size, trains a pilot, then only sizes that may be better according to these, and says
@@ -123,6 +123,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 f"Received: hypermodel={hypermodel!r}."
             )
         self.hypermodel = hypermodel
+        objective = objective or ("val_loss" if hypermodel.stock_fit else None)
         _check_strategy(strategy, distribution_strategy)
         if resume not in ("checked", "unchecked"):
             raise ValueError(
@@ -157,9 +158,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         # What it holds is looked at before keras-tuner deletes or reads it.
         if not overwrite:
             with contextlib.suppress(RecordError):  # The reload says so.
-                found = recorded_search(project)
-                if found is not None:
-                    hypermodel._take_over(found.settings)
+                hypermodel._take_over(recorded_search(project))
         elif not is_worker(self):
             check_unlocked(project)
         super().__init__(
@@ -390,7 +389,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.oracle.objective,
             callbacks=kwargs.get("callbacks"),
             batch_sizes=self.hypermodel.batch_sizes,
-            sweep=sweep,
+            sweep=lambda: self.hypermodel._or_in_float32(project, sweep),
         )
         self._progress.say(said)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.json_codec import load_if_readable, write_record
+from kbatch.records.notes import RunNote
 from kbatch.records.record import ShownRecord
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.conditions import Conditions, conditions_of
@@ -149,10 +150,12 @@ class SearchRecord:
     Attributes:
         settings: Arguments of the hypermodel, by name.
         environment: Machine and software.
+        fallback: Why all trials train in float32 in place of their policy, None if they do not.
     """
 
     settings: Mapping[str, object]
     environment: EnvironmentRecord
+    fallback: RunNote | None = None
 
     def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""

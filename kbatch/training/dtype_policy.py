@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import random
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.doctor import Finding, PolicySpeed
+from kbatch.device.failures import COLOURS, ran_out_of_memory
 from kbatch.document.numbers import format_number
 from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of
 
@@ -36,14 +38,37 @@ def dtype_policy_scope(policy: str) -> Iterator[None]:
     """Set Keras's global dtype policy and put it back afterwards.
 
     keras-tuner clears Keras's session before each build, which resets the policy: set before the
-    search, it would be lost in every trial.
+    search, it would be lost in every trial. What half precision raises is a `PolicyUnsupported`.
     """
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
         yield
+    except Exception as error:
+        if (text := _refusal(error, policy)) is not None:
+            raise PolicyUnsupported(text) from error
+        raise
     finally:
         keras.config.set_dtype_policy(before)
+
+
+# How TensorFlow names the types; its graph names that of any operation in brackets.
+_HALF = re.compile(r"float16|\bhalf\b|OpKernel.*DT_HALF", re.DOTALL)
+
+
+def _refusal(error: Exception, policy: str) -> str | None:
+    """Describe what cannot compute in half precision, None where that is not what went wrong."""
+    said, _, _ = COLOURS.sub("", str(error)).partition("Arguments received by")
+    found = "16" in policy and not isinstance(error, PolicyUnsupported) and _HALF.search(said)
+    if not found or ran_out_of_memory(error, smaller_worked=True):
+        return None
+    layer = re.search(r"when calling (.+?\.call)\b", said)
+    lines = (line.strip() for line in said.splitlines() if _HALF.search(line))
+    return (
+        f"{f'`{layer[1]}`' if layer else 'A layer, loss or metric'} cannot compute under {policy}: "
+        'cast its constants, `tf.cast(constant, x.dtype)`, or give it `dtype="float32"`. '
+        f"Received: {type(error).__name__}: {next(lines, said)[:200]}"
+    )
 
 
 def check_active_policy(model: keras.Model, policy: str) -> None:

@@ -31,6 +31,7 @@ VALUES = {
     "resumed": {"epoch": 3},
     "noise_scale_not_measured": {"reason": "a loss of its own"},
     "metrics_of_parts": {"names": "auc"},
+    "float32_instead": {"policy": "mixed_float16", "reason": "Layer Shifted cannot."},
     "own_path": {"callback": "CSVLogger", "own": "a/b.csv", "given": "b.csv"},
 }
 

@@ -1,8 +1,10 @@
 import keras
 import pytest
 import small_models as models
+import tensorflow as tf
 
 from kbatch.training.dtype_policy import (
+    PolicyUnsupported,
     check_active_policy,
     check_dtype_policies,
     dtype_policy_scope,
@@ -34,3 +36,49 @@ def test_mixed_float16_without_loss_scale_is_noticed():
         model = models.mlp(auto_scale_loss=False)
     with pytest.raises(ValueError, match="auto_scale_loss=False"):
         check_active_policy(model, "mixed_float16")
+
+
+HALF, WHOLE = tf.constant([1.0], tf.float16), tf.constant([1.0])
+
+
+def added():
+    return HALF + WHOLE
+
+
+def joined():
+    return tf.function(lambda: tf.concat([HALF, WHOLE], 0))()
+
+
+def looked_up():
+    return tf.math.in_top_k([0], HALF[None], 1)
+
+
+def looped():
+    return tf.while_loop(lambda x: x < 2, lambda x: x + tf.cast(WHOLE, x.dtype) * WHOLE, [HALF])
+
+
+@pytest.mark.parametrize("compute", [added, tf.function(added), joined, looked_up, looped])
+def test_what_half_precision_refuses_is_told_under_half_precision_alone(compute):
+    told = pytest.raises(PolicyUnsupported, match=r"under mixed_float16.*Received: ")
+    with told, dtype_policy_scope("mixed_float16"):
+        compute()
+    with pytest.raises(Exception, match=r".") as other, dtype_policy_scope("float32"):
+        compute()
+    assert not isinstance(other.value, PolicyUnsupported)
+
+
+def out_of_memory():
+    text = "OOM when allocating tensor with shape[8] and type half on GPU:0"
+    raise tf.errors.ResourceExhaustedError(None, None, text)
+
+
+def another_shape():
+    keras.layers.Dense(2, dtype="mixed_float16").build((None, 8))
+    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(2)])(tf.ones([1, 7]))
+
+
+@pytest.mark.parametrize("fail", [out_of_memory, another_shape])
+def test_other_failures_stay_what_they_are(fail):
+    with pytest.raises(Exception, match=r".") as found, dtype_policy_scope("mixed_float16"):
+        fail()
+    assert not isinstance(found.value, PolicyUnsupported)

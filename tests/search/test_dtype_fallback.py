@@ -1,0 +1,186 @@
+"""Models that half precision cannot train: a search goes on in float32, and says so."""
+
+import json
+
+import keras
+import keras_tuner
+import pytest
+import searches
+import small_models
+import tensorflow as tf
+
+import kbatch
+from kbatch.training.dtype_policy import PolicyUnsupported
+
+layers = keras.layers
+HALF = {"dtype_policy": "mixed_float16", "micro_batch_size": None}
+BUILT = []
+
+
+class Shifted(layers.Layer):
+    """Adds a constant in float32, as many an example does."""
+
+    def call(self, x):
+        return x + tf.constant(0.5, tf.float32)
+
+
+class Late(keras.Model):
+    """A subclass, whose `call` runs only when its data are known."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Dense(8, activation="relu")
+        self.outer = layers.Dense(3, dtype="float32")
+
+    def call(self, x):
+        return self.outer(self.inner(x) * tf.constant(2.0))
+
+
+def compiled(model, **arguments):
+    BUILT.append(keras.config.dtype_policy().name)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, **({"metrics": ["accuracy"]} | arguments))
+    return model
+
+
+def early():
+    """Its layer is called when it is built."""
+    parts = [layers.Input((8,)), layers.Dense(8), Shifted(), layers.Dense(3, dtype="float32")]
+    return compiled(keras.Sequential(parts))
+
+
+def late():
+    return compiled(Late())
+
+
+def vision_transformer(k=2):
+    """Attention over four patches; its last layer leaves the predictions in half precision."""
+    x = keras.Input((8,))
+    patches = layers.Reshape((4, 2))(x)
+    tokens = layers.Dense(8)(patches)
+    tokens += layers.MultiHeadAttention(2, 4)(tokens, tokens)
+    tokens = layers.LayerNormalization()(tokens)
+    y = layers.Dense(3)(layers.Flatten()(tokens))
+    metrics = [
+        keras.metrics.SparseTopKCategoricalAccuracy(k, name="top_k"),
+        "accuracy",
+    ]
+    return compiled(keras.Model(x, y), metrics=metrics)
+
+
+def search(directory, build, kind=kbatch.BatchSizeTuner, sizes=(8, 16), **arguments):
+    arguments = {"objective": "loss", "fit": {"epochs": 1, "validation_data": None}} | arguments
+    settings = HALF | {key: arguments.pop(key) for key in HALF if key in arguments}
+    hypermodel = searches.hypermodel(build, sizes, **settings)
+    return searches.search(directory, hypermodel, kind, **arguments)
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 8])
+def test_top_k_accuracy_trains_in_half_precision_since_metrics_see_float32(
+    tmp_path, micro_batch_size
+):
+    fit = {"epochs": 1}
+    tuner = search(
+        tmp_path,
+        vision_transformer,
+        sizes=(16,),
+        objective=keras_tuner.Objective("val_top_k", "max"),
+        micro_batch_size=micro_batch_size,
+        fit=fit,
+    )
+    (trial,) = kbatch.load_study(tuner).trials
+    assert (trial.status, trial.dtype_policy) == ("completed", "mixed_float16")
+    assert trial.metrics["top_k"] > trial.metrics["accuracy"]
+
+
+@pytest.mark.parametrize("build", [early, late])
+@pytest.mark.parametrize("kind", [kbatch.BatchSizeTuner, keras_tuner.GridSearch])
+def test_the_whole_search_goes_on_in_float32(tmp_path, build, kind):
+    where = "Shifted" if build is early else "Late"
+    with pytest.warns(UserWarning, match=f"float32, not under mixed_float16: `{where}.call` "):
+        tuner = search(tmp_path, build, kind)
+    study = kbatch.load_study(tuner)
+    assert [trial.status for trial in study.trials] == ["completed"] * 2
+    assert {trial.dtype_policy for trial in study.trials} == {"float32"}
+    for trial in study.trials:
+        (note,) = [note for note in trial.notes if note.code == "float32_instead"]
+        assert "tf.cast(constant, x.dtype)" in note
+        assert "type float16 of argument" in note
+    kbatch.write_report(study, tmp_path / "report.md")
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("Trained in float32, not under mixed_float16") == 1
+    assert study.search.settings["dtype_policy"] == ["mixed_float16"]
+    assert study.search.fallback == note
+
+
+def test_a_search_that_goes_on_stays_in_float32(tmp_path, recwarn):
+    search(tmp_path, late, sizes=(8,))
+    recwarn.clear()
+    BUILT.clear()
+    study = kbatch.load_study(search(tmp_path, late, sizes=(8, 16)))
+    assert {trial.dtype_policy for trial in study.trials} == {"float32"}
+    assert [note.code for note in study.trials[1].notes][:1] == ["float32_instead"]
+    assert not [one for one in recwarn if "float32" in str(one.message)]
+    # Once to describe the search as it began.
+    assert BUILT.count("mixed_float16") == 1
+
+
+def test_trials_that_compare_policies_fail_by_themselves(tmp_path):
+    study = kbatch.load_study(
+        search(tmp_path, early, sizes=(8,), dtype_policy=("mixed_float16", "float32"))
+    )
+    found = {trial.dtype_policy: trial for trial in study.trials}
+    assert found["float32"].status == "completed"
+    assert found["float32"].notes == ()
+    failed = found["mixed_float16"]
+    assert failed.status == "failed"
+    assert "`Shifted.call` cannot compute under mixed_float16" in failed.failure
+
+
+def test_no_trial_alone_trains_in_float32(tmp_path):
+    """The model of the second trial is another one, and the first has trained in half precision."""
+
+    def build(hp):
+        return late() if hp.get("batch_size") == 16 else small_models.stock()
+
+    study = kbatch.load_study(search(tmp_path, build))
+    assert [trial.status for trial in study.trials] == ["completed", "failed"]
+    assert {trial.dtype_policy for trial in study.trials} == {"mixed_float16"}
+    assert "`Late.call` cannot compute under mixed_float16" in study.trials[1].failure
+    assert study.search.fallback is None
+
+
+def test_what_no_policy_mends_fails_as_it_is(tmp_path):
+    class Wrong(layers.Layer):
+        def call(self, x):
+            raise TypeError("neither float16 nor another type")
+
+    def build():
+        return compiled(keras.Sequential([layers.Input((8,)), layers.Dense(3), Wrong()]))
+
+    with pytest.raises(TypeError, match="neither float16"):
+        search(tmp_path, build)
+
+
+def test_without_a_tuner_the_caller_is_told(tmp_path):
+    hypermodel = searches.hypermodel(late, (8,), **HALF)
+    hp = keras_tuner.HyperParameters()
+    model = hypermodel.build(hp)
+    with (
+        pytest.warns(UserWarning, match="Trained in float32"),
+        pytest.raises(PolicyUnsupported, match=r"`Late.call` .* Received: .*float16"),
+    ):
+        hypermodel.fit(hp, model, *small_models.rows(16), verbose=0)
+    model = hypermodel.build(hp)
+    hypermodel.fit(hp, model, *small_models.rows(16), verbose=0)
+    assert model.dtype_policy.name == "float32"
+
+
+@pytest.mark.slow
+def test_in_processes_of_their_own_trials_remember_it(tmp_path):
+    study = kbatch.load_study(search(tmp_path, late, isolate=True))
+    assert [trial.dtype_policy for trial in study.trials] == ["float32"] * 2
+    notes = [[note.code for note in trial.notes] for trial in study.trials]
+    assert all("float32_instead" in codes for codes in notes)
+    kept = json.loads((tmp_path / "search" / "kbatch.json").read_text())["record"]["fallback"]
+    assert kept["code"] == "float32_instead"

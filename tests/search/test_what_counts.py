@@ -1,0 +1,132 @@
+"""What a search counts as completed, and what it compares sizes by."""
+
+import keras
+import keras_tuner
+import numpy as np
+import pytest
+import searches
+import small_models
+from keras_tuner.engine.trial import TrialStatus
+
+import kbatch
+
+layers = keras.layers
+
+
+def overflowing(hp):
+    """A classifier whose scaled gradients overflow in every step of batch size 8."""
+    scale = 2.0**120 if hp.get("batch_size") == 8 else 2.0**10
+    sgd = keras.optimizers.SGD(0.01)
+    return small_models.mlp(optimizer=keras.optimizers.LossScaleOptimizer(sgd, initial_scale=scale))
+
+
+@pytest.mark.parametrize("kind", [kbatch.BatchSizeTuner, keras_tuner.GridSearch])
+def test_a_trial_without_an_update_has_failed_and_is_never_the_best(tmp_path, kind):
+    settings = {"dtype_policy": "mixed_float16", "micro_batch_size": None}
+    hypermodel = searches.hypermodel(overflowing, (8, 16), **settings)
+    tuner = searches.quick(tmp_path, hypermodel, kind, objective="loss")
+    failed, completed = (study := kbatch.load_study(tuner)).trials
+    assert (failed.status, failed.executions[0].updates) == ("failed", 0)
+    assert "no update: the gradients of every batch overflowed" in failed.failure
+    assert completed.status == "completed" and completed.executions[0].updates > 0
+    assert study.best_trial() == completed
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == 16
+    statuses = {t.hyperparameters.get("batch_size"): t.status for t in tuner.oracle.trials.values()}
+    assert statuses == {8: TrialStatus.FAILED, 16: TrialStatus.COMPLETED}
+
+
+def test_an_optimizer_that_is_not_used_is_no_overflow(tmp_path):
+    """A loop of the user's own makes its updates by another optimizer."""
+
+    class Own(keras_tuner.HyperModel):
+        def build(self, hp):
+            return small_models.stock()
+
+        def fit(self, hp, model, x, y, **kwargs):
+            model.optimizer.build(model.trainable_variables)
+            before = model.optimizer.iterations.numpy()
+
+            def restored(*_):
+                model.optimizer.inner_optimizer.iterations.assign(before)
+
+            undo = keras.callbacks.LambdaCallback(on_epoch_end=restored)
+            history = model.fit(x, y, epochs=1, callbacks=[*kwargs["callbacks"], undo], verbose=0)
+            return history.history["loss"][-1]
+
+    settings = {"dtype_policy": "mixed_float16", "micro_batch_size": None}
+    hypermodel = searches.hypermodel(Own(), (8,), **settings)
+    (trial,) = kbatch.load_study(searches.quick(tmp_path, hypermodel, objective=None)).trials
+    assert (trial.executions[0].updates, trial.status) == (0, "completed")
+
+
+class Summed(layers.Layer):
+    """Adds the sum of squared errors to the loss, as a CTC endpoint may."""
+
+    def call(self, inputs):
+        x, y = inputs
+        self.add_loss(keras.ops.sum(keras.ops.square(x - keras.ops.cast(y, x.dtype))))
+        return x
+
+
+def endpoint():
+    x, y = keras.Input((8,), name="x"), keras.Input((1,), name="y")
+    model = keras.Model({"x": x, "y": y}, Summed()([layers.Dense(1)(x), y]))
+    model.compile(keras.optimizers.SGD(1e-6))
+    return model
+
+
+def penalised():
+    """A mean over rows, beside a penalty on weights that is larger than it."""
+    return regression("mse", kernel_regularizer=keras.regularizers.L2(10.0))
+
+
+def summed():
+    return regression(keras.losses.MeanSquaredError(reduction="sum"))
+
+
+def regression(loss, **arguments):
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(1, **arguments)])
+    model.compile(keras.optimizers.SGD(1e-6), loss)
+    return model
+
+
+X = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+Y = np.arange(64, dtype="float32")[:, None] % 5
+
+
+@pytest.mark.parametrize(
+    ("build", "data", "sums"),
+    [
+        (summed, (X, Y), True),
+        (endpoint, ({"x": X, "y": Y},), True),
+        (penalised, (X, Y), False),
+    ],
+)
+def test_a_loss_that_is_a_sum_is_compared_by_the_row(tmp_path, build, data, sums):
+    hypermodel = searches.stock(build, (8, 32))
+    arguments = {"objective": "loss", "data": data}
+    tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
+    study = kbatch.load_study(tuner)
+    small, large = (trial.objective_value for trial in study.trials)
+    assert small == pytest.approx(large, rel=0.02)
+    assert ("training loss" in searches.noted_columns(study)) == sums
+    scores = [tuner.oracle.trials[trial.trial_id].score for trial in study.trials]
+    assert scores == pytest.approx([small, large])
+
+
+def test_a_target_of_the_loss_is_one_of_the_row(tmp_path):
+    objective = keras_tuner.Objective("updates_to_target", "min")
+    stop = {"callbacks": [kbatch.StopAtTarget("loss", 100.0)]}
+    arguments = {"objective": objective, "data": (X, Y), "fit": stop}
+    hypermodel = searches.stock(summed, (32,))
+    tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
+    (trial,) = kbatch.load_study(tuner).trials
+    assert trial.objective_value == 2  # The sum over 32 rows is above it, the mean below.
+
+
+def test_the_objective_is_the_validation_loss_where_none_is_named(tmp_path):
+    kind = kbatch.BatchSizeTuner
+    tuner = searches.search(tmp_path, searches.stock(batch_sizes=(32,)), kind, objective=None)
+    (trial,) = kbatch.load_study(tuner).trials
+    assert (trial.objective.name, trial.objective.direction) == ("val_loss", "min")
+    assert trial.objective_value == pytest.approx(trial.metrics["val_loss"])
