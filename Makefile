@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo figures test test-slow test-gpu models-table notebooks docs lint format types clean
+.PHONY: help demo figures test test-slow test-gpu models-table keras-tests notebooks docs lint format types clean
 
 help:
-	@echo "make demo | test | test-slow | test-gpu | models-table | notebooks | docs"
-	@echo "     lint | format | types | clean"
+	@echo "make demo | test | test-slow | test-gpu | models-table | keras-tests | notebooks"
+	@echo "     docs | lint | format | types | clean"
 
 # One stamp an extra: a second run finds it and starts at once.
 .venv/%.stamp: setup.cfg pyproject.toml
@@ -43,6 +43,10 @@ test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cud
 # The table of docs/models.md: what kbatch does with each kind of model.
 models-table: .venv/test.stamp
 	PYTHONPATH=.:tests $(BIN)/python -m models.verdicts
+
+# Keras's own tests of training, with micro-batches underneath.
+keras-tests: .venv/test.stamp
+	$(BIN)/python tests/keras_trainer_tests.py
 
 # Their outputs, made again.
 notebooks: .venv/notebook.stamp
