@@ -17,6 +17,7 @@ import keras_tuner
 import numpy as np
 import tensorflow as tf
 from models.kinds import KINDS, Kind
+from tensorflow.python.framework.tensor_util import constant_value_as_shape
 
 import kbatch
 from kbatch.library_internals import replaced_draws
@@ -122,7 +123,9 @@ def still_draws():
             call.apply_defaults()
             shape = call.arguments["shape"]
             sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
-            tail = [int(tf.get_static_value(size)) for size in sizes[1:]]
+            # Of the shape of a part, of whose sizes only the rows are not known.
+            known = constant_value_as_shape(tf.convert_to_tensor(shape))
+            tail = known.as_list()[1:]
             rng = np.random.default_rng(len(tail))
             low, high = (call.arguments.get(name) for name in ("minval", "maxval"))
             if low is None:
