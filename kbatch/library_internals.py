@@ -312,6 +312,17 @@ def replaced_draws(names: Sequence[str], around: Callable[[str, Any], Any]) -> I
             setattr(keras_random, name, function)
 
 
+def state_variables(model: Any) -> list[Any]:
+    """List what a model's layers write in a call, such as seeds; weights are left out, frozen too.
+
+    Keras's own generator, which draws where a layer has none, is among them once it has drawn.
+    """
+    weights = {id(one) for layer in layers_of(model) for one in layer._trainable_variables}
+    generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    shared = [] if generator is None else [generator.state]
+    return [*(one for one in model.variables if id(one) not in weights), *shared]
+
+
 # Data.
 
 

@@ -259,6 +259,20 @@ def test_trained_by(model):
     assert [one.path for one in found] == [one.path for one in model.trainable_variables]
 
 
+def test_state_variables():
+    keras.random.uniform(())
+    frozen = layers.Dense(2, trainable=False)
+    normalised = layers.BatchNormalization()
+    model = keras.Sequential([layers.Input((8,)), frozen, normalised, layers.Dropout(0.5)])
+    found = [id(one) for one in internals.state_variables(model)]
+    moving = [normalised.moving_mean, normalised.moving_variance]
+    expected = [*moving, model.layers[-1].seed_generator.state]
+    assert found[:-1] == [id(one) for one in expected]
+    before = np.array(internals.state_variables(model)[-1].value)
+    keras.random.uniform(())
+    assert (np.array(internals.state_variables(model)[-1].value) != before).any()
+
+
 def test_kept_seeds():
     def draws():
         return [float(keras.random.normal(())), float(tf.random.normal([]))]

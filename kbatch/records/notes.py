@@ -201,6 +201,15 @@ _KINDS = {
         lambda reason: f"The noise scale was not measured: {reason}.",
         ("The noise scale was not measured",),
     ),
+    "exact_mode": _Kind(
+        "exact mode",
+        "noise_scale",
+        lambda found=None: (
+            "Cut into micro-batches by the loss of the whole batch (`exact`), equal to it"
+            + (f": by themselves {found}. " if found else ". ")
+            + "It has no noise scale, which takes a gradient of each micro-batch by itself."
+        ),
+    ),
     "embedding_summed": _Kind(
         "embeddings",
         "quality",

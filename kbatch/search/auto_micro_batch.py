@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import keras
 import psutil
@@ -214,9 +214,17 @@ class TrialMicroBatch:
             why = check_text(check)
             return uncut_note(f"halves of a batch may not train as the whole does, as {why}")
         note = checks.difference(model, source, most=size, directory=directory)
+        repaired = None
+        if note is not None and replica_count(model) == 1:
+            check = checks.find(model, source, most=size, directory=directory)
+            repaired = check_text(check) if check.repaired else None
+        exact = self.search.exact is True or (self.search.exact == "auto" and repaired is not None)
         known = accumulation_of(model)
-        if known is None or known.micro_batch_size != size:
-            accumulate_gradients(model, size, moments_every=MOMENTS_EVERY)
+        if known is None or (known.micro_batch_size, known.exact) != (size, exact):
+            moments_every = 0 if exact else MOMENTS_EVERY
+            accumulate_gradients(model, size, exact=exact, moments_every=moments_every)
+        if exact and (note is None or repaired is not None):
+            return RunNote.of("exact_mode", found=repaired)
         if note is not None and not coupled_parts(model):  # Of these that has warned.
             warnings.warn(note, stacklevel=2)
         return note
@@ -241,6 +249,7 @@ class SearchMicroBatches:
     largest_batch_size: int
     memory_limit_bytes: int | None  # None for what the device has.
     memory_window: tuple[float, float]
+    exact: bool | Literal["auto"] = "auto"  # As in `BatchSizeHyperModel`.
     data: Samples = dataclasses.field(default_factory=Samples)
     checks: PartsChecks = dataclasses.field(default_factory=PartsChecks)
     # Records of `MicroBatchCache`, by the name of their file.

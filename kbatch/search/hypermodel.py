@@ -83,6 +83,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             to the power of the ratio of the batch sizes. `"weight_decay"` of any optimizer is
             multiplied by that ratio and divided by the factor of the learning rate. `()` leaves
             all as they are.
+        exact: Whether a batch that is cut trains by the loss of the whole batch, as contrastive
+            and ranking losses need: see `accumulate_gradients`. `"auto"` does so where a
+            comparison on the data says that parts differ and that this repairs it. Its trials
+            have no noise scale.
         sparse_gradients: What the optimizer gets where a gradient has several rows for one index,
             as for an `Embedding`: `"summed"` adds them up, at every size, whole or in parts.
             `"keras"` trains a batch that is not cut exactly as a plain `fit` does, where Adam and
@@ -112,6 +116,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         learning_rate_scaling: Literal["linear", "sqrt", "noise"] | None = None,
         base_batch_size: int | None = None,
         follow_batch_size: Sequence[str] = FOLLOWERS,
+        exact: bool | Literal["auto"] = "auto",
         sparse_gradients: Literal["summed", "keras"] = "summed",
         memory_limit_bytes: int | None = None,
         memory_window: tuple[float, float] = (0.80, 0.90),
@@ -145,6 +150,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 f"base_batch_size={base_batch_size}, batch_sizes={self.batch_sizes}."
             )
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
+        if exact not in (True, False, "auto"):
+            raise ValueError(f'`exact` must be True, False or "auto". Received: exact={exact!r}.')
+        self.exact = exact
         self.sparse_gradients = check_sparse_gradients(sparse_gradients)
         self._chosen_validation = _size_or_none(validation_batch_size, "validation_batch_size")
         self.validation_batch_size = self._chosen_validation or self._default_validation(
@@ -161,6 +169,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
             memory_window=self.memory_window,
+            exact=exact,
         )
 
     @property
@@ -173,6 +182,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "learning_rate_scaling": self.learning_rate_scaling,
             "base_batch_size": self.base_batch_size,
             "follow_batch_size": list(self.follow_batch_size),
+            "exact": self.exact,
             "sparse_gradients": self.sparse_gradients,
             "validation_batch_size": self.validation_batch_size,
             "seed": self.seed,
@@ -208,7 +218,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             sum_sparse_gradients(model)
         rows = -(-batch_size // replicas)
         if isinstance(self.micro_batch_size, int) and self.micro_batch_size < rows:
-            accumulate_gradients(model, self.micro_batch_size, moments_every=MOMENTS_EVERY)
+            exact = self.exact is True  # Under "auto" the data decide, which `fit` brings.
+            accumulate_gradients(
+                model,
+                self.micro_batch_size,
+                exact=exact,
+                moments_every=0 if exact else MOMENTS_EVERY,
+            )
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:

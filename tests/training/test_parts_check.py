@@ -254,3 +254,20 @@ def test_a_part_that_is_called_for_inference_does_not_keep_a_batch_whole():
     checks, source = PartsChecks(), sample_of(FitData(X, TARGETS))
     assert checks.difference(for_inference(), source) is None
     assert "BatchNormalization" in checks.difference(through(layers.BatchNormalization()), source)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "repaired"),
+    [
+        (lambda: through(loss=mean_of_known), (X, MISSING), True),
+        (lambda: through(loss=mean_of_known, run_eagerly=True), (X, MISSING), True),
+        (lambda: through(Sampled(), layers.Dropout(0.5), loss=mean_of_known), (X, MISSING), True),
+        (lambda: through(Centred()), (X, TARGETS), False),
+        (lambda: through(Summed()), (X, TARGETS), False),
+    ],
+    ids=["denominator", "eager", "draws", "batch", "sum"],
+)
+def test_whether_the_exact_mode_repairs_it(model, rows, repaired):
+    check = check_parts(model(), rows)
+    assert not check.equal
+    assert (check.exact_difference <= 1e-4) == repaired, check

@@ -16,6 +16,7 @@ from kbatch.analysis.batch_sizes import check_size
 from kbatch.document.numbers import format_number
 from kbatch.library_internals import layers_of
 from kbatch.records.notes import RunNote
+from kbatch.training.accumulation.exact import ExactTrainStep
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 from kbatch.training.model import check_model, installed_step
 
@@ -26,6 +27,7 @@ class Accumulation(NamedTuple):
     micro_batch_size: int
     moments_every: int
     batch_norm_once: bool
+    exact: bool = False
 
     def apply(self, model: keras.Model) -> keras.Model:
         """Make another model accumulate in the same way, and return it."""
@@ -37,7 +39,7 @@ def accumulation_of(model: keras.Model) -> Accumulation | None:
     step = _step_of(model)
     if step is None:
         return None
-    return Accumulation(step.micro_batch_size, step.moments_every, step.batch_norm_once)
+    return Accumulation(step.micro_batch_size, step.moments_every, step.batch_norm_once, step.exact)
 
 
 def varying_micro_batch(model: keras.Model) -> tf.Variable:
@@ -62,6 +64,7 @@ def accumulate_gradients(
     model: keras.Model,
     micro_batch_size: int,
     *,
+    exact: bool = False,
     moments_every: int = 0,
     batch_norm_once: bool = True,
 ) -> keras.Model:
@@ -88,10 +91,19 @@ def accumulate_gradients(
     rows, is applied at the end. That equals the whole batch where its loss is a mean over rows and
     it reads no weights that it has updated, as a GAN does. It measures no moments.
 
+    With `exact=True` the loss and the metrics are those of the whole batch, whatever rows they
+    compare: contrastive, ranking by pairs, a correlation. Outputs of all micro-batches come first;
+    then each goes through again, with the same draws of `keras.random`, and gets its part of the
+    loss's gradient by the outputs (Gao et al. 2021, arXiv:2101.06983). That costs a forward pass
+    and the memory of the outputs of the whole batch, three times. An output's row must depend on
+    that row alone, so BatchNormalization is not exact; a loss that a layer adds counts as a mean.
+
     Args:
         model: A compiled model. It is changed.
         micro_batch_size: Examples in a micro-batch. A batch that it does not divide ends in a
             smaller one, and each example keeps its weight.
+        exact: Whether the loss is computed on the whole batch. On one device, and without
+            `moments_every`; draws by `tf.random` in a layer are refused, in training.
         moments_every: Every how many updates, from the first of an epoch on, to measure the two
             moments behind the gradient noise scale, reported as `gradient_variance` (tr(Sigma))
             and `gradient_squared_norm` (|G|^2), means over the epoch; 0 for never. Every eighth
@@ -105,11 +117,14 @@ def accumulate_gradients(
     Raises:
         TypeError: If `model` is no Keras model or `micro_batch_size` is no integer.
         ValueError: If `micro_batch_size` is not positive, or the model is not compiled, has no
-            trainable weights or an optimizer that already accumulates.
+            trainable weights or an optimizer that already accumulates; or if `exact` meets what it
+            does not go with.
     """
     check_model(model)
     size = check_size(micro_batch_size, "micro_batch_size")
     parts = coupled_parts(model)
+    if exact:
+        parts = tuple(part for part in parts if not part.endswith("(loss)"))
     if parts:
         warnings.warn(coupling_note(parts), stacklevel=2)
     stateful = [layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)]
@@ -118,9 +133,8 @@ def accumulate_gradients(
             "A stateful layer keeps one state a row, which micro-batches would mix: build it with "
             f"`stateful=False`. Received: {stateful[0]} with stateful=True."
         )
-    return AccumulatingTrainStep(
-        model, size, moments_every=moments_every, batch_norm_once=batch_norm_once
-    ).install()
+    kind = ExactTrainStep if exact else AccumulatingTrainStep
+    return kind(model, size, moments_every=moments_every, batch_norm_once=batch_norm_once).install()
 
 
 def _step_of(model: keras.Model) -> AccumulatingTrainStep | None:
@@ -142,12 +156,15 @@ class PartsCheck:
         where: The loss term or variable that differs most, None without a difference.
         reason: Why it could not be computed, else None.
         rows: Examples of each batch that was compared.
+        exact_difference: As `difference`, where the parts go through in the exact mode; None
+            where parts do not differ without it, or where it could not be computed.
     """
 
     difference: float | None
     where: str | None
     reason: str | None
     rows: int
+    exact_difference: float | None = None
 
     def __post_init__(self):
         if (self.difference is None) == (self.reason is None):
@@ -160,6 +177,11 @@ class PartsCheck:
     def equal(self) -> bool:
         """Whether parts were seen to train as the whole does."""
         return self.difference is not None and self.difference <= EQUAL_UP_TO
+
+    @property
+    def repaired(self) -> bool:
+        """Whether parts were seen to train as the whole does in the exact mode alone."""
+        return self.exact_difference is not None and self.exact_difference <= EQUAL_UP_TO
 
 
 _COUPLED_LAYERS = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)

@@ -42,6 +42,8 @@ from kbatch.training.accumulation.accumulate import (
     coupled_parts,
     coupling_note,
 )
+from kbatch.training.accumulation.exact import ExactUpdate
+from kbatch.training.accumulation.gradient_sum import cut
 from kbatch.training.accumulation.train_step import Collected, accumulate_step
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import each_part, parts_of
@@ -114,7 +116,24 @@ def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCh
     difference, where = max(found)
     if not np.isfinite(difference):
         return PartsCheck(None, None, f"{where} is not finite on a part", count)
-    return PartsCheck(difference, where, None, count)
+    exact = None
+    if difference > EQUAL_UP_TO and isinstance(passes, _Passes):
+        exact = _exact_difference(passes, batches)
+    return PartsCheck(difference, where, None, count, exact)
+
+
+def _exact_difference(passes: "_Passes", batches: Sequence[Any]) -> float | None:
+    try:
+        pairs = [(passes.whole(one), passes.exact(one)) for one in batches]
+    # What it raises here, it raises in training too, for whoever asks for it.
+    except Exception:
+        return None
+    # Where a term differs in size, so does the loss.
+    found = [
+        _largest_difference(w._replace(terms={"the loss": w.terms["the loss"]}), e)[0]
+        for w, e in pairs
+    ]
+    return max(found) if np.isfinite(max(found)) else None
 
 
 class _Passes:
@@ -127,7 +146,9 @@ class _Passes:
         self._state = [one for one in model.variables if id(one) not in trained]
         self._counts = output_losses.need_counting(model)
         self._names: list[str] = []
-        specs = [
+        self._rows = len(parts_of(batch)[0])
+        self._exact: Callable[..., Any] | None = None
+        self._specs = specs = [
             tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype))
             for leaf in parts_of(batch)
         ]
@@ -161,6 +182,14 @@ class _Passes:
                 gradients = [a + _wide(b) for a, b in zip(gradients, its_gradients, strict=True)]
         return self._pass(loss, terms, gradients)
 
+    def exact(self, batch: Any) -> _Pass:
+        """Send a batch through in three parts, by the loss of the whole."""
+        if self._exact is None:
+            self._exact = _traced(self._model, self._exact_pass, self._specs)
+        with self._kept_statistics():
+            loss, gradients = self._exact(parts_of(batch))
+        return self._pass(loss, [], gradients)
+
     def move(self, found: _Pass) -> None:
         """Move the weights down the gradient, each by a share of its norm."""
         for variable, gradient in zip(
@@ -174,7 +203,8 @@ class _Passes:
         values = [loss, *np.atleast_1d(_wide(terms))]
         names = _numbered([f"the gradient of {v.path}" for v in self._model.trainable_variables])
         return _Pass(
-            dict(zip(("the loss", *self._names), map(float, values), strict=True)),
+            # The exact mode has no terms.
+            dict(zip(("the loss", *self._names), map(float, values), strict=False)),
             dict(zip(names, map(_wide, gradients), strict=True)),
         )
 
@@ -215,6 +245,13 @@ class _Passes:
             known = [totals[i] for i in range(outputs)]
             loss, terms = self._terms((x, y, y_pred, sample_weight), rows_share, known, added)
         return loss, terms, self._gradients(tape, loss)
+
+    def _exact_pass(self, leaves: list[tf.Tensor]) -> Any:
+        batch = cut(self._nested(leaves), max(1, self._rows // 3))
+        update = _StillExactUpdate(self._model, batch, batch_norm_once=False, measured=False)
+        sums = update.accumulate()
+        scale = self._model.optimizer.scale_loss(tf.ones([]))
+        return sums.loss, [gradient / tf.cast(scale, gradient.dtype) for gradient in sums.gradients]
 
     def _totals(self, y: Any, y_pred: Any, sample_weight: Any) -> tuple[tf.Tensor, ...]:
         if not self._counts:
@@ -403,6 +440,13 @@ def _with_still_draws(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args)
 
     return held
+
+
+class _StillExactUpdate(ExactUpdate):
+    """The exact mode, each of whose passes has the draws of the whole batch."""
+
+    def _outputs(self, x: Any) -> list[tf.Tensor]:
+        return _with_still_draws(super()._outputs)(x)
 
 
 # Of each of two batches; their parts have 2, 3 and 11. Fewer than four tell little.

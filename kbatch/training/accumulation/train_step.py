@@ -34,6 +34,8 @@ from kbatch.training.model import TrainStep, check_model, user_step
 class AccumulatingTrainStep(TrainStep):
     """The custom `tf.GradientTape` train step behind `accumulate_gradients`."""
 
+    exact = False
+
     def __init__(
         self,
         model: keras.Model,
@@ -59,7 +61,7 @@ class AccumulatingTrainStep(TrainStep):
         batch = prepared_batch(self.model, data, size)
 
         def accumulated(measured: tf.Tensor | bool) -> Sums:
-            update = Update(self.model, batch, self.batch_norm_once, measured)
+            update = self._new_update(batch, measured)
             sums = update.accumulate()
             self.batch_metrics = update.batch_metrics
             update.apply(sums)
@@ -74,6 +76,9 @@ class AccumulatingTrainStep(TrainStep):
             accumulated(False)
             return self.model.get_metrics_result()
         return self._moments.measured(self.model, batch.rows, batch.count, squared_norms)
+
+    def _new_update(self, batch: MicroBatches, measured: tf.Tensor | bool) -> "Update":
+        return Update(self.model, batch, self.batch_norm_once, measured)
 
 
 def accumulate_step(model: Any, step: Any, data: Any, size: int | tf.Variable) -> Any:
@@ -211,17 +216,17 @@ class Update:
         measured: tf.Tensor | bool,  # The micro-gradients; a tensor where an update decides.
     ):
         self.batch_metrics: set[str] = set()
-        self._model: Any = model
-        self._batch = batch
+        self.model: Any = model
+        self.batch = batch
         self._measured = measured
-        self._batch_norm = BatchNormUpdate(model if batch_norm_once else None)
+        self.batch_norm = BatchNormUpdate(model if batch_norm_once else None)
         self._totals: tuple[tf.Tensor, ...] = ()
         # Which variables the loss reaches; known once a micro-batch has been traced.
         self._connected = [False] * len(model.trainable_weights)
 
     def accumulate(self) -> Sums:
         """Run all micro-batches, one after the other: that is what saves the memory."""
-        model, batch = self._model, self._batch
+        model, batch = self.model, self.batch
         if output_losses.need_counting(model):
             self._totals = self._denominators()
         zeros = Sums(
@@ -229,7 +234,7 @@ class Update:
             _zero(),
             tuple(_zero() for _ in range(output_losses.output_count(model))),
             _zero(),
-            self._batch_norm.init(lambda x: forward(model, x, training=True), batch.leaves[0]),
+            self.batch_norm.init(lambda x: forward(model, x, training=True), batch.leaves[0]),
         )
         return batch.fold(self._add, zeros, fixed=model.jit_compile)
 
@@ -240,7 +245,7 @@ class Update:
         known without another pass; they are not looped over, so that gradients stay as sparse as
         they were.
         """
-        model, batch = self._model, self._batch
+        model, batch = self.model, self.batch
         rows = batch.known_rows or batch.rows
         half = (rows + 1) // 2
         passes = [self._forward(batch.part(0, half)), self._forward(batch.part(half, rows - half))]
@@ -266,18 +271,18 @@ class Update:
 
     def apply(self, sums: Sums) -> None:
         """Apply the gradients once and write the statistics and losses of the batch."""
-        model = self._model
+        model = self.model
         variables = model.trainable_weights
         gradients = gradient_sum.finalize(sums.gradients, variables, self._connected)
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        self._batch_norm.finalize(sums.batch_statistics)
+        self.batch_norm.finalize(sums.batch_statistics)
         # It was divided by the replicas for the sum over them.
         loss = sums.loss * replicas_in_step()
-        loss_tracker_of(model).update_state(loss, sample_weight=self._batch.rows)
+        loss_tracker_of(model).update_state(loss, sample_weight=self.batch.rows)
         trackers = getattr(compile_loss_of(model), "metrics", ())
         for tracker, loss in zip(trackers, sums.output_losses, strict=False):
             # As in Keras, by rows only where their number is known before the step runs.
-            tracker.update_state(loss * replicas_in_step(), sample_weight=self._batch.known_rows)
+            tracker.update_state(loss * replicas_in_step(), sample_weight=self.batch.known_rows)
 
     def _add(self, sums: Sums, micro_batch: tuple[Any, Any, Any]) -> Sums:
         one = self._forward(micro_batch)
@@ -289,19 +294,19 @@ class Update:
             sums.loss + tf.cast(part.loss, tf.float32),
             tuple(total + tf.cast(loss, tf.float32) for total, loss in losses),
             sums.micro_sq_norm + part.micro_sq_norm,
-            self._batch_norm.add(sums.batch_statistics, one.rows_share),
+            self.batch_norm.add(sums.batch_statistics, one.rows_share),
         )
 
     def _forward(self, micro_batch: tuple[Any, Any, Any]) -> Forward:
         rows = tf.shape(parts_of(micro_batch[0])[0])[0]
-        rows_share = tf.cast(rows, tf.float32) / tf.cast(self._batch.rows, tf.float32)
-        with tf.GradientTape() as tape, self._batch_norm.observed():
-            y_pred = forward(self._model, micro_batch[0], training=True)
-            return Forward(tape, micro_batch, rows_share, y_pred, list(self._model.losses))
+        rows_share = tf.cast(rows, tf.float32) / tf.cast(self.batch.rows, tf.float32)
+        with tf.GradientTape() as tape, self.batch_norm.observed():
+            y_pred = forward(self.model, micro_batch[0], training=True)
+            return Forward(tape, micro_batch, rows_share, y_pred, list(self.model.losses))
 
     def _part(self, one: Forward) -> Sums:
         """Compute what a micro-batch adds to the sums, BatchNormalization left out."""
-        model = self._model
+        model = self.model
         x, y, sample_weight = one.micro_batch
         with one.tape:
             loss, losses = output_losses.part_of_batch_loss(
@@ -341,11 +346,11 @@ class Update:
 
             return noted
 
-        with metric_functions(self._model, noting):
-            self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        with metric_functions(self.model, noting):
+            self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
     def _denominators(self) -> tuple[tf.Tensor, ...]:
-        model, batch = self._model, self._batch
+        model, batch = self.model, self.batch
 
         def counted(x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, ...]:
             y_pred = forward(model, x, training=False)

@@ -1,0 +1,308 @@
+"""The exact mode: losses over the whole batch, in the memory of micro-batches."""
+
+import keras
+import numpy as np
+import pytest
+import small_models
+import tensorflow as tf
+from equal_training import assert_equal_training, assert_same_training, built, trained
+
+import kbatch
+from kbatch.training.accumulation import accumulation_of
+from kbatch.training.accumulation.exact import ExactUpdate
+from kbatch.training.accumulation.gradient_sum import cut
+
+layers, ops = keras.layers, keras.ops
+X, Y = small_models.rows(94)
+TARGETS = np.random.default_rng(1).normal(size=(94, 1)).astype("float32")
+
+
+def supervised_contrastive(labels, vectors):
+    """Khosla et al. (2020), arXiv:2004.11362, equation 2."""
+    vectors = ops.normalize(vectors, axis=-1)
+    near = ops.matmul(vectors, ops.transpose(vectors)) / 0.5
+    others = 1 - ops.eye(ops.shape(near)[0], dtype=near.dtype)
+    labels = ops.reshape(labels, (-1, 1))
+    alike = ops.cast(ops.equal(labels, ops.transpose(labels)), near.dtype) * others
+    logs = near - ops.log(ops.sum(ops.exp(near) * others, axis=1, keepdims=True))
+    return -ops.mean(ops.sum(alike * logs, axis=1) / (ops.sum(alike, axis=1) + 1e-6))
+
+
+def pairwise_ranking(y_true, y_pred):
+    order = ops.sign(y_true - ops.transpose(y_true))
+    return ops.mean(ops.softplus(-order * (y_pred - ops.transpose(y_pred))))
+
+
+def pearson(y_true, y_pred):
+    a, b = y_true - ops.mean(y_true), y_pred - ops.mean(y_pred)
+    return 1 - ops.sum(a * b) / ops.sqrt(ops.sum(a * a) * ops.sum(b * b) + 1e-9)
+
+
+def sgd():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+class Averaged(layers.Layer):
+    """Adds a loss of the rows that it gets, a scalar and one with a value for each row."""
+
+    def call(self, x):
+        squares = ops.square(ops.cast(x, "float32"))  # Keras adds up losses of one dtype.
+        self.add_loss(0.1 * ops.mean(squares))
+        self.add_loss(0.001 * ops.sum(squares, axis=-1))
+        return x
+
+
+@pytest.fixture
+def dtype_policy():
+    """Sets a policy, which does not stay behind."""
+    before = keras.config.dtype_policy()
+    yield keras.config.set_dtype_policy
+    keras.config.set_dtype_policy(before)
+
+
+LOSSES = {
+    "alike": (supervised_contrastive, Y, 4),
+    "ranked": (pairwise_ranking, TARGETS, 1),
+    "correlated": (pearson, TARGETS, 1),
+    "classes": ("sparse_categorical_crossentropy", Y, 3),
+}
+
+
+def of_whole_batches(**arguments):
+    inputs = keras.Input((8,))
+    hidden = layers.Dense(16, activation="tanh", kernel_regularizer="l2")(inputs)
+    hidden = Averaged()(hidden)
+    found = {}
+    for name, (loss, _, units) in LOSSES.items():
+        activation = "softmax" if isinstance(loss, str) else None
+        found[name] = layers.Dense(units, activation=activation, dtype="float32", name=name)(hidden)
+    model = keras.Model(inputs, found)
+    losses = {name: loss for name, (loss, _, _) in LOSSES.items()}
+    model.compile(sgd(), losses, metrics={"ranked": [pearson]}, **arguments)
+    return model
+
+
+def in_parts(build, micro_batch_size=8):
+    return lambda: kbatch.accumulate_gradients(build(), micro_batch_size, exact=True)
+
+
+def assert_exact(build, data, *, micro_batch_size=8, **arguments):
+    arguments = {"tolerance": 1e-5, "eager": False} | arguments
+    parts = in_parts(build, micro_batch_size)
+    return assert_equal_training(parts, data, micro_batch_size=None, reference=build, **arguments)
+
+
+TARGETS_OF_ALL = {name: y for name, (_, y, _) in LOSSES.items()}
+WEIGHTS = {name: np.random.default_rng(2).random(94).astype("float32") for name in LOSSES}
+
+
+def test_losses_over_the_whole_batch_beside_one_with_weights_and_added_losses():
+    """Losses and metrics too, of a batch that the micro-batches do not divide."""
+    assert_exact(of_whole_batches, (X, TARGETS_OF_ALL), sample_weight=WEIGHTS)
+
+
+def test_without_a_graph():
+    def build():
+        return of_whole_batches(run_eagerly=True)
+
+    assert_exact(build, (X[:30], {name: y[:30] for name, y in TARGETS_OF_ALL.items()}))
+
+
+def test_under_xla():
+    def build():
+        return of_whole_batches(jit_compile=True)
+
+    whole = trained(of_whole_batches, (X, TARGETS_OF_ALL), micro_batch_size=None)
+    parts = trained(in_parts(build), (X, TARGETS_OF_ALL), micro_batch_size=None)
+    assert_same_training(whole, parts, 1e-5)
+
+
+def test_in_half_precision(dtype_policy):
+    dtype_policy("mixed_float16")
+    model = assert_exact(of_whole_batches, (X, TARGETS_OF_ALL), tolerance=2e-3)
+    assert float(model.optimizer.dynamic_scale) > 1
+
+
+class TwoTowers(keras.Model):
+    """In-batch negatives with a temperature that is learnt, of a loss that counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.towers = [layers.Dense(4) for _ in range(2)]
+        self.temperature = self.add_weight(shape=(), initializer="ones")
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, inputs):
+        return [tower(x) for tower, x in zip(self.towers, inputs, strict=True)]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        a, b = (ops.normalize(one, axis=-1) for one in y_pred)
+        self.calls.assign_add(1.0)
+        scores = ops.matmul(a, ops.transpose(b)) * ops.exp(self.temperature)
+        scores += 0.1 * keras.random.normal((), seed=self.seeds)
+        pairs = ops.arange(ops.shape(scores)[0])
+        return ops.mean(ops.sparse_categorical_crossentropy(pairs, scores, from_logits=True))
+
+
+def test_a_loss_of_the_models_own_on_two_outputs_with_a_weight_and_state_in_it():
+    def build():
+        model = TwoTowers()
+        model.compile(sgd(), "mse")
+        return model
+
+    model = assert_exact(build, ([X, X[:, ::-1].copy()], Y))
+    assert float(model.calls) == 3
+    assert int(np.asarray(model.seeds.state.value)[1]) == 3
+
+
+def test_masks_reach_the_loss_of_the_whole_batch():
+    tokens = np.random.default_rng(3).integers(1, 20, (94, 6))
+    tokens[np.arange(6)[None] >= np.random.default_rng(4).integers(1, 7, (94, 1))] = 0
+
+    def build():
+        inputs = keras.Input((None,), dtype="int32")
+        vectors = layers.Embedding(20, 4, mask_zero=True)(inputs)
+        model = keras.Model(inputs, layers.Dense(1)(layers.GRU(4, return_sequences=True)(vectors)))
+
+        def scaled(y_true, y_pred):
+            return ops.square(y_true - y_pred) / (1e-2 + ops.std(y_pred))
+
+        model.compile(sgd(), scaled)
+        return model
+
+    values = np.random.default_rng(5).normal(size=(94, 6, 1)).astype("float32")
+    assert_exact(build, (tokens, values))
+
+
+class Sampled(layers.Layer):
+    """Draws by Keras, and by its generator for layers that have none."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        x += 0.1 * keras.random.normal(ops.shape(x), seed=self.seeds)
+        return x + 0.1 * keras.random.uniform(ops.shape(x))
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_draws_are_repeated(eager):
+    """The reference is one tape over all micro-batches, each of which draws once."""
+
+    def build():
+        keras.utils.set_random_seed(1)
+        dense = [layers.Dense(16), Sampled(), layers.Dropout(0.5), layers.Dense(4)]
+        model = keras.Sequential([layers.Input((8,)), *dense])
+        model.compile(keras.optimizers.SGD(0.05), supervised_contrastive)
+        built(model, X, Y)
+        model.run_eagerly = eager
+        return model
+
+    model = build()
+    with tf.GradientTape() as tape:
+        outputs = [
+            model(X[start : start + 8][: 30 - start], training=True) for start in (0, 8, 16, 24)
+        ]
+        loss = supervised_contrastive(Y[:30], tf.concat(outputs, axis=0))
+    gradients = tape.gradient(loss, model.trainable_weights)
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
+    state = [np.asarray(one.value) for one in model.variables]
+
+    parts = in_parts(build)()
+    history = parts.fit(X[:30], Y[:30], batch_size=30, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["loss"], [loss], rtol=1e-5)
+    for one, expected in zip(parts.variables, state, strict=True):
+        np.testing.assert_allclose(np.asarray(one.value), expected, atol=1e-6, err_msg=one.path)
+
+
+def test_moving_statistics_advance_once():
+    def build(**arguments):
+        found = [layers.Input((8,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(3)]
+        model = keras.Sequential(found)
+        model.compile(sgd(), "mse")
+        with pytest.warns(UserWarning, match="batch_normalization"):
+            return kbatch.accumulate_gradients(model, 8, **arguments)
+
+    targets = np.random.default_rng(6).normal(size=(94, 3)).astype("float32")
+    plain = trained(build, (X, targets), micro_batch_size=None)
+    exact = trained(lambda: build(exact=True), (X, targets), micro_batch_size=None)
+    for first, second in zip(plain[0].weights, exact[0].weights, strict=True):
+        np.testing.assert_allclose(first, second, atol=2e-6, err_msg=first.path)
+
+
+def test_as_close_to_double_precision_as_the_whole_batch_is(dtype_policy):
+    """At most twice the error of stock float32, for each variable, or its rounding."""
+
+    def build(dtype):
+        dtype_policy(dtype)
+        dense = [layers.Dense(32, activation="gelu"), layers.Dense(8)]
+        model = keras.Sequential([layers.Input((8,)), *dense])
+        model.compile(sgd(), supervised_contrastive)
+        return model
+
+    def whole(model):
+        with tf.GradientTape() as tape:
+            loss = supervised_contrastive(Y, model(X, training=True))
+        return tape.gradient(loss, model.trainable_weights)
+
+    model, reference = build("float32"), build("float64")
+    reference.set_weights(model.get_weights())
+    update = ExactUpdate(model, cut((X, Y, None), 8), True, False)
+    found = [update.accumulate().gradients, whole(model)]
+    for expected, parts, stock in zip(whole(reference), *found, strict=True):
+        errors = [np.linalg.norm(np.float64(one) - expected) for one in (parts, stock)]
+        assert errors[0] <= 2 * max(errors[1], 1.2e-7 * np.linalg.norm(expected))
+
+
+class DrawnElsewhere(layers.Layer):
+    """Draws by TensorFlow or NumPy, which nothing repeats."""
+
+    def __init__(self, by_numpy):
+        super().__init__(name="drawn_elsewhere")
+        self.by_numpy = by_numpy
+
+    def call(self, x):
+        if self.by_numpy:
+            drawn = tf.numpy_function(lambda: np.float32(np.random.rand()), [], tf.float32)
+            return x + tf.ensure_shape(drawn, [])
+        return x + tf.map_fn(lambda row: tf.random.normal([8]), x)
+
+
+@pytest.mark.parametrize(
+    ("by_numpy", "eager", "said"),
+    [(False, False, "random_normal"), (True, False, "differ"), (True, True, "differ")],
+)
+def test_draws_that_cannot_be_repeated_are_refused(by_numpy, eager, said):
+    def build():
+        found = [layers.Input((8,)), DrawnElsewhere(by_numpy), layers.Dense(4)]
+        model = keras.Sequential(found)
+        model.compile(sgd(), supervised_contrastive, run_eagerly=eager)
+        return model
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"twice.*{said}"):
+        in_parts(build)().fit(X[:30], Y[:30], verbose=0)
+
+
+def test_a_copy_accumulates_in_the_same_way():
+    model = in_parts(of_whole_batches)()
+    copied = accumulation_of(model).apply(of_whole_batches())
+    assert accumulation_of(copied) == accumulation_of(model)
+    assert accumulation_of(copied).exact
+
+
+def test_the_noise_scale_is_not_measured():
+    with pytest.raises(ValueError, match="moments_every=8"):
+        kbatch.accumulate_gradients(of_whole_batches(), 8, exact=True, moments_every=8)
+
+
+def test_a_train_step_of_the_models_own_is_refused():
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            return {}
+
+    model = Own([layers.Input((8,)), layers.Dense(1)])
+    model.compile(sgd(), "mse")
+    with pytest.raises(ValueError, match="`compute_loss`"):
+        in_parts(lambda: model)()
