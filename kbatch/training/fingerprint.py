@@ -119,10 +119,12 @@ def own_code(layer: keras.Layer) -> Any:
     Its `call` decides how often a part is applied, by constants, by attributes or by variables
     around it, of which no configuration need tell.
     """
+    seen: set[int] = set()
+    if isinstance(layer, keras.layers.Lambda):  # Its configuration has no variables around it.
+        return _described_value(layer.function, seen)
     kinds = [kind for kind in type(layer).__mro__ if _is_own(kind)]
     if not kinds:
         return None
-    seen: set[int] = set()
     code = [
         (name, _described_value(member, seen))
         for kind in kinds

@@ -201,10 +201,19 @@ def test_how_often_a_layer_is_applied_matters_although_the_weights_are_the_same(
     assert of(build=applied, times=1, how=how) != of(build=applied, times=3, how=how)
 
 
-def test_what_a_function_reads_of_its_module_matters(monkeypatch):
-    before = of(build=applied, times=1, how="global")
+def of_a_lambda():
+    scaled = layers.Lambda(lambda x: TIMES * x)
+    model = keras.Sequential([keras.Input((8,)), scaled, layers.Dense(3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("build", [lambda: applied(1, "global"), of_a_lambda])
+def test_what_a_function_reads_of_its_module_matters(monkeypatch, build):
+    before = of(build=build)
+    assert of(build=build) == before
     monkeypatch.setitem(globals(), "TIMES", 3)
-    assert of(build=applied, times=1, how="global") != before
+    assert of(build=build) != before
 
 
 def test_the_code_of_a_layer_inside_a_graph_matters():
