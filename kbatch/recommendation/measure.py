@@ -260,6 +260,7 @@ class MemoryFound(NamedTuple):
     result: MaxBatchSizeResult | None
     fits: int | None
     reason: str | None
+    notes: tuple[str, ...] = ()  # What a reader must know, as of a GPU that was in use.
 
 
 def measure_memory(task: Task, *, largest: int) -> MemoryFound:
@@ -267,7 +268,7 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
 
     Where it ends before, the base batch size is taken to fit: the user trains at it.
     """
-    window = task.memory_window
+    window, notes = task.memory_window, ()
     try:
         with (
             task.refusals_told(),
@@ -275,6 +276,7 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
                 task.load, memory_limit_bytes=task.memory_limit_bytes, memory_window=window
             ) as probes,
         ):
+            notes = probes.facts.notes
             found = probe_max_batch(
                 _TimeLimitedProbes(probes, task),
                 memory_window=window,
@@ -286,8 +288,9 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
             None,
             max(spent.fits, task.base_batch_size),
             f"its search did not end in its part of `budget_s`; {spent.fits:,} examples fit",
+            notes,
         )
-    return MemoryFound(found, found.max_batch_size, None)
+    return MemoryFound(found, found.max_batch_size, None, notes)
 
 
 class _TimeSpentError(Exception):

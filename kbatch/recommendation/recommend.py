@@ -242,7 +242,11 @@ def _measured(
         unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
         durations_s=ledger.durations_s,
         budget_s=clock.budget_s,
-        notes=(*updates.notes, *(pilot_notes(task, model, pilot) if pilot else ())),
+        notes=(
+            *memory.notes,
+            *updates.notes,
+            *(pilot_notes(task, model, pilot) if pilot else ()),
+        ),
         environment=read_environment(),
         checks=checks,
         fit_times=fit_times,

@@ -94,6 +94,12 @@ def test_a_search_without_time_takes_the_base_size_to_fit():
     assert "did not end in its part of `budget_s`" in short.reason
 
 
+@pytest.mark.parametrize("changed", [{}, {"build": mostly_weights, "budget_s": 1e-6}])
+def test_what_a_reader_of_the_memory_must_know_is_kept_however_its_search_ended(changed):
+    (note,) = measure(limit=2**26, **changed).notes
+    assert "Measured in this process, since the build function" in note
+
+
 def categorical():
     return models.mlp(loss="categorical_crossentropy")
 
