@@ -22,6 +22,7 @@ from kbatch.search.trial_files import readable_trials
 from kbatch.study.decision import decision_text
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 from kbatch.study.trial import Objective, TrialRecord
+from kbatch.throughput.record import TrainingPoint
 from kbatch.throughput.update_timing import StepConfig, TrainingSweep
 from kbatch.timing.rounds import TimingPlan
 from kbatch.training.callbacks import StopAtTarget, TimeBudget
@@ -273,7 +274,7 @@ def sweep_throughput(
             if told is None:
                 raise
             raise InputError(told) from error
-    times_s = {size: statistics.median(seconds) for size, seconds in timed.items()}
+    times_s = {size: statistics.median(point.step_times_s) for size, point in timed.items()}
     missing = tuple(size for size in sizes if size not in times_s)
     if missing and len(timed) < 2:
         raise InputError(
@@ -283,7 +284,7 @@ def sweep_throughput(
         )
     if missing:
         floor_s = max(times_s.values())  # A larger batch is no faster.
-        pairs = [(size, seconds) for size, times in timed.items() for seconds in times]
+        pairs = [(size, time_s) for size, point in timed.items() for time_s in point.step_times_s]
         line = fit_step_time([size for size, _ in pairs], [seconds for _, seconds in pairs])
         times_s |= {size: max(line.step_time_s(size), floor_s) for size in missing}
     return GoodputRecord(
@@ -291,6 +292,7 @@ def sweep_throughput(
         update_times_s=tuple(times_s[size] for size in sizes),
         extrapolated=missing,
         sweep_s=time.perf_counter() - began_s,
+        sm_clocks_mhz=tuple(timed[size].sm_clock_mhz if size in timed else None for size in sizes),
     )
 
 
@@ -302,8 +304,8 @@ def _timed(
     *,
     most: int | None,
     whole_only: bool,
-) -> dict[int, Sequence[float]]:
-    """Return the seconds of an update of each size, in the faster of the ways that were timed.
+) -> dict[int, TrainingPoint]:
+    """Return what was timed of an update of each size, in the faster of the ways that were tried.
 
     `first` is timed in any case. Where the most that fit are known, larger sizes are timed in parts
     of these and, unless parts train otherwise, of the size that is fastest whole.
@@ -333,14 +335,14 @@ def _timed(
             )
             in_parts = list(dict.fromkeys(ways))
             _warm_up(sweep, in_parts)
-        sweep.rounds.run()
+        for _ in sweep.each_round():
+            pass
         points = [sweep.point(way) for way in (*first, *in_parts)]
-    timed: dict[int, Sequence[float]] = {}
-    for point in points:
-        if point.measured:
-            known = timed.get(point.batch_size, point.step_times_s)
-            timed[point.batch_size] = min(known, point.step_times_s, key=statistics.median)
-    return timed
+    slowest_first = sorted(
+        (point for point in points if point.measured),
+        key=lambda point: -statistics.median(point.step_times_s),
+    )
+    return {point.batch_size: point for point in slowest_first}
 
 
 def _setting(batch_size: int, micro_batch_size: int) -> StepConfig:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kbatch.document.numbers import count_range, format_number, join_words, percent, pluralize
-from kbatch.document.section import Note, one_line
+from kbatch.document.section import Note, clocks_text, one_line
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.conditions import budget_text, end_text, spreads
@@ -19,7 +19,8 @@ _LEARNT = ("quality", "updates")
 
 def caveats(study: Study) -> tuple[Note, ...]:
     """List what limits the conclusions from a study with at least one trial."""
-    rules = (_missing, _other_batch, _speed, _budget, _few_executions, _lagging, _noise, _of_trials)
+    rules = (_missing, _other_batch, _small_last_batch, _speed, _budget, _few_executions)
+    rules += (_lagging, _noise, _of_trials)
     return tuple(note for rule in rules for note in rule(study))
 
 
@@ -86,6 +87,33 @@ def _other_batch(study: Study) -> Iterator[Note]:
                 ("batch_size",),
                 [trial],
             )
+
+
+# A last batch below this share of a whole one counts where an epoch has fewer updates than these.
+_SMALL_SHARE, _FEW_UPDATES = 0.1, 20
+
+
+def _small_last_batch(study: Study) -> Iterator[Note]:
+    """Say where the last batch of an epoch has few examples and makes one of few updates."""
+    found: list[tuple[int, TrialRecord]] = []
+    for trial in study.trials:
+        size, epochs = trial.batch_size, trial.executions[-1].epochs
+        examples = epochs[0].examples if epochs else 0
+        few = size < examples < _FEW_UPDATES * size
+        if few and 0 < examples % size < _SMALL_SHARE * size:
+            found.append((examples % size, trial))
+    if found:
+        trials = [trial for _, trial in found]
+        rest, fewest = min(found, key=lambda one: one[0])
+        where = f" at {fewest.batch_size:,}, the fewest" if len(found) > 1 else ""
+        yield _note(
+            "small last batch",
+            f"The last batch of an epoch is small at {_sizes(trials)} ({pluralize(rest, 'example')}"
+            f"{where}): it makes an update as large as any other from a far noisier gradient, and "
+            "an epoch has few updates. Leave the remainder out to compare these sizes.",
+            _LEARNT,
+            trials,
+        )
 
 
 _UNSTABLE_SPREAD = 0.2
@@ -191,6 +219,14 @@ def _speed(study: Study) -> Iterator[Note]:
             f"The GPU clock differed between trials ({apart}), which also affects their samples/s."
             f"{lowered} `nvidia-smi --lock-gpu-clocks` holds one clock for a comparison.",
             _SPEED,
+        )
+    sweep = study.goodput
+    sizes, clocks_mhz = (sweep.batch_sizes, sweep.sm_clocks_mhz) if sweep else ((), ())
+    if apart := clocks_text(zip((f"{b:,}" for b in sizes), clocks_mhz, strict=False)):
+        yield _note(
+            "GPU clocks differ",
+            f"The GPU clock differed while updates were timed before the trials ({apart}), which "
+            "also affects which batch sizes were tried.",
         )
     policies = {trial.dtype_policy for trial in study.trials}
     if policies == {"mixed_float16"} and environment and environment.devices == ("CPU",):

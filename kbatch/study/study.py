@@ -111,6 +111,8 @@ class GoodputRecord:
         extrapolated: Sizes whose seconds are those of the fitted line: they were not timed.
         sweep_s: Seconds that the sweep took.
         decisions: What was decided, in order.
+        sm_clocks_mhz: Median clock of the GPU in the sweep's rounds of each, in MHz, None where it
+            was not told; empty without a GPU that is read.
     """
 
     batch_sizes: tuple[int, ...]
@@ -118,6 +120,7 @@ class GoodputRecord:
     extrapolated: tuple[int, ...]
     sweep_s: float
     decisions: tuple[SizeDecision, ...] = ()
+    sm_clocks_mhz: tuple[float | None, ...] = ()
 
     def __post_init__(self):
         if len(self.batch_sizes) != len(self.update_times_s):

@@ -1,9 +1,12 @@
 """Searches by goodput: real trials, and what decides between them."""
 
+import dataclasses
+import functools
 import json
 import threading
 from pathlib import Path
 
+import fake_nvml
 import keras
 import keras_tuner
 import numpy as np
@@ -11,12 +14,16 @@ import pytest
 import searches
 import small_models as models
 import tensorflow as tf
+from fake_nvml import FakeGpu, FakeNvml
+from records_factory import make_study, make_trial
 
 import kbatch
+from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.errors import InputError
 from kbatch.records.training_run import Budget
 from kbatch.search.goodput_strategy import sweep_throughput
 from kbatch.search.trial_process import capped
+from kbatch.study.caveats import caveats
 from kbatch.study.decision import decision_text
 from kbatch.study.study import read_goodput
 from kbatch.training.callbacks import TimeBudget
@@ -207,6 +214,23 @@ def test_a_sweep_times_every_size_whole_or_in_the_micro_batches_that_are_given(m
     assert (record.batch_sizes, record.extrapolated) == ((8, 16, 32), ())
     assert min(record.update_times_s) > 0
     assert record.sweep_s > sum(record.update_times_s)
+
+
+def test_the_clocks_of_a_sweep_are_in_its_record_and_named_where_they_differ(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml(gpu := FakeGpu(sm_clock_mhz=1700)))
+    here = functools.partial(GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
+    monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", here)
+    record = swept(searches.stock(batch_sizes=(8, 16)), *DATA)
+    assert record.sm_clocks_mhz == (gpu.sm_clock_mhz,) * 2
+
+    def notes(*clocks_mhz):
+        goodput = dataclasses.replace(record, sm_clocks_mhz=clocks_mhz)
+        study = dataclasses.replace(make_study(make_trial(8), make_trial(16)), goodput=goodput)
+        return [c.text for c in caveats(study) if c.label == "GPU clocks differ"]
+
+    assert notes() == notes(1700, None) == notes(1700, 1690) == []
+    (text,) = notes(1700, 1200)
+    assert "from 1,200 MHz at 16 to 1,700 MHz at 8" in text
 
 
 def waiting(seconds):
