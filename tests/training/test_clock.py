@@ -141,6 +141,7 @@ def test_steps_of_known_shapes_are_steady(jit_compile):
         fit(*models.rows(40), epochs=2, verbose=0)
     # Batches of 16, 16 and 8, twice; the first of each shape may compile.
     assert sum(fit.clock.windows[0]) == 16 + (16 + 16 + 8)
+    assert [epoch.updates for epoch in fit.clock.epochs] == [3, 3]
 
 
 def test_metrics_that_other_callbacks_add_are_kept():

@@ -50,6 +50,12 @@ def test_the_counts_go_on_and_the_largest_batch_begins_anew():
     assert meter.read()[:2] == (9, 198)
 
 
+def test_a_step_that_is_traced_counts_as_one_that_waited_for_nothing():
+    for epochs, waits in ((1, False), (2, True)):
+        _, meter = trained(batch_size=94, epochs=epochs)
+        assert (meter.read().wait_s > 0) == waits
+
+
 @pytest.mark.parametrize("micro_batch_size", [pytest.param(None, marks=pytest.mark.slow), 8])
 def test_it_changes_nothing_that_is_learned(micro_batch_size):
     keras.utils.set_random_seed(3)
