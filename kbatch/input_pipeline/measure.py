@@ -39,6 +39,7 @@ from kbatch.input_pipeline.record import (
     SmallerStepRecord,
     StepSpan,
 )
+from kbatch.records.usage import median_known
 from kbatch.timing.rounds import interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.batch_source import BatchSource, batch_source
@@ -264,7 +265,7 @@ def _measured(
     return InputPipelineProfile(
         source=source.kind,
         batch_size=prepared.batch_size,
-        **{n: dataclasses.replace(rates[n], gpu_busy_share=busy.get(n)) for n in blocks},
+        **{name: dataclasses.replace(rates[name], **busy.get(name, {})) for name in blocks},
         smaller_steps=tuple(SmallerStepRecord(rows, rates[str(rows)]) for rows in smaller),
         first_batch_s=tuple(
             b.first_batch_s for b in found["pipeline"] if b.first_batch_s is not None
@@ -308,13 +309,13 @@ def gpu_busy(
     blocks: Mapping[str, Callable[[BlockLength], Block]],
     *,
     monitor: Callable[[], GpuMonitor] = GpuMonitor,
-) -> tuple[dict[str, float], str | None]:
+) -> tuple[dict[str, dict[str, float | None]], str | None]:
     """Run a block of each contender, longer than NVML's sampling window, and read the first GPU.
 
-    Return the share of the time in which some kernel ran, by name of the contender, and why no GPU
-    was read. Without one that can be read no block is run.
+    Return the fields of a `RateRecord` on it, by name of the contender, and why no GPU was read.
+    Without one that can be read no block is run.
     """
-    shares: dict[str, float] = {}
+    found: dict[str, dict[str, float | None]] = {}
     for name, block in blocks.items():
         with monitor() as watch:
             if watch.unavailable is not None:
@@ -326,8 +327,9 @@ def gpu_busy(
         samples = [s for s in watch.gpus[0].samples if s.time_s >= start_s + WINDOW_S]
         busy = [s.utilization for s in samples if s.utilization is not None]
         if busy:
-            shares[name] = fmean(busy)
-    return shares, None
+            clock_mhz = median_known(s.sm_clock_mhz for s in samples if s.utilization)
+            found[name] = {"gpu_busy_share": fmean(busy), "sm_clock_mhz": clock_mhz}
+    return found, None
 
 
 _COST_ROUNDS, _COST_S = 9, 0.02

@@ -33,6 +33,7 @@ class RateRecord:
             processes are not in it. Empty if not measured.
         gpu_busy_share: Share of the time in which some kernel ran on the GPU, from 0 to 1, in a
             block of its own after the rounds; None if not measured.
+        sm_clock_mhz: Median clock of the GPU while it was busy there, in MHz; None if unknown.
     """
 
     examples: tuple[int, ...]
@@ -40,6 +41,7 @@ class RateRecord:
     wait_s: tuple[float, ...] = ()
     cpu_s: tuple[float, ...] = ()
     gpu_busy_share: float | None = None
+    sm_clock_mhz: float | None = None
 
     def __post_init__(self):
         rounds = len(self.durations_s)

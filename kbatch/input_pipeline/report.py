@@ -2,7 +2,7 @@
 
 from kbatch.analysis.intervals import Interval, RoundEstimate
 from kbatch.document.numbers import format_number, in_brackets, interval_text, join_words, percent
-from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
+from kbatch.document.section import Fact, Figure, Note, Section, clocks_text, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.input_pipeline.record import InputPipelineProfile, RateRecord, RemedyRecord
@@ -214,6 +214,8 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
     gpus = [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]
     if gpus:
         lines.append(f"GPU busy: {join_words(gpus)}.")
+    if apart := clocks_text((name, rates[name].sm_clock_mhz) for name in ("step", "together")):
+        lines.append(f"{apart}, which also affects these rates.")
     for cost in profile.costs:
         if (batch_s := cost.batch_s) is not None:
             interval = batch_s.interval

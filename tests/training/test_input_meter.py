@@ -31,6 +31,15 @@ def test_counts_what_was_taken_and_nothing_else():
     assert meter.read()[:3] == (5, 158, 32)
 
 
+def test_the_counts_go_on_and_the_largest_batch_begins_anew():
+    meter, dataset = metered(94, 32)
+    for _ in dataset:
+        pass
+    for _ in meter.attach(tf.data.Dataset.range(10).batch(4)):
+        pass
+    assert meter.read()[:3] == (6, 104, 4)
+
+
 def test_the_batches_stay_as_they_are():
     _, dataset = metered(94, 32)
     assert [len(x) for x in dataset] == [32, 32, 30]
