@@ -93,6 +93,32 @@ def lambda_output_shape(layer: Any) -> Any:
 
 
 @contextlib.contextmanager
+def observed_calls(model: Any, see: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Let `see(layer, values)` see what each layer returns, and hands to a layer that it calls."""
+    layers, calling = layers_of(model), []
+
+    def around(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            if calling:
+                see(calling[-1], (args, kwargs))
+            calling.append(layer)
+            outputs = call(*args, **kwargs)
+            see(calling.pop(), outputs)
+            return outputs
+
+        return observed
+
+    kept = [vars(layer).get("call") for layer in layers]
+    for layer in layers:
+        vars(layer)["call"] = around(layer, layer.call)
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, kept, strict=True):
+            vars(layer).update(call=own) if own else vars(layer).pop("call")
+
+
+@contextlib.contextmanager
 def policy_of_layers(layers: Sequence[Any], policy: str) -> Iterator[None]:
     """Let built layers compute under another dtype policy; their variables stay as they are."""
     kept = [(layer, layer._dtype_policy) for layer in layers]

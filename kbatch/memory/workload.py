@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.training.accumulation import accumulate_gradients
+from kbatch.training.accumulation import Accumulation
 from kbatch.training.clock import InputMeter
 from kbatch.training.data.sample_rows import (
     SampleRows,
@@ -42,7 +42,7 @@ class Workload:
     training: bool = True  # Whether to run train steps, or predictions.
     # Batches below this size are run as micro-batches of an accumulated batch; 0 for never.
     accumulate_below: int = 0
-    moments_every: int = 0  # As in `accumulate_gradients`.
+    moments_every: int = 0  # As in `Accumulation`.
     # Replicas among which a strategy shares each batch; all sizes are those of one of them.
     replicas: int = 1
 
@@ -154,7 +154,7 @@ class Run:
             uninstall_step(self.model)
             if size is not None:
                 # Two micro-batches are an accumulated batch: more of them need no more memory.
-                accumulate_gradients(self.model, size, moments_every=self._workload.moments_every)
+                Accumulation(size, moments_every=self._workload.moments_every).apply(self.model)
             elif self._train_step is not None:
                 self.model.train_step = self._train_step
             self.model.make_train_function(force=True)

@@ -12,7 +12,6 @@ from kbatch.document.numbers import format_number, pluralize
 from kbatch.errors import InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.record import InputPipelineProfile
-from kbatch.library_internals import layers_of
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import Probes, Reading, WorkloadFacts, open_probes
 from kbatch.memory.record import MaxBatchSizeResult
@@ -31,7 +30,7 @@ from kbatch.recommendation.pilot_record import FitTime, PilotRecord, SizeCheck
 from kbatch.throughput.record import TimedRounds
 from kbatch.throughput.update_timing import UpdateTimes, time_updates
 from kbatch.training.accumulation.parts_check import PartsChecks
-from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_part
+from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.model_inputs import REFUSALS, refusal_text
 from kbatch.training.data.sample_rows import DataEnded, SampleRows, Source
@@ -207,17 +206,10 @@ def measure_noise(task: Task) -> PilotRecord:
 
 
 def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str, ...]:
-    """Say what the pilot trains differently than a whole batch would.
-
-    Layers and losses of Keras are known, the user's own are compared on the data.
-    """
+    """Say what the pilot trains differently than a whole batch would."""
     if user_step(model) is not None:
         return (OWN_STEP_NOTE,)
-    layers = layers_of(model)
-    own = any(not type(layer).__module__.startswith("keras.") for layer in layers)
-    if not own and uncut_part(model) is None:
-        return ()
-    difference = task.checks.difference(model, task.source)
+    difference = task.checks.find(model, task.source).note
     size = pilot.micro_batch_size
     return () if difference is None else (f"The pilot trains in parts of {size:,}. {difference}",)
 

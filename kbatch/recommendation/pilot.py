@@ -24,7 +24,7 @@ from kbatch.recommendation.pilot_record import (
 )
 from kbatch.records.training_run import MOMENT_METRICS
 from kbatch.timing.rounds import interleaved
-from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
+from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.data.forms import (
     Batches,
     FitData,
@@ -89,11 +89,9 @@ def run_pilot(
         batches = held_out_batches(data, model, batch_size=batch_size, seed=seed)
         in_epoch = _updates_in_epoch(batches.dataset, batch_size, count=epochs is not None)
         half = batch_size if user_step(model) else max(1, (batch_size + 1) // 2)
-        with warnings.catch_warnings():
+        if user_step(model) is None:
             # What looks at a batch as a whole is measured in parts, and said to be.
-            warnings.simplefilter("ignore")
-            if user_step(model) is None:
-                accumulate_gradients(model, half, moments_every=1)
+            Accumulation(half, moments_every=1).apply(model)
         learning_rate = current_learning_rate(inner_optimizers(model)[0])
         watch = _StretchWatch(
             keep,
@@ -155,9 +153,7 @@ def run_size_check(
         with scaled_model(model, **sizes, rule=plan.rule, follow_batch_size=FOLLOWERS):
             sum_sparse_gradients(model)  # As in the pilot.
             if plan.micro_batch_size < plan.batch_size:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # As in the pilot.
-                    accumulate_gradients(model, plan.micro_batch_size)
+                Accumulation(plan.micro_batch_size).apply(model)
             learning_rate = current_learning_rate(inner_optimizers(model)[0])
             watch = _StretchWatch(
                 end, stretch=plan.stretch, ends_s=ends_s, most_updates=plan.most_updates

@@ -80,6 +80,17 @@ def _coupled_parts(parts: str) -> str:
     )
 
 
+def _parts_differ(found: str, source: str | None = None) -> str:
+    advice: dict[str | None, str] = {
+        "layer": " A micro-batch as large as the batch is exact.",
+        "loss": " Where the loss is divided by something other than its rows, give "
+        "`accumulate_gradients` a `loss_denominator`; where it compares rows, `exact=True`.",
+        "added": " Let the layer add one value for each row, or their mean.",
+    }
+    cut = "Not equal to the whole batch when it is cut into parts"
+    return f"{cut}: {found}.{advice.get(source, '')}"
+
+
 def _most_at_once(size: int, reason: str, search_s: float, probes: int, more: str = "") -> str:
     took = f"found in {search_s:.1f} s" if search_s else "from an earlier search"
     noun = "probe" if probes == 1 else "probes"
@@ -126,7 +137,7 @@ _KINDS = {
     ),
     "parts_differ": _Kind(
         *_CUT,
-        lambda found: f"Not equal to the whole batch when it is cut into parts: {found}.",
+        _parts_differ,
         ("Not equal to the whole batch when it is cut",),
     ),
     "coupled_parts": _Kind(*_CUT, _coupled_parts, ("Not equal to the whole batch",)),

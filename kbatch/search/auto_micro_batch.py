@@ -38,14 +38,13 @@ from kbatch.throughput.choice import MicroBatchChoice, choice_for_smaller, micro
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import TIMING, time_micro_batches
 from kbatch.training.accumulation import (
-    accumulate_gradients,
+    Accumulation,
     accumulation_of,
     measure_moments,
     sum_sparse_gradients,
 )
-from kbatch.training.accumulation.accumulate import check_text, coupled_parts
 from kbatch.training.accumulation.parts_check import PartsChecks
-from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_note, uncut_part
+from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_note, uncut_reason
 from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData
@@ -196,9 +195,8 @@ class TrialMicroBatch:
             self._cut_notes.append(OWN_STEP_NOTE)
             if size == self._rows:
                 return None
-        part = None if size < self._rows else uncut_part(model)
-        if part is not None:
-            return uncut_note(f"{part} may need the whole batch at once")
+        if size == self._rows and (reason := uncut_reason(model)):
+            return uncut_note(reason)
         try:
             source = self.search.data.source(data, model)
         except InputError:
@@ -206,28 +204,23 @@ class TrialMicroBatch:
             return uncut_note("no rows can be taken out of its data")
         with model.distribute_strategy.scope():
             build_on(model, source)
+        check = checks.find(model, source, most=size, directory=directory)
         if size == self._rows:
-            check = checks.find(model, source, most=size, directory=directory)
             if check.equal:
                 measure_moments(model, every=MOMENTS_EVERY)
                 return None
-            why = check_text(check)
-            return uncut_note(f"halves of a batch may not train as the whole does, as {why}")
-        note = checks.difference(model, source, most=size, directory=directory)
-        repaired = None
-        if note is not None and replica_count(model) == 1:
-            check = checks.find(model, source, most=size, directory=directory)
-            repaired = check_text(check) if check.repaired else None
-        exact = self.search.exact is True or (self.search.exact == "auto" and repaired is not None)
+            return uncut_note(f"halves of a batch may not train as the whole does, as {check.text}")
+        repaired = check.repaired and replica_count(model) == 1
+        exact = self.search.exact is True or (self.search.exact == "auto" and repaired)
         known = accumulation_of(model)
         if known is None or (known.micro_batch_size, known.exact) != (size, exact):
             moments_every = 0 if exact else MOMENTS_EVERY
-            accumulate_gradients(model, size, exact=exact, moments_every=moments_every)
-        if exact and (note is None or repaired is not None):
-            return RunNote.of("exact_mode", found=repaired)
-        if note is not None and not coupled_parts(model):  # Of these that has warned.
-            warnings.warn(note, stacklevel=2)
-        return note
+            Accumulation(size, moments_every=moments_every, exact=exact).apply(model)
+        if exact and (check.equal or repaired):
+            return RunNote.of("exact_mode", found=check.text if repaired else None)
+        if check.note is not None:
+            warnings.warn(check.note, stacklevel=2)
+        return check.note
 
 
 class TrainingLeft(NamedTuple):
@@ -311,8 +304,8 @@ class MicroBatchCache:
 
     def trains_whole_only(self, most: int | None = None) -> bool:
         """Return whether speed must not cut a batch: in parts it may train another model."""
-        difference = self.search.checks.difference
-        return difference(self.model, self.source, most=most, directory=self.directory) is not None
+        checks = self.search.checks
+        return not checks.find(self.model, self.source, most=most, directory=self.directory).equal
 
     def _check_cutting(self, most: int) -> None:
         if not self.search.checks.may_cut(self.model, self.source, directory=self.directory):

@@ -25,7 +25,7 @@ from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.search.trial_files import TrialFiles, base_noise_scale, readable_trials, trial_files
 from kbatch.study.loading import SearchIdentity
-from kbatch.training.accumulation import accumulate_gradients, sum_sparse_gradients
+from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.accumulation.whole_batch import check_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel
 from kbatch.training.clock import replica_count
@@ -219,11 +219,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         rows = -(-batch_size // replicas)
         if isinstance(self.micro_batch_size, int) and self.micro_batch_size < rows:
             exact = self.exact is True  # Under "auto" the data decide, which `fit` brings.
-            accumulate_gradients(
-                model,
-                self.micro_batch_size,
-                exact=exact,
-                moments_every=0 if exact else MOMENTS_EVERY,
+            moments_every = 0 if exact else MOMENTS_EVERY
+            Accumulation(self.micro_batch_size, moments_every=moments_every, exact=exact).apply(
+                model
             )
         return model
 

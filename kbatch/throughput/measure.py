@@ -28,6 +28,7 @@ from kbatch.throughput.update_timing import (
     StepConfig,
     TrainingSweep,
 )
+from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.sample_rows import DataEnded
 from kbatch.training.train_step import micro_batch_steps
@@ -132,6 +133,10 @@ def profile_training(
                 outcome="out_of_memory" if out else point.outcome,
                 peak_memory_bytes=record.peak_bytes,
             )
+    notes = [*memory.notes, *([run.note] if run.note else [])]
+    if any(not sizes.config(size).whole for size in points):
+        note = PartsChecks().find(run.model, source).note
+        notes += [str(note)] if note else []
     return TrainingProfile(
         model_name=run.model.name,
         dtype_policy=run.model.dtype_policy.name,
@@ -139,7 +144,7 @@ def profile_training(
         points=tuple(points.values()),
         memory_limit_bytes=memory.limit_bytes or None,
         duration_s=round(time.perf_counter() - began_s, 3),
-        notes=tuple(dict.fromkeys([*memory.notes, *([run.note] if run.note else [])])),
+        notes=tuple(dict.fromkeys(notes)),
         environment=read_environment(),
         gpus=sweep.gpus,
     )

@@ -179,8 +179,8 @@ def time_updates(
         most_s = _BUILDING_SHARE * budget_s if target.jit_compile else math.inf
         notes = _build(sweep, groups(), longest_s=longest_s, most_built_s=most_s)
         if not all(config.whole for config in rounds.warm_ups):
-            difference = checks.difference(model, source, most=largest_whole)
-            notes += [difference] if difference else []
+            note = checks.find(model, source, most=largest_whole).note
+            notes += [note] if note else []
         slow = {c: w.call_s for c, w in rounds.warm_ups.items() if w.call_s > longest_s}
         for config in slow:
             rounds.withdraw(config)

@@ -87,6 +87,8 @@ class TrainStep:
         before, step = vars(model).get("train_step"), installed_step(model)
         # A step that the user bound to the model, not one of its class.
         self.bound: Any = before if step is None else getattr(step, "bound", None)
+        # What `accumulate_gradients` was given holds for each step that takes its place.
+        self.loss_denominator: Any = getattr(step, "loss_denominator", None)
 
     def install(self) -> keras.Model:
         """Let the model train by this step, and return the model."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import compiled_metrics, wrapped_function
-from kbatch.training.accumulation import accumulate_gradients, accumulation_of, varying_micro_batch
+from kbatch.training.accumulation import Accumulation, accumulation_of, varying_micro_batch
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.model import build_ahead, user_step
 from kbatch.training.state import KeptState, kept_state, optimizers_of
@@ -198,10 +197,7 @@ class MicroBatchSteps:
         model, known = self._model, self._accumulating
         if known is not None:
             return known
-        with warnings.catch_warnings():
-            # Those who train with the size are told; those who measure it need not be.
-            warnings.simplefilter("ignore", UserWarning)
-            accumulate_gradients(model, micro_batch_size, moments_every=self._moments_every)
+        Accumulation(micro_batch_size, moments_every=self._moments_every).apply(model)
         if model.jit_compile:
             return _Graph(model.train_step)
         self._accumulating = _Graph(model.train_step, varying_micro_batch(model))

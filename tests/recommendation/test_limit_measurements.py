@@ -92,13 +92,23 @@ def test_a_batch_is_compared_with_its_parts_once():
 class Refusing:
     """Checks that are not to be made."""
 
-    def difference(self, *given, **options):
+    def find(self, *given, **options):
         raise AssertionError("Nothing was to be compared.")
 
 
-def test_what_fits_whole_is_not_compared_nor_layers_that_are_known():
+def test_what_fits_whole_is_not_compared():
     model = models.mlp()
     task = make_task(*models.rows(64), budget_s=2.0, checks=Refusing())
     found = measure_updates(task, model, batch_sizes=(8, 16), fits=16)
     assert [(t.batch_size, t.micro_batch_size) for t in found.timings] == [(8, 8), (16, 16)]
-    assert pilot_notes(task, model, make_pilot()) == ()
+
+
+def test_what_the_pilot_trains_otherwise_is_said_by_how_much():
+    x, _ = models.rows(64)
+    task = make_task(x, x[:, :3], budget_s=2.0)
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.BatchNormalization()])
+    model.add(keras.layers.Dense(3))
+    model.compile("sgd", "mse")
+    (note,) = pilot_notes(task, model, make_pilot())
+    assert "The pilot trains in parts of" in note
+    assert "(BatchNormalization); the loss mse differed by" in note

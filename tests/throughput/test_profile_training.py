@@ -19,6 +19,20 @@ DATA = models.rows(94)
 QUICK = {"measure_memory": False, "time_budget_s": 1.0}
 
 
+def test_a_batch_that_does_not_train_so_in_parts_is_noted():
+    def build():
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.BatchNormalization()])
+        model.add(keras.layers.Dense(3))
+        model.compile("sgd", "mse")
+        return model
+
+    data = (DATA[0], DATA[0][:, :3])
+    quick = QUICK | {"time_budget_s": 0.2}
+    cut = kbatch.profile_training(build, *data, batch_sizes=(4, 8), batch_size=8, **quick)
+    assert "batch_normalization (BatchNormalization); the loss mse differed by" in cut.notes[0]
+    assert kbatch.profile_training(build, *data, batch_sizes=(8,), **quick).notes == ()
+
+
 @pytest.fixture(scope="module")
 def profile():
     """Sizes, data and memory as they are found without being told."""

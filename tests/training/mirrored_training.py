@@ -4,6 +4,7 @@ Logical devices are made before TensorFlow's first use, so this runs in a proces
 """
 
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -21,12 +22,22 @@ def trained(strategy, micro_batch_size, build):
         kbatch.accumulate_gradients(model, micro_batch_size)
     x, y = models.rows(94)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
-    history = model.fit(data, epochs=2, verbose=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = model.fit(data, epochs=2, verbose=0)
     return (
         model.get_weights(),
         history.history,
         int(keras.ops.convert_to_numpy(model.optimizer.iterations)),
+        [text for one in caught if "equal to the whole batch" in (text := str(one.message))],
     )
+
+
+def normalised():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.BatchNormalization()])
+    model.add(keras.layers.Dense(3, activation="softmax"))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
 
 
 def main():
@@ -41,11 +52,17 @@ def main():
             clipped = keras.optimizers.SGD(0.1, clipnorm=0.05)
             return models.mlp(optimizer=clipped if name == "clip" else "adam")
 
-        whole, expected, _ = trained(strategy, None, build)
-        parts, found, updates = trained(strategy, 4, build)
+        whole, expected, _, _ = trained(strategy, None, build)
+        parts, found, updates, warned = trained(strategy, 4, build)
         off = [np.linalg.norm(w - p) / np.linalg.norm(w) for w, p in zip(whole, parts, strict=True)]
         losses = [abs(f / e - 1) for f, e in zip(found["loss"], expected["loss"], strict=True)]
-        results[f"{policy} {name}"] = {"weights": max(off), "loss": max(losses), "updates": updates}
+        results[f"{policy} {name}"] = {
+            "weights": max(off),
+            "loss": max(losses),
+            "updates": updates,
+            "warned": warned,
+        }
+    results["warned of"] = trained(strategy, 4, normalised)[3]
     print(json.dumps(results, default=float))
 
 

@@ -4,14 +4,22 @@ The outputs of one model show a law each: an output has weights of its own, and 
 metric. Keras's step is traced for them: run eagerly, it weighs their losses by rows.
 """
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
-from equal_training import assert_equal_training, sgd_mlp
+from equal_training import assert_equal_training, assert_same_training, sgd_mlp, trained
 
+import kbatch
+from kbatch.training.accumulation import measure_moments, sum_sparse_gradients
 from kbatch.training.accumulation.output_losses import need_counting
+from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.data.forms import FitData
+from kbatch.training.data.sample_rows import sample_of
+from kbatch.training.model import installed_step
 
 layers = keras.layers
 
@@ -331,3 +339,109 @@ def test_a_single_loss_with_weights():
         (X, Y),
         sample_weight=random(94),
     )
+
+
+class TokenLoss(keras.losses.Loss):
+    """A scalar that is divided by a mask of its own, as in named-entity recognition."""
+
+    def call(self, y_true, y_pred):
+        mask = keras.ops.cast(y_true > 0, "float32")
+        values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+        return keras.ops.sum(values * mask) / keras.ops.sum(mask)
+
+
+def token_count(y_true, y_pred):
+    return keras.ops.sum(keras.ops.cast(y_true > 0, "float32"))
+
+
+def own_masks(loss=None, **arguments):
+    """A tagger whose loss has a mask of its own, beside an output with a plain one."""
+    inputs = keras.Input((7,), dtype="int32")
+    vectors = layers.Embedding(20, 8)(inputs)
+    vectors = layers.Dropout(0.0)(vectors)
+    value = layers.Dense(1, name="value")(layers.Flatten()(vectors))
+    model = keras.Model(inputs, {"tags": softmax("tags")(vectors), "value": value})
+    optimizer = arguments.pop("optimizer", None) or sgd()
+    model.compile(optimizer, {"tags": loss or TokenLoss(), "value": "mse"}, **arguments)
+    return model
+
+
+IDS = tokens()
+MASKED = {"tags": np.where(IDS > 0, TAGS % 2 + 1, 0), "value": TARGETS["value"]}
+
+
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_denominator_that_is_given_makes_a_scalar_loss_exact(jit):
+    def cut():
+        model = own_masks(jit_compile=jit)
+        return kbatch.accumulate_gradients(model, 8, loss_denominator={"tags": token_count})
+
+    whole = trained(own_masks, (IDS, MASKED), micro_batch_size=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # The parts add up, as was checked.
+        parts = trained(cut, (IDS, MASKED), micro_batch_size=None)
+    assert_same_training(whole, parts, 1e-6)
+    halved = trained(lambda: measure_moments(cut(), every=1), (IDS, MASKED), micro_batch_size=None)
+    assert_same_training(whole, halved, 1e-6)
+
+
+def test_every_step_that_follows_keeps_the_denominator():
+    model = own_masks(optimizer="adam")
+    kbatch.accumulate_gradients(model, 8, loss_denominator={"tags": token_count})
+    for change in (sum_sparse_gradients, lambda one: kbatch.accumulate_gradients(one, 4)):
+        assert installed_step(change(model)).loss_denominator == {"tags": token_count}
+    source = sample_of(FitData(IDS, MASKED))
+    checks = PartsChecks()
+    assert checks.find(model, source).equal
+    del model.train_step
+    assert not checks.find(model, source).equal
+
+
+def test_a_scalar_loss_that_is_no_mean_over_rows_is_warned_of():
+    some = MASKED | {"tags": np.where(np.arange(7) == 0, 1, MASKED["tags"])}
+    for targets, found in ((some, "differed by"), (MASKED, "is not finite on a part")):
+        model = kbatch.accumulate_gradients(own_masks(run_eagerly=True), 8)
+        with pytest.warns(UserWarning, match=f"the loss tags {found}.*`loss_denominator`"):
+            model.fit(IDS, targets, verbose=0)
+
+
+def test_a_sum_has_no_denominator():
+    def cut():
+        model = models.mlp(optimizer=sgd(1e-3), loss=cross_entropy("sum"))
+        return kbatch.accumulate_gradients(model, 8, loss_denominator=token_count)
+
+    def build():
+        return models.mlp(optimizer=sgd(1e-3), loss=cross_entropy("sum"))
+
+    whole = trained(build, (X, Y), micro_batch_size=None, eager=True)
+    assert_same_training(whole, trained(cut, (X, Y), micro_batch_size=None), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "match"),
+    [
+        (3.0, ValueError, r"must be a function.*Received: loss_denominator=3.0"),
+        ({"tags": "tokens"}, ValueError, "must be a function"),
+        ({"tag": token_count}, ValueError, r"\['tags', 'value'\].*Received: .*\['tag'\]"),
+        ({"tags": lambda y, p: y}, ValueError, r"scalar.*Received: a value of shape"),
+        (
+            {"tags": lambda y, p: -token_count(y, p)},
+            tf.errors.InvalidArgumentError,
+            "must be positive",
+        ),
+    ],
+    ids=["number", "text", "name", "vector", "negative"],
+)
+@pytest.mark.filterwarnings("ignore:Not known to be equal")
+def test_a_denominator_that_cannot_be_used(given, error, match):
+    with pytest.raises(error, match=match):
+        model = kbatch.accumulate_gradients(own_masks(), 8, loss_denominator=given)
+        model.run_eagerly = True
+        model.fit(IDS, MASKED, verbose=0)
+
+
+def test_a_denominator_needs_a_loss_of_compile():
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+    model.compile("sgd")
+    with pytest.raises(ValueError, match=r"given as `loss`.*Received: .*loss=None"):
+        kbatch.accumulate_gradients(model, 8, loss_denominator=token_count)

@@ -53,8 +53,7 @@ def test_penalties_and_statistics_in_half_precision(policy):
         model.compile("sgd", "sparse_categorical_crossentropy")
         return model
 
-    with pytest.warns(UserWarning, match="BatchNormalization"):
-        assert_equal_training(build, (X, Y), micro_batch_size=200, tolerance=4e-3)
+    assert_equal_training(build, (X, Y), micro_batch_size=200, tolerance=4e-3)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)

@@ -10,7 +10,8 @@ from test_gradient_moments import X, Y, reference, still, tokens
 
 import kbatch
 from kbatch.training.accumulation import measure_moments
-from kbatch.training.accumulation.whole_batch import uncut_part
+from kbatch.training.accumulation.parts_check import check_parts
+from kbatch.training.accumulation.whole_batch import uncut_reason
 
 layers = keras.layers
 IDS = np.random.default_rng(3).integers(0, 10, (94, 6))
@@ -18,9 +19,7 @@ IDS = np.random.default_rng(3).integers(0, 10, (94, 6))
 
 def assert_equal_to_stock(build, data, *, tolerance=1e-6, every=2, **fit):
     def measured():
-        model = build()
-        assert uncut_part(model) is None
-        return measure_moments(model, every=every)
+        return measure_moments(build(), every=every)
 
     whole = trained(build, data, micro_batch_size=None, eager=True, **fit)
     halved = trained(measured, data, micro_batch_size=None, **fit)
@@ -160,14 +159,8 @@ def test_the_loss_scale_is_divided_out():
 
 
 class OwnLoss(keras.Sequential):
-    def compute_loss(self, **arguments):
-        return super().compute_loss(**arguments)
-
-
-def normalized():
-    model = keras.Sequential([layers.Input((8,)), layers.BatchNormalization(), layers.Dense(3)])
-    model.compile("sgd", "mse")
-    return model
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)
 
 
 def own_method():
@@ -180,20 +173,23 @@ def own_loss():
     return models.mlp(loss=lambda y, p: keras.losses.sparse_categorical_crossentropy(y, p))
 
 
-@pytest.mark.parametrize(
-    ("build", "part"),
-    [
-        (normalized, "BatchNormalization"),
-        (own_method, "compute_loss"),
-        (own_loss, "lambda"),
-        (lambda: models.mlp(loss="dice"), "dice"),
-    ],
-    ids=["layer", "method", "loss", "coupled loss"],
-)
-def test_what_may_need_the_whole_batch_is_never_cut(build, part):
-    model = measure_moments(build(), every=1)
-    assert "train_step" not in vars(model)
-    assert part in uncut_part(model)
+@pytest.mark.parametrize("build", [own_method, own_loss], ids=["method", "loss"])
+def test_what_is_a_users_own_is_halved_where_halves_add_up(build):
+    data = (X[:62], np.eye(3)[Y[:62]]) if build is own_method else (X[:62], Y[:62])
+    assert check_parts(build(), data).equal
+    assert_equal_to_stock(build, data, batch_size=31, every=1)
+
+
+class OwnMetrics(keras.Sequential):
+    def compute_metrics(self, *args, **kwargs):
+        return super().compute_metrics(*args, **kwargs) | {"own": 1.0}
+
+
+def test_metrics_of_the_models_own_would_be_lost():
+    assert uncut_reason(sgd_mlp()) is None
+    model = OwnMetrics([layers.Input((8,)), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    assert "compute_metrics" in uncut_reason(model)
 
 
 def test_accumulation_takes_the_place_of_halving():

@@ -1,37 +1,46 @@
-"""Gradient accumulation for a compiled model, and what couples the rows of a batch.
+"""Gradient accumulation for a compiled model."""
 
-BatchNormalization normalises by the statistics of the rows it is given, and some losses compare
-the rows of a batch with each other: cut into micro-batches they compute something else, which
-no weighting repairs.
-"""
-
-import dataclasses
-import warnings
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.document.numbers import format_number
 from kbatch.library_internals import layers_of
-from kbatch.records.notes import RunNote
 from kbatch.training.accumulation.exact import ExactTrainStep
+from kbatch.training.accumulation.output_losses import LossDenominators, check_denominators
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
-from kbatch.training.model import check_model, installed_step
+from kbatch.training.model import check_model, installed_step, user_step
 
 
 class Accumulation(NamedTuple):
-    """What `accumulate_gradients` was asked for."""
+    """How a model accumulates: the arguments of `accumulate_gradients`."""
 
     micro_batch_size: int
-    moments_every: int
-    batch_norm_once: bool
+    loss_denominator: LossDenominators = None
+    moments_every: int = 0
+    batch_norm_once: bool = True
     exact: bool = False
 
     def apply(self, model: keras.Model) -> keras.Model:
-        """Make another model accumulate in the same way, and return it."""
-        return accumulate_gradients(model, **self._asdict())
+        """Make a model accumulate in this way, without comparing parts with the whole."""
+        check_model(model)
+        check_size(self.micro_batch_size, "micro_batch_size")
+        check_denominators(self.loss_denominator, model)
+        stateful = [layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)]
+        if stateful:
+            raise ValueError(
+                "A stateful layer keeps one state a row, which micro-batches would mix: build it "
+                f"with `stateful=False`. Received: {stateful[0]} with stateful=True."
+            )
+        kind = ExactTrainStep if self.exact else AccumulatingTrainStep
+        return kind(
+            model,
+            self.micro_batch_size,
+            loss_denominator=self.loss_denominator,
+            moments_every=self.moments_every,
+            batch_norm_once=self.batch_norm_once,
+        ).install()
 
 
 def accumulation_of(model: keras.Model) -> Accumulation | None:
@@ -39,7 +48,13 @@ def accumulation_of(model: keras.Model) -> Accumulation | None:
     step = _step_of(model)
     if step is None:
         return None
-    return Accumulation(step.micro_batch_size, step.moments_every, step.batch_norm_once, step.exact)
+    return Accumulation(
+        step.micro_batch_size,
+        step.loss_denominator,
+        step.moments_every,
+        step.batch_norm_once,
+        step.exact,
+    )
 
 
 def varying_micro_batch(model: keras.Model) -> tf.Variable:
@@ -65,6 +80,7 @@ def accumulate_gradients(
     micro_batch_size: int,
     *,
     exact: bool = False,
+    loss_denominator: LossDenominators = None,
     moments_every: int = 0,
     batch_norm_once: bool = True,
 ) -> keras.Model:
@@ -83,9 +99,13 @@ def accumulate_gradients(
 
     Each output's loss is divided by what Keras divides it by: the values that it returned, valid
     tokens or weights. A scalar from `add_loss`, from a loss function or from a `compute_loss` of
-    your own is taken to be a mean over the rows. Layers that look at other rows, custom losses that
-    compare rows and masks that dropout draws again are not equal to the whole batch; metrics that a
-    `compute_metrics` of your own adds to its result are not reported.
+    your own is taken to be a mean over the rows: where a loss function divides by something else,
+    such as the tokens of a mask of its own, give `loss_denominator`.
+
+    The first `fit` or `train_on_batch` with batches to cut sends up to 32 of their rows through the
+    model, whole and in parts, in float32 and without dropout. It warns where a loss term or the
+    gradient of a variable differs by more than 0.01 %. Other rows, a loss that changes later, and a
+    loop of your own are not checked. What your `compute_metrics` adds is not reported.
 
     A `train_step` of your own runs on each micro-batch; what it hands to its optimizers, weighed by
     rows, is applied at the end. That equals the whole batch where its loss is a mean over rows and
@@ -104,6 +124,9 @@ def accumulate_gradients(
             smaller one, and each example keeps its weight.
         exact: Whether the loss is computed on the whole batch. On one device, and without
             `moments_every`; draws by `tf.random` in a layer are refused, in training.
+        loss_denominator: Function `(y_true, y_pred) -> scalar` of what the loss of these rows is
+            divided by, or a dict of such functions by name of the output; None for the above, or
+            what the model was given before. A loss with `reduction="sum"` has none.
         moments_every: Every how many updates, from the first of an epoch on, to measure the two
             moments behind the gradient noise scale, reported as `gradient_variance` (tr(Sigma))
             and `gradient_squared_norm` (|G|^2), means over the epoch; 0 for never. Every eighth
@@ -117,116 +140,21 @@ def accumulate_gradients(
     Raises:
         TypeError: If `model` is no Keras model or `micro_batch_size` is no integer.
         ValueError: If `micro_batch_size` is not positive, or the model is not compiled, has no
-            trainable weights or an optimizer that already accumulates; or if `exact` meets what it
-            does not go with.
+            trainable weights or an optimizer that already accumulates; if `loss_denominator` is no
+            function, or in training returns no scalar; or if `exact` meets what it does not go
+            with.
+        tf.errors.InvalidArgumentError: In training, if `loss_denominator` is not positive over a
+            batch; XLA leaves this check out.
     """
-    check_model(model)
+    from kbatch.training.accumulation.parts_check import check_at_first_training
+
     size = check_size(micro_batch_size, "micro_batch_size")
-    parts = coupled_parts(model)
-    if exact:
-        parts = tuple(part for part in parts if not part.endswith("(loss)"))
-    if parts:
-        warnings.warn(coupling_note(parts), stacklevel=2)
-    stateful = [layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)]
-    if stateful:
-        raise ValueError(
-            "A stateful layer keeps one state a row, which micro-batches would mix: build it with "
-            f"`stateful=False`. Received: {stateful[0]} with stateful=True."
-        )
-    kind = ExactTrainStep if exact else AccumulatingTrainStep
-    return kind(model, size, moments_every=moments_every, batch_norm_once=batch_norm_once).install()
+    Accumulation(size, loss_denominator, moments_every, batch_norm_once, exact).apply(model)
+    if user_step(model) is None:
+        check_at_first_training(model)
+    return model
 
 
 def _step_of(model: keras.Model) -> AccumulatingTrainStep | None:
     step = installed_step(model)
     return step if isinstance(step, AccumulatingTrainStep) else None
-
-
-# In float32 sums in another order differ by some 1e-6.
-EQUAL_UP_TO = 1e-4
-
-
-@dataclasses.dataclass(frozen=True)
-class PartsCheck:
-    """Whether the parts of a batch add up to the whole: its loss terms and its gradient.
-
-    Attributes:
-        difference: Largest difference of a loss term, over its size; where none of them differs,
-            of a variable's gradient, over its norm. None where it could not be computed.
-        where: The loss term or variable that differs most, None without a difference.
-        reason: Why it could not be computed, else None.
-        rows: Examples of each batch that was compared.
-        exact_difference: As `difference`, where the parts go through in the exact mode; None
-            where parts do not differ without it, or where it could not be computed.
-    """
-
-    difference: float | None
-    where: str | None
-    reason: str | None
-    rows: int
-    exact_difference: float | None = None
-
-    def __post_init__(self):
-        if (self.difference is None) == (self.reason is None):
-            raise ValueError(
-                "A check has a `difference`, or a `reason` why it has none. "
-                f"Received: difference={self.difference}, reason={self.reason!r}."
-            )
-
-    @property
-    def equal(self) -> bool:
-        """Whether parts were seen to train as the whole does."""
-        return self.difference is not None and self.difference <= EQUAL_UP_TO
-
-    @property
-    def repaired(self) -> bool:
-        """Whether parts were seen to train as the whole does in the exact mode alone."""
-        return self.exact_difference is not None and self.exact_difference <= EQUAL_UP_TO
-
-
-_COUPLED_LAYERS = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
-# Losses of Keras that relate the rows of a batch: ratios of sums over all of it, or pairs.
-_COUPLED_LOSSES = (keras.losses.Circle, keras.losses.Dice, keras.losses.Tversky)
-
-
-def coupled_parts(model: keras.Model) -> tuple[str, ...]:
-    """Name the layers and losses of a model that cannot be cut by rows.
-
-    A layer that the model calls with `training=False` is named too, which types do not tell: a
-    functional model calls it in training all the same, one with a `call` of its own does not.
-    """
-    layers = [
-        f"{layer.name} ({type(layer).__name__})"
-        for layer in layers_of(model, include_self=False)
-        if isinstance(layer, _COUPLED_LAYERS) and layer.trainable
-    ]
-    kinds = {kind.__name__.lower() for kind in _COUPLED_LOSSES}
-    losses = set()
-    for loss in keras.tree.flatten(model.loss):
-        name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
-        if isinstance(loss, _COUPLED_LOSSES):
-            losses.add(type(loss).__name__)
-        elif name.lower() in kinds:
-            losses.add(name)
-    return (*layers, *(f"{name} (loss)" for name in sorted(losses)))
-
-
-def coupling_note(parts: tuple[str, ...]) -> RunNote:
-    """Describe in a sentence what the coupled parts mean for the result."""
-    normalized = any(part.endswith("(BatchNormalization)") for part in parts)
-    code = "batch_normalization_in_parts" if normalized else "coupled_parts"
-    return RunNote.of(code, parts=", ".join(parts))
-
-
-def check_note(check: PartsCheck) -> RunNote:
-    """Say in a sentence what a check that did not pass means for a batch that is cut."""
-    code = "parts_not_compared" if check.difference is None else "parts_differ"
-    return RunNote.of(code, found=check_text(check))
-
-
-def check_text(check: PartsCheck) -> str:
-    """Say what a check that did not pass found."""
-    if check.difference is None:
-        return f"no comparison with parts of it could be made ({check.reason})"
-    percent = format_number(100 * check.difference, 2)
-    return f"{check.where} differed by {percent} % in a comparison on {check.rows} examples"

@@ -25,6 +25,7 @@ from kbatch.library_internals import (
 )
 from kbatch.training.accumulation import gradient_sum
 from kbatch.training.accumulation.gradient_sum import MicroBatches
+from kbatch.training.accumulation.output_losses import LossDenominators
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep, Sums, Update
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.model import user_step
@@ -207,7 +208,20 @@ class ExactTrainStep(AccumulatingTrainStep):
 
     exact = True
 
-    def __init__(self, model: keras.Model, size: int, *, moments_every: int, batch_norm_once: bool):
+    def __init__(
+        self,
+        model: keras.Model,
+        size: int,
+        *,
+        loss_denominator: LossDenominators,
+        moments_every: int,
+        batch_norm_once: bool,
+    ):
+        if loss_denominator is not None:
+            raise ValueError(
+                "The exact mode takes the loss of the whole batch as it is: leave out "
+                "`loss_denominator` or `exact`. Received: exact=True with a `loss_denominator`."
+            )
         if moments_every:
             raise ValueError(
                 "The noise scale takes a gradient of each micro-batch by itself, which a loss over "
@@ -227,7 +241,9 @@ class ExactTrainStep(AccumulatingTrainStep):
                 "your own does not show: move its loss into `compute_loss`, or leave out `exact`. "
                 f"Received: exact=True, a {type(model).__name__}."
             )
-        super().__init__(model, size, moments_every=0, batch_norm_once=batch_norm_once)
+        super().__init__(
+            model, size, loss_denominator=None, moments_every=0, batch_norm_once=batch_norm_once
+        )
 
     def _new_update(self, batch: MicroBatches, measured: tf.Tensor | bool) -> ExactUpdate:
         return ExactUpdate(self.model, batch, self.batch_norm_once, measured)

@@ -11,7 +11,7 @@ before the loss is scaled, so that the float16 backward pass sees the values of 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -29,6 +29,10 @@ from kbatch.library_internals import (
     routed_losses,
     squeeze_or_expand_to_same_rank,
 )
+from kbatch.training.model import installed_step
+
+# From (y_true, y_pred) of some rows to what their loss is divided by, or one by name of an output.
+LossDenominators = Callable[[Any, Any], Any] | dict[str, Callable[[Any, Any], Any]] | None
 
 
 def output_count(model: keras.Model) -> int:
@@ -50,12 +54,18 @@ def part_of_batch_loss(
     parts: dict[int, tf.Tensor] = {}
 
     def weigh(index: int, loss: Any, *call: Any) -> tf.Tensor:
-        value = tf.reduce_sum(loss(*call))  # Keras leaves an empty one as it is.
-        share = _share(loss, call, rows_share, totals[index] if totals else None)
-        parts[index] = value * tf.cast(share, value.dtype)
+        total = totals[index] if totals else None
+        given = _given_denominator(model, index)
+        share = _share(loss, call, given, rows_share=rows_share, total=total)
+
+        value = functools.partial(loss, *call)
+        if given is not None:  # A part without any token divides 0 by 0.
+            value = functools.partial(tf.cond, share > 0, value, lambda: tf.zeros([], loss.dtype))
+        found = tf.reduce_sum(value())  # Keras leaves an empty one as it is.
+        parts[index] = found * tf.cast(share, found.dtype)
         # Terms of a loss of the user's own are taken to be means over rows, and weighed by them
         # together; those of `compile` are known better.
-        return parts[index] / tf.cast(rows_share, value.dtype) if own else parts[index]
+        return parts[index] / tf.cast(rows_share, found.dtype) if own else parts[index]
 
     with routed_losses(compile_loss, weigh):
         if own:
@@ -78,7 +88,8 @@ def denominators(model: keras.Model, forward: tuple[Any, Any, Any]) -> tuple[tf.
     found: dict[int, tf.Tensor] = {}
 
     def count(index: int, loss: Any, *call: Any) -> tf.Tensor:
-        counted = None if loss.reduction == "sum" else _denominator(loss, *call)
+        given = _given_denominator(model, index)
+        counted = None if loss.reduction == "sum" else _denominator(loss, call, given)
         found[index] = tf.zeros([]) if counted is None else counted
         return tf.zeros([])
 
@@ -92,12 +103,13 @@ def need_counting(model: keras.Model) -> bool:
     """Return whether a loss is divided by something other than the rows.
 
     That is so for masks, whether from a layer or from a loss that ignores a class, for a
-    loss of the user's own, which may return fewer values than rows, and for
-    `reduction="mean_with_sample_weight"`.
+    loss of the user's own, which may return fewer values than rows, for
+    `reduction="mean_with_sample_weight"`, and where a denominator is given.
     """
     losses = [entry.loss for entry in output_losses_of(model)]
     return bool(losses) and (
-        any(_makes_mask(layer) for layer in layers_of(model))
+        any(_given_denominator(model, index) for index in range(len(losses)))
+        or any(_makes_mask(layer) for layer in layers_of(model))
         or any(
             loss.reduction == "mean_with_sample_weight"
             or loss_arguments(loss).get("ignore_class") is not None
@@ -107,13 +119,44 @@ def need_counting(model: keras.Model) -> bool:
     )
 
 
+def check_denominators(given: LossDenominators, model: keras.Model) -> None:
+    """Check the argument `loss_denominator`."""
+    functions = list(given.values()) if isinstance(given, dict) else [given]
+    usable = model.loss is not None and functions and all(map(callable, functions))
+    if given is not None and not usable:
+        raise ValueError(
+            "`loss_denominator` must be a function `(y_true, y_pred) -> scalar`, or a dict of such "
+            "functions by name of the output, for what `compile` was given as `loss`. Received: "
+            f"loss_denominator={given!r}, loss={model.loss!r}."
+        )
+
+
+def _given_denominator(model: keras.Model, index: int) -> Callable[[Any, Any], Any] | None:
+    """Return the function that the step of a model was given for one of its outputs."""
+    given = getattr(installed_step(model), "loss_denominator", None)
+    if not isinstance(given, dict):
+        return given
+    names = [entry.name or entry.loss.name for entry in output_losses_of(model)]
+    if unknown := given.keys() - set(names):
+        raise ValueError(
+            f"`loss_denominator` names outputs that have a loss, which are {names}. "
+            f"Received: loss_denominator with the names {sorted(unknown)}."
+        )
+    return given.get(names[index])
+
+
 def _share(
-    loss: Any, call: tuple[Any, ...], rows_share: tf.Tensor, total: tf.Tensor | None
+    loss: Any,
+    call: tuple[Any, ...],
+    given: Callable[[Any, Any], Any] | None,
+    *,
+    rows_share: tf.Tensor,
+    total: tf.Tensor | None,
 ) -> tf.Tensor:
     """Return D_k / D of one output."""
     if loss.reduction == "sum":
         return tf.ones([])
-    counted = _denominator(loss, *call)
+    counted = _denominator(loss, call, given)
     if counted is None:
         return rows_share
     if total is None:
@@ -121,7 +164,12 @@ def _share(
             "The predictions carry a mask that no layer is known to make: give the layer that sets "
             f"it a `compute_mask` method. Received: loss={loss.name!r} with a mask."
         )
-    return tf.math.divide_no_nan(counted, total)
+    if given is None:
+        return tf.math.divide_no_nan(counted, total)
+    message = "`loss_denominator` must be positive over a batch."
+    check = tf.debugging.assert_positive(total, message)
+    with tf.control_dependencies([] if check is None else [check]):
+        return counted / total
 
 
 def penalties(
@@ -147,9 +195,18 @@ def has_own_loss(model: keras.Model) -> bool:
 
 
 def _denominator(
-    loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+    loss: Any, call: tuple[Any, ...], given: Callable[[Any, Any], Any] | None
 ) -> tf.Tensor | None:
     """Count the denominator of one output, None where it is the number of rows."""
+    y_true, y_pred, sample_weight = (*call, None)[:3]
+    if given is not None:
+        counted: Any = tf.cast(given(y_true, y_pred), tf.float32)
+        if counted.shape.rank != 0:
+            raise ValueError(
+                "`loss_denominator` must return a scalar, what the loss of the rows it is given is "
+                f"divided by: sum over them. Received: a value of shape {counted.shape}."
+            )
+        return counted
     if type(loss).__call__ is not keras.losses.Loss.__call__:
         return None  # A loss that is not made of values a row and a reduction.
 

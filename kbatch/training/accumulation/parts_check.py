@@ -6,10 +6,13 @@ comes out is compared: with the weights as they are, and where they moved to.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import inspect
 import itertools
+import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.environment import read_environment
+from kbatch.document.numbers import format_number
 from kbatch.library_internals import (
     added_by,
     build_symbolically,
@@ -26,6 +30,7 @@ from kbatch.library_internals import (
     compute_loss,
     forward,
     layers_of,
+    observed_calls,
     output_losses_of,
     policy_of_layers,
     replaced_applies,
@@ -35,23 +40,18 @@ from kbatch.library_internals import (
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.training.accumulation import output_losses
-from kbatch.training.accumulation.accumulate import (
-    EQUAL_UP_TO,
-    PartsCheck,
-    check_note,
-    coupled_parts,
-    coupling_note,
-)
 from kbatch.training.accumulation.exact import ExactUpdate
 from kbatch.training.accumulation.gradient_sum import cut
 from kbatch.training.accumulation.train_step import Collected, accumulate_step
 from kbatch.training.clock import replica_count
-from kbatch.training.data.forms import each_part, parts_of
-from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes
-from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import user_step
+from kbatch.training.data.forms import FitData, each_part, is_dataset, parts_of
+from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes, sample_of
+from kbatch.training.fingerprint import function_code, model_fingerprint
+from kbatch.training.model import installed_step, user_step
 from kbatch.training.state import KeptState, kept_state
 
+# In float32 sums in another order differ by some 1e-6.
+EQUAL_UP_TO = 1e-4
 _MOVES = 3
 # Of the norm of a variable: far enough that what was zero at first counts.
 _MOVE = 0.03
@@ -60,6 +60,69 @@ _SMALLEST_SHARE = 0.01
 # A GPU adds up in an order of its own each time: two runs of the whole differ by some 1e-6, and
 # what differs by less than a tenth of what counts as equal leaves the comparison its meaning.
 _STILL_UP_TO = EQUAL_UP_TO / 10
+
+
+@dataclasses.dataclass(frozen=True)
+class PartsCheck:
+    """Whether the parts of a batch add up to the whole: its loss terms and its gradient.
+
+    Attributes:
+        difference: Largest difference of a loss term, over its size; where none of them differs,
+            of a variable's gradient, over its norm. None where it could not be computed.
+        where: The loss term or variable that differs most, None without a difference.
+        reason: Why it could not be computed, else None.
+        rows: Examples of each batch that was compared.
+        source: What differs first: a "layer", the "loss" of an output, an "added" loss, or None.
+        layer: The first layer whose values depend on other rows, with its class.
+        exact_difference: As `difference`, where the parts go through in the exact mode; None
+            where parts do not differ without it, or where it could not be computed.
+    """
+
+    difference: float | None
+    where: str | None
+    reason: str | None
+    rows: int
+    source: str | None = None
+    layer: str | None = None
+    exact_difference: float | None = None
+
+    def __post_init__(self):
+        if (self.difference is None) == (self.reason is None):
+            raise ValueError(
+                "A check has a `difference`, or a `reason` why it has none. "
+                f"Received: difference={self.difference}, reason={self.reason!r}."
+            )
+
+    @property
+    def equal(self) -> bool:
+        """Whether parts were seen to train as the whole does."""
+        return self.difference is not None and self.difference <= EQUAL_UP_TO
+
+    @property
+    def repaired(self) -> bool:
+        """Whether parts were seen to train as the whole does in the exact mode alone."""
+        return self.exact_difference is not None and self.exact_difference <= EQUAL_UP_TO
+
+    @property
+    def text(self) -> str:
+        """What was found, in a clause."""
+        if self.difference is None:
+            return f"no comparison with parts of it could be made ({self.reason})"
+        percent = format_number(100 * self.difference, 2)
+        text = f"{self.where} differed by {percent} % in a comparison on {self.rows} examples"
+        return text + (f"; {self.layer} depends on other rows" if self.layer else "")
+
+    @property
+    def note(self) -> RunNote | None:
+        """What it means for a batch that is cut, None where parts train as the whole does."""
+        if self.equal:
+            return None
+        if self.difference is None:
+            return RunNote.of("parts_not_compared", found=self.text)
+        if self.layer is not None and self.layer.endswith("(BatchNormalization)"):
+            found = dataclasses.replace(self, layer=None).text
+            return RunNote.of("batch_normalization_in_parts", parts=f"{self.layer}; {found}")
+        return RunNote.of("parts_differ", found=self.text, source=self.source)
 
 
 def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
@@ -73,13 +136,21 @@ def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
     count = len(parts_of(batches[0])[0])
     if count < 2:
         return PartsCheck(None, None, "a batch of one example has no parts", count)
+    if own and replica_count(model) > 1:
+        return PartsCheck(None, None, "a `train_step` of its own on several replicas", count)
     compile_loss = compile_loss_of(model)
     try:
         if not own and not (model.built and (compile_loss is None or compile_loss.built)):
-            build_symbolically(model, each_part(tf.convert_to_tensor, batches[0]))
+            with model.distribute_strategy.scope():
+                build_symbolically(model, each_part(tf.convert_to_tensor, batches[0]))
         # Rounding to half precision hides what is compared.
         halves = [layer for layer in layers_of(model) if "16" in (layer.compute_dtype or "")]
-        with kept_state(model), policy_of_layers(halves, "float32"), _exact_products():
+        with (
+            model.distribute_strategy.scope(),
+            kept_state(model),
+            policy_of_layers(halves, "float32"),
+            _exact_and_eager(),
+        ):
             return _compared(model, batches, count)
     # Whatever a model raises here, training may raise as well, and says more.
     except Exception as error:
@@ -106,20 +177,26 @@ def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCh
     again, _ = _largest_difference(first, passes.whole(batches[0]))
     if not again <= _STILL_UP_TO:
         return PartsCheck(None, None, "its randomness cannot be held still", count)
-    found = [_largest_difference(first, passes.parts(batches[0]))]
-    found += [_largest_difference(passes.whole(one), passes.parts(one)) for one in batches[1:]]
+    differences = [_largest_of(passes, batches)]
     for _ in range(_MOVES):
         passes.move(first)
         first = passes.whole(batches[0])
     if first.is_finite():
-        found += [_largest_difference(passes.whole(one), passes.parts(one)) for one in batches]
-    difference, where = max(found)
+        differences.append(_largest_of(passes, batches))
+    # At first predictions may be alike for all rows, so that only gradients differ.
+    of_terms = [one for one in differences if one[0] > EQUAL_UP_TO and one[1] in passes.sources]
+    difference, where = max(of_terms or differences)
     if not np.isfinite(difference):
-        return PartsCheck(None, None, f"{where} is not finite on a part", count)
-    exact = None
-    if difference > EQUAL_UP_TO and isinstance(passes, _Passes):
-        exact = _exact_difference(passes, batches)
-    return PartsCheck(difference, where, None, count, exact)
+        reason = f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
+        return PartsCheck(None, None, reason, count)
+    if difference <= EQUAL_UP_TO:
+        return PartsCheck(difference, where, None, count)
+    if not isinstance(passes, _Passes):
+        return PartsCheck(difference, where, None, count)
+    layer = passes.first_layer_apart(batches[0])
+    source = "layer" if layer else passes.sources.get(where)
+    exact = _exact_difference(passes, batches)
+    return PartsCheck(difference, where, None, count, source, layer, exact)
 
 
 def _exact_difference(passes: "_Passes", batches: Sequence[Any]) -> float | None:
@@ -145,17 +222,15 @@ class _Passes:
         trained = {id(variable) for variable in model.trainable_variables}
         self._state = [one for one in model.variables if id(one) not in trained]
         self._counts = output_losses.need_counting(model)
-        self._names: list[str] = []
         self._rows = len(parts_of(batch)[0])
         self._exact: Callable[..., Any] | None = None
-        self._specs = specs = [
-            tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype))
-            for leaf in parts_of(batch)
-        ]
+        self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
+        shapes = [(tf.as_dtype(leaf.dtype), (None, *leaf.shape[1:])) for leaf in parts_of(batch)]
+        self._specs = specs = [tf.TensorSpec(shape, dtype) for dtype, shape in shapes]
         share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
-        self._whole = self._traced(self._whole_pass, specs)
-        self._count = self._traced(self._counting_pass, specs)
-        self._part = self._traced(self._part_pass, specs, share, totals)
+        self._whole = _traced(model, self._whole_pass, specs)
+        self._count = _traced(model, self._counting_pass, specs) if self._counts else None
+        self._part = _traced(model, self._part_pass, specs, share, totals)
 
     def whole(self, batch: Any) -> _Pass:
         """Send a batch through as Keras's own train step does."""
@@ -164,31 +239,50 @@ class _Passes:
 
     def parts(self, batch: Any) -> _Pass:
         """Send a batch through in three parts, and add them up."""
-        leaves = parts_of(batch)
-        rows = len(leaves[0])
-        cuts = sorted({0, max(1, rows // 8), max(1, rows // 3), rows})
-        parts = [[leaf[a:b] for leaf in leaves] for a, b in itertools.pairwise(cuts)]
+        parts, rows = _parts(batch), len(parts_of(batch)[0])
         totals = tf.zeros([0])
-        if self._counts:
+        if self._count is not None:
             with self._kept_statistics():
                 totals = tf.add_n([self._count(part) for part in parts])
-        loss, terms = 0.0, 0.0
+        terms = 0.0
         gradients: list[Any] = [0.0] * len(self._model.trainable_variables)
         with self._kept_statistics():
             for part in parts:
                 share = tf.constant(len(part[0]) / rows, tf.float32)
-                one, its_terms, its_gradients = self._part(part, share, totals)
-                loss, terms = loss + _wide(one), terms + _wide(its_terms)
+                its_terms, its_gradients = self._part(part, share, totals)
+                terms = terms + _wide(its_terms)
                 gradients = [a + _wide(b) for a, b in zip(gradients, its_gradients, strict=True)]
-        return self._pass(loss, terms, gradients)
+        return self._pass(terms, gradients)
+
+    def first_layer_apart(self, batch: Any) -> str | None:
+        """Name the first layer whose values differ in parts, None where none does."""
+        seen: list[list[tuple[Any, list[Any]]]] = []
+
+        def see(layer: Any, values: Any) -> None:
+            tensors = [one for one in parts_of(values) if isinstance(one, tf.Tensor)]
+            seen[-1].append((layer, [_wide(one) for one in tensors if one.dtype.is_floating]))
+
+        for pieces in ([parts_of(batch)], _parts(batch)):
+            with self._kept_statistics(), observed_calls(self._model, see):
+                for leaves in pieces:
+                    seen.append([])
+                    with _still_draws():
+                        forward(self._model, self._nested(leaves)[0], training=True)
+        whole, *parts = seen
+        for (layer, values), *others in zip(whole, *parts, strict=False):
+            for value, *pieces in zip(values, *(found for _, found in others), strict=False):
+                joined = np.concatenate(pieces) if value.ndim else value
+                distance = joined.shape == value.shape and np.linalg.norm(joined - value)
+                if distance > _STILL_UP_TO * np.linalg.norm(value):
+                    return f"{layer.name} ({type(layer).__name__})"
+        return None
 
     def exact(self, batch: Any) -> _Pass:
         """Send a batch through in three parts, by the loss of the whole."""
         if self._exact is None:
             self._exact = _traced(self._model, self._exact_pass, self._specs)
         with self._kept_statistics():
-            loss, gradients = self._exact(parts_of(batch))
-        return self._pass(loss, [], gradients)
+            return self._pass(*self._exact(parts_of(batch)))
 
     def move(self, found: _Pass) -> None:
         """Move the weights down the gradient, each by a share of its norm."""
@@ -199,12 +293,11 @@ class _Passes:
             length = _MOVE * max(np.linalg.norm(value), 1.0)
             variable.assign(value - length * gradient / max(np.linalg.norm(gradient), 1e-30))
 
-    def _pass(self, loss: Any, terms: Any, gradients: Sequence[Any]) -> _Pass:
-        values = [loss, *np.atleast_1d(_wide(terms))]
+    def _pass(self, terms: Any, gradients: Sequence[Any]) -> _Pass:
         names = _numbered([f"the gradient of {v.path}" for v in self._model.trainable_variables])
         return _Pass(
-            # The exact mode has no terms.
-            dict(zip(("the loss", *self._names), map(float, values), strict=False)),
+            # The exact mode has no terms but the loss.
+            dict(zip(self.sources, map(float, _wide(terms)), strict=False)),
             dict(zip(names, map(_wide, gradients), strict=True)),
         )
 
@@ -215,52 +308,47 @@ class _Passes:
         for variable, value in zip(self._state, kept, strict=True):
             variable.assign(value)
 
-    def _traced(self, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
-        return _traced(self._model, _with_still_draws(function), *signature)
-
-    def _whole_pass(self, leaves: list[tf.Tensor]) -> Any:
+    def _whole_pass(self, leaves: list[Any]) -> Any:
         x, y, sample_weight = self._nested(leaves)
-        with tf.GradientTape() as tape:
+        with _still_draws(), tf.GradientTape() as tape:
             y_pred = forward(self._model, x, training=True)
             added = list(self._model.losses)
             loss = compute_loss(self._model, x, y, y_pred, sample_weight)
         gradients = self._gradients(tape, loss)
-        totals = self._totals(y, y_pred, sample_weight)
+        totals: tuple[tf.Tensor, ...] = ()
+        if self._counts:
+            totals = output_losses.denominators(self._model, (y, y_pred, sample_weight))
         _, terms = self._terms((x, y, y_pred, sample_weight), tf.ones([]), totals, added)
-        self._names = self._term_names()
-        return loss, terms, gradients
+        self.sources = self._named_terms()
+        return tf.stack([tf.cast(loss, tf.float32), *terms]), gradients
 
-    def _counting_pass(self, leaves: list[tf.Tensor]) -> tf.Tensor:
-        if not self._counts:
-            return tf.zeros([0])
+    def _counting_pass(self, leaves: list[Any]) -> tf.Tensor:
         x, y, sample_weight = self._nested(leaves)
-        return tf.stack(self._totals(y, forward(self._model, x, training=True), sample_weight))
+        with _still_draws():
+            y_pred = forward(self._model, x, training=True)
+            return tf.stack(output_losses.denominators(self._model, (y, y_pred, sample_weight)))
 
-    def _part_pass(self, leaves: list[tf.Tensor], rows_share: tf.Tensor, totals: tf.Tensor) -> Any:
+    def _part_pass(self, leaves: list[Any], rows_share: tf.Tensor, totals: tf.Tensor) -> Any:
         x, y, sample_weight = self._nested(leaves)
         outputs = output_losses.output_count(self._model) if self._counts else 0
-        with tf.GradientTape() as tape:
+        known = [totals[i] for i in range(outputs)]
+        with _still_draws(), tf.GradientTape() as tape:
             y_pred = forward(self._model, x, training=True)
             added = list(self._model.losses)
-            known = [totals[i] for i in range(outputs)]
             loss, terms = self._terms((x, y, y_pred, sample_weight), rows_share, known, added)
-        return loss, terms, self._gradients(tape, loss)
+        return tf.stack([tf.cast(loss, tf.float32), *terms]), self._gradients(tape, loss)
 
-    def _exact_pass(self, leaves: list[tf.Tensor]) -> Any:
+    def _exact_pass(self, leaves: list[Any]) -> Any:
         batch = cut(self._nested(leaves), max(1, self._rows // 3))
         update = _StillExactUpdate(self._model, batch, batch_norm_once=False, measured=False)
         sums = update.accumulate()
         scale = self._model.optimizer.scale_loss(tf.ones([]))
-        return sums.loss, [gradient / tf.cast(scale, gradient.dtype) for gradient in sums.gradients]
-
-    def _totals(self, y: Any, y_pred: Any, sample_weight: Any) -> tuple[tf.Tensor, ...]:
-        if not self._counts:
-            return ()
-        return output_losses.denominators(self._model, (y, y_pred, sample_weight))
+        gradients = [gradient / tf.cast(scale, gradient.dtype) for gradient in sums.gradients]
+        return tf.stack([tf.cast(sums.loss, tf.float32)]), gradients
 
     def _terms(
         self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return what rows add to the loss of a batch, and to each of its terms."""
         model = self._model
         loss, outputs = output_losses.part_of_batch_loss(
@@ -269,32 +357,43 @@ class _Passes:
         # How a `compute_loss` of the user's own takes what layers add, only its result tells.
         own = output_losses.has_own_loss(model)
         penalties = [] if own else output_losses.penalties(model, added, rows_share)
-        terms = [tf.cast(one, tf.float32) for one in (*outputs, *penalties)]
-        return loss, tf.stack(terms or [0.0])
+        return loss, [tf.cast(one, tf.float32) for one in (*outputs, *penalties)]
 
-    def _term_names(self) -> list[str]:
-        names = [f"the loss {one.name or one.loss.name}" for one in output_losses_of(self._model)]
+    def _named_terms(self) -> dict[str, str]:
+        found = output_losses_of(self._model)
+        named = [one.loss.name if len(found) == 1 else one.name or one.loss.name for one in found]
+        losses, added = ["the loss", *(f"the loss {name}" for name in named)], []
         if not output_losses.has_own_loss(self._model):
-            adding = [
+            added = [
                 f"the loss that {layer.name} ({type(layer).__name__}) adds"
                 for layer in layers_of(self._model)
                 for _ in added_by(layer)
             ]
-            penalties = len(self._model.losses) - len(adding)
-            names += [*adding, *(["a penalty on weights"] * penalties)]
-        return _numbered(names or ["nothing"])
+            added += ["a penalty on weights"] * (len(self._model.losses) - len(added))
+        names = _numbered([*losses, *added])
+        return {name: "loss" if i < len(losses) else "added" for i, name in enumerate(names)}
 
     def _gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:
         variables = self._model.trainable_weights
-        found = tape.gradient(loss, variables)
+        # Outside of the replicas a variable of a strategy is read from its first device.
+        copies_of = self._model.distribute_strategy.experimental_local_results
+        found = tape.gradient(loss, [copies_of(variable.value)[0] for variable in variables])
         return [
             tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
             for variable, one in zip(variables, found, strict=True)
         ]
 
-    def _nested(self, leaves: list[tf.Tensor]) -> Any:
+    def _nested(self, leaves: list[Any]) -> Any:
         rest = iter(leaves)
-        return each_part(lambda _: next(rest), self._structure)
+        return each_part(lambda _: tf.convert_to_tensor(next(rest)), self._structure)
+
+
+def _parts(batch: Any) -> list[list[Any]]:
+    """Cut a batch into three parts of unequal size."""
+    leaves = parts_of(batch)
+    rows = len(leaves[0])
+    cuts = sorted({0, max(1, rows // 8), max(1, rows // 3), rows})
+    return [[leaf[a:b] for leaf in leaves] for a, b in itertools.pairwise(cuts)]
 
 
 class _OwnPasses:
@@ -306,8 +405,14 @@ class _OwnPasses:
     def __init__(self, model: Any, batch: Any):
         self._model, self._state = model, KeptState(model)
         self._weights = [one for one in model.weights if "float" in one.dtype]
-        step: Any = user_step(model)
-        step, size = _with_still_draws(step), max(1, len(parts_of(batch)[0]) // 3)
+        self.sources: dict[str, str] = {}  # Of its loss nothing is known.
+        own: Any = user_step(model)
+        size = max(1, len(parts_of(batch)[0]) // 3)
+
+        def step(data: Any) -> Any:
+            with _still_draws():
+                return own(data)
+
         spec = each_part(lambda x: tf.TensorSpec((None, *x.shape[1:]), tf.as_dtype(x.dtype)), batch)
         slope = _traced(
             model, lambda data: tf.linalg.global_norm(Collected(model, step, data).gradients), spec
@@ -347,19 +452,18 @@ class _OwnPasses:
 
 
 def _traced(model: Any, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
+    """Trace a pass for any number of rows."""
     if model.run_eagerly:
         return function
-    # A `tf.function` within the model would keep a graph that has the draws of this check.
-    within = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        return tf.function(function, autograph=False).get_concrete_function(*signature)
-    finally:
-        tf.config.run_functions_eagerly(within)
+    return tf.function(function, autograph=False).get_concrete_function(*signature)
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
     return [f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names)]
+
+
+def _largest_of(passes: "_Passes | _OwnPasses", batches: Sequence[Any]) -> tuple[float, str]:
+    return max(_largest_difference(passes.whole(one), passes.parts(one)) for one in batches)
 
 
 def _largest_difference(whole: _Pass, parts: _Pass) -> tuple[float, str]:
@@ -401,52 +505,49 @@ def _wide(value: Any) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _exact_products() -> Iterator[None]:
-    """Leave out TensorFloat-32, whose products differ by some 1e-3."""
-    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+def _exact_and_eager() -> Iterator[None]:
+    """Leave out TensorFloat-32, which is off by 1e-3, and graphs that would keep still draws."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    within = tf.config.functions_run_eagerly()
     tf.config.experimental.enable_tensor_float_32_execution(False)
+    tf.config.run_functions_eagerly(True)
     try:
         yield
     finally:
-        tf.config.experimental.enable_tensor_float_32_execution(allowed)
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+        tf.config.run_functions_eagerly(within)
 
 
-def _with_still_draws(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Hold Keras's random draws still while a function runs, so that its passes compare.
+def _still_draws() -> contextlib.AbstractContextManager[None]:
+    """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all.
 
-    A draw of shape (rows, ...) depends on how many rows there are: a part of a batch never gets the
-    draws that its rows have in the whole batch. So each row gets the same draw, and dropout keeps
-    all. Nothing that is traced here may be used elsewhere.
+    A draw depends on how many rows there are: a part never gets those that its rows have in whole.
     """
+    seeds = itertools.count(1)
 
-    def held(*args: Any) -> Any:
-        seeds = itertools.count(1)
+    def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        if name == "dropout":
+            return lambda inputs, *args, **kwargs: inputs
+        signature = inspect.signature(draw)
 
-        def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-            if name == "dropout":
-                return lambda inputs, *args, **kwargs: inputs
-            signature = inspect.signature(draw)
+        def drawn(*args: Any, **kwargs: Any) -> tf.Tensor:
+            call = signature.bind(*args, **kwargs)
+            shape = call.arguments["shape"]
+            sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
+            call.arguments |= {"seed": next(seeds), "shape": [1, *sizes[1:]] if sizes else []}
+            return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
 
-            def drawn(*args: Any, **kwargs: Any) -> tf.Tensor:
-                call = signature.bind(*args, **kwargs)
-                shape = call.arguments["shape"]
-                sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
-                call.arguments |= {"seed": next(seeds), "shape": [1, *sizes[1:]] if sizes else []}
-                return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
+        return drawn
 
-            return drawn
-
-        with replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still):
-            return function(*args)
-
-    return held
+    return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
 
 
 class _StillExactUpdate(ExactUpdate):
     """The exact mode, each of whose passes has the draws of the whole batch."""
 
     def _outputs(self, x: Any) -> list[tf.Tensor]:
-        return _with_still_draws(super()._outputs)(x)
+        with _still_draws():
+            return super()._outputs(x)
 
 
 # Of each of two batches; their parts have 2, 3 and 11. Fewer than four tell little.
@@ -469,7 +570,9 @@ class PartsChecks:
     ) -> PartsCheck:
         """Compare batches of a model, unless one of its kind was checked before."""
         versions = sorted(read_environment().versions.items())
-        described = repr((model_fingerprint(model), row_shapes(source, model), versions))
+        given = getattr(installed_step(model), "loss_denominator", None)
+        divided = keras.tree.map_structure(function_code, given) if given else None
+        described = repr((model_fingerprint(model), row_shapes(source, model), versions, divided))
         key = hashlib.sha256(described.encode()).hexdigest()[:16]
         path = directory and directory / "kbatch-micro-batches" / f"{key}-parts.json"
         known = self._found.get(key) or load_if_readable(PartsCheck, path)
@@ -489,24 +592,47 @@ class PartsChecks:
 
     def may_cut(self, model: keras.Model, source: Source, *, directory: Path | None = None) -> bool:
         """Return whether kbatch may cut by itself: a step of the user's own if parts equal it."""
-        if user_step(model) is None:
-            return True
-        return replica_count(model) == 1 and self.find(model, source, directory=directory).equal
+        return user_step(model) is None or self.find(model, source, directory=directory).equal
 
-    def difference(
-        self,
-        model: keras.Model,
-        source: Source,
-        *,
-        most: int | None = None,
-        directory: Path | None = None,
-    ) -> RunNote | None:
-        """Return why parts would train another model than the whole batch, or None."""
-        parts = coupled_parts(model)
-        if replica_count(model) == 1:
-            check = self.find(model, source, most=most, directory=directory)
-            if check.equal:
-                return None
-            if not parts:
-                return check_note(check)
-        return coupling_note(parts) if parts else None
+
+def check_at_first_training(model: Any) -> None:
+    """Let a model compare rows of the first data that it is given to train on, and warn."""
+    for name in ("fit", "train_on_batch"):
+        setattr(model, name, functools.partial(_checked_training, model, name))
+
+
+def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    size = getattr(installed_step(model), "micro_batch_size", math.inf)
+    names = list(inspect.signature(getattr(keras.Model, name)).parameters)[1:]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    check = None
+    try:
+        rows, at_once = _first_rows(given, batched=name == "train_on_batch")
+        if at_once > size * replica_count(model):
+            most = 2 * min(_ROWS, max(size, _FEWEST_ROWS))
+            check = check_parts(model, each_part(lambda leaf: leaf[:most], rows))
+    # Data in which this finds no rows `fit` may take all the same.
+    except Exception as error:
+        check = PartsCheck(None, None, f"{type(error).__name__}: {error}"[:300], 0)
+    if check is not None:
+        for own, hook in list(vars(model).items()):
+            if getattr(hook, "func", None) is _checked_training:
+                del vars(model)[own]
+        if (note := check.note) is not None:
+            warnings.warn(note, stacklevel=2)
+    return getattr(type(model), name)(model, **given)
+
+
+def _first_rows(given: dict[str, Any], *, batched: bool) -> tuple[Any, int]:
+    """Return some rows of what training is given, and how many there are in a batch."""
+    x: Any = given.get("x")
+    if inspect.isgenerator(x):
+        batch = next(x)
+        given["x"] = (one for one in itertools.chain([batch], x))
+    elif isinstance(x, keras.utils.PyDataset) or is_dataset(x):
+        batch = next(iter(x)) if is_dataset(x) else x[0]
+    else:
+        sample: Any = sample_of(FitData(**{k: given[k] for k in FitData._fields if k in given}))
+        return sample.rows, sample.examples if batched else given.get("batch_size") or 32
+    batch = each_part(np.asarray, batch)
+    return batch, len(parts_of(batch)[0])

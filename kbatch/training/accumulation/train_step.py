@@ -27,6 +27,7 @@ from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
+from kbatch.training.accumulation.output_losses import LossDenominators
 from kbatch.training.data.forms import parts_of
 from kbatch.training.model import TrainStep, check_model, user_step
 
@@ -41,12 +42,14 @@ class AccumulatingTrainStep(TrainStep):
         model: keras.Model,
         micro_batch_size: int,
         *,
+        loss_denominator: LossDenominators,
         moments_every: int,
         batch_norm_once: bool,
     ):
         super().__init__(model)
         self.micro_batch_size = micro_batch_size
         self.varying_size: tf.Variable | None = None  # Where it changes from step to step.
+        self.loss_denominator = loss_denominator or self.loss_denominator
         self.moments_every = moments_every
         self.batch_norm_once = batch_norm_once
         # Of metrics whose function returns one value for all rows: means over micro-batches here.

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from kbatch.library_internals import layers_of, replaced_applies
 from kbatch.records.notes import RunNote
-from kbatch.training.accumulation.accumulate import coupled_parts
 from kbatch.training.accumulation.gradient_sum import MicroBatches
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.accumulation.train_step import Update, prepared_batch
@@ -55,10 +54,9 @@ def differ_in_parts(model: keras.Model) -> bool:
     clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
     if type(optimizer) is keras.optimizers.SGD and not any(clips):
         return False
-    return any(
-        layer.trainable and (isinstance(layer, keras.layers.Embedding) or not _is_of_keras(layer))
-        for layer in layers_of(model)
-    )
+    trained = [layer for layer in layers_of(model) if layer.trainable]
+    own = (not type(layer).__module__.startswith("keras.") for layer in trained)
+    return any(own) or any(isinstance(layer, keras.layers.Embedding) for layer in trained)
 
 
 def sparse_note(model: keras.Model, sparse_gradients: str, *, in_parts: bool) -> RunNote | None:
@@ -96,37 +94,19 @@ class SummingTrainStep(TrainStep):
 def measure_moments(model: keras.Model, *, every: int) -> keras.Model:
     """Make a compiled model measure the gradient moments, and leave its updates as they are.
 
-    They are reported as with `accumulate_gradients(..., moments_every=every)`. A model whose
-    batches cannot be cut is left alone.
+    They are reported as with `moments_every=every`. That halves train as the whole is to be known.
     """
-    return model if uncut_part(model) else _HalvingTrainStep(model, every).install()
+    return _HalvingTrainStep(model, every).install()
 
 
-def uncut_part(model: keras.Model) -> str | None:
-    """Name what keeps a batch from being cut with an equal update, None if it can be.
-
-    Where a batch is to go through whole, a loss or method of the user's own may look at it as
-    one: it is not cut behind their back.
-    """
-    own = [
-        *coupled_parts(model),
-        *(
-            name
-            for name in ("compute_loss", "compute_metrics")
-            if getattr(type(model), name) is not getattr(keras.Model, name) or name in vars(model)
-        ),
-        *(
-            f"the loss {getattr(loss, 'name', None) or getattr(loss, '__name__', loss)}"
-            for loss in keras.tree.flatten(model.loss)
-            if not (
-                loss is None or isinstance(loss, str) or _is_of_keras(getattr(loss, "fn", loss))
-            )
-        ),
-        *(layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)),
-    ]
+def uncut_reason(model: keras.Model) -> str | None:
+    """Return why a batch that goes through whole cannot be halved now and then, None if it can."""
     if model.distribute_strategy.num_replicas_in_sync > 1:
-        own.append("a distribution strategy")
-    return own[0] if own else None
+        return "a distribution strategy shares the batch among its replicas"
+    own = type(model).compute_metrics is not keras.Model.compute_metrics
+    if own or "compute_metrics" in vars(model):
+        return "`compute_metrics` is the model's own, and what it returns would be lost"
+    return None
 
 
 def uncut_note(reason: str) -> RunNote:
@@ -167,9 +147,3 @@ class _HalvingTrainStep(TrainStep):
             sums = sums._replace(gradients=tuple(summed(sums.gradients)))
         update.apply(sums)
         return sums.micro_sq_norm, squared_norm(sums.gradients)
-
-
-def _is_of_keras(part: Any) -> bool:
-    """Return whether a layer or a function is Keras's own."""
-    kind = part if hasattr(part, "__name__") else type(part)
-    return kind.__module__.split(".")[0] == "keras"
