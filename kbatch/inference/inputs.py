@@ -42,9 +42,9 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
     """Take rows of the data or make some, and build the model on them if it is not yet."""
     if type(model).call is keras.Model.call:
         raise InputError(
-            "The model has no `call`, which `predict_function` of Keras runs too: write one, or "
-            "profile the part that predicts, such as `model.decoder`. "
-            f"Received: a {type(model).__name__}."
+            "The model has no `call`, which Keras's `predict_function` needs: add one, or profile "
+            "the part that predicts, such as `model.decoder`. "
+            f"Received: model of class {type(model).__name__}."
         )
     if x is None:
         inputs = InferenceInputs(_made_rows(model), _MADE_NOTE)

@@ -83,8 +83,8 @@ def _coupled_parts(parts: str) -> str:
 def _parts_differ(found: str, source: str | None = None) -> str:
     advice: dict[str | None, str] = {
         "layer": " A micro-batch as large as the batch is exact.",
-        "loss": " Where the loss is divided by something other than its rows, give "
-        "`accumulate_gradients` a `loss_denominator`; where it compares rows, `exact=True`.",
+        "loss": " If the loss is divided by something other than the number of rows, pass "
+        "`loss_denominator` to `accumulate_gradients`; if it relates rows, pass `exact=True`.",
         "added": " Let the layer add one value for each row, or their mean.",
     }
     cut = "Not equal to the whole batch when it is cut into parts"
@@ -216,10 +216,12 @@ _KINDS = {
         "exact mode",
         "noise_scale",
         lambda found=None: (
-            "Cut into micro-batches by the loss of the whole batch (`exact`), equal to it"
-            + (f": by themselves {found}. " if found else ". ")
-            + "It has no noise scale, which takes a gradient of each micro-batch by itself."
+            "The batch was cut into micro-batches in the exact mode (`exact`), which equals the "
+            "whole batch"
+            + (f". Without this mode {found}. " if found else ". ")
+            + "The noise scale was not measured: it needs a loss for each micro-batch."
         ),
+        ("The batch was cut into micro-batches in the exact mode",),
     ),
     "embedding_summed": _Kind(
         "embeddings",
@@ -265,7 +267,10 @@ _KINDS = {
     "loss_a_row": _Kind(
         "training loss",
         "quality",
-        lambda: "`loss` is a sum over the batch: it was divided by the size, to compare sizes.",
+        lambda: (
+            "`loss` is a sum over the batch, so it was divided by the batch size to make sizes "
+            "comparable."
+        ),
         ("`loss` is a sum over the batch",),
     ),
     "own_path": _Kind(

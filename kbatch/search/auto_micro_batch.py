@@ -59,7 +59,7 @@ from kbatch.training.data.sample_rows import (
     rows_for,
 )
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import uninstall_step, user_step
+from kbatch.training.model import TrainStep, installed_step, uninstall_step, user_step
 from kbatch.training.state import KeptState
 
 # Every how many updates a trial measures the moments of its gradients.
@@ -178,9 +178,14 @@ class TrialMicroBatch:
                 return
             if self._applied[0] != size:
                 self._cut_notes.clear()  # The trial starts again.
+            divided = getattr(installed_step(model), "loss_denominator", None)
             uninstall_step(model)
             if self.summed:
                 sum_sparse_gradients(model)
+            if divided is not None:
+                step = installed_step(model) or TrainStep(model)
+                step.loss_denominator = divided
+                step.install()
         if (note := self._cut(size, data)) is not None:
             self._cut_notes.append(note)
         self._applied = size, model_fingerprint(model)
@@ -310,9 +315,11 @@ class MicroBatchCache:
     def _check_cutting(self, most: int) -> None:
         if not self.search.checks.may_cut(self.model, self.source, directory=self.directory):
             raise OutOfMemoryError(
-                "A `train_step` of your own runs whole unless its parts were seen to train as the "
-                f"batch does, and {most} examples fit at once: leave larger `batch_sizes` out, or "
-                f"give `micro_batch_size={most}`. Received: a {type(self.model).__name__}.",
+                "A `train_step` of your own runs whole unless a comparison shows that "
+                f"micro-batches train as the batch does, and at most {most} examples fit at once: "
+                "leave out larger `batch_sizes`, or, to cut them anyway, "
+                f"give `micro_batch_size={most}`. "
+                f"Received: model of class {type(self.model).__name__}.",
                 None,
                 self._fitting().limit_bytes,
             )

@@ -83,10 +83,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             to the power of the ratio of the batch sizes. `"weight_decay"` of any optimizer is
             multiplied by that ratio and divided by the factor of the learning rate. `()` leaves
             all as they are.
-        exact: Whether a batch that is cut trains by the loss of the whole batch, as contrastive
-            and ranking losses need: see `accumulate_gradients`. `"auto"` does so where a
-            comparison on the data says that parts differ and that this repairs it. Its trials
-            have no noise scale.
+        exact: Whether the loss of a batch that is cut is computed on the whole batch, as
+            contrastive and ranking losses need: see `accumulate_gradients`. `"auto"` does so if a
+            comparison on the data shows that micro-batches differ from the whole batch and that
+            this removes the difference. Such trials have no noise scale.
         sparse_gradients: What the optimizer gets where a gradient has several rows for one index,
             as for an `Embedding`: `"summed"` adds them up, at every size, whole or in parts.
             `"keras"` trains a batch that is not cut exactly as a plain `fit` does, where Adam and

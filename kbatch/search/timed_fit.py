@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -122,8 +123,9 @@ class TimedFit:
         )
         if batches.validation_data is not None and not can_validate(self._model):
             raise InputError(
-                "A `train_step` of your own without a `call` and a loss needs a `test_step` for "
-                f"validation data: write one. Received: a {type(self._model).__name__} without it."
+                "A model with its own `train_step` needs a `test_step`, or a `call` and a compiled "
+                "loss, to be validated: add one, or leave out `validation_data`. "
+                f"Received: model of class {type(self._model).__name__}."
             )
         endless = batches.dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         if endless and not call.get("steps_per_epoch"):
@@ -213,14 +215,16 @@ def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:
 
 
 def _is_sum(model: Any, dataset: tf.data.Dataset) -> bool:
-    """Return whether the loss of the same rows nearly doubles in a batch of twice the size."""
+    """Return whether the loss of the same rows grows in proportion to the size of their batch."""
     if type(model).train_step is not keras.Model.train_step or replica_count(model) > 1:
         return False
     rows = tf.data.Dataset.from_tensors(next(iter(dataset.unbatch().batch(8)))).unbatch()
     with kept_variables(model):
-        found = [model.evaluate(rows.batch(n), verbose=0, return_dict=True) for n in (4, 8)]
-    halves, whole = (abs(one.get("loss", 0.0)) for one in found)
-    return whole > 1.5 * halves  # A penalty on weights stays as it is.
+        found = [model.evaluate(rows.batch(n), verbose=0, return_dict=True) for n in (2, 4, 8)]
+    quarters, halves, whole = (one.get("loss", 0.0) for one in found)
+    # By differences, which a penalty on weights leaves as they are.
+    grows = abs(whole - halves) > 1e-3 * abs(whole)
+    return grows and math.isclose(whole - halves, 2 * (halves - quarters), rel_tol=1e-2)
 
 
 def _batch_metrics(model: Any) -> set[str]:

@@ -109,8 +109,8 @@ def _small_last_batch(study: Study) -> Iterator[Note]:
         yield _note(
             "small last batch",
             f"The last batch of an epoch is small at {_sizes(trials)} ({pluralize(rest, 'example')}"
-            f"{where}): it makes an update as large as any other from a far noisier gradient, and "
-            "an epoch has few updates. Leave the remainder out to compare these sizes.",
+            f"{where}): it makes a full update from a far noisier gradient, and an epoch has few "
+            "updates. To compare these sizes, train on a number of examples that they divide.",
             _LEARNT,
             trials,
         )

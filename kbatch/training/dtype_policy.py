@@ -80,9 +80,9 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
         active = ", ".join(sorted(used))
     if active != policy:
         raise ValueError(
-            "The model is not built under the dtype policy of its trial: leave the policy out "
-            "of the build function and give it, or that of a model which is loaded, as "
-            "`dtype_policy` to `BatchSizeHyperModel`. "
+            "The model must have the dtype policy of its trial: do not set a policy in the build "
+            "function, give it as `dtype_policy` to `BatchSizeHyperModel`. For a model which is "
+            "loaded, give the policy that it was saved with. "
             f"Received: policy of the model={active!r}, of the trial={policy!r}."
         )
     if policy == "mixed_float16" and not loss_scaled(model):

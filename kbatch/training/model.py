@@ -38,7 +38,8 @@ def check_model(model: keras.Model) -> None:
             f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}."
         )
     losses: list[Any] = keras.tree.flatten(model.loss)
-    if any(getattr(loss, "reduction", "sum") in (None, "none") for loss in losses):
+    unreduced = any(getattr(loss, "reduction", "sum") in (None, "none") for loss in losses)
+    if unreduced and user_step(model) is None:
         raise ValueError(
             "A loss with `reduction=None` is one value a row, and training minimises a single "
             "one: give the loss another reduction. Received: reduction=None."

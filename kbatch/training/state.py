@@ -91,9 +91,27 @@ def optimizers_of(model: Any) -> list[Any]:
     return sorted(unique, key=lambda one: (not one.built, default and one is held[0]))
 
 
+def training_optimizers(model: Any) -> list[Any]:
+    """List the optimizers that train a model.
+
+    Keras's step has one; a part of the model, such as a teacher, may have been trained by another.
+    """
+    own = getattr(model, "optimizer", None)
+    if model is None or user_step(model) is None:
+        return [] if own is None else [own]
+    of_parts = [part.optimizer for part in layers_of(model, include_self=False) if _compiled(part)]
+    others = [one for one in optimizers_of(model) if all(one is not part for part in of_parts)]
+    return others or of_parts
+
+
+def _compiled(part: Any) -> bool:
+    return getattr(part, "optimizer", None) is not None
+
+
 def inner_optimizers(model: Any) -> list[Any]:
     """List them without loss scales; the first one stands for a model in records."""
-    return [getattr(one, "inner_optimizer", one) for one in optimizers_of(model)]
+    inner = [getattr(one, "inner_optimizer", one) for one in training_optimizers(model)]
+    return list({id(one): one for one in inner}.values())
 
 
 @contextlib.contextmanager

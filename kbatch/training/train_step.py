@@ -14,7 +14,7 @@ from kbatch.library_internals import compiled_metrics, wrapped_function
 from kbatch.training.accumulation import Accumulation, accumulation_of, varying_micro_batch
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.model import build_ahead, user_step
-from kbatch.training.state import KeptState, kept_state, optimizers_of
+from kbatch.training.state import KeptState, kept_state, training_optimizers
 
 
 class BorrowedStep:
@@ -236,6 +236,8 @@ def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator
 def updates_made(model: Any, batches: int = 0) -> int:
     """Count what a model's optimizers did not skip, the most of them; without any, `batches`."""
     counts: list[Any] = [
-        keras.ops.convert_to_numpy(one.iterations) for one in optimizers_of(model) if one.built
+        keras.ops.convert_to_numpy(one.iterations)
+        for one in training_optimizers(model)
+        if one.built
     ]
     return max(map(int, counts), default=batches)

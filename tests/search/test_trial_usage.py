@@ -1,5 +1,7 @@
 """What a search records of GPUs and host, over a fake NVML and a fake list of devices."""
 
+from types import SimpleNamespace
+
 import fake_nvml
 import keras
 import keras_tuner
@@ -31,7 +33,9 @@ def library(monkeypatch):
         name="/device:GPU:0", device_type="GPU", physical_device_desc=description
     )
     monkeypatch.setattr(device_lib, "list_local_devices", lambda config: [gpu])
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [f"{kind}:0"])
+    monkeypatch.setattr(
+        tf.config, "list_logical_devices", lambda kind: [SimpleNamespace(name="CPU:0")]
+    )
     return fake_nvml.install(monkeypatch, Metered(FakeGpu(utilization_percent=40)))
 
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import searches
 import small_models
+import tensorflow as tf
 from keras_tuner.engine.trial import TrialStatus
 
 import kbatch
+from kbatch.search.timed_fit import _is_sum
 
 layers = keras.layers
 
@@ -112,6 +114,16 @@ def test_a_loss_that_is_a_sum_is_compared_by_the_row(tmp_path, build, data, sums
     assert ("training loss" in searches.noted_columns(study)) == sums
     scores = [tuner.oracle.trials[trial.trial_id].score for trial in study.trials]
     assert scores == pytest.approx([small, large])
+
+
+def test_a_loss_that_grows_with_the_rows_it_compares_is_no_sum():
+    def of_others(y_true, y_pred):
+        others = keras.ops.cast(keras.ops.shape(y_pred)[0] - 1, "float32")
+        return keras.ops.log(others) + 0.0 * keras.ops.mean(y_pred)
+
+    rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    assert not _is_sum(regression(of_others), rows)
+    assert _is_sum(summed(), rows)
 
 
 def test_a_target_of_the_loss_is_one_of_the_row(tmp_path):

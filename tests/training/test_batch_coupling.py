@@ -259,3 +259,17 @@ def test_a_batch_that_is_not_cut_is_not_compared():
         model.fit(X, Y, batch_size=32, verbose=0)
     with pytest.warns(UserWarning, match="norm"):
         model.train_on_batch(X, Y)
+
+
+class OwnSignature(keras.Sequential):
+    """A model whose `fit` has arguments of its own."""
+
+    def fit(self, data, rounds=1):
+        return super().fit(*data, epochs=rounds, batch_size=16, verbose=0)
+
+
+def test_a_fit_of_the_users_gets_its_own_arguments():
+    model = OwnSignature([layers.Input((8,)), layers.Dense(3)])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    kbatch.accumulate_gradients(model, 8)
+    assert len(model.fit(models.rows(32), 2).epoch) == 2

@@ -199,3 +199,16 @@ def test_a_comparison_tells_whether_parts_train_as_the_whole_step(build, equal):
     assert found.difference < 1e-5 if equal else found.difference > 1e-3
     assert "the update of" in found.where
     assert all(map(np.array_equal, values(model), before))
+
+
+def test_only_the_optimizers_that_train_count_and_each_once():
+    teacher = models.mlp()
+    teacher.fit(X, Y, batch_size=8, verbose=0)
+    inputs = keras.Input((8,))
+    student = keras.Model(inputs, keras.layers.Dense(3)(teacher(inputs)))
+    student.compile(keras.optimizers.SGD(0.25), "mse")
+    assert inner_optimizers(student) == [student.optimizer]
+    assert updates_made(student) == 0
+    network = own_steps.gan()
+    network.also = [network.d_optimizer]
+    assert len(inner_optimizers(network)) == len(set(map(id, inner_optimizers(network))))

@@ -50,7 +50,7 @@ def accumulation_of(model: keras.Model) -> Accumulation | None:
         return None
     return Accumulation(
         step.micro_batch_size,
-        step.loss_denominator,
+        None if step.exact else step.loss_denominator,
         step.moments_every,
         step.batch_norm_once,
         step.exact,
@@ -107,26 +107,30 @@ def accumulate_gradients(
     gradient of a variable differs by more than 0.01 %. Other rows, a loss that changes later, and a
     loop of your own are not checked. What your `compute_metrics` adds is not reported.
 
-    A `train_step` of your own runs on each micro-batch; what it hands to its optimizers, weighed by
-    rows, is applied at the end. That equals the whole batch where its loss is a mean over rows and
-    it reads no weights that it has updated, as a GAN does. It measures no moments.
+    A `train_step` of your own runs on each micro-batch. The gradients that it passes to its
+    optimizers are weighted by rows, summed and applied at the end. That equals the whole batch if
+    its loss is a mean over rows and it does not read weights that it has just updated, as a GAN
+    does. Such a model is not compared at its first `fit`, and its moments are not measured.
 
-    With `exact=True` the loss and the metrics are those of the whole batch, whatever rows they
-    compare: contrastive, ranking by pairs, a correlation. Outputs of all micro-batches come first;
-    then each goes through again, with the same draws of `keras.random`, and gets its part of the
-    loss's gradient by the outputs (Gao et al. 2021, arXiv:2101.06983). That costs a forward pass
-    and the memory of the outputs of the whole batch, three times. An output's row must depend on
-    that row alone, so BatchNormalization is not exact; a loss that a layer adds counts as a mean.
+    With `exact=True` the loss and the metrics are computed on the whole batch, as contrastive and
+    ranking losses and correlations need. The outputs of all micro-batches are computed first. Each
+    micro-batch then goes through the model again, with the same draws of `keras.random`, and
+    backpropagates its part of the gradient with respect to the outputs (Gao et al. 2021,
+    arXiv:2101.06983). The price is one forward pass, and three times the memory of the outputs of
+    the whole batch. Each row of an output must depend on that row alone, so BatchNormalization is
+    not exact. A loss that a layer adds counts as a mean.
 
     Args:
         model: A compiled model. It is changed.
         micro_batch_size: Examples in a micro-batch. A batch that it does not divide ends in a
             smaller one, and each example keeps its weight.
-        exact: Whether the loss is computed on the whole batch. On one device, and without
-            `moments_every`; draws by `tf.random` in a layer are refused, in training.
-        loss_denominator: Function `(y_true, y_pred) -> scalar` of what the loss of these rows is
-            divided by, or a dict of such functions by name of the output; None for the above, or
-            what the model was given before. A loss with `reduction="sum"` has none.
+        exact: Whether the loss is computed on the whole batch. Requires one device and Keras's own
+            `train_step`, and neither `moments_every` nor `loss_denominator`. A layer that draws
+            with `tf.random` raises an error in training.
+        loss_denominator: Function `(y_true, y_pred) -> scalar` that returns the number by which the
+            loss of these rows is divided, or a dict of such functions by output name. None keeps
+            the function that the model already has, or else divides as described above. Ignored
+            for a loss with `reduction="sum"`.
         moments_every: Every how many updates, from the first of an epoch on, to measure the two
             moments behind the gradient noise scale, reported as `gradient_variance` (tr(Sigma))
             and `gradient_squared_norm` (|G|^2), means over the epoch; 0 for never. Every eighth
@@ -141,8 +145,8 @@ def accumulate_gradients(
         TypeError: If `model` is no Keras model or `micro_batch_size` is no integer.
         ValueError: If `micro_batch_size` is not positive, or the model is not compiled, has no
             trainable weights or an optimizer that already accumulates; if `loss_denominator` is no
-            function, or in training returns no scalar; or if `exact` meets what it does not go
-            with.
+            function, or does not return a scalar in training; or if `exact` is combined with
+            anything that it excludes, as listed above.
         tf.errors.InvalidArgumentError: In training, if `loss_denominator` is not positive over a
             batch; XLA leaves this check out.
     """

@@ -231,15 +231,15 @@ class ExactTrainStep(AccumulatingTrainStep):
         replicas = model.distribute_strategy.num_replicas_in_sync
         if replicas > 1:
             raise ValueError(
-                "The exact mode gathers no outputs of other replicas, whose rows the loss would "
-                "miss: train on one device, or leave out `exact`. "
-                f"Received: exact=True under {replicas} replicas."
+                "`exact=True` needs one device, because replicas do not exchange the outputs that "
+                "the loss relates: train without a strategy, or leave out `exact`. "
+                f"Received: exact=True, replicas={replicas}."
             )
         if user_step(model) is not None:
             raise ValueError(
-                "The exact mode needs the outputs apart from the loss, which a `train_step` of "
-                "your own does not show: move its loss into `compute_loss`, or leave out `exact`. "
-                f"Received: exact=True, a {type(model).__name__}."
+                "`exact=True` needs Keras's own `train_step`, to compute all outputs before the "
+                "loss: move the loss of your `train_step` into `compute_loss`, or leave out "
+                f"`exact`. Received: exact=True, model of class {type(model).__name__}."
             )
         super().__init__(
             model, size, loss_denominator=None, moments_every=0, batch_norm_once=batch_norm_once

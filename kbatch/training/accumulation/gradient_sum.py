@@ -99,8 +99,13 @@ class MicroBatches(NamedTuple):
             rest = self.rows if fixed else self.rows - start
             return start + self.size, add(sums, self.part(start, tf.minimum(self.size, rest)))
 
-        loop = (tf.convert_to_tensor(begun, tf.int32), sums)
-        _, sums = tf.while_loop(lambda start, _: start < end, one, loop, parallel_iterations=1)
+        start = tf.convert_to_tensor(begun, tf.int32)
+        if tf.executing_eagerly():  # Sums may change their structure there.
+            while start < end:
+                start, sums = one(start, sums)
+        else:
+            loop = (start, sums)
+            _, sums = tf.while_loop(lambda start, _: start < end, one, loop, parallel_iterations=1)
         if not fixed:
             return sums
         # XLA compiles the branch also where there is no rest, but not for zero rows.

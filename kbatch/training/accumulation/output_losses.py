@@ -203,8 +203,8 @@ def _denominator(
         counted: Any = tf.cast(given(y_true, y_pred), tf.float32)
         if counted.shape.rank != 0:
             raise ValueError(
-                "`loss_denominator` must return a scalar, what the loss of the rows it is given is "
-                f"divided by: sum over them. Received: a value of shape {counted.shape}."
+                "`loss_denominator` must return a scalar, by which the loss of the given rows is "
+                f"divided: sum over the rows. Received: a value of shape {counted.shape}."
             )
         return counted
     if type(loss).__call__ is not keras.losses.Loss.__call__:

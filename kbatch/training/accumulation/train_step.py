@@ -106,8 +106,9 @@ def accumulate_step(model: Any, step: Any, data: Any, size: int | tf.Variable) -
     first = collected(batch.part(0, tf.minimum(batch.size, batch.rows)))
     if len(first.applies) > 1 and step == user_step(model):  # Not in a comparison.
         warnings.warn(
-            "The `train_step` applies gradients several times: on micro-batches it does not read "
-            "weights that it has updated before.",
+            "The `train_step` applies gradients several times. In micro-batches they are applied "
+            "at the end, so that no part of the step reads weights that another part has updated. "
+            "Train on whole batches if the step relies on that.",
             stacklevel=2,
         )
     for optimizer, trained in first.applies:
@@ -143,7 +144,7 @@ class Collected:
             results.append(type(metric).result(metric))
             return results[-1]
 
-        metrics = model.metrics
+        metrics = list({id(metric): metric for metric in model.metrics}.values())
         for metric in metrics:
             vars(metric)["result"] = functools.partial(result, metric)
         try:
@@ -153,7 +154,8 @@ class Collected:
             for metric in metrics:
                 del vars(metric)["result"]
         logs, known = keras.tree.flatten(self.logs), set(map(id, keras.tree.flatten(results)))
-        self.cumulative = [id(value) in known for value in logs]  # Results of metrics.
+        # Results of metrics, which a step that runs eagerly returns as numbers.
+        self.cumulative = [id(value) in known or isinstance(value, float) for value in logs]
         self.values = tuple(
             tf.cast(value, tf.float32) * (1.0 if last else share)
             for value, last in zip(logs, self.cumulative, strict=True)
