@@ -299,6 +299,22 @@ def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> Iterator[None]:
             kind.apply = own
 
 
+@contextlib.contextmanager
+def scaled_losses(optimizer: Any) -> Iterator[list[Any]]:
+    """List the losses that an optimizer is asked to scale."""
+    losses: list[Any] = []
+
+    def scale(loss: Any) -> Any:
+        losses.append(loss)
+        return type(optimizer).scale_loss(optimizer, loss)
+
+    vars(optimizer)["scale_loss"] = scale
+    try:
+        yield losses
+    finally:
+        del vars(optimizer)["scale_loss"]
+
+
 # Random numbers.
 
 

@@ -513,3 +513,12 @@ def test_give_oracle_back(tuner):
     assert locks[tuner.oracle].acquire(blocking=False)
     locks[tuner.oracle].release()
     internals.give_oracle_back(tuner.oracle)  # Nothing is held.
+
+
+def test_an_optimizer_lists_the_losses_that_it_scales():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0)
+    with internals.scaled_losses(optimizer) as losses:
+        assert float(optimizer.scale_loss(2.0)) == 16.0
+    assert losses == [2.0]
+    assert float(optimizer.scale_loss(2.0)) == 16.0
+    assert losses == [2.0]

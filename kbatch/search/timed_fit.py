@@ -21,6 +21,7 @@ from kbatch.records.training_run import Budget, Target
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock, replica_count
 from kbatch.training.data.forms import Batches, FitData, in_batches
+from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, waiting_for_data
 from kbatch.training.state import kept_variables, seed_of
@@ -140,6 +141,11 @@ class TimedFit:
 
     def _train(self, batches: Batches, call: dict[str, Any]) -> keras.callbacks.History:
         scale_late_layers(self._model, batches.dataset)
+        if loss_scaled(self._model) and not getattr(self._model, "scales_loss", True):
+            raise PolicyUnsupported(
+                "Its `train_step` does not scale the loss, so that float16 would divide each "
+                "gradient by the loss scale: take the gradient of `self.optimizer.scale_loss(loss)`"
+            )
         theirs = keras.tree.flatten(call.pop("callbacks", None) or [])
         if self._callbacks_of is not None:
             theirs = self._callbacks_of(theirs, self._model)

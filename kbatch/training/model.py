@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from kbatch.device.failures import ran_out_of_memory
 from kbatch.errors import InputTypeError
-from kbatch.library_internals import build_symbolically
+from kbatch.library_internals import build_symbolically, scaled_losses
 
 
 def check_compiled(model: Any) -> None:
@@ -65,7 +65,9 @@ def build_ahead(model: Any, spec: Any) -> None:
                 if step is None:
                     build_symbolically(model, spec)
                 elif not tf.distribute.has_strategy():
-                    tf.function(step, autograph=False).get_concrete_function(spec)
+                    with scaled_losses(model.optimizer) as scaled:
+                        tf.function(step, autograph=False).get_concrete_function(spec)
+                    model.scales_loss = bool(scaled)
                     # Without a `call` it is never built to Keras, which then saves no weights.
                     model.built = model.built or type(model).call is keras.Model.call
         except Exception as error:

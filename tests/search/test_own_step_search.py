@@ -6,6 +6,7 @@ import own_steps
 import pytest
 import searches
 import small_models as models
+import tensorflow as tf
 
 import kbatch
 from kbatch.errors import OutOfMemoryError
@@ -118,3 +119,25 @@ def test_parts_that_are_asked_for_are_noted(tmp_path):
     assert not any("cut into parts" in note for note in small.notes)
     assert any("the update of" in note for note in large.notes)
     assert (large.micro_batch_size, large.updates, large.status) == (8, 6, "completed")
+
+
+class Unscaled(own_steps.TestedVAE):
+    """Its step knows nothing of a loss scale, as most that are written for float32."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+
+def test_a_step_that_does_not_scale_its_loss_is_searched_in_float32(tmp_path):
+    build = own_steps.Here(lambda: own_steps.vae(kind=Unscaled))
+    arguments = {"objective": "val_loss", "validation": (VALIDATION,)}
+    with pytest.warns(UserWarning, match="does not scale the loss"):
+        study = search(tmp_path, build, None, dtype_policy="mixed_float16", **arguments)
+    for trial in study.trials:
+        assert (trial.status, trial.dtype_policy) == ("completed", "float32")
+        assert any("does not scale the loss" in note for note in trial.executions[0].notes)
