@@ -94,7 +94,9 @@ def starved():
     model.fit(*models.rows(32), verbose=0)
     before = state(model)
     clock = FakeClock(tick_s=1e-3)
-    dataset = examples(40).batch(8).map(slow(0.1, clock.sleep))
+    options = tf.data.Options()  # A thread that reads ahead would move the clock of the step.
+    options.experimental_optimization.inject_prefetch = False
+    dataset = examples(40).batch(8).map(slow(0.1, clock.sleep)).with_options(options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.perf_counter", clock)
         found = profile(model, dataset, budget_s=20.0)

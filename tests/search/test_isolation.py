@@ -83,7 +83,8 @@ def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_searc
     assert len(isolated.executions) == 2
     scores = [t.oracle.get_trial(trial.trial_id).score for t in (tuner, here)]
     assert scores[0] == scores[1]
-    assert events == [(share, "running") for share in (0.25, 0.5, 0.75, 1.0)]
+    assert [share for share, _ in events] == [0.25, 0.5, 0.75, 1.0]
+    assert events[0][1] == "running"  # The last may be seen when the process has ended.
     assert "trial 2/2, batch    32" in capfd.readouterr().out
     assert len(tuner.get_best_models()) == 1
     # In this process it is no other search, and at its end.
