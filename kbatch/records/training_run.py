@@ -11,6 +11,7 @@ from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_runs
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 from kbatch.records.notes import RunNote
+from kbatch.records.outcomes import Outcomes
 from kbatch.records.record import SHORTEST_S, check_ranges
 from kbatch.records.usage import UsageRecord
 
@@ -278,6 +279,8 @@ class ExecutionRecord:
         sparse_gradients: "summed" where rows of a gradient for one index were added up before the
             optimizer saw them, "keras" where a batch that was not cut left that to Keras; None
             where that makes no difference to the model, or is not known.
+        outcomes: The metric of the best epoch by blocks of validation examples, or why there is
+            none; None where it was not looked for.
     """
 
     status: str
@@ -314,6 +317,7 @@ class ExecutionRecord:
     scaling: LearningRateScaling | None = None
     most_in_memory: int | None = None
     sparse_gradients: str | None = None
+    outcomes: Outcomes | None = None
 
     def __post_init__(self):
         if self.status not in STATUSES:

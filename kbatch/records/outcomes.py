@@ -1,0 +1,89 @@
+"""The outcomes of a training run on its validation examples, in blocks."""
+
+import base64
+import dataclasses
+import zlib
+from typing import Any, Self
+
+import numpy as np
+
+from kbatch.records.record import check_ranges
+
+MOST_BLOCKS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    """A metric of the best epoch in each block of consecutive validation examples.
+
+    Runs that were validated on the same examples in the same order are compared block by block:
+    what makes an example hard is in both and cancels. The mean over blocks of the difference is
+    the difference of the two metrics, and its standard error is the spread over blocks by the root
+    of their number, so that 512 blocks serve as well as a value for each of a million examples.
+
+    Attributes:
+        metric: Name of the metric, as Keras gives it; None where no metric was to be had.
+        epoch: Number of the best epoch, from 0.
+        examples: Validation examples.
+        block_examples: Examples in a block; the last one may have fewer.
+        key: Fingerprint of the validation targets in their order: only runs with the same one
+            are paired.
+        set_key: Fingerprint of the targets in any order.
+        data: The values of the blocks: base64 of zlib of little-endian float32.
+        reason: Why there are no values, None where there are.
+    """
+
+    metric: str | None = None
+    epoch: int | None = None
+    examples: int | None = None
+    block_examples: int | None = None
+    key: str | None = None
+    set_key: str | None = None
+    data: str | None = None
+    reason: str | None = None
+
+    def __post_init__(self):
+        check_ranges(0, epoch=self.epoch)
+        check_ranges(1, examples=self.examples, block_examples=self.block_examples)
+        if (self.data is None) == (self.reason is None):
+            raise ValueError(
+                "Outcomes have either `data` or a `reason` why there are none. "
+                f"Received: data={self.data!r:.60}, reason={self.reason!r}."
+            )
+        # Now, so that a damaged file is found where files are read: some microseconds each.
+        values = self.values
+        if values is not None and not (
+            self.key and 0 < len(values) == self.blocks <= MOST_BLOCKS and np.isfinite(values).all()
+        ):
+            raise ValueError(
+                f"`data` must hold a finite value for each of up to {MOST_BLOCKS} blocks of "
+                "`examples`, and have a `key`. "
+                f"Received: {len(values)} values, examples={self.examples}, "
+                f"block_examples={self.block_examples}, key={self.key!r}."
+            )
+
+    @classmethod
+    def of(cls, values: np.ndarray, **fields: Any) -> Self:
+        """Make the record of the values of the blocks; the other attributes go by name."""
+        packed = zlib.compress(np.asarray(values, "<f4").tobytes(), 9)
+        return cls(data=base64.b64encode(packed).decode(), **fields)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, 0 where there are no values."""
+        if self.data is None or not self.examples or not self.block_examples:
+            return 0
+        return -(-self.examples // self.block_examples)
+
+    @property
+    def values(self) -> np.ndarray | None:
+        """The metric of each block in order, float64; None where there is a `reason`."""
+        if self.data is None:
+            return None
+        packed = base64.b64decode(self.data, validate=True)
+        try:
+            # One more than there may be: a damaged file may claim gigabytes.
+            raw = zlib.decompressobj().decompress(packed, 4 * (MOST_BLOCKS + 1))
+        except zlib.error as error:
+            raise ValueError(f"`data` is damaged: {error}.") from error
+        return np.frombuffer(raw, "<f4").astype(float)
