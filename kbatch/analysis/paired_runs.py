@@ -1,0 +1,275 @@
+"""Which of several batch sizes are as good as the best, by executions paired by seed and example.
+
+Execution r of every size has the same seed, and all are validated on the same examples: two sizes
+are compared by D, the mean over R executions of the difference of their values. Wanted is the
+difference over all seeds and all examples of this kind, of which the validation set is a sample:
+
+    var D = seeds / R + examples
+
+`seeds` is the variance of the difference of two single executions: twice the mean square of the
+residuals of the table of sizes and executions (two-way, pooled over sizes; Montgomery 2017, Design
+and Analysis of Experiments, section 4.1), moderated by that of the pair itself where it is larger
+(Smyth 2004, doi:10.2202/1544-6115.1027). It is no less than the paired discordance of single
+executions over the validation examples: trainings that disagree on examples differ by chance,
+however equal three values happen to be (Dietterich 1998, doi:10.1162/089976698300017197).
+
+`examples` is the variance over blocks of validation examples of the mean difference, less what is
+in `seeds` already: the part that more executions average out. It would be zero where two sizes
+agree on all examples, though they may differ on rare ones: as many examples of disagreement are
+added as leave the bound log(1 / alpha) of n (the rule of three).
+
+A size is certified by its upper bounds and dropped by its lower one, and only one of the two can be
+wrong of a size (two one-sided tests, Schuirmann 1987, doi:10.1007/BF01068419). The error
+probability is divided by the comparisons of one size, and for the seeds, of which each look has new
+ones, by the looks too (Bonferroni); all looks are at the same examples.
+"""
+
+import bisect
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from kbatch.analysis.intervals import Interval
+
+# The most executions of a forecast, and those for which a tolerance is advised.
+_MOST_ROUNDS = 10**6
+_MANY_ROUNDS = 40
+# Degrees of freedom for which the variance pooled over sizes counts beside that of a pair.
+_POOLED_WEIGHT = 10
+
+
+class Candidate(NamedTuple):
+    """A batch size, or a pair of size and learning rate, with its executions."""
+
+    values: Sequence[float]  # Of the objective, in order: number k has the same seed everywhere.
+    # Means of each block of validation examples at the best epoch, [executions, blocks]; None for
+    # a metric that is no mean over examples: then seeds alone count.
+    outcomes: np.ndarray | None = None
+    seconds: float | None = None  # For the budget, a mean; None where all cost the same.
+    examples: int | None = None  # Of the validation set; None for one a block.
+
+
+class Verdict(NamedTuple):
+    """Which candidates are as good as the best, as far as their executions show it."""
+
+    leader: int  # The best mean.
+    # How much worse each is than the leader (positive is worse in either direction); of the leader
+    # against the best other. All bounds of one side hold at once with the confidence. None where
+    # nothing is known.
+    gaps: tuple[Interval | None, ...]
+    certified: tuple[int, ...]  # At most the tolerance worse than any that may be the best.
+    worse: tuple[int, ...]  # More than the tolerance worse than the leader.
+    named: int  # The fastest of those certified, the leader where none is.
+    certain: bool  # One is certified, and each faster one is in `worse`.
+    # Forecast of the executions of each that settle it; None where it is settled, where nothing is
+    # known of seeds yet, or where no number would.
+    executions_needed: int | None
+    # Where the validation set is too small for any number of executions: what it could settle.
+    smallest_tolerance: float | None
+
+
+def judge(
+    candidates: Sequence[Candidate],
+    *,
+    larger_is_better: bool,
+    tolerance: float,
+    confidence: float = 0.95,
+    looks: int = 1,
+) -> Verdict:
+    """Judge which candidates are within a tolerance of the best, and which is the fastest of them.
+
+    A candidate with fewer executions than others has been dropped by a race: it stays in `worse`.
+    With one execution each nothing is certain, since what seeds do is not known.
+
+    Args:
+        candidates: In order of preference where nothing else decides: the smallest size first.
+        larger_is_better: Whether the objective is to be maximised.
+        tolerance: How much worse than the best is as good, in units of the metric.
+        confidence: Probability with which a certain answer is right, at all looks.
+        looks: How often growing data are judged, this time included.
+
+    Raises:
+        ValueError: If a number cannot be used, or outcomes are of different blocks.
+    """
+    _check(candidates, tolerance, confidence, looks)
+    counts = [len(candidate.values) for candidate in candidates]
+    rounds = max(counts)
+    dropped = {index for index, count in enumerate(counts) if count < rounds}
+    seconds = [candidate.seconds for candidate in candidates]
+    costs = [0.0 if None in seconds else float(value or 0.0) for value in seconds]
+    level = (1 - confidence) / max(1, len(counts) - 1)
+    pairs = _Pairs(candidates, 1.0 if larger_is_better else -1.0, level, looks)
+    half = pairs.half_widths(rounds)
+    found = _rule(pairs.gaps, half, costs, tolerance, dropped)
+    certain = found.settled and rounds > 1
+    others = (k for k in range(len(counts)) if k != found.leader)
+    second = min(others, key=lambda k: (k in dropped, pairs.gaps[found.leader, k]), default=None)
+    than = [second if k == found.leader else found.leader for k in range(len(counts))]
+    gaps = [_interval(pairs.gaps[i, k], half[i, k]) for k, i in enumerate(than) if i is not None]
+    needed = smallest = None
+    if not certain and rounds > 1:
+
+        def settled(number: float, chance: float = 0.0) -> bool:
+            widths = np.maximum(0.0, pairs.half_widths(number) - chance * pairs.chance())
+            return _rule(pairs.gaps, widths, costs, tolerance, dropped).settled
+
+        if settled(math.inf):
+            numbers = range(rounds + 1, _MOST_ROUNDS)
+            needed = rounds + 1 + bisect.bisect_left(numbers, True, key=settled)
+            needed = None if needed >= _MOST_ROUNDS else needed
+        else:
+            rivals = [k for k in range(len(counts)) if k not in found.worse]
+            at_best = pairs.half_widths(math.inf)[np.ix_(rivals, rivals)].max()
+            # Not even with equal means, or not if these move as far as seeds may take them.
+            if at_best > tolerance or not settled(math.inf, 1.0):
+                uppers = np.maximum(0.0, pairs.gaps) + pairs.half_widths(max(rounds, _MANY_ROUNDS))
+                fastest = min(rivals, key=lambda k: (costs[k], k))
+                smallest = float(max(uppers[k, fastest] for k in rivals))
+    return Verdict(
+        found.leader,
+        tuple(gaps) or (None,),
+        found.certified,
+        found.worse,
+        found.named,
+        certain,
+        needed,
+        smallest,
+    )
+
+
+def _interval(middle: float, half: float) -> Interval | None:
+    return Interval(float(middle - half), float(middle + half)) if math.isfinite(half) else None
+
+
+class _Found(NamedTuple):
+    leader: int
+    certified: tuple[int, ...]
+    worse: tuple[int, ...]
+    named: int
+    settled: bool
+
+
+def _rule(
+    gaps: np.ndarray,
+    half: np.ndarray,
+    costs: Sequence[float],
+    tolerance: float,
+    dropped: Collection[int],
+) -> _Found:
+    """Apply the rule to gaps [than, of] and the half-widths of their intervals."""
+    indices = range(len(costs))
+    racing = [k for k in indices if k not in dropped]
+    leader = min(racing, key=lambda k: (gaps[racing[0], k], k))
+    low = gaps[leader] - half[leader]
+    worse = tuple(k for k in indices if k in dropped or (k != leader and low[k] > tolerance))
+    # One that is worse than the leader is not the best: nobody need be compared with it.
+    rivals = [k for k in indices if k not in worse]
+    certified = tuple(
+        k for k in rivals if all(gaps[i, k] + half[i, k] <= tolerance for i in rivals if i != k)
+    )
+    named = min(certified, key=lambda k: (costs[k], gaps[leader, k], k), default=leader)
+    faster = (k for k in indices if costs[k] < costs[named])
+    return _Found(leader, certified, worse, named, bool(certified) and set(faster) <= set(worse))
+
+
+class _Pairs:
+    """The differences of all pairs, as matrices [than, of], and the parts of their variance."""
+
+    def __init__(self, candidates: Sequence[Candidate], sign: float, level: float, looks: int):
+        self._levels = 1 - level / looks, 1 - level
+        counts = np.array([len(candidate.values) for candidate in candidates])
+        self._counts, self._longest = np.minimum.outer(counts, counts), int(counts.max())
+        # What was dropped long ago, often of another spread, is not in the pool.
+        pool = counts == self._longest if sum(counts == self._longest) > 1 else counts > 0
+        columns = int(counts[pool].min())
+        table = np.array([c.values[:columns] for c, k in zip(candidates, pool, strict=True) if k])
+        self._rows = len(table)
+        residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+        pooled = 2 * float((residuals**2).sum()) / max(1, (self._rows - 1) * (columns - 1))
+        self.gaps, self._seeds, self._examples = np.zeros((3, len(counts), len(counts)))
+        outcomes = [c.outcomes for c in candidates if c.outcomes is not None]
+        paired = len(outcomes) == len(counts) and outcomes[0].shape[1] > 1
+        self._blocks = blocks = outcomes[0].shape[1] if paired else 2
+        # Pairs are compared over the executions that both have: the longer ones come later.
+        for count in sorted(set(counts.tolist())):
+            members = [k for k, own in enumerate(counts) if own >= count]
+            at = np.ix_(members, members)
+            values = np.array([candidates[k].values[:count] for k in members], float)
+            means = sign * values.mean(1)
+            self.gaps[at] = means[:, None] - means
+            if count > 1:
+                own = _distances(values - values.mean(1, keepdims=True)) / (count - 1)
+                weight = (count - 1) / (count - 1 + _POOLED_WEIGHT)
+                self._seeds[at] = pooled + weight * np.maximum(0.0, own - pooled)
+            elif not paired:
+                self._examples[at] = math.inf  # Nothing is known.
+            if paired:
+                x = np.array([outcomes[k][:count] for k in members], float)
+                x -= x.mean(2, keepdims=True)
+                scale = blocks * (blocks - 1)
+                single = _distances(x.reshape(len(x), -1)) / (count * scale)
+                mean = _distances(x.mean(1)) / scale
+                averaged = np.maximum(0.0, single - mean) / max(1, count - 1)
+                self._examples[at] = np.maximum(0.0, mean - averaged if count > 1 else mean)
+                self._seeds[at] = np.maximum(self._seeds[at], single) if count > 1 else 0.0
+        if paired:
+            # The rule of three: without disagreement the bound is log(1 / level) examples.
+            disagreeing = (math.log(level) / special.ndtri(level)) ** 2
+            self._examples += disagreeing * _example_share(candidates)
+        np.fill_diagonal(self._seeds, 0.0)
+        np.fill_diagonal(self._examples, 0.0)
+
+    def half_widths(self, rounds: float) -> np.ndarray:
+        """Return the half-widths of the intervals once the longest have so many executions."""
+        # A dropped one gets no more of them.
+        seeds = self._seeds / np.where(self._counts < self._longest, self._counts, rounds)
+        freedom = max(1.0, (self._rows - 1) * (rounds - 1)), self._blocks - 1
+        of_seeds, of_examples = special.stdtrit(freedom, self._levels)
+        return np.sqrt(of_seeds**2 * seeds + of_examples**2 * self._examples)
+
+    def chance(self) -> np.ndarray:
+        """Return two standard errors by seeds, by which the gaps may still move."""
+        return 2 * np.sqrt(self._seeds / self._counts)
+
+
+def _distances(rows: np.ndarray) -> np.ndarray:
+    """Return the squared distances of all pairs of rows."""
+    products = rows @ rows.T
+    squares = np.diag(products)
+    return np.maximum(0.0, squares[:, None] + squares - 2 * products)
+
+
+def _example_share(candidates: Sequence[Candidate]) -> float:
+    """Return the square of what one example on which two sizes disagree adds to a difference.
+
+    It is the smallest step of the blocks' means, which is next to nothing for a loss.
+    """
+    # The last block may have fewer examples than the others.
+    first = np.array([c.outcomes[0, :-1] for c in candidates if c.outcomes is not None], float)
+    blocks = first.shape[1] + 1
+    step = blocks / (candidates[0].examples or blocks)
+    steps = np.diff(np.unique(np.round(first, 6)))
+    return (float(steps.min(initial=step)) / blocks) ** 2
+
+
+def _check(
+    candidates: Sequence[Candidate], tolerance: float, confidence: float, looks: int
+) -> None:
+    counts = [len(candidate.values) for candidate in candidates]
+    known = [(k, c.outcomes) for k, c in zip(counts, candidates, strict=True)]
+    known = [(count, outcomes) for count, outcomes in known if outcomes is not None]
+    if not counts or not min(counts) or not all(np.isfinite(c.values).all() for c in candidates):
+        fault = "`candidates` must be at least one, each with values, all of them finite"
+    elif not (tolerance >= 0 and 0.5 <= confidence < 1 and looks >= 1):
+        fault = "`tolerance` is not negative, `confidence` in [0.5, 1) and `looks` at least 1"
+    elif len({o.shape[1:] for _, o in known}) > 1 or any(len(o) < count for count, o in known):
+        fault = "`outcomes` must be [executions, blocks], with the same blocks for all candidates"
+    else:
+        return
+    raise ValueError(
+        f"{fault}. Received: {counts} values, outcomes of shape {[o.shape for _, o in known]}, "
+        f"tolerance={tolerance}, confidence={confidence}, looks={looks}."
+    )
