@@ -6,6 +6,7 @@ that a test compiles accumulates in micro-batches of 3. Counted are the tests th
 pass with Keras's own step.
 """
 
+import functools
 import importlib.util
 import os
 import sys
@@ -70,6 +71,7 @@ def outcomes(files, chosen: str, only=None, *, accumulated: bool) -> Outcomes:
             kbatch.accumulate_gradients(self, MICRO_BATCH_SIZE)
 
     def training(function):
+        @functools.wraps(function)  # kbatch reads what `fit` takes.
         def trained(self, *args, **kwargs):
             found.trained.add(found.running)
             return function(self, *args, **kwargs)

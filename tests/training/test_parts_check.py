@@ -259,6 +259,13 @@ def test_what_does_not_add_up_is_named(model, rows, source, named):
     assert re.search(named, check.text), check
 
 
+def test_a_layer_is_seen_whose_gate_a_move_has_taken_back():
+    """With these weights the last move puts the gate back to zero."""
+    keras.utils.set_random_seed(25)
+    check = check_parts(through(LaterCentred()), (X, TARGETS))
+    assert (check.source, "LaterCentred" in check.layer) == ("layer", True)
+
+
 @pytest.mark.parametrize(
     ("model", "rows", "reason"),
     [
