@@ -264,7 +264,7 @@ def metrics_in_float32(model: Any) -> None:
 
 def compile_arguments(model: Any) -> dict[str, Any]:
     """Return what `compile` was given."""
-    return dict(model._compile_config.config)
+    return dict(model._compile_config.config) if model.compiled else {}
 
 
 # Optimizers.

@@ -264,6 +264,14 @@ _KINDS = {
         lambda policy, reason: f"Trained in float32, not under {policy}: {reason}",
         ("Trained in float32",),
     ),
+    "compiled_late": _Kind(
+        "compiled late",
+        "batch_size",
+        lambda: (
+            "The model was not compiled when it was built, so its batches went through whole, and "
+            "its optimizer was not adjusted to the batch size."
+        ),
+    ),
     "loss_a_row": _Kind(
         "training loss",
         "quality",

@@ -27,9 +27,13 @@ from kbatch.search.timed_fit import ExecutionPlan, TimedFit
 from kbatch.search.trial_files import TrialFiles
 from kbatch.training.accumulation.whole_batch import differ_in_parts, sparse_note
 from kbatch.training.clock import replica_count
-from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled
+from kbatch.training.dtype_policy import PolicyUnsupported, dtype_policy_scope, loss_scaled
 from kbatch.training.learning_rate import current_learning_rate, scaling_of
 from kbatch.training.state import inner_optimizers
+
+
+class NoUpdate(PolicyUnsupported, keras_tuner.errors.FailedTrialError):
+    """A training whose every update overflowed."""
 
 
 class Execution:
@@ -41,21 +45,23 @@ class Execution:
         plan: ExecutionPlan,
         files: TrialFiles | None,
         micro_batch: TrialMicroBatch,
+        callbacks: "FreshCallbacks | None" = None,
     ):
         self._model: Any = model
         self._plan = plan
         self._files = files
         self._micro_batch = micro_batch
-        self._callbacks = FreshCallbacks()
+        # Only where the micro-batch size is found, or the policy may change, it may start again.
+        self._callbacks = callbacks or (FreshCallbacks() if micro_batch.is_auto else None)
         self._fit = self._timed_fit()
-        optimizer = inner_optimizers(self._model)[0]
+        optimizer = next(iter(inner_optimizers(self._model)), None)  # None: not compiled yet.
         self._started = ExecutionRecord(
             status="running",
             seed=plan.seed,
             batch_size=plan.batch_size,
             micro_batch_size=micro_batch.size,
             dtype_policy=self._model.dtype_policy.name,
-            optimizer=type(optimizer).__name__,
+            optimizer=optimizer and type(optimizer).__name__,
             loss_scaled=loss_scaled(model),
             learning_rate=current_learning_rate(optimizer),
             learning_rate_scaling=plan.learning_rate_scaling,
@@ -88,6 +94,13 @@ class Execution:
         """Return the record of what there is while it runs."""
         return self._record("running", None)
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Epochs and examples trained on so far, zero where no update was made of them."""
+        clock = self._fit.clock
+        made = clock.examples > 0 and clock.updates > 0
+        return (len(clock.epochs), clock.examples) if made else (0, 0)
+
     def _trained(self, fit: Callable[[], Any]) -> Any:
         while True:
             try:
@@ -103,7 +116,8 @@ class Execution:
             # Outside of the handler: the frames of the error hold what the step that ran out held.
             gc.collect()
             self._micro_batch.shrink()
-            self._callbacks.start_again()
+            if self._callbacks is not None:
+                self._callbacks.start_again()
             self._fit = self._timed_fit()
 
     def _timed_fit(self) -> TimedFit:
@@ -111,8 +125,7 @@ class Execution:
             self._model,
             self._plan,
             prepare=self._micro_batch.prepare,
-            # Only where the micro-batch size is found a trial may start again.
-            callbacks_of=self._callbacks.of if self._micro_batch.is_auto else None,
+            callbacks_of=self._callbacks and self._callbacks.of,
         )
 
     def _completed(self, results: Any) -> Any:
@@ -131,9 +144,9 @@ class Execution:
         scaled = clock.epochs and not clock.updates and self._started.loss_scaled
         # Overflows alone lower the scale; a step of the user's own may use other optimizers.
         if scaled and optimizer.built and float(optimizer.dynamic_scale) < optimizer.initial_scale:
-            raise keras_tuner.errors.FailedTrialError(
-                "no update: the gradients of every batch overflowed in float16. Train in float32, "
-                "or scale the loss and the inputs down."
+            raise NoUpdate(
+                "no update: the gradients of every batch overflowed in float16. Scale the loss and "
+                'the inputs down, or give `dtype_policy="float32"`.'
             )
         figures = {} if throughput is None else {"samples_per_second": throughput.mean}
         if target is not None:
@@ -212,17 +225,23 @@ class Execution:
         )
 
 
+# The best value so far, of `BestWeights` and of keras-tuner's `SaveBestEpoch`.
+_BEST = ("_best_before", "best_value")
+
+
 class FreshCallbacks:
     """Keeps copies of callbacks, and trains with these when training starts again.
 
     A checkpoint's best value or a user's counts would else go on from the attempt that failed.
-    Callbacks of keras-tuner and of kbatch's search stay themselves: others hold them. One that
-    cannot be copied stays itself too. What a callback keeps in files is as the attempt left it.
+    Callbacks of keras-tuner and of kbatch's search stay themselves, for others hold them, and get
+    back their best value. One that cannot be copied stays itself too. What a callback keeps in
+    files is as the attempt left it.
     """
 
     def __init__(self):
         self._kept: dict[int, tuple[Any, Any]] = {}
         self._given: dict[int, Any] | None = None
+        self._best: dict[int, dict[str, Any]] = {}  # Of the search's own, as they came.
 
     def start_again(self) -> None:
         """Begin another attempt."""
@@ -235,6 +254,12 @@ class FreshCallbacks:
         stay = {id(model): model} | {id(c): c for c in callbacks if _of_search(c)}
         for callback, copied in zip(new, _copied(new, stay), strict=True):
             self._kept[id(callback)] = (callback, copied)
+        for own in filter(_of_search, callbacks):
+            best = {name: vars(own)[name] for name in _BEST if name in vars(own)}
+            before = self._best.setdefault(id(own), best)
+            if self._given is not None and id(own) not in self._given:
+                self._given[id(own)] = own
+                vars(own).update(before)
         if self._given is None:
             return callbacks
         missing = [id(c) for c in callbacks if id(c) in self._kept and id(c) not in self._given]

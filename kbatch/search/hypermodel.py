@@ -19,7 +19,7 @@ from kbatch.records.json_codec import RecordError
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches, TrialMicroBatch
-from kbatch.search.execution import Execution, give_own_paths
+from kbatch.search.execution import Execution, FreshCallbacks, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
@@ -34,12 +34,17 @@ from kbatch.training.dtype_policy import (
     check_active_policy,
     check_dtype_policies,
     dtype_policy_scope,
+    loss_scaled,
 )
 from kbatch.training.learning_rate import forget_scaling, scale_model, scaling_of
 from kbatch.training.model import check_model
 from kbatch.training.state import check_seed, seeded
 
 _LARGEST_DEFAULT_VALIDATION_BATCH = 256
+_NOT_COMPILED = (
+    "float16 needs a loss scale, and the model was not compiled when it was built: compile it in "
+    "the build function."
+)
 
 
 class BatchSizeHyperModel(keras_tuner.HyperModel):
@@ -62,7 +67,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     Args:
         hypermodel: A function `hp -> compiled model`, one without argument, or a
             `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
-            `hp.get("batch_size")`.
+            `hp.get("batch_size")`. If that `fit` compiles the model, or trains one that is not
+            compiled, batches go through whole and in float32.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
             Under a `distribution_strategy` each replica has its part of the batch, and this is of
@@ -199,6 +205,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         except Exception:
             self._executed = None, 0
             raise
+        if self._is_late(model):
+            if policy == "mixed_float16":
+                model = _built(self._inner, hp, "float32", self._seed(hp))
+                model.dtype_refusal = _NOT_COMPILED
+            return model
         with _ending_the_search(TypeError, ValueError):
             check_model(model)
             check_active_policy(model, "float32" if hasattr(model, "dtype_refusal") else policy)
@@ -250,38 +261,61 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 self._check_identity(files, hp, args, kwargs)
                 own = give_own_paths(callbacks, trial_id=files.trial_id, execution=number)
 
+            attempts: list[Execution] = []
+            fresh = FreshCallbacks() if loss_scaled(model) else None  # It may start in float32.
+
             def train() -> Any:
                 used: Any = model
+                if attempts and fresh is not None:
+                    fresh.start_again()
                 if files is not None:
-                    self._fallback = files.check_settings(self.settings, self._fallback)
+                    known = files.check_settings(self.settings)
+                    self._fallback = self._fallback or known
                     if self._fallback and model.dtype_policy.name != "float32":
                         used = build_again(files.tuner, hp)
                 if hasattr(used, "dtype_refusal") and not self._fallback:
                     raise PolicyUnsupported(used.dtype_refusal)
                 notes = (self._fallback, *own) if self._fallback else own
-                if scaling_of(used) is None:  # By the noise scale, which the trial of the base has.
+                if self._is_late(used):
+                    notes = (RunNote.of("compiled_late"), *notes)
+                # By the noise scale, which the trial of the base has.
+                elif scaling_of(used) is None:
                     base = {**hp.values, "batch_size": self.base_batch_size}
                     noise_scale, note = base_noise_scale(project, base)
                     self._scale(used, hp.values["batch_size"], noise_scale)
                     notes = (note, *notes)
                 left = 1 if files is None else files.trainings_left(self.batch_sizes)
                 micro_batch = self._micro_batch(hp, used, directory=project, trainings_left=left)
-                execution = Execution(used, self._plan(hp, files, notes), files, micro_batch)
+                plan = self._plan(hp, files, notes)
+                attempts.append(execution := Execution(used, plan, files, micro_batch, fresh))
                 if files is not None:
                     for plot in live_plots(callbacks):
                         plot.follow(files, number=number, so_far=execution.so_far)
                 return execution.run(lambda: self._inner.fit(hp, used, *args, **kwargs))
 
             try:
-                results = self._or_in_float32(project, train)
+                results = self._or_in_float32(
+                    project, train, lambda: attempts[-1].progress if attempts else (-1, 0)
+                )
             except BaseException:
                 self._executed = None, 0
                 raise
+            finally:
+                if files is not None and self._fallback:
+                    files.check_settings(self.settings, self._fallback)
         self._executed = hp, (number + 1) % (1 if files is None else files.executions)
         return results
 
-    def _or_in_float32(self, project: Path | None, train: Callable[[], Any]) -> Any:
-        """Run what trains; where half precision cannot be had the whole search goes to float32."""
+    def _or_in_float32(
+        self,
+        project: Path | None,
+        train: Callable[[], Any],
+        progress: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> Any:
+        """Run what trains; where half precision cannot be had the whole search goes to float32.
+
+        It stays there if that gets further: what half precision raised may be a mistake.
+        """
         try:
             return train()
         except PolicyUnsupported as error:
@@ -289,9 +323,17 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             policy, *others = self.dtype_policies
             if others or self._fallback or any(run.status == "completed" for run in runs):
                 raise
+            reached = progress()
             self._fallback = RunNote.of("float32_instead", policy=policy, reason=str(error))
             warnings.warn(self._fallback, stacklevel=2)
-        return train()
+            if project is None:  # The next model that is built trains in float32.
+                raise
+        try:
+            return train()
+        except BaseException:
+            if progress() <= reached:
+                self._fallback = None
+            raise
 
     def _described(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
         """Describe the model that the wrapped HyperModel builds, for the identity of a search.
@@ -352,7 +394,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
         batch_size: Any = hp.get("batch_size")
         given = None
-        if not isinstance(self.micro_batch_size, str):
+        if self._is_late(model):
+            given = batch_size
+        elif not isinstance(self.micro_batch_size, str):
             rows = -(-batch_size // replica_count(model))
             given = min(rows, self.micro_batch_size or rows)
         return TrialMicroBatch(
@@ -365,6 +409,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             directory=directory,
             trainings_left=trainings_left,
         )
+
+    def _is_late(self, model: keras.Model) -> bool:
+        """Return whether a `fit` of the user's own compiles a model, or trains it by itself."""
+        whole = not isinstance(self.micro_batch_size, int) and self.learning_rate_scaling is None
+        return whole and not self.stock_fit and getattr(model, "compiled", None) is False
 
     def _scale(self, model: keras.Model, batch_size: int, noise_scale: float | None = None) -> None:
         scale_model(
@@ -447,6 +496,8 @@ def _built(inner: Any, hp: Any, policy: str, seed: int | None) -> Any:
     except PolicyUnsupported as error:
         model = _built(inner, hp, "float32", seed)
         model.dtype_refusal = str(error)
+    if isinstance(model, keras.Model) and not hasattr(model, "optimizer"):
+        model.optimizer = None  # It is not compiled yet.
     metrics_in_float32(model)
     return model
 

@@ -49,7 +49,7 @@ def _description(
     counted = dict.fromkeys(part.name for part in (*parts, *operations))
     names = {name: f"layer {i}" for i, name in enumerate(counted)}
     compiled = compile_arguments(target)
-    del compiled["optimizer"]
+    compiled.pop("optimizer", None)
 
     def described(value: Any) -> Any:
         return _described(value, names, dropped)

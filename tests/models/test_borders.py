@@ -68,6 +68,22 @@ def ragged_model():
     return model
 
 
+def test_ragged_rows_are_cut():
+    def trained(micro_batch_size=None):
+        keras.utils.set_random_seed(0)
+        model = ragged_model()
+        model.build((None, None))
+        if micro_batch_size:
+            kbatch.accumulate_gradients(model, micro_batch_size)
+        model.fit(ragged_rows().batch(12), verbose=0)
+        return model.get_weights()
+
+    with pytest.warns(UserWarning, match="No comparison|no comparison"):
+        found = trained(5)
+    for parts, whole in zip(found, trained(), strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-6)
+
+
 def test_ragged_rows_are_searched_in_whole_batches(tmp_path):
     hypermodel = kbatch.BatchSizeHyperModel(
         ragged_model, (8, 16), **settings(micro_batch_size=None)
@@ -144,7 +160,27 @@ def test_a_hypermodel_may_train_in_a_loop_of_its_own(tmp_path):
     assert statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y)) == COMPLETED
 
 
-def test_an_uncompiled_model_is_to_be_compiled_where_it_is_built(tmp_path):
+class CompiledLate(Uncompiled):
+    def fit(self, hp, model, *data, **kwargs):
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model.fit(*data, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Uncompiled, CompiledLate])
+def test_an_uncompiled_model_trains_whole_and_in_float32(tmp_path, kind):
+    hypermodel = kbatch.BatchSizeHyperModel(kind(), (8, 16))
+    with pytest.warns(UserWarning, match="float32, not under mixed_float16: float16 needs a loss"):
+        found = statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y))
+    assert found == COMPLETED
+    for trial in kbatch.load_study(tmp_path / "search").trials:
+        codes = {note.code for note in trial.notes}
+        assert {"compiled_late", "float32_instead"} <= codes
+        assert ("nothing_timed" in codes) == (kind is Uncompiled)
+        assert trial.dtype_policy == "float32"
+        assert trial.micro_batch_size == trial.batch_size
+
+
+def test_an_uncompiled_model_is_to_be_compiled_where_it_is_built_to_be_adjusted(tmp_path):
     hypermodel = kbatch.BatchSizeHyperModel(Uncompiled(), (8, 16), **settings())
     with pytest.raises(keras_tuner.errors.FatalValueError, match="build function also where"):
         statuses(tmp_path, hypermodel, X, Y)

@@ -1,6 +1,7 @@
 """Models that half precision cannot train: a search goes on in float32, and says so."""
 
 import json
+from typing import ClassVar
 
 import keras
 import keras_tuner
@@ -66,6 +67,43 @@ def vision_transformer(k=2):
         "accuracy",
     ]
     return compiled(keras.Model(x, y), metrics=metrics)
+
+
+def overflowing():
+    """Its scaled gradients overflow in half precision, as those of a CTC loss do."""
+    optimizer = keras.optimizers.SGD(0.01)
+    if keras.config.dtype_policy().name != "float32":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**120)
+    return small_models.mlp(optimizer=optimizer)
+
+
+class Mistaken(Late):
+    """Raises what names the type of a tensor, until it is mended."""
+
+    wrong = True
+
+    def call(self, x):
+        if self.wrong:
+            raise ValueError(f"expected something else than {self.inner(x)}")
+        return self.outer(self.inner(x))
+
+
+def mistaken():
+    return compiled(Mistaken())
+
+
+class Epochs(keras.callbacks.Callback):
+    """Counts the epochs of a training, by itself."""
+
+    seen: ClassVar[list[int]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.count += 1
+        self.seen.append(self.count)
 
 
 def search(directory, build, kind=kbatch.BatchSizeTuner, sizes=(8, 16), **arguments):
@@ -148,6 +186,54 @@ def test_no_trial_alone_trains_in_float32(tmp_path):
     assert {trial.dtype_policy for trial in study.trials} == {"mixed_float16"}
     assert "`Late.call` cannot compute under mixed_float16" in study.trials[1].failure
     assert study.search.fallback is None
+
+
+@pytest.mark.parametrize("kind", [kbatch.BatchSizeTuner, keras_tuner.GridSearch])
+def test_where_every_update_overflows_the_search_goes_on_in_float32(tmp_path, kind):
+    Epochs.seen.clear()
+    held_out = small_models.rows(40, seed=1)
+    with pytest.warns(UserWarning, match="float32, not under mixed_float16: no update"):
+        tuner = search(
+            tmp_path,
+            overflowing,
+            kind,
+            # Training lowers it: the weights without an update are better.
+            objective=keras_tuner.Objective("val_loss", "max"),
+            fit={"epochs": 1, "validation_data": held_out, "callbacks": [Epochs()]},
+        )
+    study = kbatch.load_study(tuner)
+    assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", "float32")}
+    assert all(one.executions[0].updates for one in study.trials)
+    assert [one.notes[0].code for one in study.trials] == ["float32_instead"] * 2
+    assert study.search.fallback == study.trials[0].notes[0]
+    # Callbacks and the best weights begin again.
+    assert Epochs.seen == [1, 1, 1]
+    loss, _ = tuner.get_best_models()[0].evaluate(*held_out, verbose=0)
+    assert loss == pytest.approx(study.best_trial().objective_value, rel=1e-5)
+
+
+def test_a_mistake_that_names_half_precision_keeps_no_search_in_float32(tmp_path, monkeypatch):
+    with pytest.warns(UserWarning, match="Trained in float32"):
+        study = kbatch.load_study(search(tmp_path, mistaken, sizes=(8,)))
+    assert "expected something else" in study.trials[0].failure
+    assert "float32" in study.trials[0].failure
+    assert study.search.fallback is None
+    monkeypatch.setattr(Mistaken, "wrong", False)
+    study = kbatch.load_study(search(tmp_path, mistaken, sizes=(8, 16), resume="unchecked"))
+    assert (study.trials[1].status, study.trials[1].dtype_policy) == ("completed", "mixed_float16")
+
+
+def test_a_search_stays_in_float32_that_got_further_there(tmp_path, recwarn):
+    def stop(epoch, logs):
+        raise RuntimeError("the disk is full")
+
+    stopping = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    fit = {"epochs": 1, "validation_data": None, "callbacks": [stopping]}
+    study = kbatch.load_study(search(tmp_path, late, fit=fit))
+    assert ["the disk is full" in trial.failure for trial in study.trials] == [True, True]
+    assert {trial.dtype_policy for trial in study.trials} == {"float32"}
+    assert study.search.fallback.code == "float32_instead"
+    assert len([one for one in recwarn if "Trained in float32" in str(one.message)]) == 1
 
 
 def test_what_no_policy_mends_fails_as_it_is(tmp_path):

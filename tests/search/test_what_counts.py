@@ -16,8 +16,8 @@ layers = keras.layers
 
 
 def overflowing(hp):
-    """A classifier whose scaled gradients overflow in every step of batch size 8."""
-    scale = 2.0**120 if hp.get("batch_size") == 8 else 2.0**10
+    """A classifier whose scaled gradients overflow in every step of batch size 16."""
+    scale = 2.0**120 if hp.get("batch_size") == 16 else 2.0**10
     sgd = keras.optimizers.SGD(0.01)
     return small_models.mlp(optimizer=keras.optimizers.LossScaleOptimizer(sgd, initial_scale=scale))
 
@@ -27,14 +27,15 @@ def test_a_trial_without_an_update_has_failed_and_is_never_the_best(tmp_path, ki
     settings = {"dtype_policy": "mixed_float16", "micro_batch_size": None}
     hypermodel = searches.hypermodel(overflowing, (8, 16), **settings)
     tuner = searches.quick(tmp_path, hypermodel, kind, objective="loss")
-    failed, completed = (study := kbatch.load_study(tuner)).trials
+    completed, failed = (study := kbatch.load_study(tuner)).trials
     assert (failed.status, failed.executions[0].updates) == ("failed", 0)
     assert "no update: the gradients of every batch overflowed" in failed.failure
     assert completed.status == "completed" and completed.executions[0].updates > 0
     assert study.best_trial() == completed
-    assert tuner.get_best_hyperparameters()[0].get("batch_size") == 16
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == 8
+    assert study.search.fallback is None
     statuses = {t.hyperparameters.get("batch_size"): t.status for t in tuner.oracle.trials.values()}
-    assert statuses == {8: TrialStatus.FAILED, 16: TrialStatus.COMPLETED}
+    assert statuses == {8: TrialStatus.COMPLETED, 16: TrialStatus.FAILED}
 
 
 def test_an_optimizer_that_is_not_used_is_no_overflow(tmp_path):

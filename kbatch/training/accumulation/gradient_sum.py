@@ -75,7 +75,9 @@ class MicroBatches(NamedTuple):
     def part(self, start: tf.Tensor | int, size: tf.Tensor | int) -> Any:
         """Cut out `size` rows from row `start` on."""
 
-        def rows(leaf: Any) -> tf.Tensor:
+        def rows(leaf: Any) -> Any:
+            if isinstance(leaf, tf.RaggedTensor):
+                return leaf[start : start + size]
             # tf.slice, since XLA takes a moving start there as long as the size is fixed.
             rest = tf.shape(leaf)[1:]
             begin = tf.concat([[start], tf.zeros_like(rest)], axis=0)
@@ -125,21 +127,28 @@ def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
             "Every part of a batch (inputs, targets, sample weights) must have the same number "
             f"of rows: check their first axes. Received: shapes={[p.shape for p in present]}."
         )
-    rows = tf.shape(present[0])[0]
+    rows = row_count(present[0])
     checks: list[Any] = []
     if len(known) != 1:
         message = "Every part of a batch must have the same number of rows."
-        checks = [tf.debugging.assert_equal(tf.shape(p)[0], rows, message) for p in present[1:]]
+        checks = [tf.debugging.assert_equal(row_count(p), rows, message) for p in present[1:]]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return MicroBatches(leaves, tf.identity(rows), size)
 
 
-def _as_tensor(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+def row_count(parts: Any) -> tf.Tensor:
+    """Count the rows of a batch."""
+    first = parts_of(parts)[0]
+    return first.nrows(tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf
+    if isinstance(leaf, tf.SparseTensor):
         raise TypeError(
-            "Gradient accumulation cuts batches by rows, which a RaggedTensor or SparseTensor "
-            "does not allow here: convert the data with `.to_tensor()` or `tf.sparse.to_dense`. "
-            f"Received: a {type(leaf).__name__}."
+            "Gradient accumulation cuts batches by rows, which a SparseTensor does not allow here: "
+            "convert the data with `tf.sparse.to_dense`. Received: a SparseTensor."
         )
     tensor = tf.convert_to_tensor(leaf)
     if tensor.shape.rank == 0:

@@ -28,7 +28,6 @@ from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatis
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.accumulation.output_losses import LossDenominators
-from kbatch.training.data.forms import parts_of
 from kbatch.training.model import TrainStep, check_model, user_step
 
 
@@ -93,7 +92,7 @@ def accumulate_step(model: Any, step: Any, data: Any, size: int | tf.Variable) -
     batch = cut(data, size)
 
     def collected(part: Any) -> Collected:
-        rows = tf.shape(parts_of(part)[0])[0]
+        rows = gradient_sum.row_count(part)
         return Collected(model, step, part, tf.cast(rows / batch.rows, tf.float32))
 
     def add(sums: Any, part: Any) -> Any:
@@ -303,7 +302,7 @@ class Update:
         )
 
     def _forward(self, micro_batch: tuple[Any, Any, Any]) -> Forward:
-        rows = tf.shape(parts_of(micro_batch[0])[0])[0]
+        rows = gradient_sum.row_count(micro_batch[0])
         rows_share = tf.cast(rows, tf.float32) / tf.cast(self.batch.rows, tf.float32)
         with tf.GradientTape() as tape, self.batch_norm.observed():
             y_pred = forward(self.model, micro_batch[0], training=True)

@@ -48,7 +48,7 @@ def differ_in_parts(model: keras.Model) -> bool:
     A layer of the user's own may look up rows as `Embedding` does. SGD is linear in the gradient,
     as long as it is not clipped. A `train_step` of the user's own hands it what it likes.
     """
-    if user_step(model) is not None:
+    if user_step(model) is not None or not model.compiled:
         return False
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
