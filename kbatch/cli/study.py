@@ -110,8 +110,8 @@ def add_export(commands: Any) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     from kbatch.records.json_codec import write_whole_file
-    from kbatch.study.decision import refuse_empty
     from kbatch.study.loading import load_study
+    from kbatch.study.study import refuse_empty
 
     suffix = options.output.suffix.lower()
     if suffix not in (".csv", ".json"):
@@ -248,7 +248,7 @@ def _demo(options: argparse.Namespace) -> None:
         from kbatch.training.dtype_policy import float16_slowdown
     from kbatch.plotting.saving import save_figure
     from kbatch.report.pages import write_report
-    from kbatch.study.decision import decision
+    from kbatch.study.answer import answer
     from kbatch.study.figures.trials import plot_trials
 
     policy, why = (options.policy, None) if options.policy else default_policy(float16_slowdown())
@@ -262,8 +262,9 @@ def _demo(options: argparse.Namespace) -> None:
         seed=options.seed,
     )
     print_trials(study, console)
-    words = decision(study)
-    sentences = [words.headline, words.speed, words.limit, words.compared, words.certainty]
+    words = answer(study)
+    sentences = [words.headline, words.certainty, words.baseline, words.speed, words.limit]
+    sentences += [words.compared]
     console.print(" ".join(filter(None, sentences)), highlight=False)
     figure, report = options.output / "trials.png", options.output / "report.html"
     save_figure(plot_trials(study), figure)

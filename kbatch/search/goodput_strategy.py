@@ -19,7 +19,7 @@ from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
 from kbatch.search.oracle import Values, grid
 from kbatch.search.trial_files import readable_trials
-from kbatch.study.decision import decision_text
+from kbatch.study.answer import decision_text
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.throughput.record import TrainingPoint

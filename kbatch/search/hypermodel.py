@@ -165,6 +165,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self.batch_sizes
         )
         self.seed = check_seed(seed)
+        self.baseline: int | None = None  # Batch size to compare with, where one was given.
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
@@ -194,7 +195,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "seed": self.seed,
             "memory_limit_bytes": self.memory_limit_bytes,
             "memory_window": list(self.memory_window),
+            **({} if self.baseline is None else {"baseline": self.baseline}),
         }
+
+    def compare_with(self, baseline: int) -> None:
+        """Compare all sizes with this one, which is tried too; a tuner calls it before a search."""
+        self.baseline = check_size(baseline, "baseline")
+        self.batch_sizes = tuple(sorted({*self.batch_sizes, self.baseline}))
+        self._micro_batches.largest_batch_size = self.batch_sizes[-1]
+        if self._chosen_validation is None:
+            self.validation_batch_size = self._default_validation(self.batch_sizes)
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """Build the model of a trial; keras-tuner calls it."""

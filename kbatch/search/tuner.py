@@ -1,6 +1,7 @@
 """The tuner: a search over batch sizes that people can leave alone."""
 
 import contextlib
+import dataclasses
 import os
 import traceback
 import warnings
@@ -30,7 +31,13 @@ from kbatch.search.identity import (
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle, untried_in_grid
 from kbatch.search.progress import SearchProgress
-from kbatch.search.trial_files import TrialFiles, check_local, compare_settings, recorded_search
+from kbatch.search.trial_files import (
+    TrialFiles,
+    check_local,
+    compare_settings,
+    recorded_search,
+    write_needed,
+)
 from kbatch.search.trial_process import (
     IsolatedTrials,
     explored_space,
@@ -38,7 +45,7 @@ from kbatch.search.trial_process import (
     trial_result,
 )
 from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, search_lock
-from kbatch.study.decision import missing_reason, what_to_do
+from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.loading import RECORD_NAME, SearchIdentity, load_study, read_identity
 from kbatch.study.names import outcome
 from kbatch.study.study import GoodputRecord, Study
@@ -76,6 +83,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             size, trains a pilot, then only sizes that may be better according to these, and says
             why it stopped; it needs `kbatch.StopAtTarget` and the objective
             `"seconds_to_target"`, or a metric as objective and a `kbatch.TimeBudget`.
+        baseline: Your present batch size, which the study compares all others with: in time and in
+            the metric. It is tried too where it is none of `batch_sizes`. If None, the hypermodel's
+            `base_batch_size`, where that is tried.
         executions_per_trial: How many times each trial trains, each time with a seed of its own.
         isolate: Whether each trial runs in a process of its own, so that neither memory nor a crash
             outlives it; it starts some seconds later. Data must be arrays or functions then, and
@@ -107,6 +117,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         objective: Any = None,
         *,
         strategy: Literal["grid", "goodput"] = "grid",
+        baseline: int | None = None,
         executions_per_trial: int = 1,
         isolate: bool = False,
         keep_checkpoints: int = 1,
@@ -122,6 +133,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 "`BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024))`. "
                 f"Received: hypermodel={hypermodel!r}."
             )
+        if baseline is not None:
+            hypermodel.compare_with(baseline)
         self.hypermodel = hypermodel
         objective = objective or ("val_loss" if hypermodel.stock_fit else None)
         _check_strategy(strategy, distribution_strategy)
@@ -401,6 +414,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         note = check_identity(project, lambda _: present, unchecked=self._resume == "unchecked")
         if note is not None:
             self._progress.say(note)
+        known, settings = recorded_search(project), self.hypermodel.settings
+        # Another baseline is compared with also where no trial is left to run.
+        if known is not None and known.settings.get("baseline") != settings.get("baseline"):
+            write_needed(dataclasses.replace(known, settings=settings), project / RECORD_NAME)
         for line in self._found:
             note_in_identity(project, line)
             self._progress.say(line)

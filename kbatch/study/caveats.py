@@ -7,8 +7,9 @@ from kbatch.document.numbers import count_range, format_number, join_words, perc
 from kbatch.document.section import Note, clocks_text, one_line
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, ExecutionRecord
+from kbatch.study.answer import decision_text
 from kbatch.study.conditions import budget_text, end_text, spreads
-from kbatch.study.decision import MUCH_DATA_WAIT, decision_text
+from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.names import at_most, diverged, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
@@ -315,8 +316,10 @@ def _few_executions(study: Study) -> Iterator[Note]:
     if found.single:
         yield _note(
             "one execution",
-            "A trial with one execution has no interval for its quality: a small difference may be "
-            "chance. Repeat with executions_per_trial=3 or more to know.",
+            "A trial with one execution has no interval for its quality"
+            + " over seeds" * found.examples
+            + ": a small difference may be chance. Repeat with executions_per_trial=3 or more to "
+            "know.",
             ("quality",),
             [trial for trial in completed if len(trial.executions) == 1],
         )

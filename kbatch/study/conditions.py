@@ -114,6 +114,7 @@ class Spreads(NamedTuple):
     pairs: bool  # Whether a trial has several executions, but too few for an interval.
     single: bool  # Whether a trial has one execution.
     quartiles: bool  # Whether a trial of one execution has quartiles over its timing windows.
+    examples: bool  # Whether one has an interval of the objective over validation examples.
 
 
 def spreads(trials: Iterable[TrialRecord]) -> Spreads:
@@ -126,17 +127,21 @@ def spreads(trials: Iterable[TrialRecord]) -> Spreads:
         pairs=any(1 < count < FEWEST_VALUES for count in counts),
         single=bool(single),
         quartiles=any(trial.samples_per_second_interval for trial in single),
+        examples=any(trial.examples_interval(trial.objective.name) for trial in single),
     )
 
 
-def bars_text(trials: Iterable[TrialRecord]) -> str:
-    """Describe what the bars of throughput and of metrics are; empty where there are none."""
+def bars_text(trials: Iterable[TrialRecord], *, of_metric: bool = False) -> str:
+    """Describe the bars of throughput, and of the metric too; empty where there are none."""
     found = spreads(trials)
     if found.intervals:
         return BARS
-    if found.quartiles:
-        return "Bars of throughput: quartiles of the timing windows of one execution."
-    return ""
+    bars = (
+        (found.quartiles, "of throughput: quartiles of the timing windows"),
+        (of_metric and found.examples, "of the metric: 95 % interval over the validation examples"),
+    )
+    shown = "; ".join(text for holds, text in bars if holds)
+    return f"Bars {shown}, of one execution." if shown else ""
 
 
 class PlottedEstimate(NamedTuple):
@@ -160,7 +165,8 @@ def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
 
 def metric_estimate(trial: TrialRecord, name: str) -> PlottedEstimate | None:
     """Return a metric of a trial at its best epoch, None if it was not measured."""
-    return _estimate(name, trial.metrics.get(name), trial.metric_interval(name))
+    interval = trial.metric_interval(name) or trial.examples_interval(name)
+    return _estimate(name, trial.metrics.get(name), interval)
 
 
 def objective_estimate(trial: TrialRecord) -> PlottedEstimate | None:

@@ -1,364 +1,458 @@
-"""The decision that a study supports, in sentences, or why it supports none."""
+"""The decision that a study supports: which batch sizes are as good as the best, and which to take.
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+Sizes are compared at one setting of the other hyperparameters and equal budgets, execution by
+execution and validation example by validation example: see `kbatch.analysis.paired_runs`.
+"""
 
-from kbatch.analysis.batch_sizes import equal_parts
-from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import format_number, join_words, percent, pluralize, setting
-from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import budget_text, executions_text
-from kbatch.study.names import (
-    TrialNames,
-    at_most,
-    metric_words,
-    noise_scale_text,
-    outcome,
-    trial_names,
-)
-from kbatch.study.study import SizeDecision, Study
-from kbatch.study.trial import TrialRecord
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
 
-# Above this share of the training time, waiting for data is what the samples/s show.
-MUCH_DATA_WAIT = 0.2
-# A gain in samples/s below this share is none: the device is saturated.
-_SMALL_GAIN = 0.1
+import numpy as np
 
+from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
+from kbatch.analysis.paired_runs import Candidate, Verdict, judge
+from kbatch.analysis.race import first_executions
+from kbatch.document.numbers import join_words, setting
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.study.names import at_most, metric_words
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
-class Decision(NamedTuple):
-    """The decision in sentences."""
-
-    headline: str  # Which batch size had the best objective.
-    # Its throughput against the fastest, None if it was not measured or stands in the headline.
-    speed: str | None
-    limit: str | None  # Which limit binds, None where the trials do not show it.
-    compared: str  # Sizes, budget, executions and device.
-    certainty: str  # How sure the order is, and how ties were decided.
+# Of a metric between 0 and 1 where larger is better, and the share of any other.
+_DEFAULT_TOLERANCE = 0.01
 
 
-def decision(study: Study) -> Decision:
-    """Word the decision of a study with at least one trial."""
-    best, names = study.best_trial(), trial_names(study.trials)
-    compared = _compared(study, names)
-    if best is None:
-        headline = f"No batch size can be named: {missing_reason(study)}."
-        return Decision(headline, None, None, compared, what_to_do(study))
-    completed = [t for t in study.trials if t.status == "completed"]
-    others = [t for t in completed if t is not best]
-    tied = [t for t in others if t.objective_value == best.objective_value]
-    tie = (
-        f"The same value was reached by batch size {_named(tied, names)}: of tied trials, the one "
-        "with the smallest batch size is named. "
-        if tied
-        else ""
+class LeftOut(NamedTuple):
+    """A completed trial that is not compared."""
+
+    trial: TrialRecord
+    why: Literal["settings", "budget", "no value", "repeated", "executions"]
+
+
+class SizeChange(NamedTuple):
+    """What another batch size changes against the baseline."""
+
+    batch_size: int
+    speedup: float | None  # Training time of the baseline over that of this size; None if unknown.
+    speedup_interval: Interval | None  # Of 95 % confidence; None where there is none.
+    # Objective of this size minus that of the baseline, in the metric's unit. None where the
+    # objective is a time, or training ended at a target, where metrics are alike by design.
+    difference: float | None
+    difference_interval: Interval | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """Which batch size to take, which are as good, and how sure that is.
+
+    Attributes:
+        batch_size: The size to take: the fastest that is certified to lie within the tolerance of
+            the best; the best mean where none is. None where no trial completed.
+        trial: Its trial.
+        best: The trial with the best mean of those that are compared.
+        tied: Sizes that are not told apart from the best, the best among them, ascending; empty
+            where the best stands alone.
+        worse: Sizes that are worse than the best by more than the tolerance, ascending.
+        certain: Whether `batch_size` is certified and every faster size is worse. Never with one
+            execution of each size: what another seed would change is not known then.
+        gaps: How much worse than the best each other size is, as an interval in the metric's unit.
+            All bounds of one side hold together with `confidence`. Negative is better.
+        executions_needed: Executions of each size that would settle it, as a forecast; None where
+            it is settled, or where no number would.
+        smallest_tolerance: The tolerance that the validation examples could settle, where they are
+            too few for the one asked for.
+        tolerance: What counts as equally good, in the metric's unit.
+        confidence: How likely a certain answer is right, in (0, 1).
+        executions: Executions of each size that are compared, 0 where none is.
+        unpaired: Why sizes were not compared validation example by validation example; empty
+            where they were.
+        baseline: The batch size to compare with, None where it has no comparable trial.
+        changes: What each other size changes against the baseline.
+        left_out: Completed trials that are not compared.
+    """
+
+    batch_size: int | None
+    trial: TrialRecord | None
+    best: TrialRecord | None
+    tied: tuple[int, ...] = ()
+    worse: tuple[int, ...] = ()
+    certain: bool = False
+    gaps: Mapping[int, Interval] = dataclasses.field(default_factory=dict)
+    executions_needed: int | None = None
+    smallest_tolerance: float | None = None
+    tolerance: float | None = None
+    confidence: float = 0.95
+    executions: int = 0
+    unpaired: str = ""
+    baseline: int | None = None
+    changes: tuple[SizeChange, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why this size, and how sure that is, in sentences."""
+        return _reason(self)
+
+    def change(self, batch_size: int) -> SizeChange | None:
+        """Return what a size changes against the baseline, None where that is not known."""
+        return next((c for c in self.changes if c.batch_size == batch_size), None)
+
+
+class Comparable(NamedTuple):
+    """Trials that may be compared, one a batch size, and completed ones that may not."""
+
+    trials: tuple[TrialRecord, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
+    """Find the trials with the settings and the budget of the best mean objective.
+
+    A trial whose executions do not all have the objective is left out: it never met the target, or
+    its metric was not finite.
+    """
+    completed = [trial for trial in trials if trial.status == "completed"]
+    scored = [trial for trial in completed if None not in _values(trial)]
+    if not scored:
+        return Comparable(())
+    best = min(scored, key=_rank)
+    kept: dict[int, TrialRecord] = {}
+    left_out: list[LeftOut] = []
+    # Of several trials of a size the one that was repeated most, whatever came out.
+    for trial in sorted(completed, key=lambda t: (t is not best, -len(t.executions), t.trial_id)):
+        if _settings(trial) != _settings(best):
+            left_out.append(LeftOut(trial, "settings"))
+        elif _budget(trial) != _budget(best):
+            left_out.append(LeftOut(trial, "budget"))
+        elif trial not in scored:
+            left_out.append(LeftOut(trial, "no value"))
+        elif trial.batch_size in kept:
+            left_out.append(LeftOut(trial, "repeated"))
+        else:
+            kept[trial.batch_size] = trial
+    return Comparable(tuple(kept[size] for size in sorted(kept)), tuple(left_out))
+
+
+def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[Candidate], str]:
+    """Make the candidates of trials that may be compared, at most so many executions of each.
+
+    Returns:
+        The candidates, and why they are not paired by validation example, empty where they are.
+    """
+    runs = [trial.executions[:executions] for trial in trials]
+    unpaired = _unpaired_reason([run for each in runs for run in each], trials[0].objective)
+    timed = not any(_ends_by_time(run) for each in runs for run in each)
+    found = []
+    windows = min(len(run.window_examples) for each in runs for run in each)
+    for trial, each in zip(trials, runs, strict=True):
+        seconds = [s for run in each if (s := training_seconds(run)) is not None]
+        blocks = [o.values for run in each if (o := run.outcomes) and o.values is not None]
+        values = [v for v in _values(trial)[:executions] if v is not None]
+        if executions == 1 and trial.objective.name == "samples_per_second" and windows > 1:
+            pairs = zip(each[0].window_examples, each[0].window_durations_s, strict=True)
+            values = [examples / s for examples, s in pairs][:windows]
+        found.append(
+            Candidate(
+                values=values,
+                outcomes=None if unpaired else np.stack(blocks),
+                seconds=fmean(seconds) if timed and len(seconds) == len(each) else None,
+                examples=None if unpaired or not each[0].outcomes else each[0].outcomes.examples,
+            )
+        )
+    return found, unpaired
+
+
+def decide(
+    trials: Sequence[TrialRecord],
+    *,
+    tolerance: float | None = None,
+    confidence: float,
+    baseline: int | None = None,
+    looks: int = 1,
+) -> Decision:
+    """Decide which batch size to take.
+
+    Args:
+        trials: The trials of a study.
+        tolerance: What counts as equally good, in the metric's unit; None for 0.01 of a metric
+            between 0 and 1, and 1 % of the best for a loss, a cost or a throughput.
+        confidence: How likely all comparisons hold.
+        baseline: The batch size to compare with.
+        looks: How often a race looked at the data.
+    """
+    check_tolerance(tolerance, confidence)
+    found = comparable_trials(trials)
+    if not found.trials:
+        return Decision(None, None, None, confidence=confidence)
+    best = min(found.trials, key=_rank)
+    objective = best.objective
+    if objective.name == "multi_objective":
+        return Decision(best.batch_size, best, best, confidence=confidence)
+    tolerance = tolerance_in_units(found.trials, tolerance)
+    judged = functools.partial(
+        judge,
+        larger_is_better=objective.direction == "max",
+        tolerance=tolerance,
+        confidence=confidence,
+        looks=looks,
     )
+    rounds, compared, behind = _in_step(found.trials, judged)
+    candidates, unpaired = candidates_of(compared, rounds)
+    verdict = judged(candidates)
+    sizes = [trial.batch_size for trial in compared]
+    worse = tuple(sizes[k] for k in verdict.worse)
+    tied = tuple(size for size in sizes if size not in worse)
+    named = compared[verdict.named]
+    others = [size for size in sizes if size != baseline]
+    base = next((k for k, size in enumerate(sizes) if size == baseline and others), None)
     return Decision(
-        headline=_headline(best, tied, names),
-        speed=_speed(completed, best, names),
-        limit=" ".join(limit.text for limit in limits_at_best_trial(study)) or None,
-        compared=compared,
-        certainty=tie + _certainty(others, best, names),
+        batch_size=named.batch_size,
+        trial=named,
+        best=compared[verdict.leader],
+        tied=tied if len(tied) > 1 else (),
+        worse=worse,
+        certain=verdict.certain and len(sizes) > 1 and rounds > 1,
+        gaps={
+            size: gap
+            for k, (size, gap) in enumerate(zip(sizes, verdict.gaps, strict=True))
+            if gap is not None and k != verdict.leader
+        },
+        executions_needed=verdict.executions_needed,
+        smallest_tolerance=verdict.smallest_tolerance,
+        tolerance=tolerance,
+        confidence=confidence,
+        executions=rounds,
+        unpaired=unpaired,
+        baseline=None if base is None else baseline,
+        changes=() if base is None else _changes(compared, candidates, base),
+        left_out=(*found.left_out, *(LeftOut(trial, "executions") for trial in behind)),
     )
 
 
-def _headline(best: TrialRecord, tied: list[TrialRecord], names: TrialNames) -> str:
-    words, value = metric_words(best.objective.name), best.objective_value
-    number = format_number(value, 4) if value is not None else "n/a (not measured)"
-    if best.objective.name in COST_NAMES and best.target is not None:
-        words = f"{words} ({best.target.metric} {setting(best.target.value)})"
-    unit = " samples/s" if best.objective.name == "samples_per_second" else ""
-    others = f", tied with {pluralize(len(tied), 'other trial')}" if tied else ""
-    return f"Batch size {names.name(best)} had the best {words}: {number}{unit}{others}."
+def tolerance_text(found: Decision) -> str:
+    """Write the tolerance: in the unit of a metric between 0 and 1, else as a share of the best."""
+    tolerance, best = found.tolerance or 0.0, _mean(found.best) if found.best else 0.0
+    fraction = found.best is not None and _is_fraction(found.best.objective, [best])
+    return setting(tolerance) if fraction or not best else f"{100 * tolerance / abs(best):.2g} %"
 
 
-def _speed(completed: list[TrialRecord], best: TrialRecord, names: TrialNames) -> str | None:
-    rate = best.samples_per_second
-    if rate is None:
-        return None
-    fastest = max(completed, key=lambda trial: trial.samples_per_second or 0.0)
-    fastest_rate = fastest.samples_per_second or rate
-    if fastest is best:
-        if best.objective.name == "samples_per_second":
-            return None
-        return f"It was also the fastest, with {format_number(rate)} samples/s."
-    named = ", ".join((f"batch size {fastest.batch_size:,}", *names.settings(fastest)))
-    return (
-        f"It trained at {format_number(rate)} samples/s, {percent(rate / fastest_rate)} of the "
-        f"fastest trial ({named}, {format_number(fastest_rate)} samples/s)."
-    )
+def sizes_text(sizes: Sequence[int], among: Sequence[int]) -> str:
+    """Name batch sizes: "16 to 64" where they are three or more neighbours among all."""
+    places = [among.index(size) for size in sizes]
+    if len(sizes) > 2 and places[-1] - places[0] == len(sizes) - 1:
+        return f"{sizes[0]:,} to {sizes[-1]:,}"
+    return join_words(at_most([f"{size:,}" for size in sizes]))
 
 
-def _compared(study: Study, names: TrialNames) -> str:
-    conditions = study.conditions
-    sizes = sorted({trial.batch_size for trial in study.trials})
-    between = f" from {sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f" of {sizes[0]:,}"
-    differ = (*names.hyperparameters, *(("dtype policy",) if names.several_policies else ()))
-    also = f" that differ in {join_words(differ)} too" if differ else ""
-    if conditions.epochs is None:
-        budget = "none of them completed"
+def _reason(found: Decision) -> str:
+    if found.trial is None or found.best is None:
+        return "No trial completed with a value of the objective."
+    if not found.executions:
+        return "There are several objectives: the best mean is taken, and no size is told apart."
+    among = sorted({found.trial.batch_size, *found.tied, *found.worse})
+    if len(among) < 2:
+        if not found.left_out:
+            return "It is the only trial that completed, so nothing was compared."
+        return "No other batch size has the same settings and budget, so it was compared with none."
+    words, within = metric_words(found.best.objective.name), tolerance_text(found)
+    sure = f"{100 * found.confidence:.3g} % confidence"
+    tied, sentences = found.tied and sizes_text(found.tied, among), []
+    if found.executions == 1:
+        sentences += [
+            "One execution of each size is compared: what another seed would change is not known, "
+            "so nothing is certain."
+        ]
+        if not found.unpaired and (outcomes := found.trial.executions[0].outcomes) is not None:
+            on = f"On the {outcomes.examples:,} validation examples"
+            sentences += [
+                f"{on}, {tied} are not told apart."
+                if tied
+                else f"{on}, every other size is worse by more than {within} ({sure})."
+            ]
+    elif found.certain:
+        sentences += [
+            f"It is the fastest size whose {words} is certified to lie within {within} of the best "
+            f"({sure})."
+            if tied
+            else f"Every other size is worse by more than {within} ({sure})."
+        ]
     else:
-        # The end of a training to a target is worded "until ...".
-        to_target = next((t.target for t in study.trials if t.status == "completed"), None)
-        budget = f"trained {'' if to_target else 'for '}{budget_text(conditions)}"
-    return (
-        f"Compared: {pluralize(len(sizes), 'batch size')}{between} in "
-        f"{pluralize(conditions.trials, 'trial')}{also}, {executions_text(conditions)}, "
-        f"{budget}, on {conditions.device or 'a device that was not recorded'}"
-        f"{conditions.clocks and f' ({conditions.clocks})'}."
-    )
+        sentences += [f"Not told apart from the best within {within} ({sure}): {tied}."]
+        if found.executions_needed is not None:
+            count = f"about {found.executions_needed:,} executions of each"
+            sentences += [f"A forecast: {count} would settle it."]
+        elif found.smallest_tolerance is not None:
+            sentences += [
+                "No number of executions would settle it, since there are too few validation "
+                f"examples: they could settle a tolerance of {setting(found.smallest_tolerance)}."
+            ]
+    if found.unpaired:
+        spread = "executions" if found.executions > 1 else "timing windows" if found.gaps else ""
+        how = f"Sizes are compared by the spread over {spread} alone"
+        how = how if spread else "Nothing is known of the spread of one execution"
+        sentences += [f"{how}: {found.unpaired}."]
+    return " ".join(sentences)
 
 
-def _certainty(others: list[TrialRecord], best: TrialRecord, names: TrialNames) -> str:
-    if not others:
-        return "It is the only trial that completed, so nothing was compared."
-    if len(best.executions) == 1:
-        return (
-            "It is a single execution without an interval: whether it would win again is not known."
+def check_tolerance(tolerance: Any, confidence: Any) -> None:
+    """Check what a decision is asked for, as far as no metric is needed for it."""
+    number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (number and 0 <= tolerance < math.inf):
+        raise ValueError(
+            "`tolerance` is how much worse than the best still counts as equally good, in the "
+            "metric's unit: a number from 0 on, such as 0.01 for 1 % of accuracy, or None for the "
+            f"default. Received: tolerance={tolerance!r}."
         )
-    own = best.objective_interval
-    if own is None:
-        return (
-            f"It has {pluralize(len(best.executions), 'execution')}, too few for an interval: "
-            "whether it would win again is not known."
+    if not isinstance(confidence, (int, float)) or not 0.5 <= confidence < 1:
+        raise ValueError(
+            "`confidence` must be a probability from 0.5 to below 1, such as 0.95. "
+            f"Received: confidence={confidence!r}."
         )
-    intervals = [trial.objective_interval for trial in others]
-    near = [
-        t for t, i in zip(others, intervals, strict=True) if not (_above(own, i) or _above(i, own))
-    ]
-    if not near:
-        return "Its 95 % interval overlaps that of no other trial."
-    unknown = " or are not known" if None in intervals else ""
-    return (
-        f"It cannot be told apart from batch size {_named(near, names)}: their 95 % intervals "
-        f"overlap{unknown}."
-    )
 
 
-def _above(first: Interval | None, second: Interval | None) -> bool:
-    """Return whether an interval is known to lie above another."""
-    return first is not None and second is not None and first.low > second.high
+def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -> float:
+    """Return the tolerance in the metric's unit, the default where it is None."""
+    objective, means = trials[0].objective, [_mean(trial) for trial in trials]
+    fraction = _is_fraction(objective, means)
+    if fraction and tolerance is not None and tolerance >= 1:
+        raise ValueError(
+            f"`tolerance` must be smaller than the range of {objective.name}, which lies between 0 "
+            f"and 1: 0.01 for 1 %. Received: tolerance={tolerance}."
+        )
+    if tolerance is not None:
+        return float(tolerance)
+    best = max(means) if objective.direction == "max" else min(means)
+    return _DEFAULT_TOLERANCE if fraction else _DEFAULT_TOLERANCE * abs(best)
 
 
-def _named(trials: Iterable[TrialRecord], names: TrialNames) -> str:
-    ordered = sorted(trials, key=lambda trial: (trial.batch_size, names.order(trial)))
-    return join_words(at_most(list(dict.fromkeys(names.name(trial) for trial in ordered))))
+def _is_fraction(objective: Objective, means: Sequence[float]) -> bool:
+    return objective.direction == "max" and all(0 <= mean <= 1 for mean in means)
 
 
-def missing_reason(study: Study) -> str:
-    """Word why no trial is the best, as the end of a sentence."""
-    words = [outcome(trial) for trial in study.trials]
-    if "completed" in words:
-        return f"no completed trial has the objective {study.trials[0].objective.name}"
-    kinds = join_words(f"{words.count(word):,} {word}" for word in dict.fromkeys(words))
-    return f"none of {pluralize(len(words), 'trial')} completed ({kinds})"
+def _in_step(
+    trials: Sequence[TrialRecord], judged: Callable[[list[Candidate]], Verdict]
+) -> tuple[int, list[TrialRecord], list[TrialRecord]]:
+    """Return the executions to compare, the trials that have them, and those that are behind.
 
-
-def what_to_do(study: Study) -> str:
-    """Advise what to change before the next search."""
-    outcomes = {outcome(trial) for trial in study.trials}
-    if "completed" in outcomes:
-        return _missing_objective(study)
-    if outcomes == {"out of memory"}:
-        return "Search again with a smaller `micro_batch_size`, which needs less memory."
-    if outcomes == {"diverged"}:
-        return "Search again with a smaller learning rate, or with a model that stays finite."
-    if outcomes <= {"running", "interrupted"}:
-        return "The search has not finished: run it again, and it goes on."
-    memory = (
-        " Those out of memory need a smaller `micro_batch_size`."
-        if "out of memory" in outcomes
-        else ""
-    )
-    return f"Read the failures below, fix their cause, then search again.{memory}"
-
-
-def _missing_objective(study: Study) -> str:
-    objective = study.trials[0].objective.name
-    if objective == "samples_per_second":
-        return "Training was too short for its speed to be measured: train longer."
-    if objective in COST_NAMES:
-        return "No trial met the target in its budget: train longer, or set an easier target."
-    epochs = [p for t in study.trials for e in t.executions for p in e.epochs]
-    names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
-    if objective in names:
-        return f"The objective {objective} was not finite in any epoch: check the metric."
-    among = f"The objective {objective} was not among the metrics: {', '.join(names) or 'none'}."
-    validated = any(name.startswith("val_") for name in names)
-    if objective.startswith("val_") and not validated:
-        return f"{among} Give `validation_data`, or search for another objective."
-    return f"{among} Compile the model with that metric, or search for another objective."
-
-
-class BindingLimit(NamedTuple):
-    """What stands in the way of a larger batch size."""
-
-    name: str  # Such as `"input pipeline"`, `"gradient noise"` or `"number of updates"`.
-    text: str  # The evidence in a sentence.
-
-
-def limits_at_best_trial(study: Study) -> tuple[BindingLimit, ...]:
-    """Find which limits bind at the best trial.
-
-    A trial is compared with those of larger batch sizes whose other settings are its own. Where
-    it waits for data its samples/s say nothing about the device, so nothing else is asked.
+    A trial that was worse when it stopped, as one that a race dropped, is not behind.
     """
-    best = study.best_trial()
-    if best is None:
-        return ()
-    names = trial_names(study.trials)
-    if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
-        return (
-            BindingLimit(
-                "input pipeline",
-                "The input pipeline binds: training waited for data "
-                f"{percent(best.data_wait_share or 0)} of its time at batch size "
-                f"{names.name(best)}.",
-            ),
-        )
-    larger = [
-        trial
-        for trial in study.trials
-        if trial.batch_size > best.batch_size and names.settings(trial) == names.settings(best)
-    ]
-    # Where the device gains nothing, no gain is given up for the number of updates.
-    device = _saturation(best, larger) or _updates(study, best, larger)
-    limits = (_gradient_noise(best), _memory(best, larger), device)
-    return tuple(limit for limit in limits if limit is not None)
+    rounds = sorted(len(trial.executions) for trial in trials)[-2:][0]
+    compared, behind = [], []
+    for trial in trials:
+        own = len(trial.executions)
+        then = [other for other in trials if len(other.executions) >= own]
+        if own >= rounds or (
+            own > 1 and then.index(trial) in judged(candidates_of(then, own)[0]).worse
+        ):
+            compared.append(trial)
+        else:
+            behind.append(trial)
+    return rounds, compared, behind
 
 
-def _gradient_noise(best: TrialRecord) -> BindingLimit | None:
-    """Noise binds where the batch is clearly larger than the noise scale."""
-    scale = best.noise_scale
-    if scale is None or scale.value is None or scale.interval is None:
-        return None
-    if best.batch_size <= scale.interval.high:
-        return None
-    return BindingLimit(
-        "gradient noise",
-        "The gradient noise binds: the batch size lies above the noise scale of "
-        f"{noise_scale_text(scale)} examples, beyond which a larger batch saves ever fewer "
-        "updates.",
-    )
+def training_seconds(run: ExecutionRecord) -> float | None:
+    """Return the seconds of training, without what the first steps take to compile."""
+    rate = run.samples_per_second
+    return run.examples_seen / rate if rate and run.examples_seen else run.train_s
 
 
-def _memory(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
-    """Memory binds where every larger size ran out of it, or no more of the batch fitted at once.
-
-    A batch may be cut since less at once is faster, too.
-    """
-    if larger and all(trial.status == "out_of_memory" for trial in larger):
-        smallest = min(trial.batch_size for trial in larger)
-        return BindingLimit(
-            "memory",
-            f"Memory binds: the next larger batch size, {smallest:,}, ran out of it. A smaller "
-            "`micro_batch_size` needs less.",
-        )
-    run = best.executions[-1]
-    rows, most, size = run.replica_batch_size, run.most_in_memory, best.micro_batch_size
-    if most is None or size is None or not size < rows or size != equal_parts(rows, most):
-        return None
-    return BindingLimit(
-        "memory",
-        f"Memory binds: at most {most:,} examples fit in it at once, so the batch was cut into "
-        f"micro-batches of {size:,}.",
-    )
+def _ends_by_time(run: ExecutionRecord) -> bool:
+    return run.target is None and run.budget is not None and run.budget.train_s is not None
 
 
-def _saturation(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
-    """The device is saturated where no larger micro-batch is faster, spread taken into account.
-
-    A larger batch of micro-batches as large gives the device nothing more to do at once.
-    """
-    own, rows = best.samples_per_second_interval, best.micro_batch_size
-    timed = [
-        (rates.high, trial.micro_batch_size)
-        for trial in larger
-        if trial.status == "completed"
-        and rows
-        and (trial.micro_batch_size or 0) >= 2 * rows
-        and (rates := trial.samples_per_second_interval) is not None
-    ]
-    if own is None or not timed or max(high for high, _ in timed) / own.low - 1 >= _SMALL_GAIN:
-        return None
-    return BindingLimit(
-        "hardware saturation",
-        f"The hardware is saturated: up to {max(size or 0 for _, size in timed):,} examples at "
-        f"once no larger micro-batch trained {percent(_SMALL_GAIN)} faster.",
-    )
+def _is_time(objective: Objective) -> bool:
+    return objective.name == "samples_per_second" or objective.name in COST_NAMES
 
 
-def _updates(study: Study, best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
-    """Updates bind where every larger batch was faster and, in the same epochs, learnt less."""
-    conditions = study.conditions
-    epochs = conditions.epochs
-    if conditions.ends or epochs is None or epochs[0] != epochs[1]:
-        return None
-    completed = [trial for trial in larger if trial.status == "completed"]
-    if not completed or study.quality_metric != best.objective:
-        return None
-    own_rates, own = best.samples_per_second_interval, best.objective_interval
-    for trial in completed:
-        faster = _above(trial.samples_per_second_interval, own_rates)
-        value = trial.objective_interval
-        if not faster or not (_above(value, own) or _above(own, value)):
-            return None
-    fastest = max(trial.samples_per_second or 0.0 for trial in completed)
-    gain = fastest / best.samples_per_second if best.samples_per_second else 1.0
-    return BindingLimit(
-        "number of updates",
-        f"The number of updates binds, not the device: larger batches trained up to "
-        f"{format_number(gain, 2)} times as fast, but made fewer updates in the same epochs and "
-        f"reached a worse {metric_words(best.objective.name)}.",
-    )
+def _values(trial: TrialRecord) -> list[float | None]:
+    """Return the objective of each execution, None where it has none."""
+    name, direction = trial.objective.name, trial.objective.direction
+    if name == "samples_per_second":
+        return [run.samples_per_second for run in trial.executions]
+    if name in COST_NAMES:
+        return [run.cost(name) for run in trial.executions]
+    return [run.best_metrics(name, direction).get(name) for run in trial.executions]
 
 
-# Of the decisions of a search by goodput, by their kind.
-_SIZE_DECISIONS = {
-    "pilot": "Batch size {size} comes first: it suits most noise scales",
-    "given": (
-        "Batch size {size} comes first: it is the base batch size, whose noise scale the "
-        "learning-rate rule uses"
-    ),
-    "no target yet": "Batch size {size} comes next: no trial has reached the target yet",
-    "gain": (
-        "Batch size {size} comes next: batch size {rival} is more than 5 % better than {best} with "
-        "a probability of {chance}"
-    ),
-    "separated": (
-        "Stopped: no other batch size is likely to be as good as {best}; {rival} is more than 5 % "
-        "better with a probability of {chance}"
-    ),
-    "tie": (
-        "Stopped: other batch sizes may be as good as {best}, and are hardly better: {rival} is "
-        "more than 5 % better with a probability of {chance}"
-    ),
-}
-_ALL_TRIED = "Stopped: each batch size was tried, or is larger than one that could not be trained"
+def _mean(trial: TrialRecord) -> float:
+    return fmean(value for value in _values(trial) if value is not None)
 
 
-def decision_text(found: SizeDecision) -> str:
-    """Word a decision of a search by goodput in a sentence."""
-    if found.kind in _SIZE_DECISIONS:
-        text = _SIZE_DECISIONS[found.kind].format(
-            size=found.batch_size,
-            best=found.best,
-            rival=found.rival,
-            chance=percent(found.probability or 0.0),
-        )
-    else:
-        text = _ALL_TRIED if found.best else f"{_ALL_TRIED}. None reached the target"
-    others = [f"{name} {value}" for name, value in found.hyperparameters.items()]
-    return f"{text} ({join_words(others)})." if others else f"{text}."
+def _rank(trial: TrialRecord) -> tuple[float, int, str]:
+    return trial.objective.rank(_mean(trial), batch_size=trial.batch_size, trial_id=trial.trial_id)
 
 
-def refuse_empty(study: Study) -> None:
-    """Raise when there is nothing to show."""
-    if study.trials:
-        return
-    problems = " ".join(study.problems)
-    raise ValueError(
-        f"The study {study.name!r} has no trial: run `tuner.search(x, y)` with a "
-        "`kbatch.BatchSizeHyperModel`, or `kbatch demo`, then load it again. "
-        + (f"What is missing: {problems} " if problems else "")
-        + "Received: study.trials=()."
-    )
+def _settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
+    """Return what two trials that are compared have in common."""
+    others = (n for n in trial.hyperparameters if n not in OWN_COLUMNS and n[:6] != "tuner/")
+    # By its text True differs from 1.
+    return trial.dtype_policy, {name: repr(trial.hyperparameters[name]) for name in others}
+
+
+def _budget(trial: TrialRecord) -> tuple[object, ...]:
+    """Return what bounds a trial's training: keras-tuner's Hyperband gives some more epochs."""
+    run, rung = trial.executions[-1], ("tuner/initial_epoch", "tuner/epochs")
+    return (run.budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
+
+
+def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> str:
+    """Say why executions cannot be compared by validation example, an empty text if they can."""
+    if _is_time(objective):
+        return "a time is measured once in an execution"
+    found = [run.outcomes for run in runs if run.outcomes is not None]
+    reasons = [outcomes.reason for outcomes in found if outcomes.reason]
+    if reasons:
+        return reasons[0].rstrip(".")
+    if len(found) < len(runs) or {outcomes.metric for outcomes in found} != {objective.name}:
+        return f"the records hold no outcomes of validation examples for {objective.name}"
+    if len({(outcomes.key, outcomes.block_examples) for outcomes in found}) > 1:
+        return "trials were validated on other examples, or on the same in another order"
+    return ""
+
+
+def _changes(
+    trials: Sequence[TrialRecord], candidates: Sequence[Candidate], base: int
+) -> tuple[SizeChange, ...]:
+    """Compare each size with the baseline."""
+    objective, found = trials[base].objective, []
+    larger = objective.direction == "max"
+    timed = trials[base].target is not None or _is_time(objective)
+    for trial, candidate in zip(trials, candidates, strict=True):
+        if trial is trials[base]:
+            continue
+        difference = bounds = None
+        if not timed:
+            rounds = min(len(candidate.values), len(candidates[base].values))
+            pair = [first_executions(one, rounds) for one in (candidates[base], candidate)]
+            difference = fmean(pair[1].values) - fmean(pair[0].values)
+            # Its bounds hold one side at a time.
+            verdict = judge(pair, larger_is_better=larger, tolerance=0.0, confidence=0.975)
+            bounds = verdict.gaps[1 - verdict.leader]
+            if bounds is not None and (verdict.leader == 1) != larger:
+                bounds = Interval(-bounds.high, -bounds.low)
+        speedup = _speedup(trials[base], trial)
+        found.append(SizeChange(trial.batch_size, *speedup, difference, bounds))
+    return tuple(found)
+
+
+def _speedup(base: TrialRecord, other: TrialRecord) -> tuple[float | None, Interval | None]:
+    """Divide the baseline's time by that of another size, over executions or timing windows."""
+    seconds = training_seconds if base.target is None else lambda e: e.cost("seconds_to_target")
+    pairs = zip(base.executions, other.executions, strict=False)
+    times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
+    if not times or any(map(_ends_by_time, base.executions)):
+        return None, None
+    numerators, denominators = zip(*times, strict=True)
+    ratio = fmean(numerators) / fmean(denominators)
+    if len(times) >= FEWEST_VALUES and (found := ratio_over_rounds(numerators, denominators)):
+        return found.value, found.interval
+    rates = [trial.executions[0].samples_per_second_interval for trial in (base, other)]
+    # The windows do not show how many updates another execution needs to a target.
+    if len(times) > 1 or base.target is not None or rates[0] is None or rates[1] is None:
+        return ratio, None
+    middle = other.throughputs[0] / base.throughputs[0]
+    low, high = rates[1].low / rates[0].high, rates[1].high / rates[0].low
+    return ratio, Interval(ratio * low / middle, ratio * high / middle)

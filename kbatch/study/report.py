@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kbatch.document.numbers import count_range, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
+from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
 from kbatch.study.conditions import caption
-from kbatch.study.decision import decision, refuse_empty
 from kbatch.study.figures import (
     goodput,
     gpu_timeline,
@@ -26,7 +26,7 @@ from kbatch.study.figures.learning_curves import learning_curves_info
 from kbatch.study.figures.noise_scale import noise_scale_info
 from kbatch.study.figures.pareto import pareto_info
 from kbatch.study.figures.time_to_target import time_to_target_info
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.table import lettered, marked_table, trial_table
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def study_section(study: Study) -> Section:
     """Compute what a report says of a study."""
     refuse_empty(study)
     environment = study.search.environment if study.search else None
-    words, table = decision(study), trial_table(study)
+    words, table = answer(study), trial_table(study)
     notes = lettered(caveats(study), table)
     # Batch sizes that were trained for several epochs.
     curves = sum(len(curve.points) > 1 for curve in learning_curves_info(study).curves)
@@ -45,7 +45,7 @@ def study_section(study: Study) -> Section:
         kind="study",
         name=study.name,
         headline=words.headline,
-        lead=tuple(filter(None, (words.speed, words.limit, words.certainty))),
+        lead=tuple(filter(None, (words.certainty, words.baseline, words.speed, words.limit))),
         details=(words.compared,),
         conditions=caption(study.conditions),
         figures=_figures(study, notes, curves),
@@ -155,7 +155,7 @@ _OFFERS = (
     ),
     _Offer(
         "gpu-timeline",
-        "GPUs during the best trial",
+        "GPUs during the trial of the answer",
         gpu_timeline.plot_gpu_timeline,
         lambda rows: gpu_timeline.HEIGHT_IN,
         ("gpu",),

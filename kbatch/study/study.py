@@ -13,6 +13,7 @@ from kbatch.records.notes import RunNote
 from kbatch.records.record import ShownRecord
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.conditions import Conditions, conditions_of
+from kbatch.study.decision import Decision, decide
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -165,7 +166,8 @@ class SearchRecord:
         differing = []
         for name, here in settings.items():
             there: Any = self.settings.get(name, here)
-            if there != here and not (name == "batch_sizes" and set(there) <= set(here)):
+            extends = name == "batch_sizes" and set(there) <= set(here)
+            if there != here and not extends and name != "baseline":
                 differing.append(f"{name}: {there} there, {here} here")
         return "; ".join(differing) or None
 
@@ -246,10 +248,52 @@ class Study(ShownRecord):
         """What was compared, and where; the study needs a trial."""
         return conditions_of(self.trials, self.search.environment if self.search else None)
 
+    def decide(self, tolerance: float | None = None, confidence: float | None = None) -> Decision:
+        """Decide which batch size to take, and which sizes are as good.
+
+        It is the fastest size that is certified to lie within the tolerance of the best, or the
+        best mean where none is. Sizes are compared at equal budgets and at the settings of the best
+        mean, execution by execution and, where the metric is a mean over examples, validation
+        example by validation example. Reports, figures and tables show this decision.
+
+        Example:
+
+        >>> decision = kbatch.load_study("results/digits").decide()
+        >>> decision.batch_size, decision.tied, decision.certain
+
+        Args:
+            tolerance: How much worse than the best counts as equally good, in the metric's unit.
+                None for that of the search, or 0.01 for a metric between 0 and 1 and 1 % of the
+                best for a loss, a cost or a throughput.
+            confidence: How likely all comparisons hold; None for that of the search, or 0.95.
+
+        Returns:
+            The decision; its `batch_size` is None where no trial completed.
+
+        Raises:
+            ValueError: If `tolerance` or `confidence` cannot be used.
+        """
+        settings: Mapping[str, Any] = self.search.settings if self.search else {}
+        if tolerance is None:
+            tolerance = settings.get("tolerance")
+        sure: float = settings.get("confidence", 0.95) if confidence is None else confidence
+        # Every page asks for it several times.
+        if (tolerance, sure) not in self._decisions:
+            baseline = settings.get("baseline") or settings.get("base_batch_size")
+            self._decisions[tolerance, sure] = decide(
+                self.trials, tolerance=tolerance, confidence=sure, baseline=baseline
+            )
+        return self._decisions[tolerance, sure]
+
+    @functools.cached_property
+    def _decisions(self) -> dict[tuple[float | None, float], Decision]:
+        return {}
+
     def best_trial(self) -> TrialRecord | None:
         """Find the completed trial with the best mean objective; of equals the smaller batch size.
 
-        It is the trial that the tuner names. None if no trial completed.
+        It is what keras-tuner means by the best; `decide` names the one to act on. None if no trial
+        completed.
         """
         return self._best
 
@@ -317,3 +361,16 @@ class Study(ShownRecord):
         if path.suffix != ".json":
             raise ValueError(f"`path` must end in `.json`. Received: path={str(path)!r}.")
         write_record(self, path)
+
+
+def refuse_empty(study: Study) -> None:
+    """Raise when there is nothing to show."""
+    if study.trials:
+        return
+    problems = " ".join(study.problems)
+    raise ValueError(
+        f"The study {study.name!r} has no trial: run `tuner.search(x, y)` with a "
+        "`kbatch.BatchSizeHyperModel`, or `kbatch demo`, then load it again. "
+        + (f"What is missing: {problems} " if problems else "")
+        + "Received: study.trials=()."
+    )

@@ -1,5 +1,6 @@
 """The table of the trials in words, and the marks that tie its numbers to notes."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 
 from kbatch.analysis.intervals import Interval
@@ -8,8 +9,9 @@ from kbatch.document.numbers import format_number, in_brackets, join_words, perc
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
+from kbatch.study.answer import difference_text, sooner_text
 from kbatch.study.conditions import spreads
-from kbatch.study.decision import refuse_empty
+from kbatch.study.decision import SizeChange
 from kbatch.study.names import (
     SETTING_NAMES,
     followed_value,
@@ -19,7 +21,7 @@ from kbatch.study.names import (
     trial_names,
     value_text,
 )
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 
 _CellOf = Callable[[TrialRecord], Cell]
@@ -39,17 +41,17 @@ def trial_table(study: Study) -> Table:
     noise scale and what was measured of the GPUs where they are known of any trial.
     """
     refuse_empty(study)
-    trials, best = study.trials, study.best_trial()
+    trials, named = study.trials, study.decide().trial
     columns = _columns(study)
     return Table(
         title="Trials",
-        best_means="best objective",
+        best_means="the answer",
         columns=tuple(column for column, _ in columns),
         rows=tuple(
             Row(
                 trial.trial_id,
                 trial.status,
-                trial is best,
+                trial is named,
                 tuple(cell_of(trial) for _, cell_of in columns),
             )
             for trial in trials
@@ -87,6 +89,7 @@ def _columns(study: Study) -> list[tuple[Column, _CellOf]]:
             Column(words[0].upper() + words[1:], True, "quality"),
             lambda t: _quality(t, quality.name if quality else None),
         ),
+        *_baseline_columns(study, words),
         *_target_columns(trials),
         *(
             [(Column("Noise scale", True, "noise_scale"), _noise_scale)]
@@ -132,8 +135,41 @@ def _quality(trial: TrialRecord, name: str | None) -> Cell:
     value = trial.metrics.get(name) if name else None
     interval = trial.metric_interval(name) if name else None
     if value is None or interval is None:
-        return _cell(trial, value, lambda v: format_number(v, 4))
+        over_examples = in_brackets(trial.examples_interval(name), 3) if name else ""
+        return _cell(trial, value, lambda v: f"{format_number(v, 4)}{over_examples}")
     return Cell(_plus_minus(value, interval, 4), value)
+
+
+def _baseline_columns(study: Study, words: str) -> list[tuple[Column, _CellOf]]:
+    """Return what each size changes against the baseline, nothing where there is none."""
+    found = study.decide()
+    left_out = [other.trial for other in found.left_out]
+
+    def cell(trial: TrialRecord, write: Callable[[SizeChange], str], name: str) -> Cell:
+        change = None if trial in left_out else found.change(trial.batch_size)
+        if trial.status != "completed":
+            return _cell(trial, None)
+        if change is None:
+            own = trial.batch_size == found.baseline and trial not in left_out
+            return Cell("baseline" if own else "n/a (not compared)")
+        return Cell(write(change) or "n/a (not measured)", getattr(change, name))
+
+    columns = (
+        (f"Times sooner than {found.baseline}", sooner_text, "speedup"),
+        (
+            f"{words} against {found.baseline}",
+            functools.partial(difference_text, found),
+            "difference",
+        ),
+    )
+    return [
+        (
+            Column(title[0].upper() + title[1:], True),
+            lambda t, write=write, name=name: cell(t, write, name),
+        )
+        for title, write, name in columns
+        if any(getattr(change, name) is not None for change in found.changes)
+    ]
 
 
 def _plus_minus(value: float, interval: Interval, digits: int) -> str:
@@ -190,10 +226,18 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
         (
             found.quartiles,
             "Samples/s are examples over training time after the first steps. A single execution "
-            "shows the first and third quartile of its timing windows beside them, and no interval "
-            "of its quality.",
+            "shows the first and third quartile of its timing windows beside them"
+            + ("." if found.examples else ", and no interval of its quality."),
         ),
-        (found.single and not found.quartiles, "A single execution has no interval."),
+        (
+            found.examples,
+            "Beside the quality of a single execution stands its 95 % interval over the validation "
+            "examples; what another seed would change is not in it.",
+        ),
+        (
+            found.single and not (found.quartiles or found.examples),
+            "A single execution has no interval.",
+        ),
         (True, "Quality is that of each execution's best epoch."),
         (True, followed_text(e.scaling for e in executions)),
         (

@@ -208,6 +208,16 @@ class TrialRecord:
             self._metric_intervals[name] = mean_interval(self.metric_values(name))
         return self._metric_intervals[name]
 
+    def examples_interval(self, name: str) -> Interval | None:
+        """Return the 95 % interval of a metric over the validation examples of one execution.
+
+        What another seed would change is not in it. None without outcomes of that metric.
+        """
+        outcomes = self.executions[0].outcomes if len(self.executions) == 1 else None
+        if outcomes is None or outcomes.metric != name or outcomes.values is None:
+            return None
+        return mean_interval(outcomes.values.tolist())
+
     def mean(self, quantity: Callable[[ExecutionRecord], float | None]) -> float | None:
         """Average a quantity over the executions that have it."""
         values = self._known(quantity)

@@ -17,7 +17,7 @@ import kbatch
 from kbatch.records.json_codec import RecordError, write_record
 from kbatch.report.content import report_content
 from kbatch.report.load import load_record
-from kbatch.study.decision import decision
+from kbatch.study.answer import answer
 from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.loading import load_study
 
@@ -50,7 +50,7 @@ def read_all(study):
         table = study.to_dataframe(executions=executions)
         assert table.to_csv().encode()
         assert table.to_json(orient="records")
-    decision(study)
+    answer(study)
     report_content(study)
 
 

@@ -13,8 +13,8 @@ from records_factory import (
 
 from kbatch.document.section import one_line
 from kbatch.records.training_run import EpochRecord
+from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
-from kbatch.study.decision import decision
 from kbatch.study.report import study_section
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective
@@ -32,8 +32,11 @@ def caveat(study, words):
 
 
 def test_the_decision_names_size_value_speed_and_what_was_compared():
-    found = decision(make_study())
-    assert found.headline == "Batch size 64 had the best validation accuracy: 0.9810."
+    found = answer(make_study())
+    assert found.headline == (
+        "Batch size 64 had the best validation accuracy, 0.9810, but is not told apart from 16, "
+        "32, 128, 256 and 512."
+    )
     assert found.speed == (
         "It trained at 5,850 samples/s, 39 % of the fastest trial (batch size 512, "
         "14,900 samples/s)."
@@ -42,33 +45,35 @@ def test_the_decision_names_size_value_speed_and_what_was_compared():
         "Compared: 7 batch sizes from 16 to 4,096 in 7 trials, 1 execution each, trained for "
         "2 epochs of 1,437 examples, on CPU, 16 cores."
     )
-    assert "single execution without an interval" in found.certainty
+    assert "what another seed would change is not known" in found.certainty
 
 
 def test_intervals_decide_whether_the_best_can_be_told_apart():
     clear = make_study(repeated(16, 0.90, 0.91, 0.90), repeated(32, 0.97, 0.98, 0.97))
-    assert "overlaps that of no other trial" in decision(clear).certainty
+    assert answer(clear).certainty.startswith("Every other size is worse by more than 0.01 (95 %")
+    assert "told apart" not in answer(clear).headline
     close = make_study(
-        repeated(16, 0.95, 0.97, 0.96), repeated(32, 0.96, 0.98, 0.97), repeated(64, 0.5, 0.5, 0.5)
+        repeated(16, 0.95, 0.98, 0.96), repeated(32, 0.96, 0.98, 0.97), repeated(64, 0.5, 0.5, 0.5)
     )
-    assert decision(close).certainty == (
-        "It cannot be told apart from batch size 16: their 95 % intervals overlap."
+    assert answer(close).certainty.startswith(
+        "Not told apart from the best within 0.01 (95 % confidence): 16 and 32."
     )
+    assert answer(close).headline.endswith("0.9700, but is not told apart from 16.")
 
 
 def test_the_policy_is_named_where_there_are_several():
     study = make_study(
         make_trial(16, dtype_policy="float32"), make_trial(32, accuracies=(0.99,), rate=9000)
     )
-    assert decision(study).headline.startswith("Batch size 32 (mixed_float16) had the best")
-    assert decision(study).speed == "It was also the fastest, with 9,000 samples/s."
+    assert answer(study).headline.startswith("Batch size 32 (mixed_float16) had the best")
+    assert answer(study).speed == "It was also the fastest, with 9,000 samples/s."
 
 
 def test_throughput_as_the_objective_has_its_unit():
     fastest = Objective("samples_per_second", "max")
     study = make_study(*(make_trial(s, objective=fastest, rate=100 * s) for s in (16, 32)))
-    assert decision(study).headline == "Batch size 32 had the best throughput: 3,200 samples/s."
-    assert decision(study).speed is None
+    assert answer(study).headline == "Batch size 32 had the best throughput: 3,200 samples/s."
+    assert answer(study).speed is None
 
 
 def test_the_hyperparameters_that_differ_are_named():
@@ -77,7 +82,7 @@ def test_the_hyperparameters_that_differ_are_named():
         make_trial(32, hyperparameters={"units": 8, "drop": 0.5}, rate=2000),
         make_trial(64, hyperparameters={"units": 8, "drop": 0.5}, status="failed"),
     )
-    found = decision(study)
+    found = answer(study)
     assert found.headline == "Batch size 16 (units=1600) had the best validation accuracy: 0.9900."
     assert "the fastest trial (batch size 32, units=8, 2,000 samples/s)" in found.speed
     assert "in 3 trials that differ in units too" in found.compared
@@ -92,7 +97,7 @@ def test_a_tie_is_told_with_how_it_was_decided():
         ),
         make_trial(8, accuracies=(0.9,), hyperparameters={"units": 8}),
     )
-    found = decision(study)
+    found = answer(study)
     assert found.headline == (
         "Batch size 16 (units=9) had the best validation accuracy: 1.000, tied with 2 other trials."
     )
@@ -100,24 +105,24 @@ def test_a_tie_is_told_with_how_it_was_decided():
         "The same value was reached by batch size 32 (units=10) and 64 (units=8): of tied trials, "
         "the one with the smallest batch size is named."
     )
-    assert "tied" not in decision(make_study()).headline
+    assert "tied" not in answer(make_study()).headline
 
 
 def test_many_tied_trials_are_counted():
     study = make_study(*(make_trial(size) for size in range(16, 24)))
-    assert "batch size 17, 18, 19, 20, 21 and 2 more:" in decision(study).certainty
+    assert "not told apart from 17, 18, 19, 20, 21 and 2 more." in answer(study).headline
 
 
-def test_two_executions_are_too_few_to_tell_trials_apart():
-    study = make_study(repeated(16, 0.9, 0.91), repeated(32, 0.5, 0.51))
-    assert "It has 2 executions, too few for an interval" in decision(study).certainty
+def test_two_executions_are_too_few_for_an_interval_of_one_trial():
+    study = make_study(repeated(16, 0.9, 0.91), repeated(32, 0.89, 0.92))
+    assert "Not told apart" in answer(study).certainty
     assert caveat(study, "2 executions of a trial are too few for an interval") != []
     assert caveat(make_study(repeated(16, 0.9, 0.9, 0.9)), "too few for an interval") == []
 
 
-def test_a_trial_without_an_interval_is_not_said_to_overlap():
+def test_of_sizes_that_were_executed_more_or_less_often_what_both_have_is_compared():
     study = make_study(repeated(16, 0.90, 0.91, 0.90), repeated(32, 0.5))
-    assert "95 % intervals overlap or are not known" in decision(study).certainty
+    assert "One execution of each size is compared" in answer(study).certainty
 
 
 def test_a_single_timing_window_is_told():
@@ -145,7 +150,7 @@ def test_a_diverged_trial_is_told_once():
     ],
 )
 def test_without_a_completed_trial_the_advice_follows_the_cause(trials, advice):
-    found = decision(make_study(*trials)).certainty
+    found = answer(make_study(*trials)).certainty
     assert advice in found
     assert ("micro_batch_size" in found) is (trials[0].status == "out_of_memory")
 
@@ -164,21 +169,21 @@ def test_without_the_objective_the_advice_names_the_metrics(name, metrics, advic
     epoch = EpochRecord(0, metrics, 64, 1, 0.1, None)
     untimed = {"window_examples": (), "window_durations_s": ()}
     trial = make_trial(64, objective=Objective(name, "max"), epochs=(epoch,), **untimed)
-    assert advice in decision(make_study(trial)).certainty
-    assert "memory" not in decision(make_study(trial)).certainty
+    assert advice in answer(make_study(trial)).certainty
+    assert "memory" not in answer(make_study(trial)).certainty
 
 
 def test_without_a_completed_trial_no_size_is_named():
     study = make_study(make_trial(64, status="failed"), make_trial(128, status="out_of_memory"))
-    assert decision(study).headline == (
+    assert answer(study).headline == (
         "No batch size can be named: none of 2 trials completed (1 failed and 1 out of memory)."
     )
-    assert "none of them completed" in decision(study).compared
+    assert "none of them completed" in answer(study).compared
 
 
 def test_the_only_completed_trial_was_not_compared():
     study = make_study(make_trial(64), make_trial(128, status="failed"))
-    assert "only trial that completed" in decision(study).certainty
+    assert "only trial that completed" in answer(study).certainty
 
 
 def test_equal_epochs_are_said_to_favour_small_batches():
@@ -293,7 +298,7 @@ def test_what_the_system_does_not_tell_is_not_available():
 def test_an_epoch_without_the_metric_leaves_a_trial_without_the_objective():
     objective = Objective("val_auc", "max")
     study = make_study(make_trial(64, objective=objective, epochs=make_epochs((0.9,))))
-    assert "no completed trial has the objective val_auc" in decision(study).headline
+    assert "no completed trial has the objective val_auc" in answer(study).headline
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from kbatch.errors import InputError
 from kbatch.records.training_run import Budget
 from kbatch.search.goodput_strategy import sweep_throughput
 from kbatch.search.trial_process import capped
+from kbatch.study.answer import decision_text
 from kbatch.study.caveats import caveats
-from kbatch.study.decision import decision_text
 from kbatch.study.study import read_goodput
 from kbatch.training.callbacks import TimeBudget
 

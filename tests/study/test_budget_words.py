@@ -4,9 +4,9 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.records.training_run import Budget, Target
+from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
 from kbatch.study.conditions import caption
-from kbatch.study.decision import decision
 from kbatch.study.table import trial_table
 from kbatch.study.trial import Objective
 
@@ -48,7 +48,7 @@ def test_the_budget_is_named_with_whom_it_favours(budget, kind, words, favours):
     assert "batch size 256 made 8 updates on 2,048 examples" in text
     assert "batch size 16 made 50 on 3,200" in text
     assert f"budget: {words} (2 to 4 epochs) each" in caption(study.conditions)
-    assert f"trained for {words} (2 to 4 epochs)" in decision(study).compared
+    assert f"trained for {words} (2 to 4 epochs)" in answer(study).compared
     assert found(study, "Equal-epochs") == found(study, "budgets differ") == []
 
 
@@ -79,9 +79,10 @@ def test_the_way_to_a_target_is_told_in_caption_decision_table_and_caveats():
     )
     until = "until val_accuracy ≥ 0.95, at most 60 s of training"
     assert f"budget: {until} (2 to 3 epochs) each" in caption(study.conditions)
-    told = decision(study)
+    told = answer(study)
     assert told.headline == (
-        "Batch size 64 had the best seconds to target (val_accuracy 0.95): 1.000."
+        "Batch size 64 had the best seconds to target (val_accuracy 0.95), 1.000, but is not told "
+        "apart from 16."
     )
     assert f"trained {until}" in told.compared
     (text,) = found(study, "Budget to a target")
@@ -94,7 +95,7 @@ def test_the_way_to_a_target_is_told_in_caption_decision_table_and_caveats():
 
 
 def test_a_target_that_no_trial_met_is_told():
-    told = decision(make_study(to_target(16, (0.5,)), to_target(64, (0.6,))))
+    told = answer(make_study(to_target(16, (0.5,)), to_target(64, (0.6,))))
     assert "No batch size can be named" in told.headline
     assert "No trial met the target" in told.certainty
 

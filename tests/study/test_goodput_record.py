@@ -6,8 +6,8 @@ import pytest
 from records_factory import make_study, make_trial
 
 from kbatch.records.json_codec import read_record
+from kbatch.study.answer import decision_text
 from kbatch.study.caveats import caveats
-from kbatch.study.decision import decision_text
 from kbatch.study.study import GoodputRecord, SizeDecision, Study, read_goodput, write_goodput
 
 PILOT = SizeDecision(64, "pilot")

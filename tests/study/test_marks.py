@@ -5,9 +5,9 @@ from records_factory import make_execution, make_gpu, make_study, make_trial, ma
 
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
 from kbatch.study.conditions import caption
-from kbatch.study.decision import decision
 from kbatch.study.report import study_section
 from kbatch.study.table import lettered, marked_table, trial_table
 
@@ -122,12 +122,12 @@ def test_trials_at_other_clocks_are_told_in_caveat_decision_and_caption():
     (found,) = [c for c in caveats(study) if c.label == "GPU clocks differ"]
     assert apart in found.text
     assert "What lowered it: power cap." in found.text
-    assert apart in decision(study).compared
+    assert apart in answer(study).compared
     assert apart in caption(study.conditions)
 
 
 @pytest.mark.parametrize("slow", [1890.0, None])
 def test_trials_at_one_clock_or_none_known_are_not(slow):
     study = at_clocks(_16=1980.0, _64=slow)
-    assert "clock" not in caption(study.conditions) + decision(study).compared
+    assert "clock" not in caption(study.conditions) + answer(study).compared
     assert "GPU clocks differ" not in [c.label for c in caveats(study)]

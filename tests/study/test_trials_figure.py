@@ -15,7 +15,7 @@ import kbatch
 from kbatch.analysis.intervals import mean_interval
 from kbatch.plotting.palette import ALARM, series_style
 from kbatch.plotting.saving import save_figure
-from kbatch.study.figures.trials import alt_text, best_label, plot_trials, trials_info
+from kbatch.study.figures.trials import alt_text, named_label, plot_trials, trials_info
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
@@ -65,7 +65,7 @@ def test_the_info_holds_every_trial_with_its_numbers():
     assert info.batch_sizes == (16, 32, 64, 128, 256, 512, 4096)
     assert [point.status for point in info.points] == ["completed"] * 6 + ["out_of_memory"]
     assert info.quality == Objective("val_accuracy", "max")
-    assert (info.best.batch_size, info.best.quality.value) == (64, 0.981)
+    assert (info.named.batch_size, info.named.quality.value) == (64, 0.981)
     point = info.points[0]
     assert point.samples_per_second.low < point.samples_per_second.value
     assert point.samples_per_second.value < point.samples_per_second.high
@@ -184,7 +184,7 @@ def test_bars_stand_where_there_are_intervals():
 def test_an_accuracy_bar_ends_where_accuracy_ends(accuracies, low, high):
     executions = [make_execution(accuracies=(a,)) for a in accuracies]
     study = make_study(make_trial(64, *executions))
-    raw, shown = study.trials[0].metric_interval("val_accuracy"), trials_info(study).best.quality
+    raw, shown = study.trials[0].metric_interval("val_accuracy"), trials_info(study).named.quality
     assert (shown.low, shown.high) == (
         raw.low if low is None else low,
         raw.high if high is None else high,
@@ -203,7 +203,7 @@ def test_two_executions_have_no_bars_and_one_window_has_none():
     short = make_study(make_trial(64, window_examples=(100,), window_durations_s=(0.1,)))
     upper, lower = panels(short)
     assert len(upper.collections) == 0
-    assert "no bars, because training was too short" in texts(lower)
+    assert "no bars above, because training was too short" in texts(lower)
 
 
 def with_units(*units, sizes=(16, 32), **changed):
@@ -260,14 +260,14 @@ def test_an_accuracy_axis_has_no_tick_outside_0_to_1():
     assert 0 <= min(lower.get_yticks()) < max(lower.get_yticks()) <= 1 + 1e-9
 
 
-def test_the_best_label_names_the_hyperparameters_that_differ():
+def test_the_named_label_names_the_hyperparameters_that_differ():
     info = trials_info(
         make_study(
             make_trial(16, hyperparameters={"units": 8, "drop": 0.5}, accuracies=(0.99,)),
             make_trial(32, hyperparameters={"units": 9, "drop": 0.5}, dtype_policy="float32"),
         )
     )
-    assert best_label(info) == "best, batch size 16, units=8, mixed_float16: 0.9900"
+    assert named_label(info) == "best, batch size 16, units=8, mixed_float16: 0.9900"
 
 
 def test_series_stand_beside_each_other_and_apart_from_other_batch_sizes():

@@ -12,7 +12,6 @@ from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import series_style
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import PlottedEstimate, bars_text, throughput_estimate
-from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     BATCH_LABEL,
     best_of_size,
@@ -21,7 +20,7 @@ from kbatch.study.figures.common import (
     write_conditions,
 )
 from kbatch.study.names import metric_words, outcome
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 
 HEIGHT_IN = 4.2
 _GOODPUT, _THROUGHPUT = 0, 1
@@ -121,8 +120,9 @@ def _measured_scale(study: Study) -> tuple[float, Interval | None, str]:
 
 
 def _other_best(study: Study, size: int) -> str:
-    """Say why the best trial has another batch size than the one of the largest goodput."""
-    best = study.best_trial()
+    """Say why the answer is another batch size than the one of the largest goodput."""
+    found = study.decide()
+    best = found.trial
     if best is None or best.batch_size == size:
         return ""
     if best.objective.name == "samples_per_second":
@@ -132,7 +132,8 @@ def _other_best(study: Study, size: int) -> str:
     else:
         differ = "goodput measures how fast training advances, not how good the model is in the end"
     words = metric_words(best.objective.name)
-    return f"Batch size {best.batch_size:,} had the best {words}: {differ}."
+    had = "had the best" if best is found.best else "is the fastest of those with the best"
+    return f"Batch size {best.batch_size:,} {had} {words}: {differ}."
 
 
 def alt_text(info: GoodputInfo) -> str:

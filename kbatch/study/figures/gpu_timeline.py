@@ -8,8 +8,7 @@ from kbatch.document.numbers import format_number, join_words, memory_text, perc
 from kbatch.plotting import canvas
 from kbatch.plotting.palette import series_style
 from kbatch.records.usage import GpuUsage, UsageRecord
-from kbatch.study.decision import refuse_empty
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 
 if TYPE_CHECKING:
     from kbatch.device.gpu_monitor import GpuMonitor
@@ -43,7 +42,7 @@ class GpuTimelineInfo(NamedTuple):
 
 
 def gpu_timeline_info(watched: "Study | UsageRecord | GpuMonitor") -> GpuTimelineInfo:
-    """Compute the timeline of the GPUs of a block of code, or of a study's best trial."""
+    """Compute the timeline of the GPUs of a block of code, or of a study's answer."""
     title, usage, reason = _watched(watched)
     if usage is None or usage.gpus is None:
         raise ValueError(
@@ -92,7 +91,7 @@ def _watched(
     if not isinstance(watched, Study):
         return "GPU timeline", watched.usage, watched.unavailable or "The block has not ended."
     refuse_empty(watched)
-    best = watched.best_trial()
+    best = watched.decide().trial
     trials = [*([best] if best else []), *watched.trials]
     found = [(trial, e.usage) for trial in trials for e in trial.executions if e.usage]
     for trial, usage in found:
@@ -148,7 +147,7 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     >>> kbatch.plot_gpu_timeline(monitor).figure.savefig("gpu.png")
 
     Args:
-        watched: A `GpuMonitor` whose block has ended, its `usage`, or a study, whose best trial
+        watched: A `GpuMonitor` whose block has ended, its `usage`, or a study, whose answer
             with readings is shown.
         ax: Axes whose place the panels take; a new figure if None.
 

@@ -11,7 +11,6 @@ from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import ALARM, series_style, size_color
-from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     best_of_size,
     best_of_size_note,
@@ -22,7 +21,7 @@ from kbatch.study.figures.common import (
     write_conditions,
 )
 from kbatch.study.names import diverged, metric_words
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
 
 HEIGHT_IN = 3.8

@@ -9,7 +9,6 @@ from kbatch.document.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
-from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     best_of_size,
     best_of_size_note,
@@ -18,7 +17,7 @@ from kbatch.study.figures.common import (
     write_conditions,
 )
 from kbatch.study.names import noise_scale_text
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 
 HEIGHT_IN = 4.0
 _NAMES_IN_ROW = 7

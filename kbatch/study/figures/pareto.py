@@ -12,7 +12,6 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import INK, MUTED, series_style
 from kbatch.study.conditions import PlottedEstimate, bars_text, metric_estimate, throughput_estimate
-from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     incomplete_text,
     none_completed,
@@ -21,7 +20,7 @@ from kbatch.study.figures.common import (
     write_conditions,
 )
 from kbatch.study.names import metric_words, trial_names
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective
 
 HEIGHT_IN = 4.0
@@ -96,7 +95,7 @@ def pareto_info(study: Study) -> ParetoInfo:
         points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
         series=tuple(one.label for one in series),
         quality=quality,
-        bars=bars_text(study.trials),
+        bars=bars_text(study.trials, of_metric=True),
         nothing="" if points else nothing if completed else none_completed(study),
         incomplete=incomplete_text(study) if completed else "",
     )

@@ -16,7 +16,6 @@ from kbatch.study.conditions import (
     objective_estimate,
     spreads,
 )
-from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import objective_rank, tick_fraction, write_conditions
 from kbatch.study.names import (
     TrialNames,
@@ -26,7 +25,7 @@ from kbatch.study.names import (
     trial_names,
     value_text,
 )
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
 
 MOST_ROWS = 30

@@ -14,7 +14,6 @@ from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
 from kbatch.study.conditions import BARS, PlottedEstimate
-from kbatch.study.decision import refuse_empty
 from kbatch.study.figures.common import (
     BATCH_LABEL,
     incomplete_text,
@@ -22,7 +21,7 @@ from kbatch.study.figures.common import (
     write_conditions,
 )
 from kbatch.study.names import metric_words, outcome
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 
 HEIGHT_IN = 5.6

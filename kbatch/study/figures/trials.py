@@ -19,7 +19,7 @@ from kbatch.study.conditions import (
     spreads,
     throughput_estimate,
 )
-from kbatch.study.decision import refuse_empty
+from kbatch.study.decision import sizes_text
 from kbatch.study.figures.common import (
     BATCH_LABEL,
     MOST_SERIES,
@@ -31,7 +31,7 @@ from kbatch.study.figures.common import (
     trial_series,
 )
 from kbatch.study.names import metric_words, outcome, trial_names
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective
 
 HEIGHT_IN = 5.4
@@ -60,7 +60,8 @@ class TrialsInfo(NamedTuple):
     points: tuple[TrialPoint, ...]
     series: tuple[Series, ...]
     quality: Objective | None  # The metric of the lower panel.
-    best: TrialPoint | None
+    named: TrialPoint | None  # The trial that the study decides for.
+    best: bool  # Whether it has the best mean objective.
     objective: Objective
     notes: tuple[str, ...]
     conditions: Conditions
@@ -89,7 +90,7 @@ class TrialsInfo(NamedTuple):
 def trials_info(study: Study) -> TrialsInfo:
     """Compute what the figure of the trials shows."""
     refuse_empty(study)
-    quality, names, best = study.quality_metric, trial_names(study.trials), study.best_trial()
+    quality, names, decided = study.quality_metric, trial_names(study.trials), study.decide()
     series = trial_series(study.trials, names)
     placed = places(study.trials, series)
     points = {
@@ -110,11 +111,15 @@ def trials_info(study: Study) -> TrialsInfo:
     if found.single:
         who = "Trials with one execution" if notes else "One execution a trial"
         bars = (
-            "bars above are quartiles of the timing windows, no bars below."
+            "bars above are quartiles of the timing windows"
             if found.quartiles
-            else "no bars, because training was too short to time it more than once."
+            else "no bars above, because training was too short to time it more than once"
         )
-        notes.append(f"{who}: {bars}")
+        below = "the 95 % interval over the validation examples" if found.examples else "no bars"
+        notes.append(f"{who}: {bars}, below {below}.")
+    if decided.tied:
+        sizes = sizes_text(decided.tied, sorted((*decided.tied, *decided.worse)))
+        notes.append(f"Not told apart from the best: {sizes}.")
     completed = [point for point in points.values() if point.status == "completed"]
     ended = {point.trial_id for point in completed}
     if any(draw.covered(len(ended & set(s.trial_ids))) for s in series if not s.joined):
@@ -130,22 +135,24 @@ def trials_info(study: Study) -> TrialsInfo:
         points=tuple(points.values()),
         series=series,
         quality=quality,
-        best=points[best.trial_id] if best else None,
+        named=points[decided.trial.trial_id] if decided.trial else None,
+        best=decided.trial is decided.best,
         objective=study.trials[0].objective,
         notes=tuple(notes),
         conditions=study.conditions,
     )
 
 
-def best_label(info: TrialsInfo) -> str:
-    """Label the best trial."""
-    point = info.best
+def named_label(info: TrialsInfo) -> str:
+    """Label the trial that the study decides for."""
+    point = info.named
     if point is None:
         return ""
     estimate = point.samples_per_second if info.by_throughput else point.quality
     unit = " samples/s" if info.by_throughput else ""
     number = f": {format_number(estimate.value, 4)}{unit}" if estimate else ""
-    return f"{', '.join(('best', f'batch size {point.batch_size:,}', *point.settings))}{number}"
+    kind = "best" if info.best else "fastest of the best"
+    return f"{', '.join((kind, f'batch size {point.batch_size:,}', *point.settings))}{number}"
 
 
 def alt_text(info: TrialsInfo) -> str:
@@ -171,8 +178,8 @@ def alt_text(info: TrialsInfo) -> str:
                 f"{name} lies between {format_number(low)}{unit} at batch size {low_size:,} and "
                 f"{format_number(high)}{unit} at {high_size:,}."
             )
-    if info.best:
-        sentences.append(f"Marked as {best_label(info)}.")
+    if info.named:
+        sentences.append(f"Marked as {named_label(info)}.")
     if info.incomplete:
         marked = join_words(
             f"batch size {p.batch_size:,} ({', '.join((*p.settings, p.outcome))})"
@@ -187,7 +194,8 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
 
     The upper panel holds the throughput, the lower one the validation accuracy or whatever
     `study.quality_metric` is. Trials that failed or ran out of memory are marked at the
-    bottom edge, and the trial with the best objective is labelled.
+    bottom edge, and the trial that `study.decide()` names is labelled. Bars are intervals over
+    executions; of a single execution those over its timing windows and validation examples.
 
     Example:
 
@@ -236,8 +244,8 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     if info.quality:
         values = [point.quality.value for point in info.completed if point.quality]
         quality_axis(lower, info.quality, values)
-    if info.best:
-        _label_best(upper, lower, info, info.best)
+    if info.named:
+        _label_named(upper, lower, info, info.named)
     alarm = incomplete_text(study) if crowded else ""
     canvas.write_caption(lower, caption(info.conditions), *info.notes, alarm=alarm)
     return upper
@@ -267,24 +275,24 @@ def _draw_series(panel: Axes, info: TrialsInfo, field: str, nothing: str) -> Non
         canvas.write_message(panel, text)
 
 
-def _label_best(upper: Axes, lower: Axes, info: TrialsInfo, best: TrialPoint) -> None:
-    """Ring the best trial in both panels; label it in the objective's, where there is room."""
-    for panel, estimate in ((upper, best.samples_per_second), (lower, best.quality)):
-        draw.guide(panel, best.place)
+def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) -> None:
+    """Ring the trial in both panels; label it in the objective's, where there is room."""
+    for panel, estimate in ((upper, named.samples_per_second), (lower, named.quality)):
+        draw.guide(panel, named.place)
         if estimate:
-            draw.ring(panel, best.place, estimate.value)
-    panel, estimate = upper, best.samples_per_second
+            draw.ring(panel, named.place, estimate.value)
+    panel, estimate = upper, named.samples_per_second
     if not info.by_throughput:
-        panel, estimate = lower, best.quality
+        panel, estimate = lower, named.quality
     if estimate is None:
         return
     low, high = panel.get_xlim()
-    share = math.log(best.place / low) / math.log(high / low)
+    share = math.log(named.place / low) / math.log(high / low)
     side = "left" if share < 0.25 else "right" if share > 0.75 else "center"
     right_pt = {"left": -6, "right": 6, "center": 0}[side]
     above = info.by_throughput or info.objective.direction == "max"
     va, up_pt = ("bottom", 11) if above else ("top", -11)
-    text, characters = best_label(info), round(canvas.width_share(panel) * _LABEL_CHARACTERS)
+    text, characters = named_label(info), round(canvas.width_share(panel) * _LABEL_CHARACTERS)
     if len(text) > characters:
         # The number in a line of its own.
         words, _, number = text.rpartition(": ")
@@ -292,5 +300,5 @@ def _label_best(upper: Axes, lower: Axes, info: TrialsInfo, best: TrialPoint) ->
         if len(lines) > _LABEL_LINES:
             lines = [*lines[: _LABEL_LINES - 1], "…:"]
         text = "\n".join((*(shortened(line, characters) for line in lines), number))
-    place = (best.place, estimate.value)
+    place = (named.place, estimate.value)
     draw.text(panel, text, place, (right_pt, up_pt), ha=side, va=va, bold=True)

@@ -1,0 +1,282 @@
+"""The answer of a study in sentences, made from its decision, or why it has none."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kbatch.document.numbers import (
+    format_number,
+    in_brackets,
+    join_words,
+    percent,
+    pluralize,
+    setting,
+)
+from kbatch.records.training_run import COST_NAMES
+from kbatch.study.conditions import budget_text, executions_text
+from kbatch.study.decision import Decision, SizeChange, tolerance_text
+from kbatch.study.limits import binding_limits
+from kbatch.study.names import (
+    TrialNames,
+    at_most,
+    is_fraction,
+    metric_words,
+    outcome,
+    trial_names,
+)
+from kbatch.study.study import SizeDecision, Study
+from kbatch.study.trial import TrialRecord
+
+
+class Answer(NamedTuple):
+    """The answer in sentences."""
+
+    headline: str  # Which batch size to take.
+    certainty: str  # Why, and how sure that is.
+    baseline: str | None  # What it changes against the baseline, None without one.
+    # Its throughput against the fastest, None if it was not measured or stands in the headline.
+    speed: str | None
+    limit: str | None  # Which limit binds, None where the trials do not show it.
+    compared: str  # Sizes, budget, executions and device.
+
+
+def answer(study: Study) -> Answer:
+    """Word the answer of a study with at least one trial."""
+    found, names = study.decide(), trial_names(study.trials)
+    compared = _compared(study, names)
+    if found.trial is None or found.best is None:
+        headline = f"No batch size can be named: {missing_reason(study)}."
+        return Answer(headline, what_to_do(study), None, None, None, compared)
+    # Trials of other settings with the same value.
+    same = [
+        other.trial
+        for other in found.left_out
+        if other.trial.objective_value == found.best.objective_value
+    ]
+    tie = (
+        f"The same value was reached by batch size {_named(same, names)}: of tied trials, the one "
+        "with the smallest batch size is named. "
+        if same
+        else ""
+    )
+    given = bool(study.search and study.search.settings.get("baseline"))
+    return Answer(
+        headline=_headline(found, same, names, keep=given and found.baseline == found.batch_size),
+        certainty=f"{tie}{found.reason}{_left_out(found)}",
+        baseline=_baseline(study, found),
+        speed=_speed(study.trials, found.trial, names),
+        limit=" ".join(limit.text for limit in binding_limits(study)) or None,
+        compared=compared,
+    )
+
+
+def _headline(found: Decision, same: list[TrialRecord], names: TrialNames, *, keep: bool) -> str:
+    trial, best = found.trial, found.best
+    assert trial is not None and best is not None
+    words, value = metric_words(best.objective.name), best.objective_value
+    number = format_number(value, 4) if value is not None else "n/a (not measured)"
+    if best.objective.name in COST_NAMES and best.target is not None:
+        words = f"{words} ({best.target.metric} {setting(best.target.value)})"
+    number += " samples/s" * (best.objective.name == "samples_per_second")
+    who = f"Keep batch size {names.name(trial)}: it" * keep or f"Batch size {names.name(trial)}"
+    if trial is not best:
+        return (
+            f"{who} is the fastest whose {words} is within {tolerance_text(found)} of the best, "
+            f"{number} at {best.batch_size:,}."
+        )
+    if others := [size for size in found.tied if size != found.batch_size and not found.certain]:
+        named = join_words(at_most([f"{size:,}" for size in others]))
+        return f"{who} had the best {words}, {number}, but is not told apart from {named}."
+    tied = f", tied with {pluralize(len(same), 'other trial')}" if same else ""
+    return f"{who} had the best {words}{', ' if keep else ': '}{number}{tied}."
+
+
+_LEFT_OUT = {
+    "settings": "with other settings",
+    "budget": "with another budget",
+    "no value": "without a value of the objective",
+    "repeated": "of a size that another trial has",
+    "executions": "with fewer executions",
+}
+
+
+def _left_out(found: Decision) -> str:
+    """Name the trials that were not compared, with a space before."""
+    if not found.left_out:
+        return ""
+    counts = Counter(other.why for other in found.left_out)
+    parts = (f"{pluralize(count, 'trial')} {_LEFT_OUT[why]}" for why, count in counts.items())
+    return f" Not compared: {join_words(parts)}."
+
+
+def _baseline(study: Study, found: Decision) -> str | None:
+    """Word what the size that is named changes against the baseline, or the best other size."""
+    if found.baseline is None or found.trial is None or found.best is None:
+        return None
+    change = found.change(found.trial.batch_size) or found.change(found.best.batch_size)
+    if change is None:
+        # The baseline is the answer: compare with the fastest of the sizes that are as good.
+        change = max(found.changes, key=lambda c: (c.batch_size in found.tied, c.speedup or 0.0))
+    speed, metric = sooner_text(change), difference_text(found, change)
+    number, _, between = speed.partition(" ")
+    parts = [
+        f"{number} times sooner {between}".rstrip() if speed else "",
+        f"{metric_words(found.best.objective.name)} {metric}" if metric else "",
+    ]
+    target = found.trial.target
+    at = (
+        f"to {target.metric} {setting(target.value)}"
+        if target
+        else (f"in {budget_text(study.conditions)} each")
+    )
+    return f"{found.baseline:,} -> {change.batch_size:,}: {', '.join(filter(None, parts))}, {at}."
+
+
+def sooner_text(change: SizeChange) -> str:
+    """Write how many times sooner training ends, empty where that is not known."""
+    if change.speedup is None:
+        return ""
+    return f"{format_number(change.speedup, 2)}{in_brackets(change.speedup_interval, 2)}"
+
+
+def difference_text(found: Decision, change: SizeChange) -> str:
+    """Write the difference of the metric with its sign and interval, empty where there is none."""
+    value, bounds = change.difference, change.difference_interval
+    if value is None or found.best is None:
+        return ""
+    fraction = is_fraction(found.best.objective.name)
+
+    def signed(number: float) -> str:
+        text = f"{100 * number:.1f}" if fraction else format_number(number, 2)
+        return text if float(text.replace(",", "")) <= 0 else f"+{text}"
+
+    unit = " %" if fraction else ""
+    between = f" ({signed(bounds.low)} to {signed(bounds.high)})" if bounds else ""
+    return f"{signed(value)}{unit}{between}".replace("-0.0 ", "0.0 ")
+
+
+def _speed(trials: Sequence[TrialRecord], best: TrialRecord, names: TrialNames) -> str | None:
+    rate = best.samples_per_second
+    if rate is None:
+        return None
+    completed = [trial for trial in trials if trial.status == "completed"]
+    fastest = max(completed, key=lambda trial: trial.samples_per_second or 0.0)
+    fastest_rate = fastest.samples_per_second or rate
+    if fastest is best:
+        if best.objective.name == "samples_per_second":
+            return None
+        return f"It was also the fastest, with {format_number(rate)} samples/s."
+    named = ", ".join((f"batch size {fastest.batch_size:,}", *names.settings(fastest)))
+    return (
+        f"It trained at {format_number(rate)} samples/s, {percent(rate / fastest_rate)} of the "
+        f"fastest trial ({named}, {format_number(fastest_rate)} samples/s)."
+    )
+
+
+def _compared(study: Study, names: TrialNames) -> str:
+    conditions = study.conditions
+    sizes = sorted({trial.batch_size for trial in study.trials})
+    between = f" from {sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f" of {sizes[0]:,}"
+    differ = (*names.hyperparameters, *(("dtype policy",) if names.several_policies else ()))
+    also = f" that differ in {join_words(differ)} too" if differ else ""
+    if conditions.epochs is None:
+        budget = "none of them completed"
+    else:
+        # The end of a training to a target is worded "until ...".
+        to_target = next((t.target for t in study.trials if t.status == "completed"), None)
+        budget = f"trained {'' if to_target else 'for '}{budget_text(conditions)}"
+    return (
+        f"Compared: {pluralize(len(sizes), 'batch size')}{between} in "
+        f"{pluralize(conditions.trials, 'trial')}{also}, {executions_text(conditions)}, "
+        f"{budget}, on {conditions.device or 'a device that was not recorded'}"
+        f"{conditions.clocks and f' ({conditions.clocks})'}."
+    )
+
+
+def _named(trials: Iterable[TrialRecord], names: TrialNames) -> str:
+    ordered = sorted(trials, key=lambda trial: (trial.batch_size, names.order(trial)))
+    return join_words(at_most(list(dict.fromkeys(names.name(trial) for trial in ordered))))
+
+
+def missing_reason(study: Study) -> str:
+    """Word why no trial is the best, as the end of a sentence."""
+    words = [outcome(trial) for trial in study.trials]
+    if "completed" in words:
+        return f"no completed trial has the objective {study.trials[0].objective.name}"
+    kinds = join_words(f"{words.count(word):,} {word}" for word in dict.fromkeys(words))
+    return f"none of {pluralize(len(words), 'trial')} completed ({kinds})"
+
+
+def what_to_do(study: Study) -> str:
+    """Advise what to change before the next search."""
+    outcomes = {outcome(trial) for trial in study.trials}
+    if "completed" in outcomes:
+        return _missing_objective(study)
+    if outcomes == {"out of memory"}:
+        return "Search again with a smaller `micro_batch_size`, which needs less memory."
+    if outcomes == {"diverged"}:
+        return "Search again with a smaller learning rate, or with a model that stays finite."
+    if outcomes <= {"running", "interrupted"}:
+        return "The search has not finished: run it again, and it goes on."
+    memory = (
+        " Those out of memory need a smaller `micro_batch_size`."
+        if "out of memory" in outcomes
+        else ""
+    )
+    return f"Read the failures below, fix their cause, then search again.{memory}"
+
+
+def _missing_objective(study: Study) -> str:
+    objective = study.trials[0].objective.name
+    if objective == "samples_per_second":
+        return "Training was too short for its speed to be measured: train longer."
+    if objective in COST_NAMES:
+        return "No trial met the target in its budget: train longer, or set an easier target."
+    epochs = [p for t in study.trials for e in t.executions for p in e.epochs]
+    names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
+    if objective in names:
+        return f"The objective {objective} was not finite in any epoch: check the metric."
+    among = f"The objective {objective} was not among the metrics: {', '.join(names) or 'none'}."
+    validated = any(name.startswith("val_") for name in names)
+    if objective.startswith("val_") and not validated:
+        return f"{among} Give `validation_data`, or search for another objective."
+    return f"{among} Compile the model with that metric, or search for another objective."
+
+
+# Of the decisions of a search by goodput, by their kind.
+_SIZE_DECISIONS = {
+    "pilot": "Batch size {size} comes first: it suits most noise scales",
+    "given": (
+        "Batch size {size} comes first: it is the base batch size, whose noise scale the "
+        "learning-rate rule uses"
+    ),
+    "no target yet": "Batch size {size} comes next: no trial has reached the target yet",
+    "gain": (
+        "Batch size {size} comes next: batch size {rival} is more than 5 % better than {best} with "
+        "a probability of {chance}"
+    ),
+    "separated": (
+        "Stopped: no other batch size is likely to be as good as {best}; {rival} is more than 5 % "
+        "better with a probability of {chance}"
+    ),
+    "tie": (
+        "Stopped: other batch sizes may be as good as {best}, and are hardly better: {rival} is "
+        "more than 5 % better with a probability of {chance}"
+    ),
+}
+_ALL_TRIED = "Stopped: each batch size was tried, or is larger than one that could not be trained"
+
+
+def decision_text(found: SizeDecision) -> str:
+    """Word a decision of a search by goodput in a sentence."""
+    if found.kind in _SIZE_DECISIONS:
+        text = _SIZE_DECISIONS[found.kind].format(
+            size=found.batch_size,
+            best=found.best,
+            rival=found.rival,
+            chance=percent(found.probability or 0.0),
+        )
+    else:
+        text = _ALL_TRIED if found.best else f"{_ALL_TRIED}. None reached the target"
+    others = [f"{name} {value}" for name, value in found.hyperparameters.items()]
+    return f"{text} ({join_words(others)})." if others else f"{text}."

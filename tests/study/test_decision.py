@@ -1,0 +1,370 @@
+"""Which batch size a study decides for, which are as good, and what it says of it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from records_factory import make_execution, make_search, make_study, make_trial
+
+from kbatch.records.outcomes import Outcomes
+from kbatch.records.training_run import Budget, Target
+from kbatch.study.answer import answer
+from kbatch.study.figures.trials import named_label, plot_trials, trials_info
+from kbatch.study.report import study_section
+from kbatch.study.table import trial_table
+from kbatch.study.trial import Objective
+
+LOSS = Objective("val_loss", "min")
+
+
+def outcomes(wrong, *, examples=500, key="k", metric="val_accuracy"):
+    """Right on all examples but these; a value each, or 500 blocks of more of them."""
+    values = np.ones(500)
+    np.subtract.at(values, np.asarray(wrong, int) % 500, 500 / examples)
+    fields = {"metric": metric, "epoch": 0, "examples": examples, "key": key, "set_key": "s"}
+    return Outcomes.of(values, block_examples=examples // 500, **fields)
+
+
+def runs(size, *wrong, rate=1000.0, examples=500, **changed):
+    """A trial with an execution for each list of the examples that it gets wrong."""
+    known = {name: changed.pop(name) for name in ("key", "metric") if name in changed}
+    trial = {
+        n: changed.pop(n) for n in ("objective", "hyperparameters", "trial_id") if n in changed
+    }
+    executions = [
+        make_execution(
+            size,
+            accuracies=(float(np.mean(found.values)),),
+            rate=rate,
+            seed=number,
+            outcomes=found,
+            **changed,
+        )
+        for number, found in enumerate(outcomes(w, examples=examples, **known) for w in wrong)
+    ]
+    return make_trial(size, *executions, **trial)
+
+
+def spread(size, *values, rate=1000.0, **changed):
+    """A trial whose metric is no mean over examples."""
+    none = Outcomes(reason="val_accuracy is no mean over examples")
+    return make_trial(
+        size,
+        *(make_execution(size, accuracies=(v,), rate=rate, outcomes=none) for v in values),
+        **changed,
+    )
+
+
+def scattered(seed, count):
+    """Examples that a run gets wrong: most are hard for every run, some for this one."""
+    rng = np.random.default_rng(seed)
+    return [*range(count), *rng.choice(np.arange(100, 500), 4, replace=False)]
+
+
+def many(size, count, *, executions=6, rate=1000.0, salt=0, examples=50_000, **changed):
+    """A trial of many executions that is wrong on so many of 50,000 examples."""
+    wrong = []
+    for number in range(executions):
+        rng = np.random.default_rng((size, number, salt))
+        wrong.append([*range(count), *rng.choice(examples, 20)])
+    return runs(size, *wrong, rate=rate, examples=examples, **changed)
+
+
+def test_a_faster_size_that_is_one_image_worse_is_tied():
+    slow, fast = runs(32, range(30)), runs(64, range(3, 34), rate=1750.0)
+    found = make_study(slow, fast).decide()
+    assert found.best is slow
+    assert (found.tied, found.worse, found.certain) == ((32, 64), (), False)
+    assert found.gaps[64].low < 1 / 500 < found.gaps[64].high
+    assert "what another seed would change is not known" in found.reason
+    assert "On the 500 validation examples, 32 and 64 are not told apart" in found.reason
+    assert answer(make_study(slow, fast)).headline == (
+        "Batch size 32 had the best validation accuracy, 0.9400, but is not told apart from 64."
+    )
+
+
+def test_a_slow_size_that_three_executions_do_not_tell_apart_is_said_to_be_tied():
+    wrong = {16: 30, 64: 31, 128: 31, 256: 95}
+    study = make_study(
+        *(
+            runs(size, *(scattered((size, k), count) for k in range(3)), rate=16.0 * size)
+            for size, count in wrong.items()
+        )
+    )
+    found = study.decide()
+    assert (found.batch_size, found.tied, found.worse) == (16, (16, 64, 128), (256,))
+    assert not found.certain
+    assert "Not told apart from the best within 0.01 (95 % confidence): 16 to 128." in found.reason
+    assert answer(study).headline.endswith("but is not told apart from 64 and 128.")
+
+
+@pytest.mark.parametrize(
+    ("count", "forecast"),
+    [(31, "A forecast: about 8 executions of each"), (40, "there are too few validation examples")],
+)
+def test_what_would_settle_it_is_said(count, forecast):
+    found = make_study(
+        *(
+            runs(size, *(scattered((size, k), wrong) for k in range(3)), rate=16.0 * size)
+            for size, wrong in ((16, 30), (64, count))
+        )
+    ).decide()
+    assert forecast in found.reason
+    assert (found.executions_needed is None) != (found.smallest_tolerance is None)
+
+
+def test_the_fastest_size_as_good_as_the_best_is_taken_and_every_page_names_it():
+    study = make_study(many(16, 2000), many(64, 2010, rate=3000.0), many(256, 5000, rate=9000.0))
+    found = study.decide()
+    assert (found.batch_size, found.certain) == (64, True)
+    assert found.best.batch_size == study.best_trial().batch_size == 16
+    assert (found.tied, found.worse) == ((16, 64), (256,))
+    assert "certified to lie within 0.01 of the best (95 % confidence)" in found.reason
+    headline = "Batch size 64 is the fastest whose validation accuracy is within 0.01 of the best"
+    assert study_section(study).headline.startswith(headline)
+    (row,) = [row for row in trial_table(study).rows if row.best]
+    assert row.cells[0].text == "64"
+    assert named_label(trials_info(study)).startswith("fastest of the best, batch size 64: ")
+    assert study.decide() is study.decide()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_page_names_no_other_size_than_its_table_marks(seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.choice((1, 3)))
+    trials = [
+        many(size, int(rng.integers(100, 900)), executions=count, rate=float(rng.uniform(1, 9)))
+        for size in (16, 32, 64)
+    ]
+    study = make_study(*trials)
+    section = study_section(study)
+    (row,) = [row for row in section.tables[0].rows if row.best]
+    assert section.headline.startswith(f"Batch size {row.cells[0].text} ")
+    assert trials_info(study).named.batch_size == study.decide().batch_size == row.cells[0].sort_key
+
+
+def test_only_trials_of_the_best_settings_and_budget_are_compared():
+    rung = {"tuner/epochs": 9, "tuner/initial_epoch": 3}
+    study = make_study(
+        runs(16, range(30), hyperparameters=rung),
+        runs(32, range(32), hyperparameters=rung),
+        runs(64, range(90), hyperparameters={"tuner/epochs": 3}),
+        runs(128, range(40), hyperparameters=rung | {"units": 8}),
+        runs(16, range(30), hyperparameters=rung, trial_id="again"),
+        make_trial(256, status="failed", hyperparameters=rung),
+    )
+    found = study.decide()
+    assert found.tied == (16, 32)
+    assert {(o.trial.batch_size, o.why) for o in found.left_out} == {
+        (64, "budget"),
+        (128, "settings"),
+        (16, "repeated"),
+    }
+    assert "Not compared: 1 trial with another budget" in answer(study).certainty.replace(
+        "of a size that another trial has, ", ""
+    )
+
+
+def test_a_size_alone_is_compared_with_none():
+    other = runs(32, range(9), range(9), hyperparameters={"units": 8})
+    study = make_study(runs(16, range(3), range(3)), other)
+    assert (study.decide().batch_size, study.decide().certain) == (16, False)
+    assert "No other batch size has the same settings and budget" in study.decide().reason
+
+
+def test_under_a_budget_of_seconds_the_best_mean_counts():
+    budget = {"budget": Budget(train_s=60.0)}
+    best, fast = many(16, 2000, **budget), many(64, 2010, rate=3000.0, **budget)
+    found = make_study(best, fast, search=make_search(baseline=16)).decide()
+    assert (found.batch_size, found.certain, found.tied) == (16, True, (16, 64))
+    assert found.change(64).speedup is None
+    assert found.change(64).difference == pytest.approx(-10 / 50_000, abs=1e-6)
+
+
+def test_fewer_executions_are_left_out_unless_they_were_worse():
+    behind, dropped = many(64, 2010, executions=2), many(256, 9000, executions=3)
+    study = make_study(many(16, 2000), many(32, 2005), behind, dropped)
+    found = study.decide()
+    assert (found.executions, found.tied, found.worse) == (6, (16, 32), (256,))
+    assert [(o.trial, o.why) for o in found.left_out] == [(behind, "executions")]
+    # Of one size that is ahead, what the others have counts.
+    assert make_study(many(16, 2000), many(32, 2005, executions=3)).decide().executions == 3
+
+
+def test_a_loss_is_compared_by_its_share_and_downwards():
+    study = make_study(
+        *(
+            make_trial(
+                size,
+                *(
+                    make_execution(size, accuracies=(a + k / 1e4,), rate=float(size))
+                    for k in range(3)
+                ),
+                objective=LOSS,
+            )
+            for size, a in ((16, 0.6), (32, 0.599), (64, 0.3))
+        )
+    )
+    found = study.decide()
+    assert found.tolerance == pytest.approx(0.01 * (1.1 - 0.6001))
+    assert (found.batch_size, found.certain, found.worse) == (32, True, (64,))
+    assert found.change(64).difference == pytest.approx(0.3)
+    assert found.change(64).difference_interval.low > 0.29
+    assert "within 1 % of the best" in found.reason
+    assert "by the spread over executions alone: the records hold no outcomes" in found.reason
+
+
+def test_costs_and_throughput_are_compared_over_executions():
+    target = Target("val_accuracy", 0.95, "max")
+
+    def cost(size, *epochs):
+        return make_trial(
+            size,
+            *(
+                make_execution(size, accuracies=(*[0.5] * (n - 1), 0.96), target=target)
+                for n in epochs
+            ),
+            objective=Objective("seconds_to_target", "min"),
+        )
+
+    never = make_trial(
+        128, make_execution(128, accuracies=(0.6,), target=target), objective=cost(8, 2).objective
+    )
+    found = make_study(cost(16, 9, 9, 9), cost(32, 4, 4, 4), never).decide()
+    assert (found.batch_size, found.worse) == (32, (16,))
+    assert [(o.trial, o.why) for o in found.left_out] == [(never, "no value")]
+    assert found.change(32).speedup == pytest.approx(9 / 4)
+    assert found.change(32).difference is None
+    text = answer(make_study(cost(16, 9, 9, 9), cost(32, 4, 4, 4))).baseline
+    assert text.startswith("16 -> 32: 2.2 times sooner")
+    assert text.endswith("to val_accuracy 0.95.")
+    rates = Objective("samples_per_second", "max")
+    fast = make_study(*(make_trial(s, objective=rates, rate=100.0 * s) for s in (16, 32))).decide()
+    assert (fast.batch_size, fast.worse, fast.certain) == (32, (16,), False)
+    assert "over timing windows alone: a time is measured once in an execution" in fast.reason
+
+
+def test_several_objectives_fall_back_to_the_best_mean():
+    several = Objective("multi_objective", "min")
+    trials = [
+        make_trial(size, objective=several, reported={"multi_objective": value})
+        for size, value in ((16, 0.5), (32, 0.4))
+    ]
+    found = make_study(*trials).decide()
+    assert (found.batch_size, found.tied, found.certain) == (32, (), False)
+    assert "several objectives" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"key": "other"}, "validated on other examples, or on the same in another order"),
+        ({"metric": "val_loss"}, "hold no outcomes of validation examples for val_accuracy"),
+    ],
+)
+def test_trials_that_cannot_be_paired_are_compared_by_their_executions(changed, why):
+    wrong = [range(30), range(31), range(32)]
+    found = make_study(runs(16, *wrong), runs(32, *wrong, **changed)).decide()
+    assert found.unpaired
+    assert f"by the spread over executions alone: trials were {why}" in found.reason or (
+        f"by the spread over executions alone: the records {why}" in found.reason
+    )
+
+
+def test_a_metric_that_is_no_mean_over_examples_is_compared_by_seeds_alone():
+    several = make_study(spread(16, 0.9, 0.91, 0.92), spread(32, 0.5, 0.51, 0.52)).decide()
+    assert (several.worse, several.certain) == ((32,), True)
+    assert "over executions alone: val_accuracy is no mean over examples." in several.reason
+    single = make_study(spread(16, 0.9), spread(32, 0.5)).decide()
+    assert (single.tied, single.gaps, single.certain) == ((16, 32), {}, False)
+    assert "Nothing is known of the spread of one execution: val_accuracy is no" in single.reason
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf"), True, "1 %", 1.0, 3])
+def test_a_tolerance_that_makes_no_sense_is_refused(tolerance):
+    with pytest.raises(ValueError, match=r"`tolerance` .*Received: tolerance="):
+        make_study().decide(tolerance)
+
+
+@pytest.mark.parametrize("confidence", [0, 95, 1.0, "high", float("nan")])
+def test_a_confidence_that_is_no_probability_is_refused(confidence):
+    with pytest.raises(ValueError, match=r"from 0\.5 to below 1.*Received: confidence="):
+        make_study().decide(confidence=confidence)
+
+
+def test_the_search_keeps_its_tolerance_and_a_wider_one_certifies_more():
+    trials = many(16, 2000), many(64, 2600, rate=3000.0)
+    assert make_study(*trials).decide().worse == (64,)
+    assert make_study(*trials).decide(0.02).batch_size == 64
+    kept = make_study(*trials, search=make_search(tolerance=0.02, confidence=0.9))
+    assert (kept.decide().batch_size, kept.decide().confidence) == (64, 0.9)
+
+
+def test_the_baseline_is_compared_in_time_and_in_the_metric():
+    trials = [runs(16, range(30)), runs(32, range(28), rate=1900.0)]
+    found = make_study(*trials, search=make_search(baseline=16)).decide()
+    change = found.change(32)
+    assert change.speedup == pytest.approx(1.9)
+    assert change.speedup_interval.low < 1.9 < change.speedup_interval.high
+    assert change.difference == pytest.approx(2 / 500, abs=1e-6)
+    assert change.difference_interval.low < 0 < change.difference_interval.high
+    # Against the other size as the baseline all is reversed.
+    back = make_study(*trials, search=make_search(baseline=32)).decide().change(16)
+    assert back.speedup == pytest.approx(1 / 1.9)
+    assert back.difference == pytest.approx(-change.difference)
+    assert back.difference_interval.low == pytest.approx(-change.difference_interval.high)
+    text = answer(make_study(*trials, search=make_search(baseline=16))).baseline
+    assert text.startswith("16 -> 32: 1.9 times sooner (1.9 to 1.9), validation accuracy +0.4 % (-")
+    assert text.endswith(", in 1 epoch of 1,437 examples each.")
+
+
+def test_the_table_compares_every_size_with_the_baseline():
+    study = make_study(
+        runs(16, range(30)),
+        runs(32, range(28), rate=1900.0),
+        runs(64, range(60), hyperparameters={"units": 8}),
+        make_trial(128, status="failed"),
+        search=make_search(baseline=16),
+    )
+    table = trial_table(study)
+    places = [
+        table.headers.index(f"{what} 16")
+        for what in ("Times sooner than", "Validation accuracy against")
+    ]
+    cells = [[row.texts[place] for place in places] for row in table.rows]
+    assert cells[0] == ["baseline", "baseline"]
+    assert cells[1][0].startswith("1.9 (")
+    assert cells[1][1].startswith("+0.4 % (-")
+    assert cells[2] == ["n/a (not compared)"] * 2
+    assert cells[3] == ["n/a (failed)"] * 2
+    without = make_study(
+        runs(16, range(30)), runs(32, range(3)), search=make_search(base_batch_size=8)
+    )
+    assert not [title for title in trial_table(without).headers if "against" in title]
+
+
+def test_keeping_the_baseline_is_an_answer():
+    trials = [many(16, 5000), many(32, 2000, rate=2000.0)]
+    study = make_study(*trials, search=make_search(baseline=32))
+    assert (
+        answer(study).headline == "Keep batch size 32: it had the best validation accuracy, 0.9596."
+    )
+    assert answer(study).baseline.startswith("32 -> 16: 0.50 times sooner")
+    other = make_study(*trials, search=make_search(base_batch_size=32))
+    assert answer(other).headline.startswith("Batch size 32 had")
+
+
+def test_one_execution_has_an_interval_over_the_validation_examples():
+    trial = runs(64, range(50))
+    (point,) = trials_info(make_study(trial)).points
+    values = trial.executions[0].outcomes.values
+    half = 1.9647 * values.std(ddof=1) / np.sqrt(500)
+    assert tuple(point.quality) == pytest.approx((0.9, 0.9 - half, 0.9 + half), abs=1e-5)
+    lower = plot_trials(make_study(trial)).figure.axes[-1]
+    assert len(lower.collections) == 1
+    text = trial_table(make_study(trial))
+    assert "0.9000 (0.874 to 0.926)" in text.rows[0].texts
+    assert "95 % interval over the validation examples" in text.footnote
+    assert (
+        dataclasses.replace(trial, executions=trial.executions * 2).examples_interval("a") is None
+    )
