@@ -281,6 +281,15 @@ _KINDS = {
         ),
         ("`loss` is a sum over the batch",),
     ),
+    "validation_shuffled": _Kind(
+        "order of validation data",
+        "quality",
+        lambda: (
+            "The validation data come in another order in each trial, so sizes cannot be compared "
+            "example by example, which is sharper: leave out `.shuffle` for them."
+        ),
+        ("The validation data come in another order",),
+    ),
     "own_path": _Kind(
         "file of each trial",
         "batch_size",

@@ -20,6 +20,7 @@ from kbatch.device.failures import (
 from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.records.notes import RunNote
+from kbatch.records.outcomes import Outcomes
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
 from kbatch.records.usage import UsageRecord
 from kbatch.search.auto_micro_batch import TrialMicroBatch
@@ -79,11 +80,13 @@ class Execution:
         try:
             results = self._completed(self._trained(fit))
             reported = {} if self._files is None else self._files.reported(results)
+            outcomes, order = self._outcomes()
         except BaseException as error:
             ended = self._record(failure_status(error), failure_text(error))
             self._write(dataclasses.replace(ended, traceback=failure_traceback(error)))
             raise
         ended = self._record("completed", None, reported)
+        ended = dataclasses.replace(ended, outcomes=outcomes, notes=(*ended.notes, *order))
         if ended.diverged:
             text = "diverged: the loss became NaN or infinite, lower the learning rate"
             ended = dataclasses.replace(ended, status="failed", failure=text)
@@ -164,6 +167,27 @@ class Execution:
                 # They are the same for all epochs: the other metrics are those of the last one.
                 return {name: values[-1] for name, values in results.history.items()} | figures
         return figures | taken | results if isinstance(results, dict) else results
+
+    def _outcomes(self) -> tuple[Outcomes | None, tuple[RunNote, ...]]:
+        """Measure the metric by blocks of validation examples, which are those of other trials."""
+        best = self._fit.best_epoch
+        if best is None or self._files is None:
+            return None, ()
+        with dtype_policy_scope(self._started.dtype_policy):
+            outcomes = best.outcomes(self._model)
+        earlier = self._files.earlier_outcomes(self._plan.number)
+        if earlier is None or outcomes.key in (None, earlier.key):
+            return outcomes, ()
+        if outcomes.set_key == earlier.set_key:
+            return outcomes, (RunNote.of("validation_shuffled"),)
+        raise InputError(
+            "Batch sizes are compared on the same validation data, but this trial was validated on "
+            "other rows than an earlier one with the same settings: give arrays, or let a data "
+            "function return the same rows for every `batch_size`, without `drop_remainder`, a "
+            "random split or a random `take`. Received: "
+            f"{outcomes.examples} validation examples with batch_size={self._plan.batch_size} "
+            f"({outcomes.set_key}), {earlier.examples} before ({earlier.set_key})."
+        )
 
     @property
     def _usage(self) -> UsageRecord | None:

@@ -484,6 +484,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             sparse_gradients=self.sparse_gradients,
             metrics=files.objective_names if files is not None and self.stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
+            objective=None if files is None else files.objective,
             notes=notes,
         )
 

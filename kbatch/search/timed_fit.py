@@ -18,6 +18,8 @@ from kbatch.device.memory import DeviceMemory
 from kbatch.errors import InputError
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, Target
+from kbatch.search.validation_outcomes import BestEpoch
+from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock, replica_count
 from kbatch.training.data.forms import Batches, FitData, in_batches
@@ -44,6 +46,7 @@ class ExecutionPlan(NamedTuple):
     sparse_gradients: str  # "summed" or "keras".
     metrics: tuple[str, ...]  # That each epoch must have.
     to_target: bool  # Whether the cost of a target is the objective, so that there must be one.
+    objective: Objective | None  # What the search optimises; None where nothing is recorded.
     notes: tuple[RunNote, ...]  # On the settings, such as where callbacks write.
 
 
@@ -74,6 +77,7 @@ class TimedFit:
         self._open = contextlib.ExitStack()
         self._meter = ReplicaMeter(model) if replica_count(model) > 1 else InputMeter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
+        self.best_epoch = None if plan.objective is None else BestEpoch(plan.objective)
         # What training takes, the search for a micro-batch size left out.
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
@@ -165,6 +169,10 @@ class TimedFit:
             theirs = [callback, *theirs]
         expected = () if call.get("validation_freq", 1) != 1 else self._plan.metrics
         last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
+        if (best := self.best_epoch) is not None:
+            size, steps = self._validation_batch_size, call.get("validation_steps")
+            best.validation = (batches.validation_data, size, steps)
+            last = [best, *last]
         started_s = time.perf_counter()
         try:
             with (

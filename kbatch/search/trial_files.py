@@ -22,6 +22,7 @@ from kbatch.records.json_codec import (
     write_record,
 )
 from kbatch.records.notes import RunNote
+from kbatch.records.outcomes import Outcomes
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.study.loading import RECORD_NAME
@@ -117,6 +118,22 @@ class TrialFiles:
         """Write execution number `index` of the trial after the ones before it."""
         before = read_record(TrialRecord, self._file).executions[:index] if index else ()
         self._write_all((*before, execution))
+
+    def earlier_outcomes(self, index: int) -> Outcomes | None:
+        """Find the outcomes of the same execution of another trial with this one's settings."""
+        if getattr(self.tuner, "_resume", None) == "unchecked":  # They may be of other data.
+            return None
+        mine = _own(self._trial.hyperparameters.values) | {"batch_size": None}
+        for trial_id, trial in sorted(getattr(self.tuner.oracle, "trials", {}).items()):
+            if trial_id == self.trial_id:
+                continue
+            if _own(trial.hyperparameters.values) | {"batch_size": None} == mine:
+                folder = Path(self.tuner.get_trial_dir(trial_id))
+                record = load_if_readable(TrialRecord, folder / RECORD_NAME)
+                for execution in record.executions[index : index + 1] if record else ():
+                    if execution.outcomes is not None and execution.outcomes.key is not None:
+                        return execution.outcomes
+        return None
 
     def record_failure(self, hypermodel: Any, hp: Any, error: BaseException) -> None:
         """Record why the trial ended, unless its last execution has done so.

@@ -127,7 +127,8 @@ def kept_state(model: keras.Model) -> Iterator[KeptState]:
 @contextlib.contextmanager
 def kept_variables(model: keras.Model) -> Iterator[None]:
     """Put the variables of a model back as they were, for calls that do not train."""
-    kept = [(one, np.array(tf.convert_to_tensor(one.value))) for one in model.variables]
+    found = [*model.variables, *model.metrics_variables]
+    kept = [(one, np.array(tf.convert_to_tensor(one.value))) for one in found]
     try:
         yield
     finally:

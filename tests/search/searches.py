@@ -61,6 +61,7 @@ def plan(batch_size=32, **changed):
         "sparse_gradients": "keras",
         "metrics": (),
         "to_target": False,
+        "objective": None,
         "notes": (),
     }
     return ExecutionPlan(batch_size=batch_size, **(plain | changed))

@@ -1,0 +1,163 @@
+"""The outcomes of an execution: its metric by blocks of validation examples, after training."""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.device.failures import failure_text
+from kbatch.records.outcomes import Outcomes
+from kbatch.study.trial import Objective
+from kbatch.training.clock import replica_count
+from kbatch.training.data.forms import FitData, arrays_of, each_part, gives_batches
+from kbatch.training.state import kept_seeds, kept_variables
+
+# Fewer than a record may hold: each costs a call, and variances are known to 9 % by them.
+_BLOCKS = 256
+# Relative. Half precision, and a GPU's TF32, round otherwise in batches of another size.
+_CLOSE, _CLOSE_ROUNDED = 1e-4, 2e-3
+
+
+class BestEpoch(keras.callbacks.Callback):
+    """Keeps the weights of the best epoch in memory, and what it was validated on.
+
+    It stands after all callbacks that change the logs. The metric is the objective, or where that
+    is no metric of an epoch, such as a throughput, an accuracy or the loss of validation.
+    `validation` is set before each `fit`: the data, in batches or as arrays, the size of a batch,
+    and how many are taken, None for all.
+    """
+
+    def __init__(self, objective: Objective):
+        super().__init__()
+        self.validation: tuple[Any, int, int | None] = (None, 1, None)
+        self._objective = objective
+        self._metric: Objective | None = None
+        self._best: dict[str, Any] = {}
+        self._batches = 0
+
+    def on_test_batch_end(self, batch: int, logs: Any = None):
+        """Count the batches of a validation."""
+        self._batches = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None):
+        """Take the weights of an epoch better than all before."""
+        model: Any = self.model
+        self._metric = self._metric or self._metric_of(logs)
+        value = float(logs.get(self._metric.name, np.nan)) if self._metric else np.nan
+        sign = -1 if self._metric and self._metric.direction == "max" else 1
+        if sign * value < sign * self._best.get("value", sign * np.inf):
+            self._best = {
+                "value": value,
+                "epoch": epoch,
+                "weights": [(one, np.array(one)) for one in model.weights],
+                "data": (*self.validation, self._batches),
+            }
+
+    def _metric_of(self, logs: dict[str, Any]) -> Objective | None:
+        """Choose the metric at the first epoch that was validated."""
+        name = self._objective.name
+        if name in logs and name != "samples_per_second":
+            return self._objective
+        names = [one for one in logs if one.startswith("val_")]
+        accuracies = [one for one in names if "acc" in one]
+        if accuracies:
+            return Objective(accuracies[0], "max")
+        return Objective("val_loss", "min") if "val_loss" in names else None
+
+    def outcomes(self, model: Any) -> Outcomes:
+        """Evaluate the weights of the best epoch by blocks, or say why that cannot be done.
+
+        The model is as before afterwards, and nothing that is raised here fails its trial.
+        """
+        if self._metric is None or not self._best:
+            return Outcomes(reason="no epoch was validated")
+        name, best, self._best = self._metric.name, self._best, {}
+        if not name.startswith("val_"):
+            reason = f"{name} is a metric of training, not of validation"
+        elif replica_count(model) > 1:
+            reason = "the model was trained on several devices"
+        else:
+            try:
+                with kept_seeds(), kept_variables(model):
+                    rows, found = _measured(model, name, best)
+                mean, value = np.average(found["values"], weights=rows), best["value"]
+                gpu = bool(tf.config.list_logical_devices("GPU"))
+                close = _CLOSE_ROUNDED if gpu or model.compute_dtype != "float32" else _CLOSE
+                if np.isclose(mean, value, rtol=close, atol=1e-7):
+                    return Outcomes.of(metric=name, epoch=best["epoch"], **found)
+                reason = (
+                    f"{name} is no mean over validation examples, or these were others at each "
+                    f"look: {mean:.5g} by blocks of them, {value:.5g} in training"
+                )
+            except Exception as error:  # Out of memory, or what a user's data and steps raise.
+                reason = f"they could not be measured: {failure_text(error)}"
+        return Outcomes(metric=name, epoch=best["epoch"], reason=reason)
+
+
+def _measured(model: Any, name: str, best: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    """Return the rows of each block, and the fields of the record."""
+    for variable, value in best["weights"]:
+        variable.assign(value)
+    model.make_test_function()
+    # Called in Python it takes as long as a step of a small model.
+    reset = tf.function(model.reset_metrics, autograph=False)
+    batches, per_block = _cut(*best["data"])
+    results: list[Any] = []
+    rows: list[int] = []
+    prints: list[bytes] = []
+    for number, batch in enumerate(batches):
+        if number % per_block == 0:
+            reset()
+            results, rows = [*results, None], [*rows, 0]
+        # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
+        results[-1] = model.test_function(iter((batch,)))[name.removeprefix("val_")]
+        prints += _fingerprints(batch)
+        rows[-1] += len(prints) - sum(rows)
+    return rows, {
+        "values": np.array([float(one) for one in results]),
+        "examples": len(prints),
+        "block_examples": rows[0],
+        "key": _digest(prints).hex(),
+        "set_key": _digest(sorted(prints)).hex(),
+    }
+
+
+def _cut(data: Any, batch_size: int, steps: int | None, batches: int) -> tuple[Iterable[Any], int]:
+    """Return validation data in batches that are small enough, and how many of them are a block."""
+    arrays, most = None, batches * batch_size
+    if not gives_batches(data):
+        arrays, rows = arrays_of(FitData(*keras.utils.unpack_x_y_sample_weight(data)))
+        most = min(most, rows)
+    block = -(-most // _BLOCKS)
+    per_block = -(-block // batch_size)
+    size = -(-block // per_block)
+    if arrays is not None:
+        starts = range(0, most, size)
+        return (_tensors(arrays, slice(i, min(i + size, most))) for i in starts), per_block
+    data = data if steps is None else data.take(steps)
+    shapes = [one.shape[1:] for one in tf.nest.flatten(data.element_spec)]
+    if not all(shape.is_fully_defined() for shape in shapes):
+        return data, -(-batches // _BLOCKS)  # Each is padded to a length of its own.
+    return data.rebatch(size), per_block
+
+
+def _tensors(arrays: Any, rows: slice) -> Any:
+    return each_part(lambda leaf: tf.convert_to_tensor(leaf[rows]), arrays)
+
+
+def _fingerprints(batch: Any) -> list[bytes]:
+    """Return a fingerprint of the targets of each example, of its inputs where it has none."""
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    parts = [np.asarray(one) for one in keras.tree.flatten(x if y is None else y)]
+    rows = zip(*(part.reshape(len(part), -1) for part in parts), strict=True)
+    return [
+        _digest([repr(p.tolist()).encode() if p.dtype.hasobject else p.tobytes() for p in row])
+        for row in rows
+    ]
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    return hashlib.blake2b(b"".join(parts), digest_size=8).digest()
