@@ -113,12 +113,14 @@ def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
     return batch_size / base_batch_size
 
 
-def check_rule(rule: str | None, name: str) -> str | None:
-    """Check that a learning-rate rule exists."""
-    if rule is not None and rule not in RULES:
+def check_rule(rule: str | None, name: str, *, joint: bool = False) -> str | None:
+    """Check that a learning-rate rule exists; `joint` where a search may find the rate itself."""
+    if rule is not None and rule not in RULES and not (joint and rule == "joint"):
+        searched = ", 'joint' (searched together with the batch size)" if joint else ""
         raise ValueError(
-            f"`{name}` must be None, 'linear' (for SGD), 'sqrt' (for Adam and its relatives) or "
-            f"'noise' (for both, by the gradient noise scale). Received: {name}={rule!r}."
+            f"`{name}` must be None, 'linear' (for SGD), 'sqrt' (for Adam and its relatives)"
+            f"{searched} or 'noise' (for both, by the gradient noise scale). "
+            f"Received: {name}={rule!r}."
         )
     return rule
 
@@ -199,6 +201,7 @@ class LearningRateScaling:
         beta_2: Decay of Adam's second moment at the batch size; None where there is none.
         follow_batch_size: Which of the other settings followed the batch size; None where an
             earlier version of kbatch did not record it.
+        factor: Factor of the learning rate beside the rule's, which a joint search tried.
         weight_decay: Weight decay of the optimizer at the batch size; None where there is none.
         batch_norm_momenta: The different momenta of the model's BatchNormalization layers at the
             batch size, ascending, none without such layers; None where it was not recorded.
@@ -215,6 +218,7 @@ class LearningRateScaling:
     follow_batch_size: tuple[str, ...] | None = None
     weight_decay: float | None = None
     batch_norm_momenta: tuple[float, ...] | None = None
+    factor: float = 1.0
 
 
 def learning_rate_scaling(
@@ -229,6 +233,7 @@ def learning_rate_scaling(
     weight_decay: float | None = None,
     batch_norm_momenta: Sequence[float] = (),
     follow_batch_size: tuple[str, ...] = FOLLOWERS,
+    factor: float = 1.0,
 ) -> LearningRateScaling:
     """Scale the settings of a training from one batch size to another, on record.
 
@@ -250,11 +255,14 @@ def learning_rate_scaling(
         batch_norm_momenta: Momenta of BatchNormalization layers that suit it.
         follow_batch_size: Which of `"beta_2"`, `"weight_decay"` and `"batch_norm_momentum"` keep
             their timescale in examples, under a rule or none; the others stay as they are.
+        factor: What the scaled learning rate is multiplied by, above 0.
     """
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     if adaptive is None:
         adaptive = beta_2 is not None
-    ratio = learning_rate_ratio(**sizes, rule=rule, noise_scale=noise_scale, adaptive=adaptive)
+    ratio = factor * learning_rate_ratio(
+        **sizes, rule=rule, noise_scale=noise_scale, adaptive=adaptive
+    )
     if beta_2 is not None and "beta_2" in follow_batch_size:
         beta_2 = scale_beta_2(beta_2, **sizes)
     if weight_decay is not None and "weight_decay" in follow_batch_size:
@@ -275,4 +283,5 @@ def learning_rate_scaling(
         follow_batch_size=follow_batch_size,
         weight_decay=weight_decay,
         batch_norm_momenta=tuple(sorted(momenta)),
+        factor=factor,
     )

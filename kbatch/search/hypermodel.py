@@ -10,6 +10,7 @@ import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
+from kbatch.analysis.joint_search import FACTOR_NAME, FACTORS
 from kbatch.analysis.learning_rate import FOLLOWERS, check_followers, check_rule
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
@@ -81,7 +82,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             cannot train under it. Several make it a hyperparameter (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
             `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale that the trial of
-            `base_batch_size` measured, which comes first) or None (it does not).
+            `base_batch_size` measured, which comes first) or None (it does not). `"joint"`
+            searches the rate together with the size: a hyperparameter `"learning_rate_factor"`,
+            from 1/32 to 32, multiplies the rate by the rule of the optimizer, and
+            `BatchSizeTuner` runs the pairs that may be the best.
         base_batch_size: Batch size that the model's settings suit; the smallest one if None.
         follow_batch_size: Which other settings keep their timescale in examples, with a rule for
             the learning rate or without one. `"beta_2"`, the decay of Adam's second moment (`rho`
@@ -119,7 +123,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         *,
         micro_batch_size: int | Literal["auto"] | None = "auto",
         dtype_policy: str | Sequence[str] = "mixed_float16",
-        learning_rate_scaling: Literal["linear", "sqrt", "noise"] | None = None,
+        learning_rate_scaling: Literal["linear", "sqrt", "noise", "joint"] | None = None,
         base_batch_size: int | None = None,
         follow_batch_size: Sequence[str] = FOLLOWERS,
         exact: bool | Literal["auto"] = "auto",
@@ -146,7 +150,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
         self.memory_window = check_window(memory_window)
         self.dtype_policies = check_dtype_policies(dtype_policy)
-        self.learning_rate_scaling = check_rule(learning_rate_scaling, "learning_rate_scaling")
+        self.learning_rate_scaling = check_rule(
+            learning_rate_scaling, "learning_rate_scaling", joint=True
+        )
         self._chosen_base = _size_or_none(base_batch_size, "base_batch_size")
         self.base_batch_size = self._chosen_base or self.batch_sizes[0]
         if learning_rate_scaling == "noise" and self.base_batch_size not in self.batch_sizes:
@@ -226,7 +232,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if self._first is None and not self._fallback:
             self._first = (dict(hp.values), model_facts(model))
         if self.learning_rate_scaling != "noise" or batch_size == self.base_batch_size:
-            self._scale(model, batch_size)
+            self._scale(model, hp)
         else:
             forget_scaling(model)  # That of an earlier trial, where it is built around again.
         replicas = replica_count(model)
@@ -292,7 +298,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 elif scaling_of(used) is None:
                     base = {**hp.values, "batch_size": self.base_batch_size}
                     noise_scale, note = base_noise_scale(project, base)
-                    self._scale(used, hp.values["batch_size"], noise_scale)
+                    self._scale(used, hp, noise_scale)
                     notes = (note, *notes)
                 left = 1 if files is None else files.trainings_left(self.batch_sizes)
                 micro_batch = self._micro_batch(hp, used, directory=project, trainings_left=left)
@@ -425,14 +431,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         whole = not isinstance(self.micro_batch_size, int) and self.learning_rate_scaling is None
         return whole and not self.stock_fit and getattr(model, "compiled", None) is False
 
-    def _scale(self, model: keras.Model, batch_size: int, noise_scale: float | None = None) -> None:
+    def _scale(self, model: keras.Model, hp: Any, noise_scale: float | None = None) -> None:
+        joint = self.learning_rate_scaling == "joint"
         scale_model(
             model,
-            batch_size=batch_size,
+            batch_size=hp.get("batch_size"),
             base_batch_size=self.base_batch_size,
             rule=self.learning_rate_scaling,
             follow_batch_size=self.follow_batch_size,
             noise_scale=noise_scale,
+            factor=hp.get(FACTOR_NAME) if joint else 1.0,
         )
 
     def _check_identity(
@@ -464,6 +472,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                     "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
                     f"to start over. Received: batch_sizes={self.batch_sizes}, there: {values}."
                 )
+        if self.learning_rate_scaling == "joint":
+            hp.Choice(FACTOR_NAME, list(FACTORS), default=1.0)
         if len(self.dtype_policies) == 1:
             return batch_size, self.dtype_policies[0]
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
+from kbatch.analysis.joint_search import FACTOR_NAME
 from kbatch.analysis.paired_runs import Candidate, Verdict, judge
 from kbatch.analysis.race import first_executions
 from kbatch.document.numbers import join_words, setting
@@ -118,11 +119,20 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
     scored = [trial for trial in completed if None not in _values(trial)]
     if not scored:
         return Comparable(())
-    best = min(scored, key=_rank)
+    joint = any(FACTOR_NAME in trial.hyperparameters for trial in scored)
+    # A joint search repeats what may be the best: any of its many single executions may be luck.
+    most = max(len(trial.executions) for trial in scored) if joint else 0
+    best = min((trial for trial in scored if len(trial.executions) >= most), key=_rank)
+
+    def precedence(trial: TrialRecord) -> tuple[object, ...]:
+        rank = _rank(trial) if joint and trial in scored else ()
+        return trial is not best, -len(trial.executions), rank, trial.trial_id
+
     kept: dict[int, TrialRecord] = {}
     left_out: list[LeftOut] = []
-    # Of several trials of a size the one that was repeated most, whatever came out.
-    for trial in sorted(completed, key=lambda t: (t is not best, -len(t.executions), t.trial_id)):
+    # Of several trials of a size the one that was repeated most, whatever came out; of the rates of
+    # a joint search then the best one.
+    for trial in sorted(completed, key=precedence):
         if _settings(trial) != _settings(best):
             left_out.append(LeftOut(trial, "settings"))
         elif _budget(trial) != _budget(best):
@@ -387,7 +397,8 @@ def _rank(trial: TrialRecord) -> tuple[float, int, str]:
 
 def _settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
     """Return what two trials that are compared have in common."""
-    others = (n for n in trial.hyperparameters if n not in OWN_COLUMNS and n[:6] != "tuner/")
+    own = (*OWN_COLUMNS, FACTOR_NAME)
+    others = (n for n in trial.hyperparameters if n not in own and n[:6] != "tuner/")
     # By its text True differs from 1.
     return trial.dtype_policy, {name: repr(trial.hyperparameters[name]) for name in others}
 

@@ -26,6 +26,7 @@ from kbatch.study.figures.learning_curves import learning_curves_info
 from kbatch.study.figures.noise_scale import noise_scale_info
 from kbatch.study.figures.pareto import pareto_info
 from kbatch.study.figures.time_to_target import time_to_target_info
+from kbatch.study.learning_rates import learning_rate_table
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.table import lettered, marked_table, trial_table
 
@@ -49,7 +50,7 @@ def study_section(study: Study) -> Section:
         details=(words.compared,),
         conditions=caption(study.conditions),
         figures=_figures(study, notes, curves),
-        tables=(marked_table(table, notes),),
+        tables=tuple(filter(None, (marked_table(table, notes), learning_rate_table(study)))),
         notes=(*notes, *_left_out(curves)),
         command=environment.command if environment else None,
         settings=_settings(study),

@@ -107,8 +107,11 @@ def scale_model(
     rule: str | None,
     follow_batch_size: tuple[str, ...],
     noise_scale: float | None = None,
+    factor: float = 1.0,
 ) -> LearningRateScaling:
     """Scale the settings of a compiled model from one batch size to another.
+
+    Under the rule "joint" the learning rate is `factor` times the one of the optimizer's own rule.
 
     Each of several optimizers follows by itself; what is returned is of the main one.
     The momentum of a BatchNormalization layer that stood in a model scaled before is scaled from
@@ -120,16 +123,19 @@ def scale_model(
     for optimizer in reversed(inner_optimizers(model)):
         second_moment = _second_moment_decay(optimizer)
         learning_rate = current_learning_rate(optimizer)
+        adaptive = not isinstance(optimizer, _optimizers.SGD)
+        own_rule = ("sqrt" if adaptive else "linear") if rule == "joint" else rule
         scaling = learning_rate_scaling(
             1.0 if learning_rate is None else learning_rate,
             getattr(optimizer, second_moment) if second_moment else None,
             **sizes,
-            rule=rule,
+            rule=own_rule,
             noise_scale=noise_scale,
-            adaptive=not isinstance(optimizer, _optimizers.SGD),
+            adaptive=adaptive,
             weight_decay=getattr(optimizer, "weight_decay", None),
             batch_norm_momenta=[_own_momentum(layer) for layer in layers],
             follow_batch_size=follow_batch_size,
+            factor=factor,
         )
         ratio = scaling.learning_rate_ratio
         if rule is not None:

@@ -1,0 +1,88 @@
+"""The best learning rate of each size, from the trials of a joint search."""
+
+import numpy as np
+import pytest
+import records_factory as records
+
+from kbatch.analysis.joint_search import FACTOR_NAME
+from kbatch.analysis.learning_rate import learning_rate_scaling
+from kbatch.study.learning_rates import learning_rate_table, pair_runs
+
+SIZES, BASE_RATE = (16, 64, 256), 0.01
+
+
+def trial(size, factor, *values, steeper=0.25, **changed):
+    scaling = learning_rate_scaling(
+        BASE_RATE, 0.999, batch_size=size, base_batch_size=16, rule="sqrt", factor=factor
+    )
+    away = np.log2(factor) - steeper * np.log2(size / 16)
+    own = values or (0.95 - 0.006 * away**2 + 0.001 * np.sin(9 * factor * size),)
+    shown = {"learning_rate": scaling.learning_rate, "scaling": scaling} | changed
+    executions = [records.make_execution(size, accuracies=(v,), **shown) for v in own]
+    chosen = {FACTOR_NAME: factor}
+    return records.make_trial(
+        size, *executions, trial_id=f"{size}-{factor}", hyperparameters=chosen
+    )
+
+
+@pytest.fixture(scope="module")
+def study():
+    trials = [
+        trial(size, 2.0**k) for size in SIZES for k in (-2, -1, 0, 1, 2) if (size, k) != (64, 0)
+    ]
+    return records.make_study(*trials, trial(64, 1.0, 0.951, 0.951, 0.951))
+
+
+def test_each_size_has_its_best_rate_beside_those_of_the_rules(study):
+    table = learning_rate_table(study)
+    assert [row.texts[:5] for row in table.rows] == [
+        ("16", "0.01", "0.01", "0.01", "5"),
+        ("64", "0.02", "0.04", "0.02", "5"),
+        ("256", "0.08", "0.16", "0.04", "5"),
+    ]
+
+
+def test_the_pair_that_was_repeated_is_the_best_of_its_size(study):
+    assert [row.texts[5:] for row in learning_rate_table(study).rows][1] == ("3", "0.9510")
+
+
+def test_the_slope_that_was_found_is_said(study):
+    text = learning_rate_table(study).footnote
+    found = float(text.split("to the power of ")[1].split()[0])
+    assert found == pytest.approx(0.75, abs=0.15)
+    assert "the linear rule takes 1, the sqrt rule 0.5" in text
+
+
+def test_a_study_of_other_searches_has_no_such_table():
+    assert learning_rate_table(records.make_study()) is None
+
+
+def test_the_model_gets_what_ended():
+    diverged = records.make_diverged(64)
+    trials = [
+        trial(16, 2.0, 0.9, 0.92),
+        trial(16, 4.0, status="running"),
+        records.make_trial(
+            64, *diverged.executions, trial_id="d", hyperparameters={FACTOR_NAME: 8.0}
+        ),
+        records.make_trial(128, status="out_of_memory", hyperparameters={FACTOR_NAME: 1.0}),
+    ]
+    assert pair_runs(trials) == [
+        (16, 2.0, 0.9, "completed"),
+        (16, 2.0, 0.92, "completed"),
+        (64, 8.0, None, "diverged"),
+        (128, 1.0, None, "out_of_memory"),
+    ]
+
+
+def test_a_decision_compares_the_pairs_that_were_repeated_one_of_each_size():
+    study = records.make_study(
+        trial(16, 1.0, 0.94, 0.942, 0.944),
+        trial(64, 0.5, 0.93, 0.93, 0.93),
+        trial(64, 1.0, 0.95, 0.952, 0.954),
+        trial(64, 2.0, 0.97),
+        trial(256, 2.0, 0.99),
+    )
+    decision = study.decide()
+    assert (decision.trial.trial_id, decision.executions) == ("64-1.0", 3)
+    assert {one.trial.trial_id for one in decision.left_out} == {"64-0.5", "64-2.0", "256-2.0"}
