@@ -64,7 +64,7 @@ def answer(study: Study) -> Answer:
         headline=_headline(found, same, names, keep=given and found.baseline == found.batch_size),
         certainty=f"{tie}{found.reason}{_left_out(found)}",
         baseline=_baseline(study, found),
-        speed=_speed(study.trials, found.trial, names),
+        speed=_speed(study.trials, found, names),
         limit=" ".join(limit.text for limit in binding_limits(study)) or None,
         compared=compared,
     )
@@ -91,21 +91,12 @@ def _headline(found: Decision, same: list[TrialRecord], names: TrialNames, *, ke
     return f"{who} had the best {words}{', ' if keep else ': '}{number}{tied}."
 
 
-_LEFT_OUT = {
-    "settings": "with other settings",
-    "budget": "with another budget",
-    "no value": "without a value of the objective",
-    "repeated": "of a size that another trial has",
-    "executions": "with fewer executions",
-}
-
-
 def _left_out(found: Decision) -> str:
     """Name the trials that were not compared, with a space before."""
     if not found.left_out:
         return ""
     counts = Counter(other.why for other in found.left_out)
-    parts = (f"{pluralize(count, 'trial')} {_LEFT_OUT[why]}" for why, count in counts.items())
+    parts = (f"{pluralize(count, 'trial')} ({why})" for why, count in counts.items())
     return f" Not compared: {join_words(parts)}."
 
 
@@ -113,10 +104,11 @@ def _baseline(study: Study, found: Decision) -> str | None:
     """Word what the size that is named changes against the baseline, or the best other size."""
     if found.baseline is None or found.trial is None or found.best is None:
         return None
-    change = found.change(found.trial.batch_size) or found.change(found.best.batch_size)
-    if change is None:
-        # The baseline is the answer: compare with the fastest of the sizes that are as good.
-        change = max(found.changes, key=lambda c: (c.batch_size in found.tied, c.speedup or 0.0))
+    # Where the baseline is the answer: the fastest of the sizes that are as good.
+    other = max(found.changes, key=lambda b: (b in found.tied, found.changes[b].speedup or 0.0))
+    named = (found.trial.batch_size, found.best.batch_size)
+    size = next((b for b in named if b in found.changes), other)
+    change = found.changes[size]
     speed, metric = sooner_text(change), difference_text(found, change)
     number, _, between = speed.partition(" ")
     parts = [
@@ -129,7 +121,7 @@ def _baseline(study: Study, found: Decision) -> str | None:
         if target
         else (f"in {budget_text(study.conditions)} each")
     )
-    return f"{found.baseline:,} -> {change.batch_size:,}: {', '.join(filter(None, parts))}, {at}."
+    return f"{found.baseline:,} -> {size:,}: {', '.join(filter(None, parts))}, {at}."
 
 
 def sooner_text(change: SizeChange) -> str:
@@ -155,21 +147,25 @@ def difference_text(found: Decision, change: SizeChange) -> str:
     return f"{signed(value)}{unit}{between}".replace("-0.0 ", "0.0 ")
 
 
-def _speed(trials: Sequence[TrialRecord], best: TrialRecord, names: TrialNames) -> str | None:
-    rate = best.samples_per_second
-    if rate is None:
+def _speed(trials: Sequence[TrialRecord], found: Decision, names: TrialNames) -> str | None:
+    """Compare the throughput with that of the fastest trial, of those as good where there are."""
+    own, rate = found.trial, found.trial and found.trial.samples_per_second
+    if own is None or rate is None:
         return None
     completed = [trial for trial in trials if trial.status == "completed"]
-    fastest = max(completed, key=lambda trial: trial.samples_per_second or 0.0)
+    among = [trial for trial in completed if trial.batch_size in found.tied] or completed
+    fastest = max(among, key=lambda trial: trial.samples_per_second or 0.0)
     fastest_rate = fastest.samples_per_second or rate
-    if fastest is best:
-        if best.objective.name == "samples_per_second":
+    if fastest is own:
+        if own.objective.name == "samples_per_second":
             return None
-        return f"It was also the fastest, with {format_number(rate)} samples/s."
+        them = " of them" if found.tied else ""
+        return f"It was also the fastest{them}, with {format_number(rate)} samples/s."
     named = ", ".join((f"batch size {fastest.batch_size:,}", *names.settings(fastest)))
     return (
         f"It trained at {format_number(rate)} samples/s, {percent(rate / fastest_rate)} of the "
-        f"fastest trial ({named}, {format_number(fastest_rate)} samples/s)."
+        f"fastest {'of them' if found.tied else 'trial'} ({named}, {format_number(fastest_rate)} "
+        "samples/s)."
     )
 
 

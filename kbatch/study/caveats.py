@@ -8,7 +8,7 @@ from kbatch.document.section import Note, clocks_text, one_line
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.answer import decision_text
-from kbatch.study.conditions import budget_text, end_text, spreads
+from kbatch.study.conditions import budget_text, end_text
 from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.names import at_most, diverged, outcome, trial_names
 from kbatch.study.study import Study
@@ -20,7 +20,7 @@ _LEARNT = ("quality", "updates")
 
 def caveats(study: Study) -> tuple[Note, ...]:
     """List what limits the conclusions from a study with at least one trial."""
-    rules = (_missing, _other_batch, _small_last_batch, _speed, _budget, _few_executions)
+    rules = (_missing, _other_batch, _small_last_batch, _speed, _budget)
     rules += (_lagging, _noise, _of_trials)
     return tuple(note for rule in rules for note in rule(study))
 
@@ -300,29 +300,6 @@ def _updates(trial: TrialRecord) -> str:
 def _examples(trial: TrialRecord) -> str:
     examples = trial.mean(lambda e: e.examples_seen)
     return "n/a (not counted)" if examples is None else f"{examples:,.0f}"
-
-
-def _few_executions(study: Study) -> Iterator[Note]:
-    found, completed = spreads(study.trials), _completed(study)
-    if found.pairs:
-        yield _note(
-            "two executions",
-            "2 executions of a trial are too few for an interval: with them it would be so wide "
-            "that it says nothing, so the mean stands alone. Repeat with executions_per_trial=3 or "
-            "more.",
-            ("samples_per_second", "quality"),
-            [trial for trial in completed if len(trial.executions) == 2],
-        )
-    if found.single:
-        yield _note(
-            "one execution",
-            "A trial with one execution has no interval for its quality"
-            + " over seeds" * found.examples
-            + ": a small difference may be chance. Repeat with executions_per_trial=3 or more to "
-            "know.",
-            ("quality",),
-            [trial for trial in completed if len(trial.executions) == 1],
-        )
 
 
 # Validation so far below training is more than a model usually fits its training data too well.

@@ -30,13 +30,14 @@ class LeftOut(NamedTuple):
     """A completed trial that is not compared."""
 
     trial: TrialRecord
-    why: Literal["settings", "budget", "no value", "repeated", "executions"]
+    why: Literal[
+        "other settings", "another budget", "no value", "size repeated", "fewer executions"
+    ]
 
 
 class SizeChange(NamedTuple):
     """What another batch size changes against the baseline."""
 
-    batch_size: int
     speedup: float | None  # Training time of the baseline over that of this size; None if unknown.
     speedup_interval: Interval | None  # Of 95 % confidence; None where there is none.
     # Objective of this size minus that of the baseline, in the metric's unit. None where the
@@ -71,7 +72,7 @@ class Decision:
         unpaired: Why sizes were not compared validation example by validation example; empty
             where they were.
         baseline: The batch size to compare with, None where it has no comparable trial.
-        changes: What each other size changes against the baseline.
+        changes: What each other size changes against the baseline, by batch size.
         left_out: Completed trials that are not compared.
     """
 
@@ -89,17 +90,13 @@ class Decision:
     executions: int = 0
     unpaired: str = ""
     baseline: int | None = None
-    changes: tuple[SizeChange, ...] = ()
+    changes: Mapping[int, SizeChange] = dataclasses.field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
 
     @property
     def reason(self) -> str:
         """Why this size, and how sure that is, in sentences."""
         return _reason(self)
-
-    def change(self, batch_size: int) -> SizeChange | None:
-        """Return what a size changes against the baseline, None where that is not known."""
-        return next((c for c in self.changes if c.batch_size == batch_size), None)
 
 
 class Comparable(NamedTuple):
@@ -134,13 +131,13 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
     # a joint search then the best one.
     for trial in sorted(completed, key=precedence):
         if _settings(trial) != _settings(best):
-            left_out.append(LeftOut(trial, "settings"))
+            left_out.append(LeftOut(trial, "other settings"))
         elif _budget(trial) != _budget(best):
-            left_out.append(LeftOut(trial, "budget"))
+            left_out.append(LeftOut(trial, "another budget"))
         elif trial not in scored:
             left_out.append(LeftOut(trial, "no value"))
         elif trial.batch_size in kept:
-            left_out.append(LeftOut(trial, "repeated"))
+            left_out.append(LeftOut(trial, "size repeated"))
         else:
             kept[trial.batch_size] = trial
     return Comparable(tuple(kept[size] for size in sorted(kept)), tuple(left_out))
@@ -237,8 +234,8 @@ def decide(
         executions=rounds,
         unpaired=unpaired,
         baseline=None if base is None else baseline,
-        changes=() if base is None else _changes(compared, candidates, base),
-        left_out=(*found.left_out, *(LeftOut(trial, "executions") for trial in behind)),
+        changes={} if base is None else _changes(compared, candidates, base),
+        left_out=(*found.left_out, *(LeftOut(trial, "fewer executions") for trial in behind)),
     )
 
 
@@ -273,7 +270,7 @@ def _reason(found: Decision) -> str:
     if found.executions == 1:
         sentences += [
             "One execution of each size is compared: what another seed would change is not known, "
-            "so nothing is certain."
+            "so nothing is certain. `executions_per_trial=3` or more would show it."
         ]
         if not found.unpaired and (outcomes := found.trial.executions[0].outcomes) is not None:
             on = f"On the {outcomes.examples:,} validation examples"
@@ -426,9 +423,9 @@ def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> s
 
 def _changes(
     trials: Sequence[TrialRecord], candidates: Sequence[Candidate], base: int
-) -> tuple[SizeChange, ...]:
+) -> dict[int, SizeChange]:
     """Compare each size with the baseline."""
-    objective, found = trials[base].objective, []
+    objective, found = trials[base].objective, {}
     larger = objective.direction == "max"
     timed = trials[base].target is not None or _is_time(objective)
     for trial, candidate in zip(trials, candidates, strict=True):
@@ -444,9 +441,8 @@ def _changes(
             bounds = verdict.gaps[1 - verdict.leader]
             if bounds is not None and (verdict.leader == 1) != larger:
                 bounds = Interval(-bounds.high, -bounds.low)
-        speedup = _speedup(trials[base], trial)
-        found.append(SizeChange(trial.batch_size, *speedup, difference, bounds))
-    return tuple(found)
+        found[trial.batch_size] = SizeChange(*_speedup(trials[base], trial), difference, bounds)
+    return found
 
 
 def _speedup(base: TrialRecord, other: TrialRecord) -> tuple[float | None, Interval | None]:

@@ -1,7 +1,7 @@
 """The table of the trials in words, and the marks that tie its numbers to notes."""
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import FOLLOWERS, LearningRateScaling
@@ -143,32 +143,24 @@ def _quality(trial: TrialRecord, name: str | None) -> Cell:
 def _baseline_columns(study: Study, words: str) -> list[tuple[Column, _CellOf]]:
     """Return what each size changes against the baseline, nothing where there is none."""
     found = study.decide()
-    left_out = [other.trial for other in found.left_out]
+    left_out = [other.trial.trial_id for other in found.left_out]
 
-    def cell(trial: TrialRecord, write: Callable[[SizeChange], str], name: str) -> Cell:
-        change = None if trial in left_out else found.change(trial.batch_size)
+    def cell(trial: TrialRecord, name: str, write: Callable[[SizeChange], str]) -> Cell:
         if trial.status != "completed":
             return _cell(trial, None)
-        if change is None:
-            own = trial.batch_size == found.baseline and trial not in left_out
-            return Cell("baseline" if own else "n/a (not compared)")
-        return Cell(write(change) or "n/a (not measured)", getattr(change, name))
+        if trial.trial_id in left_out:
+            return Cell("n/a (not compared)")
+        change = found.changes.get(trial.batch_size)
+        return Cell("baseline") if change is None else Cell(write(change), getattr(change, name))
 
     columns = (
-        (f"Times sooner than {found.baseline}", sooner_text, "speedup"),
-        (
-            f"{words} against {found.baseline}",
-            functools.partial(difference_text, found),
-            "difference",
-        ),
+        (f"Times sooner than {found.baseline}", "speedup", sooner_text),
+        (f"{words} against {found.baseline}", "difference", partial(difference_text, found)),
     )
     return [
-        (
-            Column(title[0].upper() + title[1:], True),
-            lambda t, write=write, name=name: cell(t, write, name),
-        )
-        for title, write, name in columns
-        if any(getattr(change, name) is not None for change in found.changes)
+        (Column(title[0].upper() + title[1:], True), partial(cell, name=name, write=write))
+        for title, name, write in columns
+        if any(getattr(change, name) is not None for change in found.changes.values())
     ]
 
 

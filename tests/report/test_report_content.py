@@ -17,6 +17,7 @@ from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
 from kbatch.study.report import study_section
 from kbatch.study.study import Study
+from kbatch.study.table import trial_table
 from kbatch.study.trial import Objective
 
 
@@ -38,7 +39,7 @@ def test_the_decision_names_size_value_speed_and_what_was_compared():
         "32, 128, 256 and 512."
     )
     assert found.speed == (
-        "It trained at 5,850 samples/s, 39 % of the fastest trial (batch size 512, "
+        "It trained at 5,850 samples/s, 39 % of the fastest of them (batch size 512, "
         "14,900 samples/s)."
     )
     assert found.compared == (
@@ -116,8 +117,9 @@ def test_many_tied_trials_are_counted():
 def test_two_executions_are_too_few_for_an_interval_of_one_trial():
     study = make_study(repeated(16, 0.9, 0.91), repeated(32, 0.89, 0.92))
     assert "Not told apart" in answer(study).certainty
-    assert caveat(study, "2 executions of a trial are too few for an interval") != []
-    assert caveat(make_study(repeated(16, 0.9, 0.9, 0.9)), "too few for an interval") == []
+    two = "Two executions have a mean and no interval."
+    assert two in trial_table(study).footnote
+    assert two not in trial_table(make_study(repeated(16, 0.9, 0.9, 0.9))).footnote
 
 
 def test_of_sizes_that_were_executed_more_or_less_often_what_both_have_is_compared():
@@ -249,8 +251,10 @@ def test_a_smaller_batch_than_asked_for_is_told():
 
 
 def test_a_single_execution_is_told():
-    assert caveat(make_study(), "one execution has no interval") != []
-    assert caveat(make_study(repeated(16, 0.9, 0.9)), "one execution has no interval") == []
+    single = "nothing is certain. `executions_per_trial=3` or more would show it."
+    assert single in answer(make_study()).certainty
+    repeats = make_study(repeated(16, 0.9, 0.9), repeated(32, 0.9, 0.9))
+    assert single not in answer(repeats).certainty
 
 
 def test_a_long_failure_becomes_one_short_line():
