@@ -6,6 +6,7 @@ ends when the fastest size that is certified to lie within the tolerance of the 
 every faster one has left (Maron and Moore 1997, The racing algorithm, with paired differences).
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from kbatch.analysis.paired_runs import Candidate, Verdict, judge
 LOOKS = (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 # At so many looks in a row the validation set must be too small before the race gives up.
 _LOOKS_TO_GIVE_UP = 2
+# A certified size is taken unless so many times the executions show that no faster one will do.
+_WORTH = 1.5
 
 
 class RaceState(NamedTuple):
@@ -22,8 +25,9 @@ class RaceState(NamedTuple):
     following: tuple[int, ...]  # Candidates to execute once more, in order; empty at the end.
     verdict: Verdict | None  # Of the last look, None before the first.
     rounds: int  # Executions of each in the race at that look, 0 before the first.
-    # "certain"; "examples": the validation set is too small for the tolerance; "executions": there
-    # are no more of them; None while the race goes on.
+    # "certain"; "certified": whether a faster size will do too would take long to find out, or for
+    # ever; "examples": the validation set is too small for the tolerance; "executions": there are
+    # no more of them; None while the race goes on.
     ended: str | None
 
 
@@ -71,6 +75,13 @@ def race(
     ended = None
     if verdict is not None and verdict.certain:
         ended = "certain"
+    elif (
+        verdict is not None
+        and verdict.certified
+        and not verdict.promising
+        and ((verdict.executions_needed or math.inf) > _WORTH * rounds)
+    ):
+        ended = "certified"
     elif too_small >= _LOOKS_TO_GIVE_UP:
         ended = "examples"
     elif not upcoming or (max_executions and sum(counts) + missing > max_executions):

@@ -159,11 +159,17 @@ def test_the_forecast_is_about_what_settles_it():
 
 
 def test_a_validation_set_too_small_says_what_it_can_settle():
-    candidates = simulate(np.random.default_rng(8), [0.93] * 3, rounds=40, examples=360)
-    verdict = judged([first_executions(c, 4) for c in candidates], 0.003)
-    assert (verdict.certain, verdict.executions_needed) == (False, None)
-    assert 0.003 < verdict.smallest_tolerance < 0.1
-    assert judged(candidates, verdict.smallest_tolerance * 1.5).certain
+    settled = []
+    for seed in range(12):
+        candidates = simulate(np.random.default_rng(seed), [0.93] * 3, rounds=40, examples=360)
+        verdict = judged([first_executions(c, 4) for c in candidates], 0.003)
+        assert not verdict.certain
+        if verdict.smallest_tolerance is not None:
+            assert verdict.executions_needed is None
+            assert 0.003 < verdict.smallest_tolerance < 0.1
+            settled.append(judged(candidates, verdict.smallest_tolerance * 1.2).certain)
+    assert len(settled) >= 8
+    assert sum(settled) >= 0.7 * len(settled)
 
 
 def test_one_candidate_is_named():

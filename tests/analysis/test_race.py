@@ -68,6 +68,14 @@ def test_no_more_executions_than_allowed(most):
     assert not state.verdict.certain
 
 
+def test_a_certified_size_is_taken_where_a_faster_one_lies_at_the_tolerance():
+    state, counts, _ = run(simulated(3, (0.94, 0.94, 0.9295), examples=8000))
+    assert state.ended == "certified"
+    assert (state.verdict.named, state.verdict.certain) == (1, False)
+    assert state.verdict.worse == state.verdict.promising == ()
+    assert max(counts) < 40
+
+
 def test_too_few_examples_end_it_early():
     state, counts, _ = run(simulated(1, (0.93,) * 4, examples=360), tolerance=0.003)
     assert state.ended == "examples"
