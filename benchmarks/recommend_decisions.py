@@ -128,7 +128,8 @@ def named(curves: Curves, seed: int, draw: int, options: argparse.Namespace):
     search = CandidateSearch(timings, in_fit=None, pilot=pilot, base_batch_size=PILOT, rule=None)
     while (plan := search.ask(left_s=clock.left_s, most_s=clock.most_s)) is not None:
         size = plan.batch_size
-        other = (seed + 1 + draw + int(math.log2(size))) % SEEDS
+        before = sum(check.batch_size == size for check in search.checks)
+        other = (seed + 1 + draw + int(math.log2(size)) + before) % SEEDS
         looks = curves.needed(size, other, plan.target) / plan.stretch
         update_s = machine.run_s(size) + machine.look_s / plan.stretch
         ends = {

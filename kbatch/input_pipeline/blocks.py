@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from kbatch.input_pipeline.rates import long_run
 from kbatch.input_pipeline.record import LongRunRecord, RateRecord, StepSpan
-from kbatch.timing.rounds import FEWEST_ROUNDS
+from kbatch.timing.rounds import FEWEST_ROUNDS, block_clocks
 from kbatch.training.data.batch_source import BatchSource, BatchStream
 from kbatch.training.train_step import BorrowedStep, rows_of
 
@@ -62,6 +62,9 @@ class Block(NamedTuple):
     first_batch_s: float | None
     spans: tuple[StepSpan, ...] = ()
     batch_numbers: float | None = None
+    # Of the GPU's multiprocessors at its end, and what lowers it there; None where not read.
+    sm_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
 
 
 def block_length(budget_s: float, *, contenders: float, starts_s: float) -> BlockLength:
@@ -131,11 +134,14 @@ def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength)
 def rate_of(blocks: Sequence[Block]) -> RateRecord:
     """Join the blocks of one contender, one a round."""
     waited = tuple(sum(span.wait_s for span in block.spans) for block in blocks)
+    clocks_mhz, throttle_reasons = block_clocks(blocks)
     return RateRecord(
         examples=tuple(block.examples for block in blocks),
         durations_s=tuple(block.duration_s for block in blocks),
         wait_s=waited if any(block.spans for block in blocks) else (),
         cpu_s=tuple(block.cpu_s for block in blocks),
+        sm_clocks_mhz=clocks_mhz,
+        throttle_reasons=throttle_reasons,
     )
 
 

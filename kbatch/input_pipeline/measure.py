@@ -229,7 +229,15 @@ def _measured(
     for rows, part in smaller.items():
         contenders[str(rows)] = functools.partial(step_block, prepared.step, (part,), shorter)
     end_s = time.perf_counter() + rounds_s
-    found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
+    with GpuMonitor() as monitor:
+
+        def clocked(measure: Callable[[], Block]) -> Block:
+            block = measure()
+            clock_mhz, reasons = monitor.sample_clock()
+            return block._replace(sm_clock_mhz=clock_mhz, throttle_reasons=reasons)
+
+        timed = {name: functools.partial(clocked, block) for name, block in contenders.items()}
+        found = interleaved(timed, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of(results) for name, results in found.items()}
     record = None
     # Where the rounds count whole epochs too, there is nothing that they could not see.

@@ -15,6 +15,7 @@ from kbatch.input_pipeline.rates import (
 )
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.record import SHORTEST_S, SavedRecord, ShownRecord, check_ranges
+from kbatch.records.usage import median_known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +35,9 @@ class RateRecord:
         gpu_busy_share: Share of the time in which some kernel ran on the GPU, from 0 to 1, in a
             block of its own after the rounds; None if not measured.
         sm_clock_mhz: Median clock of the GPU while it was busy there, in MHz; None if unknown.
+        sm_clocks_mhz: Clock of the GPU at the end of each round, in MHz, None where it was not
+            read; empty without a GPU that is read.
+        throttle_reasons: What lowered the clock there, such as `("power cap",)`, in the same way.
     """
 
     examples: tuple[int, ...]
@@ -42,10 +46,12 @@ class RateRecord:
     cpu_s: tuple[float, ...] = ()
     gpu_busy_share: float | None = None
     sm_clock_mhz: float | None = None
+    sm_clocks_mhz: tuple[float | None, ...] = ()
+    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
 
     def __post_init__(self):
         rounds = len(self.durations_s)
-        for name in ("examples", "wait_s", "cpu_s"):
+        for name in ("examples", "wait_s", "cpu_s", "sm_clocks_mhz", "throttle_reasons"):
             length = len(getattr(self, name))
             if length != rounds and (length or name == "examples"):
                 raise ValueError(
@@ -54,6 +60,11 @@ class RateRecord:
                 )
         check_ranges(1, examples=self.examples)
         check_ranges(SHORTEST_S, durations_s=self.durations_s)
+
+    @property
+    def clock_mhz(self) -> float | None:
+        """Median over the rounds of the GPU's clock, in MHz; of the busy block without these."""
+        return median_known(self.sm_clocks_mhz) or self.sm_clock_mhz
 
     @property
     def rates(self) -> tuple[float, ...]:

@@ -214,7 +214,7 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
     gpus = [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]
     if gpus:
         lines.append(f"GPU busy: {join_words(gpus)}.")
-    if apart := clocks_text((name, rates[name].sm_clock_mhz) for name in ("step", "together")):
+    if apart := clocks_text((name, rates[name].clock_mhz) for name in ("step", "together")):
         lines.append(f"{apart}, which also affects these rates.")
     for cost in profile.costs:
         if (batch_s := cost.batch_s) is not None:

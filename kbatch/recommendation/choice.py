@@ -13,6 +13,7 @@ So it is never the answer; where it may be faster, it is named beside the answer
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,6 @@ from kbatch.analysis.next_size import (
     FinishedRun,
     SizeCosts,
     SizeForecast,
-    best_run,
     forecast_updates,
     smallest_broken,
     untried,
@@ -41,6 +41,10 @@ NO_TIMES, NO_PILOT, UNTOLD = "no times", "no pilot", "untold"
 _WORTH, _STEP = 1.05, 4
 # A run that has cost this much more than the best one has lost, as in a search by goodput.
 _LOST = 1.3
+# Runs of one size at the most, where more of them may change the answer.
+_MOST_RUNS = 4
+# Of the logarithm of the pilot's updates: its own luck with the seed chose the target.
+_PILOT_SPREAD = 0.16
 _STRETCHES = 30
 _BUDGETS = (1, 1.5, 2, 3, 4, 6, 8, 10)
 
@@ -167,12 +171,19 @@ class TrainedRuns:
     @functools.cached_property
     def reached(self) -> list[int]:
         """The sizes that reached the target, ascending."""
-        return sorted(run.batch_size for run in self.tried if run.cost is not None)
+        return sorted({run.batch_size for run in self.tried if run.cost is not None})
+
+    @functools.cached_property
+    def best(self) -> int:
+        """The size of the least expected time, the smaller of equals; needs one that reached it."""
+        assert self.forecast is not None
+        updates, costs = self.forecast.updates, self.costs.update_costs
+        return min(self.reached, key=lambda size: (updates[size] * costs[size], size))
 
     @property
     def critical(self) -> NoiseScale | None:
         """B_crit by the sizes that were trained; None where the pilot was the only one."""
-        count = sum(1 for run in self.tried if run.updates)
+        count = len({run.batch_size for run in self.tried if run.updates})
         if count < 2 or self.forecast is None:
             return None
         span = self.forecast.critical_interval
@@ -204,7 +215,8 @@ class TrainedRuns:
             return row
         updates, intervals = forecast.updates, forecast.intervals
         best_s = updates[best] * seconds[best]
-        run = next((run for run in self.tried if run.batch_size == size), None)
+        runs = [run for run in self.tried if run.batch_size == size]
+        run = max(runs, key=lambda run: (run.cost is not None, run.updates or 0.0), default=None)
         if run is not None and not run.updates:
             return dataclasses.replace(row, ended_by=DIVERGED)
         if run is not None and run.cost is None:
@@ -252,25 +264,43 @@ class TrainedRuns:
     def worth_training(self) -> list[int]:
         """List the sizes that are worth training next, the one to train first in front.
 
-        Those that may be more than 5 % faster by all runs, the largest expected gain first. But
-        where the best size so far is the largest that was trained, four times that size or a larger
-        one is first: the noise scale is often far too small under adaptive optimizers, and only a
-        run shows where larger batches get worse. None is trained twice, or as large as one that
-        failed or diverged.
+        Those that may be more than 5 % faster by all runs, the largest expected gain first, then
+        the sizes next to the best one, which the model may misjudge. But where the best size so far
+        is the largest that was trained, four times that size or a larger one is first: the noise
+        scale is often far too small under adaptive optimizers, and only a run shows where larger
+        batches get worse. None is as large as one that failed or diverged.
         """
-        run = best_run(self.tried)
-        if run is None:
+        if self.forecast is None:
             return []
-        best, outlooks = run.batch_size, self.promising(run.batch_size)
-        left = outlooks.keys() & untried(self.costs, self.tried)
-        worth = sorted(left, key=lambda size: (-outlooks[size].gain, size))
+        best, outlooks = self.best, self.promising(self.best)
+        new = untried(self.costs, self.tried)
+        worth = sorted(outlooks.keys() & new, key=lambda size: (-outlooks[size].gain, size))
         example_s = {size: seconds / size for size, seconds in self.costs.update_costs.items()}
+        sizes = sorted(example_s)
+        at, end = sizes.index(best), smallest_broken(self.tried)
+        beside = [size for size in sizes[max(0, at - 1) : at + 2] if size in new and size < end]
+        faster = (b for b in beside if b < best or example_s[b] < example_s[best] / _WORTH)
+        worth += [size for size in faster if size not in worth]
         # Updates never shrink by more than the batch grows.
         beyond = [b for b, s in example_s.items() if b > best and s < example_s[best] / _WORTH]
         if best < max(one.batch_size for one in self.tried) or not beyond:
             return worth
         first = min(beyond, key=lambda size: abs(math.log(size / (_STEP * best))))
         return worth if worth and worth[0] > first else [first, *(b for b in worth if b != first)]
+
+    def worth_repeating(self) -> list[int]:
+        """List the best size and those that may be as good, the one with the fewest runs first.
+
+        Another seed moves the updates of a run by a tenth, by a third where the learning rate is
+        large.
+        """
+        if self.forecast is None:
+            return []
+        made = Counter(run.batch_size for run in self.tried)
+        outlooks, end = self.forecast.against(self.best), smallest_broken(self.tried)
+        near = [size for size in made if size < end and outlooks[size].may_tie]
+        few = [size for size in near if made[size] < _MOST_RUNS]
+        return sorted(few, key=lambda size: (made[size], -outlooks[size].gain))
 
 
 def _product(value: float, first: Interval, second: RoundEstimate | None) -> Estimate:
@@ -291,7 +321,9 @@ def trained_runs(
     if pilot is None or not timings:
         return TrainedRuns(timings, in_fit, ())
     noise, needed = pilot.noise_scale, pilot.updates_to_target
-    first = FinishedRun(pilot.batch_size, 0.0, needed, noise.value, noise.at_least)
+    first = FinishedRun(
+        pilot.batch_size, 0.0, needed, noise.value, noise.at_least, spread=_PILOT_SPREAD
+    )
     costs = TrainedRuns(timings, in_fit, (first,)).costs.update_costs
     first = dataclasses.replace(first, cost=needed * costs[pilot.batch_size])
     others = (check.as_run(costs[check.batch_size]) for check in checks)
@@ -315,7 +347,7 @@ def decide(
         micro = fastest and fastest.micro_batch_size
         return BatchDecision(None, micro, None, missing, tuple(map(found.outlook, found.ways)))
     costs = found.costs.update_costs
-    best = min(found.reached, key=lambda size: (forecast.updates[size] * costs[size], size))
+    best = found.best
     sizes = tuple(found.outlook(size, best) for size in costs)
     outlooks, promising = forecast.against(best), found.promising(best)
     short_s = short_s or {}
@@ -360,6 +392,7 @@ class CheckPlan(NamedTuple):
     most_updates: int  # After which another size has won.
     budget_s: float  # Building included.
     seed: int | None
+    run: int = 0  # Its number among the runs of its size: each draws weights and order by itself.
 
 
 class CandidateSearch:
@@ -368,7 +401,8 @@ class CandidateSearch:
     >>> while (plan := search.ask(left_s=clock.left_s, most_s=clock.most_s)) is not None:
     ...     search.tell(run_size_check(build, data, plan=plan), left_s=clock.left_s)
 
-    Of the sizes that can finish in the time left, the one with the largest expected gain is next.
+    Of the sizes that can finish in the time left, the one with the largest expected gain is next;
+    then the best ones are trained again with other seeds.
 
     Attributes:
         checks: The runs.
@@ -401,11 +435,11 @@ class CandidateSearch:
         if pilot is None or pilot.missing is not None or not found.tried:
             self.ended = "the pilot reached no loss that other sizes could be trained to"
             return None
-        needed_s = {
-            size: self._build_s + _training_s(found, pilot, size) for size in found.worth_training()
-        }
+        worth = found.worth_training() or found.worth_repeating()
+        needed_s = {size: self._build_s + _training_s(found, pilot, size) for size in worth}
         size = next((size for size, seconds in needed_s.items() if seconds <= left_s), None)
         if size is None:
+            needed_s = {b: s for b, s in needed_s.items() if b in untried(found.costs, found.tried)}
             short = [
                 f"batch size {size:,} would need about {format_number(seconds, 2)} s and "
                 f"{format_number(left_s, 2)} s of `budget_s` were left"
@@ -414,7 +448,7 @@ class CandidateSearch:
             self.ended = "; ".join([*self._failures, *short]) or None
             self.short_s = {size: seconds - left_s for size, seconds in needed_s.items()}
             return None
-        least_s = min(run.cost for run in found.tried if run.cost is not None)
+        best_s = _updates(found, pilot, found.best) * found.costs.update_costs[found.best]
         return CheckPlan(
             size,
             found.ways[size].micro_batch_size,
@@ -422,9 +456,10 @@ class CandidateSearch:
             target=pilot.target or 0.0,
             held_out=pilot.has_held_out,
             stretch=max(1, round(_updates(found, pilot, size) / _STRETCHES)),
-            most_updates=max(1, round(_LOST * least_s / found.costs.update_costs[size])),
+            most_updates=max(1, round(_LOST * best_s / found.costs.update_costs[size])),
             budget_s=most_s,
             seed=pilot.seed,
+            run=sum(run.batch_size == size for run in found.tried),
         )
 
     def tell(self, check: SizeCheck, *, left_s: float, failure: str | None = None) -> None:

@@ -43,7 +43,7 @@ from kbatch.training.learning_rate import (
     scaling_of,
 )
 from kbatch.training.model import can_validate, user_step
-from kbatch.training.state import inner_optimizers, seeded
+from kbatch.training.state import inner_optimizers, seed_of, seeded
 from kbatch.training.train_step import borrowed_step, held_on_device, updates_made
 
 _MOST_UPDATES = 10
@@ -146,9 +146,12 @@ def run_size_check(
             return "diverged"
         return "target" if loss <= plan.target else None
 
-    with seeded(plan.seed):
+    own_seed = plan.seed if plan.run == 0 else seed_of(plan.seed, plan.run)
+    with seeded(own_seed):
         model = build()
-        batches = held_out_batches(data, model, batch_size=plan.batch_size, seed=plan.seed)
+        batches = held_out_batches(
+            data, model, batch_size=plan.batch_size, seed=plan.seed, order_seed=own_seed
+        )
         sizes = {"batch_size": plan.batch_size, "base_batch_size": plan.base_batch_size}
         with scaled_model(model, **sizes, rule=plan.rule, follow_batch_size=FOLLOWERS):
             sum_sparse_gradients(model)  # As in the pilot.
@@ -173,7 +176,12 @@ def run_size_check(
 
 
 def held_out_batches(
-    data: FitData, model: keras.Model, *, batch_size: int, seed: int | None
+    data: FitData,
+    model: keras.Model,
+    *,
+    batch_size: int,
+    seed: int | None,
+    order_seed: int | None = None,
 ) -> Batches:
     """Put data into batches, a part of arrays without validation data held out of them.
 
@@ -185,7 +193,7 @@ def held_out_batches(
         batch_size=batch_size,
         largest_batch_size=1,  # What is too few the caller tells.
         validation_batch_size=_VALIDATION_BATCH_SIZE,
-        seed=seed,
+        seed=seed if order_seed is None else order_seed,
     )
     given: Any = batches.validation_data
     if given is None or not can_validate(model):

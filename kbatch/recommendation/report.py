@@ -421,7 +421,7 @@ def certainty_lines(found: Recommendation) -> list[str]:
         place = sizes.index(size)
         near = join_words(str(one) for one in sizes[max(0, place - 1) : place + 2])
         lines.append(
-            f"This rests on one short run for each size. To check it, train at {near} with "
+            f"This rests on few short runs of each size. To check it, train at {near} with "
             "`kbatch.BatchSizeTuner`."
         )
     return [*lines, *(f"Note: {note}" for note in found.notes)]
@@ -441,24 +441,34 @@ def _untested_text(untested: UntestedSize, decision: BatchDecision) -> str:
     return f"{text}: give `budget_s={setting(untested.budget_s)}` to train it to the loss."
 
 
+_BROKEN = {"diverged": "where the loss became NaN", "failed": "which failed"}
+
+
 def _trained_line(found: Recommendation) -> str:
     pilot, why = found.pilot, found.unknown.get(OTHER_SIZES)
     ended = f" No further one: {why}." if why else ""
     if pilot is None or not found.checks:
         return f"No size but the pilot's was trained.{ended}"
-    runs = {pilot.batch_size: f"{pilot.updates_to_target:,} updates at {pilot.batch_size:,}"}
+    reached, short, broken = {pilot.batch_size: [pilot.updates_to_target]}, {}, {}
     for check in found.checks:
-        size = f"{check.batch_size:,}"
-        runs[check.batch_size] = {
-            "target": f"{check.updates:,} updates at {size}",
-            "diverged": f"not at {size}, where the loss became NaN",
-            "failed": f"not at {size}, which failed",
-        }.get(check.ended_by, f"not in {check.updates:,} updates at {size}")
+        if check.ended_by in _BROKEN:
+            broken[check.batch_size] = _BROKEN[check.ended_by]
+        else:
+            counts = reached if check.reached else short
+            counts.setdefault(check.batch_size, []).append(check.updates)
+    runs = []
+    for size in sorted({*reached, *short, *broken}):
+        for counts, word in ((reached, ""), (short, "not in ")):
+            if size in counts:
+                made = join_words(f"{updates:,}" for updates in counts[size])
+                runs.append(f"{word}{made} updates at {size:,}")
+        if size in broken:
+            runs.append(f"not at {size:,}, {broken[size]}")
     loss = "held-out" if pilot.has_held_out else "training"
     return (
         f"Trained from the start to the pilot's {loss} loss, {format_number(pilot.target or 0.0)}: "
-        f"{join_words(runs[size] for size in sorted(runs))}. One run a size: another seed may need "
-        f"10 % more or fewer updates, so the table averages each with its neighbours.{ended}"
+        f"{join_words(runs)}. Another seed may need 10 % more or fewer updates, so the table "
+        f"averages the runs of a size and those of its neighbours.{ended}"
     )
 
 

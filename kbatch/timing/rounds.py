@@ -55,7 +55,7 @@ class Block(NamedTuple):
         return round(statistics.median(self.durations_s), 9)
 
 
-def block_clocks(blocks: Sequence[Block]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def block_clocks(blocks: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the clocks of the blocks and what lowered them; either is empty if none was read."""
     clocks = tuple(block.sm_clock_mhz for block in blocks)
     reasons = tuple(block.throttle_reasons for block in blocks)

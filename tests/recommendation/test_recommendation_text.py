@@ -233,12 +233,16 @@ def test_trained_sizes_are_told():
     text = flat(make_recommendation(checks=checks, unknown={"other batch sizes": "time was short"}))
     for words in (
         "to the pilot's held-out loss, 0.241: 525 updates at 32, 260 updates at 128 and not in",
-        "not in 900 updates at 512. One run a size",
+        "not in 900 updates at 512. Another seed",
         "No further one: time was short.",
         "judging by the updates that the trained sizes needed. The gradient noise scale of",
-        "This rests on one short run for each size. To check it, train at",
+        "This rests on few short runs of each size. To check it, train at",
     ):
         assert words in text
+    again = (*checks, make_check(128, 310), make_check(128, 400, "lost"))
+    assert "260 and 310 updates at 128, not in 400 updates at 128 and not in 900" in flat(
+        make_recommendation(checks=again)
+    )
     broken = flat(make_recommendation(checks=(make_check(256, 4, "diverged"),)))
     assert "525 updates at 32 and not at 256, where the loss became NaN" in broken
     failed = flat(make_recommendation(checks=(make_check(256, 0, "failed"),)))
@@ -262,7 +266,7 @@ def test_doubts_and_checks_are_told():
     text = flat(make_recommendation())
     assert "under Adam is disputed: Merrill et al. (2025, arXiv:2505.23971)" in text
     assert "Merrill" not in flat(make_recommendation(optimizer="SGD"))
-    assert "one short run for each size. To check it, train at 64, 128 and 256" in text
+    assert "few short runs of each size. To check it, train at 64, 128 and 256" in text
     end = flat(make_recommendation(n_half=4000, noise_scale=5000))
     assert "It is the largest size that was timed: one beyond it may be better." in end
     ended = flat(make_recommendation(pilot=make_pilot(ended_by="budget")))

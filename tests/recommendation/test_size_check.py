@@ -4,7 +4,7 @@ import pytest
 
 from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.recommendation.choice import CheckPlan
-from kbatch.recommendation.pilot import run_size_check
+from kbatch.recommendation.pilot import held_out_batches, run_size_check
 from kbatch.training.data.forms import FitData
 
 
@@ -100,3 +100,16 @@ def test_the_optimizer_gets_its_settings_back():
         assert model.optimizer._learning_rate is kept
         if rate != schedule:
             assert float(keras.ops.convert_to_numpy(kept)) == pytest.approx(0.05)
+
+
+def test_a_further_run_draws_weights_and_order_and_keeps_the_held_out_rows(reached):
+    again, same = check(run=1), check(run=1)
+    assert (again.updates, again.loss) == (same.updates, same.loss)
+    assert again.loss != reached.loss
+    one, other = (
+        held_out_batches(data(), line(), batch_size=32, seed=0, order_seed=order)
+        for order in (None, 5)
+    )
+    np.testing.assert_array_equal(one.validation_data[0][0], other.validation_data[0][0])
+    first, second = (next(iter(batches.dataset))[0] for batches in (one, other))
+    assert not np.array_equal(first, second)

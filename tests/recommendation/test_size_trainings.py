@@ -2,7 +2,7 @@
 
 import pytest
 import small_models as models
-from recommendation_factory import make_pilot, make_recommendation
+from recommendation_factory import make_check, make_pilot, make_recommendation
 from task_factory import make_task
 
 from kbatch.recommendation.choice import trained_runs
@@ -137,3 +137,38 @@ def test_what_was_overspent_counts_in_what_the_call_may_still_take():
     assert clock.holds(20.0, share=1.5)
     now.now_s = 71.0
     assert not clock.holds(20.0, share=1.5)
+
+
+def trained_in_turns(updates):
+    """Train sizes that need so many updates, and return the sizes and numbers of their runs."""
+    found, made = make_recommendation(pilot=make_pilot(build_s=0.0, look_s=0.0)), []
+
+    def run(build, data, *, plan):
+        made.append((plan.batch_size, plan.run))
+        needed = updates(plan.batch_size)
+        end = "target" if needed <= plan.most_updates else "lost"
+        return make_check(plan.batch_size, min(needed, plan.most_updates), end)
+
+    given = task()._replace(clock=BudgetClock(6000.0, Clock()))
+    train_sizes(
+        given, found.pilot, timings=found.timings, in_fit=found.in_fit.line, rule="sqrt", run=run
+    )
+    return made, found.pilot.batch_size
+
+
+def test_sizes_that_may_be_as_good_are_trained_again_with_other_seeds():
+    made, base = trained_in_turns(lambda size: round(400 * (1 + 60 / size)))
+    runs = {size: [number for one, number in made if one == size] for size, _ in made}
+    assert max(map(len, runs.values())) == 4
+    for size, numbers in runs.items():
+        first = 1 if size == base else 0  # The pilot was its first run.
+        assert numbers == list(range(first, first + len(numbers)))
+    sizes = [size for size, _ in made]
+    once = len(dict.fromkeys(sizes))
+    assert len(set(sizes[:once])) == once  # What is new comes first.
+
+
+def test_the_sizes_beside_the_best_one_are_trained():
+    # Every larger batch loses, as under a learning rate that is too large for it.
+    made, base = trained_in_turns(lambda size: 525 if size == 32 else 10_000)
+    assert {size for size, _ in made} >= {base // 2, 2 * base}

@@ -79,7 +79,7 @@ def test_a_recommendation_is_told_by_its_sizes_its_limits_and_its_doubts():
     assert [line.split()[0] for line in section.details] == ["Memory", "The", "Beyond", "The"]
     (best,) = [row for row in section.tables[0].rows if row.best]
     assert best.texts[0] == "128"
-    assert any("one short run for each size" in note.text for note in section.notes)
+    assert any("few short runs of each size" in note.text for note in section.notes)
     untold = section_of(make_recommendation(pilot=make_pilot(stretches=0)))
     assert untold.headline.startswith("No batch size can be named yet, because")
     assert untold.tables == ()
