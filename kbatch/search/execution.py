@@ -34,7 +34,7 @@ from kbatch.training.state import inner_optimizers
 
 
 class NoUpdate(PolicyUnsupported, keras_tuner.errors.FailedTrialError):
-    """A training whose every update overflowed."""
+    """A training whose updates overflowed."""
 
 
 class Execution:
@@ -53,6 +53,7 @@ class Execution:
         self._files = files
         self._micro_batch = micro_batch
         # Only where the micro-batch size is found, or the policy may change, it may start again.
+        self._may_change = callbacks is not None
         self._callbacks = callbacks or (FreshCallbacks() if micro_batch.is_auto else None)
         self._fit = self._timed_fit()
         optimizer = next(iter(inner_optimizers(self._model)), None)  # None: not compiled yet.
@@ -144,12 +145,16 @@ class Execution:
                 f"batch_size={self._plan.batch_size}."
             )
         optimizer: Any = getattr(self._model, "optimizer", None)
-        scaled = clock.epochs and not clock.updates and self._started.loss_scaled
+        batches, made = sum(epoch.batches or 0 for epoch in clock.epochs), clock.updates
+        # So few that a trial of larger batches may have none.
+        few = not made or (self._may_change and 2 * made <= batches)
+        scaled = clock.epochs and few and self._started.loss_scaled
         # Overflows alone lower the scale; a step of the user's own may use other optimizers.
         if scaled and optimizer.built and float(optimizer.dynamic_scale) < optimizer.initial_scale:
+            found = f"few updates: the gradients of {batches - made} of {batches} batches"
             raise NoUpdate(
-                "no update: the gradients of every batch overflowed in float16. Scale the loss and "
-                'the inputs down, or give `dtype_policy="float32"`.'
+                f"{found if made else 'no update: the gradients of every batch'} overflowed in "
+                'float16. Scale the loss and the inputs down, or give `dtype_policy="float32"`.'
             )
         figures = {} if throughput is None else {"samples_per_second": throughput.mean}
         if target is not None:

@@ -42,10 +42,6 @@ from kbatch.training.model import check_model
 from kbatch.training.state import check_seed, seeded
 
 _LARGEST_DEFAULT_VALIDATION_BATCH = 256
-_NOT_COMPILED = (
-    "float16 needs a loss scale, and the model was not compiled when it was built: compile it in "
-    "the build function."
-)
 
 
 class BatchSizeHyperModel(keras_tuner.HyperModel):
@@ -224,7 +220,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if self._is_late(model):
             if policy == "mixed_float16":
                 model = _built(self._inner, hp, "float32", self._seed(hp))
-                model.dtype_refusal = _NOT_COMPILED
+                model.dtype_refusal = (
+                    "float16 needs a loss scale: compile the model where it is built"
+                )
             return model
         with _ending_the_search(TypeError, ValueError):
             check_model(model)
@@ -278,7 +276,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 own = give_own_paths(callbacks, trial_id=files.trial_id, execution=number)
 
             attempts: list[Execution] = []
-            fresh = FreshCallbacks() if loss_scaled(model) else None  # It may start in float32.
+            fresh = None  # It may start again in float32.
+            if files is not None and loss_scaled(model) and self._may_fall_back(project):
+                fresh = FreshCallbacks()
 
             def train() -> Any:
                 used: Any = model
@@ -328,18 +328,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         train: Callable[[], Any],
         progress: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> Any:
-        """Run what trains; where half precision cannot be had the whole search goes to float32.
-
-        It stays there if that gets further: what half precision raised may be a mistake.
-        """
+        """Run what trains, else in float32, where the search stays if that gets further."""
         try:
             return train()
         except PolicyUnsupported as error:
-            runs = [run for trial in readable_trials(project) for run in trial.executions]
-            policy, *others = self.dtype_policies
-            if others or self._fallback or any(run.status == "completed" for run in runs):
+            if not self._may_fall_back(project):
                 raise
-            reached = progress()
+            reached, (policy,) = progress(), self.dtype_policies
             self._fallback = RunNote.of("float32_instead", policy=policy, reason=str(error))
             warnings.warn(self._fallback, stacklevel=2)
             if project is None:  # The next model that is built trains in float32.
@@ -350,6 +345,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             if progress() <= reached:
                 self._fallback = None
             raise
+
+    def _may_fall_back(self, project: Path | None) -> bool:
+        """Return whether the whole search may go to float32: no trial has completed."""
+        runs = [run for trial in readable_trials(project) for run in trial.executions]
+        completed = any(run.status == "completed" for run in runs)
+        return len(self.dtype_policies) == 1 and not self._fallback and not completed
 
     def _described(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
         """Describe the model that the wrapped HyperModel builds, for the identity of a search.

@@ -77,9 +77,7 @@ class TrialFiles:
         numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
-    def check_settings(
-        self, settings: Mapping[str, object], fallback: RunNote | None = None
-    ) -> RunNote | None:
+    def check_settings(self, settings: Mapping[str, Any], fallback: Any = None) -> RunNote | None:
         """Write the settings of the search, or compare them with those found; keep its fallback."""
         known = compare_settings(self.project, settings)
         environment = read_environment() if known is None else known.environment

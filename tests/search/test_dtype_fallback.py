@@ -69,12 +69,16 @@ def vision_transformer(k=2):
     return compiled(keras.Model(x, y), metrics=metrics)
 
 
-def overflowing():
+def overflowing(initial_scale):
     """Its scaled gradients overflow in half precision, as those of a CTC loss do."""
-    optimizer = keras.optimizers.SGD(0.01)
-    if keras.config.dtype_policy().name != "float32":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**120)
-    return small_models.mlp(optimizer=optimizer)
+
+    def build():
+        optimizer = keras.optimizers.SGD(0.01)
+        if keras.config.dtype_policy().name != "float32":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial_scale)
+        return small_models.mlp(optimizer=optimizer)
+
+    return build
 
 
 class Mistaken(Late):
@@ -188,14 +192,21 @@ def test_no_trial_alone_trains_in_float32(tmp_path):
     assert study.search.fallback is None
 
 
-@pytest.mark.parametrize("kind", [kbatch.BatchSizeTuner, keras_tuner.GridSearch])
-def test_where_every_update_overflows_the_search_goes_on_in_float32(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "initial_scale", "found"),
+    [
+        (kbatch.BatchSizeTuner, 2.0**120, "no update"),
+        # Halved at each overflow, it makes some of the twelve updates.
+        (keras_tuner.GridSearch, 2.0**26, "few updates: the gradients of .* of 12 batches"),
+    ],
+)
+def test_where_updates_overflow_the_search_goes_on_in_float32(tmp_path, kind, initial_scale, found):
     Epochs.seen.clear()
     held_out = small_models.rows(40, seed=1)
-    with pytest.warns(UserWarning, match="float32, not under mixed_float16: no update"):
+    with pytest.warns(UserWarning, match=f"float32, not under mixed_float16: {found}"):
         tuner = search(
             tmp_path,
-            overflowing,
+            overflowing(initial_scale),
             kind,
             # Training lowers it: the weights without an update are better.
             objective=keras_tuner.Objective("val_loss", "max"),
