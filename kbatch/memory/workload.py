@@ -45,6 +45,8 @@ class Workload:
     moments_every: int = 0  # As in `Accumulation`.
     # Replicas among which a strategy shares each batch; all sizes are those of one of them.
     replicas: int = 1
+    # Whether those run in the exact mode, whose memory takes the outputs of the whole batch.
+    exact: bool = False
 
     def start(self) -> "Run":
         """Build the model."""
@@ -154,7 +156,9 @@ class Run:
             uninstall_step(self.model)
             if size is not None:
                 # Two micro-batches are an accumulated batch: more of them need no more memory.
-                Accumulation(size, moments_every=self._workload.moments_every).apply(self.model)
+                exact = self._workload.exact
+                moments_every = 0 if exact else self._workload.moments_every
+                Accumulation(size, moments_every=moments_every, exact=exact).apply(self.model)
             elif self._train_step is not None:
                 self.model.train_step = self._train_step
             self.model.make_train_function(force=True)
@@ -177,7 +181,8 @@ class Run:
         )
 
     def _rows(self, batch_size: int) -> int:
-        return max(batch_size, min(2 * batch_size, self._workload.accumulate_below))
+        most = self._workload.accumulate_below
+        return max(batch_size, most if self._workload.exact else min(2 * batch_size, most))
 
     def _batches(self, rows: int) -> tf.data.Dataset:
         return batches_for(self._source, self.model, rows)

@@ -1,6 +1,7 @@
 """How many examples go through the device at once: a size that was given, or the fastest found."""
 
 import dataclasses
+import functools
 import hashlib
 import time
 import warnings
@@ -43,7 +44,7 @@ from kbatch.training.accumulation import (
     measure_moments,
     sum_sparse_gradients,
 )
-from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks
 from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_note, uncut_reason
 from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.clock import replica_count
@@ -215,8 +216,7 @@ class TrialMicroBatch:
                 measure_moments(model, every=MOMENTS_EVERY)
                 return None
             return uncut_note(f"halves of a batch may not train as the whole does, as {check.text}")
-        repaired = check.repaired and replica_count(model) == 1
-        exact = self.search.exact is True or (self.search.exact == "auto" and repaired)
+        exact, repaired = self.search.is_exact(check, model), check.repaired
         known = accumulation_of(model)
         if known is None or (known.micro_batch_size, known.exact) != (size, exact):
             moments_every = 0 if exact else MOMENTS_EVERY
@@ -253,6 +253,11 @@ class SearchMicroBatches:
     # Records of `MicroBatchCache`, by the name of their file.
     known: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    def is_exact(self, check: PartsCheck, model: keras.Model) -> bool:
+        """Return whether batches of a model are cut in the exact mode, by what was found of it."""
+        repaired = check.repaired and replica_count(model) == 1
+        return self.exact is True or (self.exact == "auto" and repaired)
+
 
 class FoundMicroBatch(NamedTuple):
     """A micro-batch size and how it was found."""
@@ -284,6 +289,18 @@ class MicroBatchCache:
         self._measured_s: dict[str, float] = {}
         self.key = self._found_key()
 
+    @functools.cached_property
+    def _exact(self) -> bool:
+        """Whether batches that are cut are so in the exact mode."""
+        if self.search.exact is False:
+            return False
+        check = self.search.checks.find(self.model, self.source, directory=self.directory)
+        return self.search.is_exact(check, self.model)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.key}-exact" if self._exact else self.key
+
     def max_fitting(self) -> int:
         """Return the most examples that fit at once, and did not run out of memory in training."""
         return min(self._fitting().max_batch_size, self._limit())
@@ -294,14 +311,14 @@ class MicroBatchCache:
         if most < batch_size:
             self._check_cutting(most)
         size, note = self._fastest(batch_size, most, left or TrainingLeft())
-        notes = (note, _memory_note(result, most, self._measured_s.get(self.key, 0.0)))
+        notes = (note, _memory_note(result, most, self._measured_s.get(self._name, 0.0)))
         bound = most < result.max_batch_size or result.memory_bound
         return FoundMicroBatch(size, most, bound, sum(self._measured_s.values()), notes)
 
     def halve(self, size: int) -> int:
         """Return half of a size that ran out of memory in training, and remember it."""
         self._check_cutting(size // 2)
-        name, half = f"{self.key}-limit", min(size // 2, self._limit())
+        name, half = f"{self._name}-limit", min(size // 2, self._limit())
         self.search.known[name] = MicroBatchLimit(half)
         if not other_processes():  # Else memory may have run out because of them.
             self._write(name)
@@ -310,7 +327,8 @@ class MicroBatchCache:
     def trains_whole_only(self, most: int | None = None) -> bool:
         """Return whether speed must not cut a batch: in parts it may train another model."""
         checks = self.search.checks
-        return not checks.find(self.model, self.source, most=most, directory=self.directory).equal
+        check = checks.find(self.model, self.source, most=most, directory=self.directory)
+        return not (check.equal or (self._exact and check.repaired))
 
     def _check_cutting(self, most: int) -> None:
         if not self.search.checks.may_cut(self.model, self.source, directory=self.directory):
@@ -358,23 +376,23 @@ class MicroBatchCache:
         return largest_fit, RunNote.of("parts_not_timed", size=largest_fit, reason=reason)
 
     def _fitting(self) -> MaxBatchSizeResult:
-        known = self._recall(MaxBatchSizeResult, self.key)
+        known = self._recall(MaxBatchSizeResult, self._name)
         if known is None:
-            known = self._measure(self.key, self._probe)
+            known = self._measure(self._name, self._probe)
             if not known.other_processes:
-                self._write(self.key)
+                self._write(self._name)
         return known
 
     def _limit(self) -> int:
         """Return the largest size that may be tried; another worker may have learnt of it."""
-        name = f"{self.key}-limit"
+        name = f"{self._name}-limit"
         known = [self.search.known.get(name), load_if_readable(MicroBatchLimit, self._file(name))]
         sizes = [limit.micro_batch_size for limit in known if limit]
         return min([self.search.largest_batch_size, *sizes])
 
     def _known_times(self, batch_size: int) -> TrainingProfile | None:
         """Return times taken under about the present power cap, on which memory does not depend."""
-        known = self._recall(TrainingProfile, _times_name(self.key, batch_size))
+        known = self._recall(TrainingProfile, _times_name(self._name, batch_size))
         if known and known.gpus and gpu_visible():
             before_w, gpu = known.gpus[0].power_cap_w, nvml_gpu()
             now_w = gpu and gpu.power_cap_w
@@ -383,7 +401,7 @@ class MicroBatchCache:
         return known
 
     def _times(self, batch_size: int, most: int) -> TrainingProfile:
-        name, others = _times_name(self.key, batch_size), other_processes()
+        name, others = _times_name(self._name, batch_size), other_processes()
         profile = self._measure(name, lambda: self._time(batch_size, most, others))
         if not others:  # What they do now slows the sizes by chance.
             self._write(name)
@@ -423,6 +441,7 @@ class MicroBatchCache:
             accumulate_below=self._rows if cut else 0,
             moments_every=MOMENTS_EVERY,
             replicas=replicas,
+            exact=self._exact,
         )
         with open_probes(
             workload,
@@ -454,7 +473,7 @@ class MicroBatchCache:
             notes.append(f"The device has no room for a batch of {batch_size} examples.")
         else:
             points, gpus = time_micro_batches(
-                self.model, batch, largest=most, moments_every=MOMENTS_EVERY
+                self.model, batch, largest=most, moments_every=MOMENTS_EVERY, exact=self._exact
             )
         return TrainingProfile(
             self.model.name,

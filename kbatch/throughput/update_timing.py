@@ -268,6 +268,7 @@ def time_micro_batches(
     *,
     largest: int,
     moments_every: int,
+    exact: bool = False,
     timing: TimingPlan = TIMING,
 ) -> tuple[tuple[TrainingPoint, ...], tuple[GpuUsage, ...]]:
     """Time steps on a batch, whole and as micro-batches of half as many examples each time.
@@ -282,7 +283,7 @@ def time_micro_batches(
     # Sizes below the whole batch share one graph, unless XLA compiles it.
     untraced = len(sizes) if compiled else 2 if sizes[0] == batch_size else 1
     hopeless, most_in_a_row = (1.0, 1) if compiled else (_HOPELESS, 2)
-    with micro_batch_steps(model, moments_every=moments_every) as steps:
+    with micro_batch_steps(model, moments_every=moments_every, exact=exact) as steps:
         sweep = TrainingSweep(steps, lambda _: batch, timing)
         rounds, tried, slower_in_a_row = sweep.rounds, [], 0
         for size in sizes:

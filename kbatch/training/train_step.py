@@ -171,9 +171,10 @@ class MicroBatchSteps:
     micro-batch sizes share one graph, unless XLA compiles it.
     """
 
-    def __init__(self, model: keras.Model, *, moments_every: int):
+    def __init__(self, model: keras.Model, *, moments_every: int, exact: bool):
         self._model: Any = model
-        self._moments_every = moments_every
+        self._moments_every = 0 if exact else moments_every
+        self._exact = exact
         # A step of the user's own stays; one that accumulates gives way to those asked for.
         own = vars(model).get("train_step")
         known = accumulation_of(model) is None
@@ -197,7 +198,9 @@ class MicroBatchSteps:
         model, known = self._model, self._accumulating
         if known is not None:
             return known
-        Accumulation(micro_batch_size, moments_every=self._moments_every).apply(model)
+        Accumulation(micro_batch_size, moments_every=self._moments_every, exact=self._exact).apply(
+            model
+        )
         if model.jit_compile:
             return _Graph(model.train_step)
         self._accumulating = _Graph(model.train_step, varying_micro_batch(model))
@@ -226,11 +229,13 @@ class _Graph:
 
 
 @contextlib.contextmanager
-def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator[MicroBatchSteps]:
+def micro_batch_steps(
+    model: keras.Model, *, moments_every: int = 0, exact: bool = False
+) -> Iterator[MicroBatchSteps]:
     """Lend train steps of a model."""
     check_one_device(model)
     with kept_state(model):
-        yield MicroBatchSteps(model, moments_every=moments_every)
+        yield MicroBatchSteps(model, moments_every=moments_every, exact=exact)
 
 
 def updates_made(model: Any, batches: int = 0) -> int:

@@ -6,7 +6,10 @@ import searches
 import small_models
 
 import kbatch
+from kbatch.search.auto_micro_batch import MicroBatchCache, SearchMicroBatches
 from kbatch.study.study import SearchRecord
+from kbatch.training.data.forms import FitData
+from kbatch.training.data.sample_rows import sample_of
 
 ops = keras.ops
 
@@ -58,6 +61,17 @@ def test_it_is_left_out_on_request_and_where_it_repairs_nothing(tmp_path):
         codes = {note.code for note in study.trials[0].notes}
         assert "exact_mode" not in codes
         assert codes & {"parts_differ", "batch_normalization_in_parts"}
+
+
+@pytest.mark.parametrize("exact", ["auto", False])
+def test_what_fits_and_what_is_fast_is_measured_in_the_mode_that_trains(exact):
+    limits = {"memory_limit_bytes": None, "memory_window": (0.8, 0.9)}
+    search = SearchMicroBatches(largest_batch_size=32, exact=exact, **limits)
+    source = sample_of(FitData(*small_models.rows(32)))
+    cache = MicroBatchCache(search, build(), build, source, None)
+    assert cache.halve(32) == 16
+    assert ["exact" in name for name in search.known] == [exact is not False]
+    assert cache.trains_whole_only() == (exact is False)
 
 
 def test_a_study_from_before_the_argument_goes_on():
