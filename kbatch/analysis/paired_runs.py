@@ -20,8 +20,8 @@ of log(1 / alpha) of n examples (the rule of three).
 
 A size is certified by its upper bounds and dropped by its lower one, and only one of the two can be
 wrong of a size (two one-sided tests, Schuirmann 1987, doi:10.1007/BF01068419). The error
-probability is divided by the comparisons of one size, and for the seeds, of which each look has new
-ones, by the looks too (Bonferroni); all looks are at the same examples.
+probability is divided by the comparisons of one size (Bonferroni), and for seeds by (L + 1) / 2: L
+looks share their data (Pocock 1977, doi:10.1093/biomet/64.2.191). All are at the same examples.
 """
 
 import bisect
@@ -185,7 +185,7 @@ class _Pairs:
     """The differences of all pairs, as matrices [than, of], and the parts of their variance."""
 
     def __init__(self, candidates: Sequence[Candidate], sign: float, level: float, looks: int):
-        self._levels = 1 - level / looks, 1 - level
+        self._levels = 1 - 2 * level / (looks + 1), 1 - level
         counts = np.array([len(candidate.values) for candidate in candidates])
         self._counts, self._longest = np.minimum.outer(counts, counts), int(counts.max())
         # What was dropped long ago, often of another spread, is not in the pool.

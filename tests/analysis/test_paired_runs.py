@@ -7,7 +7,7 @@ from scipy import special
 from simulated_runs import simulate
 
 from kbatch.analysis.paired_runs import Candidate, judge
-from kbatch.analysis.race import first_executions
+from kbatch.analysis.race import LOOKS, first_executions
 
 TOLERANCE = 0.01
 
@@ -59,7 +59,7 @@ def test_two_sizes_by_the_formula_written_out():
     mean = np.var(difference.mean(0), ddof=1) / 40
     # Less the part of a single execution's discordance that five average out.
     examples = max(0, mean - (single - mean) / 4)
-    of_seeds, of_examples = special.stdtrit([4, 39], [1 - 0.05 / 4, 1 - 0.05])
+    of_seeds, of_examples = special.stdtrit([4, 39], [1 - 0.05 / 2.5, 1 - 0.05])
     half = math.sqrt(of_seeds**2 * seeds + of_examples**2 * examples)
     gap = abs(difference.mean())
     np.testing.assert_allclose(
@@ -68,6 +68,18 @@ def test_two_sizes_by_the_formula_written_out():
     np.testing.assert_allclose(
         bounds(verdict.gaps[verdict.leader]), (-gap - half, half - gap), rtol=1e-4
     )
+
+
+def test_looks_that_share_their_data_err_as_often_as_said():
+    rng, draws = np.random.default_rng(5), 250
+    rows = rng.normal(np.array([[TOLERANCE], [0.0]]), 0.01, (draws, 2, LOOKS[-1]))
+
+    def certifies(row):
+        pairs = ([Candidate(values[:look]) for values in row] for look in LOOKS)
+        return any(1 in judged(pair, looks=len(LOOKS)).certified for pair in pairs)
+
+    # The second is as bad as allowed: of 250 at 5 %, and two standard errors.
+    assert sum(map(certifies, rows)) <= 0.05 * draws + 2 * math.sqrt(0.05 * 0.95 * draws)
 
 
 def test_seeds_are_pooled_over_sizes_and_moderated_by_those_of_the_pair():
