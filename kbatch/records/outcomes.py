@@ -51,15 +51,16 @@ class Outcomes:
                 f"Received: data={self.data!r:.60}, reason={self.reason!r}."
             )
         # Now, so that a damaged file is found where files are read: some microseconds each.
-        values = self.values
+        values, (examples, size) = self.values, (self.examples or 0, self.block_examples or 1)
         if values is not None and not (
-            self.key and 0 < len(values) == self.blocks <= MOST_BLOCKS and np.isfinite(values).all()
+            self.key
+            and 0 < len(values) == -(-examples // size) <= MOST_BLOCKS
+            and np.isfinite(values).all()
         ):
             raise ValueError(
-                f"`data` must hold a finite value for each of up to {MOST_BLOCKS} blocks of "
-                "`examples`, and have a `key`. "
-                f"Received: {len(values)} values, examples={self.examples}, "
-                f"block_examples={self.block_examples}, key={self.key!r}."
+                f"`data` must hold a finite value for each of up to {MOST_BLOCKS} blocks of the "
+                f"`examples`, and have a `key`. Received: {len(values)} values, {self.examples} "
+                f"examples in blocks of {self.block_examples}, key={self.key!r}."
             )
 
     @classmethod
@@ -67,13 +68,6 @@ class Outcomes:
         """Make the record of the values of the blocks; the other attributes go by name."""
         packed = zlib.compress(np.asarray(values, "<f4").tobytes(), 9)
         return cls(data=base64.b64encode(packed).decode(), **fields)
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks, 0 where there are no values."""
-        if self.data is None or not self.examples or not self.block_examples:
-            return 0
-        return -(-self.examples // self.block_examples)
 
     @property
     def values(self) -> np.ndarray | None:

@@ -13,7 +13,9 @@ from keras_tuner.engine.trial import Trial, TrialStatus
 from kbatch.library_internals import keras_metric_kind, project_directory
 from kbatch.search.trial_states import (
     ENDED,
+    decided_trials,
     delete_checkpoints,
+    open_trials,
     read_trial_states,
     write_trial_state,
 )
@@ -131,6 +133,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
         trial = self._interrupted() or self._proposed()
         if trial is None:
             self.tuner_ids.discard(tuner_id)
+            if not self.ongoing_trials:
+                self._delete_checkpoints(decided=True)
             return Trial(self.get_space(), "", TrialStatus.STOPPED)
         self.tuner_ids.add(tuner_id)
         self.ongoing_trials[tuner_id] = self.trials[trial.trial_id] = trial
@@ -141,11 +145,9 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def end_trial(self, trial: Any) -> None:
-        """Keep how a trial ended, and the checkpoints of the best trials only."""
+        """Keep how a trial ended, and the checkpoints of those that may be decided on."""
         super().end_trial(trial)
-        kept = {one.trial_id for one in self.get_best_trials(self._keep_checkpoints)}
-        ended = {one.trial_id for one in self.ended_trials}
-        delete_checkpoints(self._project, ended - kept)
+        self._delete_checkpoints(decided=False)
 
     def get_best_trials(self, num_trials: int = 1) -> list[Any]:
         """Return the best of the trials that completed, fewer than asked for if there are fewer.
@@ -183,6 +185,12 @@ class BatchSizeOracle(keras_tuner.Oracle):
         self.start_order = list(self.trials)
         self.end_order = [trial.trial_id for trial in self.ended_trials]
         self.ongoing_trials = {}
+
+    def _delete_checkpoints(self, *, decided: bool) -> None:
+        if self._keep_checkpoints:
+            kept = {one.trial_id for one in self.get_best_trials(self._keep_checkpoints)}
+            kept |= decided_trials(self._project) if decided else open_trials(self._project)
+            delete_checkpoints(self._project, {one.trial_id for one in self.ended_trials} - kept)
 
     @property
     def _project(self) -> Path:

@@ -14,7 +14,15 @@ import numpy as np
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.errors import InputError
-from kbatch.records.json_codec import RecordError, read_json, write_whole_file
+from kbatch.records.json_codec import (
+    RecordError,
+    load_if_readable,
+    read_json,
+    write_whole_file,
+)
+from kbatch.study.loading import RECORD_NAME, load_study
+from kbatch.study.study import SearchRecord, Study
+from kbatch.study.trial import TrialRecord
 
 if sys.platform != "win32":
     import fcntl
@@ -128,6 +136,39 @@ def delete_checkpoints(project: Path, trial_ids: Iterable[str]) -> None:
     for trial_id in trial_ids:
         for name in (CHECKPOINT_NAME, _DRAFT_NAME):
             (project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
+
+
+def decided_trials(project: Path) -> set[str]:
+    """Return the id of the trial that the study of a project decides on, where it does."""
+    trial = load_study(project).decide().trial if any(project.glob("trial_*")) else None
+    return set() if trial is None else {trial.trial_id}
+
+
+def open_trials(project: Path) -> set[str]:
+    """Return the ids of trials with a checkpoint that their search may still decide on.
+
+    They are those that are not worse than the best, and of other settings, which are not compared,
+    those within the tolerance of it: no other can be certified later, when the best is better.
+    """
+    files = [file.parent / RECORD_NAME for file in project.glob(f"trial_*/{CHECKPOINT_NAME}")]
+    trials = [trial for file in files if (trial := load_if_readable(TrialRecord, file))]
+    search = load_if_readable(SearchRecord, project / RECORD_NAME)
+    decision = Study(project.name, tuple(trials), search).decide()
+    best = None if decision.best is None else decision.best.objective_value
+    if best is None or decision.tolerance is None:
+        return set()
+    others = [one.trial for one in decision.left_out if one.why != "executions"]
+    return {
+        trial.trial_id
+        for trial in trials
+        if trial.status == "completed"
+        and (value := trial.objective_value) is not None
+        and (
+            abs(value - best) <= decision.tolerance
+            if trial in others
+            else trial.batch_size not in decision.worse
+        )
+    }
 
 
 @contextlib.contextmanager

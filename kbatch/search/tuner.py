@@ -44,7 +44,7 @@ from kbatch.search.trial_process import (
     run_executions,
     trial_result,
 )
-from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, search_lock
+from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, decided_trials, search_lock
 from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.loading import RECORD_NAME, SearchIdentity, load_study, read_identity
 from kbatch.study.names import outcome
@@ -91,7 +91,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             outlives it; it starts some seconds later. Data must be arrays or functions then, and
             what callbacks collect stays in that process.
         keep_checkpoints: How many of the best trials keep the weights of their best epoch, for
-            `get_best_models`.
+            `get_best_models`, beside the trial that `Study.decide` names. While the search runs,
+            each that it may still name keeps them too. 0 for none at all.
         distribution_strategy: A `tf.distribute.Strategy` to train under.
         directory: Where results go; the working directory if None.
         project_name: Name of the folder in it, `"untitled_project"` if None.
@@ -233,7 +234,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             ) from None
 
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
-        """Return the hyperparameters of the best trials that completed, the best first.
+        """Return the hyperparameters of trials that completed, the one to take first.
+
+        It is that of `Study.decide`; the others follow by their mean objective.
 
         Raises:
             RuntimeError: If no trial completed, with the causes.
@@ -241,7 +244,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return [trial.hyperparameters for trial in self._best_trials(num_trials)]
 
     def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
-        """Return the models of the best trials with the weights of their best epoch.
+        """Return the models of these trials with the weights of their best epoch.
 
         Raises:
             RuntimeError: If no trial completed, or one of these has no checkpoint, and why.
@@ -379,10 +382,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         trial.status = TrialStatus.COMPLETED
 
     def _best_trials(self, number: int) -> list[Any]:
-        found = self.oracle.get_best_trials(number)
+        found = self.oracle.get_best_trials(10**6)
         if not found:
             raise RuntimeError(_no_best_trial(Path(self.project_dir)))
-        return found
+        decided = decided_trials(Path(self.project_dir))
+        return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
     def _begin_goodput(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Time an update of each size, unless an earlier run has."""

@@ -28,7 +28,6 @@ def test_the_values_come_back_as_float32_holds_them(blocks, tmp_path):
     write_record(execution, tmp_path / "r.json")
     found = read_record(ExecutionRecord, tmp_path / "r.json")
     assert found == execution
-    assert found.outcomes.blocks == blocks
     np.testing.assert_array_equal(found.outcomes.values, values)
 
 
@@ -44,7 +43,6 @@ def test_why_there_are_none_is_kept(tmp_path):
     outcomes = read_record(ExecutionRecord, tmp_path / "r.json").outcomes
     assert outcomes == execution.outcomes
     assert outcomes.values is None
-    assert outcomes.blocks == 0
 
 
 def test_a_file_without_outcomes_is_read(tmp_path):

@@ -52,7 +52,7 @@ def best_value(timed, objective=VAL_LOSS):
 def mean_of(outcomes):
     whole = outcomes.examples // outcomes.block_examples
     counts = [outcomes.block_examples] * whole + [outcomes.examples % outcomes.block_examples]
-    return np.average(outcomes.values, weights=counts[: outcomes.blocks])
+    return np.average(outcomes.values, weights=counts[: len(outcomes.values)])
 
 
 def compiled(**arguments):
@@ -107,7 +107,7 @@ def test_the_mean_over_blocks_is_the_metric_of_the_best_epoch(form):
     timed = trained(model, fits=case.get("fits", 1), **case.get("fit", {}))
     outcomes = timed.outcomes()
     assert outcomes.reason is None
-    assert (outcomes.metric, outcomes.examples, outcomes.blocks) == ("val_loss", 40, 40)
+    assert (outcomes.metric, outcomes.examples, len(outcomes.values)) == ("val_loss", 40, 40)
     epoch, value = best_value(timed)
     assert outcomes.epoch == epoch
     assert mean_of(outcomes) == pytest.approx(value, rel=1e-4)
@@ -160,7 +160,7 @@ def test_a_block_is_never_larger_than_a_validation_batch_and_takes_several():
 
     model.test_function = watched
     outcomes = timed.outcomes()
-    assert (max(seen), outcomes.block_examples, outcomes.blocks) == (2, 4, 150)
+    assert (max(seen), outcomes.block_examples, len(outcomes.values)) == (2, 4, 150)
     assert mean_of(outcomes) == pytest.approx(best_value(timed)[1], rel=1e-4)
 
 
@@ -287,7 +287,7 @@ def test_batches_that_cannot_be_joined_are_blocks_themselves():
     with timed:
         model.fit(padded, epochs=1, verbose=0, validation_data=padded)
     outcomes = timed.outcomes()
-    assert (outcomes.reason, outcomes.blocks, outcomes.block_examples) == (None, 5, 8)
+    assert (outcomes.reason, len(outcomes.values), outcomes.block_examples) == (None, 5, 8)
 
 
 def runs_of(study):

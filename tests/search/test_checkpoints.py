@@ -1,0 +1,112 @@
+"""Which trial a tuner names first, and whose weights it keeps: those of the study's decision."""
+
+import keras_tuner
+import pytest
+import searches
+from keras_tuner.src.engine.trial import Trial
+from records_factory import make_execution, make_search, make_trial
+
+import kbatch
+from kbatch.records.json_codec import write_record
+from kbatch.search.oracle import BatchSizeOracle
+from kbatch.search.trial_states import CHECKPOINT_NAME, write_trial_state
+
+# 64 lies within 1 % of 16, the best mean, and is four times as fast; 32 is far worse.
+VALUES = {16: (0.951, 0.953, 0.952), 32: (0.700, 0.702, 0.701), 64: (0.950, 0.952, 0.951)}
+RATES = {16: 1_000.0, 32: 2_000.0, 64: 4_000.0}
+
+
+def write_search(project, values, *, settings=None):
+    """Write the files of a search whose trials all have weights."""
+    write_record(make_search(tolerance=0.01), project / "kbatch.json")
+    for number, (size, accuracies) in enumerate(values.items()):
+        others = (settings or {}).get(size, {})
+        runs = [
+            make_execution(size, accuracies=(one,), rate=RATES[size], seed=seed)
+            for seed, one in enumerate(accuracies)
+        ]
+        record = make_trial(size, *runs, trial_id=f"{number:04d}", hyperparameters=others)
+        folder = project / f"trial_{number:04d}"
+        write_record(record, folder / "kbatch.json")
+        (folder / CHECKPOINT_NAME).touch()
+        space = keras_tuner.HyperParameters()
+        space.Choice("batch_size", [16, 32, 64])
+        space.values = dict(record.hyperparameters)
+        trial = Trial(space, f"{number:04d}", "COMPLETED")
+        trial.score, trial.best_step = record.objective_value, 0
+        write_trial_state(trial, project)
+
+
+def oracle_of(project, keep_checkpoints=1):
+    objective = keras_tuner.Objective("val_accuracy", "max")
+    oracle = BatchSizeOracle(objective, lambda *_: iter(()), keep_checkpoints=keep_checkpoints)
+    oracle._set_project_dir(str(project.parent), project.name)
+    oracle.reload()
+    return oracle
+
+
+def kept(project):
+    trials = kbatch.load_study(project).trials
+    folders = {t.batch_size: project / f"trial_{t.trial_id}" for t in trials}
+    return {size for size, folder in folders.items() if (folder / CHECKPOINT_NAME).exists()}
+
+
+def ended_once_more(oracle):
+    """Let the last trial end now."""
+    trial = oracle.trials[max(oracle.trials)]
+    trial.metrics.register("val_accuracy", direction="max")
+    trial.metrics.update("val_accuracy", trial.score, step=0)
+    oracle.ongoing_trials["tuner0"] = trial
+    oracle.end_trial(trial)
+
+
+def test_while_it_runs_all_that_may_be_decided_on_keep_their_weights(tmp_path):
+    write_search(tmp_path, VALUES)
+    ended_once_more(oracle_of(tmp_path))
+    assert kept(tmp_path) == {16, 64}
+
+
+def test_at_its_end_the_decided_and_the_best_keep_theirs(tmp_path):
+    write_search(tmp_path, VALUES)
+    assert kbatch.load_study(tmp_path).decide().batch_size == 64
+    oracle = oracle_of(tmp_path)
+    assert oracle.create_trial("tuner0").status == "STOPPED"
+    assert kept(tmp_path) == {16, 64}  # The best mean, and the decided.
+    write_search(tmp_path, {16: VALUES[64], 32: VALUES[32], 64: VALUES[16]})
+    assert oracle_of(tmp_path).create_trial("tuner0").status == "STOPPED"
+    assert kept(tmp_path) == {64}
+
+
+def test_one_execution_tells_nobody_to_be_worse(tmp_path):
+    write_search(tmp_path, {size: values[:1] for size, values in VALUES.items()})
+    ended_once_more(oracle_of(tmp_path))
+    assert kept(tmp_path) == {16, 32, 64}
+    assert oracle_of(tmp_path).create_trial("tuner0").status == "STOPPED"
+    assert kept(tmp_path) == {16}
+
+
+def test_of_other_settings_those_that_come_near_keep_theirs(tmp_path):
+    settings = {16: {"units": 8}, 64: {"units": 16}, 32: {"units": 16}}
+    write_search(tmp_path, VALUES, settings=settings)
+    ended_once_more(oracle_of(tmp_path))
+    assert kept(tmp_path) == {16, 64}
+
+
+def test_the_tuner_names_the_decided_trial_first_and_then_the_best(tmp_path):
+    write_search(tmp_path / "search", VALUES)
+    hypermodel = searches.stock(batch_sizes=(16, 32, 64))
+    write_record(make_search(**hypermodel.settings), tmp_path / "search" / "kbatch.json")
+    tuner = searches.tuner(tmp_path, hypermodel, kbatch.BatchSizeTuner, executions_per_trial=3)
+    found = [hp.get("batch_size") for hp in tuner.get_best_hyperparameters(3)]
+    assert found == [64, 16, 32]
+    by_mean = [t.hyperparameters.get("batch_size") for t in tuner.oracle.get_best_trials(3)]
+    assert by_mean == [16, 64, 32]
+    assert tuner.get_best_hyperparameters(1)[0].get("batch_size") == 64
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_record_takes_no_weights_of_others(tmp_path, keep):
+    write_search(tmp_path, VALUES)
+    (tmp_path / "trial_0001" / "kbatch.json").write_text("{")
+    ended_once_more(oracle_of(tmp_path, keep))
+    assert {16, 64} <= kept(tmp_path)
