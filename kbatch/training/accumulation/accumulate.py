@@ -148,7 +148,8 @@ def accumulate_gradients(
             function, or does not return a scalar in training; or if `exact` is combined with
             anything that it excludes, as listed above.
         tf.errors.InvalidArgumentError: In training, if `loss_denominator` is not positive over a
-            batch; XLA leaves this check out.
+            batch, or if the outputs that `exact=True` keeps do not fit; XLA leaves these checks
+            out.
     """
     from kbatch.training.accumulation.parts_check import check_at_first_training
 

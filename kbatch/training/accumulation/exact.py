@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kbatch.device.memory import DeviceMemory, available_bytes
 from kbatch.library_internals import (
     compute_loss,
     forward,
@@ -27,7 +28,7 @@ from kbatch.training.accumulation import gradient_sum
 from kbatch.training.accumulation.gradient_sum import MicroBatches
 from kbatch.training.accumulation.output_losses import LossDenominators
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep, Sums, Update
-from kbatch.training.data.forms import each_part, parts_of
+from kbatch.training.data.forms import each_part
 from kbatch.training.model import user_step
 
 # Of the largest value of an output: far above rounding in half precision, and far below what other
@@ -37,6 +38,10 @@ _UNREPEATABLE = (
     "`exact=True` sends each micro-batch through the model twice, and random draws must be the "
     "same both times: draw by `keras.random` with a `keras.random.SeedGenerator` that the layer "
     "holds, or leave `exact` out."
+)
+_TOO_LARGE = (
+    "`exact=True` needs three times the memory of the outputs of the whole batch: take a smaller "
+    "batch, or let the model return fewer values a row. Received: bytes that these need:"
 )
 
 
@@ -122,7 +127,7 @@ class ExactUpdate(Update):
 
         def add(sums: tuple[tf.Tensor, list[Any]], micro_batch: Any) -> Any:
             start, totals = sums
-            rows = tf.shape(parts_of(micro_batch)[0])[0]
+            rows = gradient_sum.row_count(micro_batch)
             places = tf.cast(start + tf.range(rows), tf.int64)[:, None]
             share = tf.cast(rows, tf.float64) / tf.cast(batch.rows, tf.float64)
             found = [
@@ -133,8 +138,19 @@ class ExactUpdate(Update):
             ]
             return start + rows, found
 
-        zeros = [nothing(one) for one in specs]
-        _, found = batch.fold(add, (tf.constant(0), zeros), fixed=self.model.jit_compile)
+        def values(one: Any) -> Any:
+            return one.shape[1:].num_elements() or tf.reduce_prod(tf.shape(one, tf.int64)[1:])
+
+        # They, their gradient, and what the loss makes of them.
+        row_bytes = 3 * sum(one.dtype.size * values(one) for one in specs if one.shape.rank)
+        rows = batch.known_rows or tf.cast(batch.rows, tf.int64)
+        needed, limit = rows * row_bytes, DeviceMemory().limit_bytes or available_bytes()
+        if isinstance(needed, int) and needed > limit:
+            raise ValueError(f"{_TOO_LARGE} {needed} of {limit}.")
+        fits = tf.debugging.Assert(needed <= limit, [_TOO_LARGE, needed, "of", limit])
+        with tf.control_dependencies([] if fits is None else [fits]):
+            zeros = [nothing(one) for one in specs]
+            _, found = batch.fold(add, (tf.constant(0), zeros), fixed=self.model.jit_compile)
         for one, spec in zip(found, specs, strict=True):
             if spec.shape.rank:
                 one.set_shape([batch.known_rows, *spec.shape[1:]])
@@ -167,7 +183,7 @@ class ExactUpdate(Update):
         def add(sums: tuple[Any, Any, tf.Tensor], part: Any) -> Any:
             totals, statistics, off = sums
             x, expected, slices = part
-            rows = tf.shape(parts_of(x)[0])[0]
+            rows = gradient_sum.row_count(x)
             share = tf.cast(rows, tf.float32) / tf.cast(batch.rows, tf.float32)
             with tf.GradientTape() as tape, self.batch_norm.observed():
                 found = self._outputs(x)
