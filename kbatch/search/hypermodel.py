@@ -80,8 +80,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale that the trial of
             `base_batch_size` measured, which comes first) or None (it does not). `"joint"`
             searches the rate together with the size: a hyperparameter `"learning_rate_factor"`,
-            from 1/32 to 32, multiplies the rate by the rule of the optimizer, and
-            `BatchSizeTuner` runs the pairs that may be the best.
+            from 1/32 to 32, multiplies the rate by the rule of the optimizer; `BatchSizeTuner`
+            runs every pair, a tuner of keras-tuner those that it chooses.
         base_batch_size: Batch size that the model's settings suit; the smallest one if None.
         follow_batch_size: Which other settings keep their timescale in examples, with a rule for
             the learning rate or without one. `"beta_2"`, the decay of Adam's second moment (`rho`

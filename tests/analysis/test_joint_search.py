@@ -41,12 +41,22 @@ def cliff(size, factor):
 TABLES = [linear_is_right, sqrt_is_too_flat, flat, cliff]
 
 
-def searched(table, *, seed=0, noise=0.006, most=36, larger_is_better=True, scale=1.0, **options):
+def searched(
+    table,
+    *,
+    factors=FACTORS,
+    seed=0,
+    noise=0.006,
+    most=36,
+    larger_is_better=True,
+    scale=1.0,
+    **options,
+):
     """Run a search of a table, and return how it ended with all its executions."""
     rng, runs = np.random.default_rng(seed), []
     options = {"larger_is_better": larger_is_better, "tolerance": 0.01 * scale, "most": most}
     while True:
-        found = next_pair(SIZES, FACTORS, runs, **options)
+        found = next_pair(SIZES, factors, runs, **options)
         if found.pair is None:
             return found, runs
         value, chance = table(*found.pair), rng.normal(0, noise)
@@ -64,6 +74,18 @@ def test_the_pair_that_it_finds_is_within_the_tolerance_of_the_best(table):
         found, runs = searched(table, seed=seed)
         assert best - table(*found.best) <= 0.01
         assert len(runs) <= 36
+
+
+def test_a_rate_far_from_the_rule_is_found_in_a_fifth_of_the_pairs():
+    factors = tuple(2.0**octave for octave in range(-5, 6))
+    for seed in range(4):
+        found, _ = searched(
+            lambda size, factor: 0.95 - 0.004 * octaves_off(size, factor, off=-4.5) ** 2,
+            factors=factors,
+            seed=seed,
+            most=14,
+        )
+        assert abs(octaves_off(*found.best, off=-4.5)) <= 1.5
 
 
 def test_what_is_compared_at_the_end_was_repeated():

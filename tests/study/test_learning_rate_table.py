@@ -30,7 +30,7 @@ def study():
     trials = [
         trial(size, 2.0**k) for size in SIZES for k in (-2, -1, 0, 1, 2) if (size, k) != (64, 0)
     ]
-    return records.make_study(*trials, trial(64, 1.0, 0.951, 0.951, 0.951))
+    return records.make_study(*trials, trial(64, 1.0, 0.94, 0.94, 0.94))
 
 
 def test_each_size_has_its_best_rate_beside_those_of_the_rules(study):
@@ -43,7 +43,7 @@ def test_each_size_has_its_best_rate_beside_those_of_the_rules(study):
 
 
 def test_the_pair_that_was_repeated_is_the_best_of_its_size(study):
-    assert [row.texts[5:] for row in learning_rate_table(study).rows][1] == ("3", "0.9510")
+    assert [row.texts[5:] for row in learning_rate_table(study).rows][1] == ("3", "0.9400")
 
 
 def test_the_slope_that_was_found_is_said(study):
@@ -77,12 +77,12 @@ def test_the_model_gets_what_ended():
 
 def test_a_decision_compares_the_pairs_that_were_repeated_one_of_each_size():
     study = records.make_study(
+        trial(16, 0.5, 0.93, 0.93, 0.93),
         trial(16, 1.0, 0.94, 0.942, 0.944),
-        trial(64, 0.5, 0.93, 0.93, 0.93),
         trial(64, 1.0, 0.95, 0.952, 0.954),
-        trial(64, 2.0, 0.97),
+        trial(64, 2.0, 0.995),
         trial(256, 2.0, 0.99),
     )
     decision = study.decide()
     assert (decision.trial.trial_id, decision.executions) == ("64-1.0", 3)
-    assert {one.trial.trial_id for one in decision.left_out} == {"64-0.5", "64-2.0", "256-2.0"}
+    assert {one.trial.trial_id for one in decision.left_out} == {"16-0.5", "64-2.0", "256-2.0"}
