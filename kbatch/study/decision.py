@@ -122,19 +122,21 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
     best = min((trial for trial in scored if len(trial.executions) >= most), key=_rank)
 
     def precedence(trial: TrialRecord) -> tuple[object, ...]:
-        rank = _rank(trial) if joint and trial in scored else ()
+        rank = _rank(trial) if joint and trial.trial_id in scored_ids else ()
         return trial is not best, -len(trial.executions), rank, trial.trial_id
 
+    settings, budget = _settings(best), _budget(best)
+    scored_ids = {trial.trial_id for trial in scored}
     kept: dict[int, TrialRecord] = {}
     left_out: list[LeftOut] = []
     # Of several trials of a size the one that was repeated most, whatever came out; of the rates of
     # a joint search then the best one.
     for trial in sorted(completed, key=precedence):
-        if _settings(trial) != _settings(best):
+        if _settings(trial) != settings:
             left_out.append(LeftOut(trial, "other settings"))
-        elif _budget(trial) != _budget(best):
+        elif _budget(trial) != budget:
             left_out.append(LeftOut(trial, "another budget"))
-        elif trial not in scored:
+        elif trial.trial_id not in scored_ids:
             left_out.append(LeftOut(trial, "no value"))
         elif trial.batch_size in kept:
             left_out.append(LeftOut(trial, "size repeated"))

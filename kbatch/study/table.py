@@ -143,7 +143,7 @@ def _quality(trial: TrialRecord, name: str | None) -> Cell:
 def _baseline_columns(study: Study, words: str) -> list[tuple[Column, _CellOf]]:
     """Return what each size changes against the baseline, nothing where there is none."""
     found = study.decide()
-    left_out = [other.trial.trial_id for other in found.left_out]
+    left_out = {other.trial.trial_id for other in found.left_out}
 
     def cell(trial: TrialRecord, name: str, write: Callable[[SizeChange], str]) -> Cell:
         if trial.status != "completed":
