@@ -168,6 +168,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         self.seed = check_seed(seed)
         self.baseline: int | None = None  # Batch size to compare with, where one was given.
+        self.for_decisions: dict[str, object] = {}  # What its tuner was given for these.
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
@@ -198,6 +199,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "memory_limit_bytes": self.memory_limit_bytes,
             "memory_window": list(self.memory_window),
             **({} if self.baseline is None else {"baseline": self.baseline}),
+            **self.for_decisions,
         }
 
     def compare_with(self, baseline: int) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from kbatch.search.trial_states import (
 from kbatch.study.trial import Objective
 
 Values = dict[str, Any]
+Key = frozenset[tuple[str, str]]
 
 
 def untried_in_grid(
@@ -32,15 +33,17 @@ def untried_in_grid(
     It knows nothing but the space and the trials, so a search that goes on after an interruption
     goes the way of one that was never interrupted.
     """
-    taken = set()
-    for values in tried:
-        # What a trial has of the active hyperparameters, defaults for what it lacks.
-        found: Values = {}
-        for parameter in space.space:
-            if parameter.name not in found and _active(parameter, found):
-                found[parameter.name] = values.get(parameter.name, parameter.default)
-        taken.add(_key(found))
+    taken = {in_grid(space, values) for values in tried}
     return (values for values in grid(space) if _key(values) not in taken)
+
+
+def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Key:
+    """Return the combination of a space that a trial is: defaults stand for what it lacks."""
+    found: Values = {}
+    for parameter in space.space:
+        if parameter.name not in found and _active(parameter, found):
+            found[parameter.name] = values.get(parameter.name, parameter.default)
+    return _key(found)
 
 
 def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
@@ -77,7 +80,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _key(values: Values) -> frozenset[tuple[str, str]]:
+def _key(values: Values) -> Key:
     # By their text True differs from 1, which are equal as values.
     return frozenset((name, repr(value)) for name, value in values.items())
 
@@ -110,7 +113,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
     `oracle.json` is neither written nor read. A failed trial is a result: however many there are in
     a row, the next one comes.
 
-    `strategy` returns the values still to try, for the space and the values of all trials.
+    `strategy` returns the values still to try, for the space and the values of all trials; those of
+    a trial that ended for one more execution of it.
     """
 
     def __init__(self, objective: Any, strategy: Strategy, *, keep_checkpoints: int):
@@ -209,6 +213,9 @@ class BatchSizeOracle(keras_tuner.Oracle):
         values = next(self._strategy(self.get_space(), self._tried()), None)
         if values is None:
             return None
+        for trial_id, trial in self.trials.items():
+            if trial.hyperparameters.values == values:
+                return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
         hyperparameters = self.get_space()
         hyperparameters.values = dict(values)
         # The smallest number that is free: that of a trial whose file is damaged is.

@@ -31,6 +31,7 @@ from kbatch.search.identity import (
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle, untried_in_grid
 from kbatch.search.progress import SearchProgress
+from kbatch.search.race_strategy import RaceStrategy
 from kbatch.search.trial_files import (
     TrialFiles,
     check_local,
@@ -46,12 +47,13 @@ from kbatch.search.trial_process import (
 )
 from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, decided_trials, search_lock
 from kbatch.study.answer import missing_reason, what_to_do
+from kbatch.study.decision import check_tolerance
 from kbatch.study.loading import RECORD_NAME, SearchIdentity, load_study, read_identity
 from kbatch.study.names import outcome
 from kbatch.study.study import GoodputRecord, Study
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
-_STRATEGIES = ("grid", "goodput")
+_STRATEGIES = ("grid", "race", "goodput")
 _MOST_CAUSES = 5
 _GPU_IN_USE = (
     "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
@@ -79,14 +81,23 @@ class BatchSizeTuner(keras_tuner.Tuner):
         objective: keras-tuner's objective: a metric's name, an `Objective`, or a list of them. None
             for `"val_loss"`, or for what a `HyperModel.fit` of your own returns, to be minimised.
         strategy: Which trials to run: `"grid"` runs every combination of batch size and other
-            hyperparameters, in an order that never changes. `"goodput"` times an update of each
+            hyperparameters, in an order that never changes. `"race"` trains all three times, in
+            rounds with one seed for all (from 0 on where the hypermodel has none); then only sizes
+            that may be as good as the best, and the fastest of these is named as soon as that is
+            certain. Beside other hyperparameters it goes on with the setting of the best mean, as
+            it is by then. It needs one metric. `"goodput"` times an update of each
             size, trains a pilot, then only sizes that may be better according to these, and says
             why it stopped; it needs `kbatch.StopAtTarget` and the objective
             `"seconds_to_target"`, or a metric as objective and a `kbatch.TimeBudget`.
+        tolerance: How much worse than the best is as good, in units of the metric, such as 0.01 for
+            1 % of accuracy. None for the default of `Study.decide`.
+        confidence: Probability with which an answer that is certain is right.
+        max_executions: Executions of a race, all trials together; None for 40 of each.
         baseline: Your present batch size, which the study compares all others with: in time and in
             the metric. It is tried too where it is none of `batch_sizes`. If None, the hypermodel's
             `base_batch_size`, where that is tried.
-        executions_per_trial: How many times each trial trains, each time with a seed of its own.
+        executions_per_trial: How many times each trial trains, each time with a seed of its own; a
+            race counts them itself.
         isolate: Whether each trial runs in a process of its own, so that neither memory nor a crash
             outlives it; it starts some seconds later. Data must be arrays or functions then, and
             what callbacks collect stays in that process.
@@ -117,7 +128,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         hypermodel: BatchSizeHyperModel,
         objective: Any = None,
         *,
-        strategy: Literal["grid", "goodput"] = "grid",
+        strategy: Literal["grid", "race", "goodput"] = "grid",
+        tolerance: float | None = None,
+        confidence: float = 0.95,
+        max_executions: int | None = None,
         baseline: int | None = None,
         executions_per_trial: int = 1,
         isolate: bool = False,
@@ -134,6 +148,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 "`BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024))`. "
                 f"Received: hypermodel={hypermodel!r}."
             )
+        check_tolerance(tolerance, confidence)
+        if max_executions is not None:
+            _check_count(max_executions, "max_executions", least=1)
+        chosen = {"tolerance": tolerance, "max_executions": max_executions}
+        chosen |= {"confidence": confidence if confidence != 0.95 else None}
+        chosen |= {"strategy": "race" if strategy == "race" else None}
+        hypermodel.for_decisions = {n: v for n, v in chosen.items() if v is not None}
         if baseline is not None:
             hypermodel.compare_with(baseline)
         self.hypermodel = hypermodel
@@ -161,6 +182,23 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if strategy == "goodput":
             ruled = hypermodel.learning_rate_scaling == "noise"
             self._goodput = GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)
+        self._race: RaceStrategy | None = None
+        if strategy == "race":
+            if self.executions_per_trial != 1:
+                raise ValueError(
+                    "A race decides how often each trial trains: leave out `executions_per_trial`, "
+                    "and limit all of them together by `max_executions`. Received: "
+                    f"executions_per_trial={executions_per_trial}."
+                )
+            if hypermodel.learning_rate_scaling == "joint":
+                raise ValueError(
+                    "A race trains every combination three times, which joint learning rates make "
+                    'too many: take "sqrt" or "linear", or `strategy="grid"`. Received: '
+                    'learning_rate_scaling="joint".'
+                )
+            self._race = RaceStrategy(tolerance, confidence, max_executions)
+            # The executions of a round are compared: they have a seed in common.
+            hypermodel.seed = hypermodel.seed or 0
         # Seconds after which the present trial has lost, None where it may go on.
         self._time_cap_s: float | None = None
         self._live: list[LivePlot] = []
@@ -177,7 +215,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             check_unlocked(project)
         super().__init__(
             BatchSizeOracle(
-                objective, self._goodput or untried_in_grid, keep_checkpoints=keep_checkpoints
+                objective,
+                self._goodput or self._race or untried_in_grid,
+                keep_checkpoints=keep_checkpoints,
             ),
             hypermodel,
             directory=None if directory is None else str(directory),
@@ -226,6 +266,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         "`overwrite=True` starts over."
                     )
                 self._begin_goodput(args, kwargs)
+                if self._race is not None:
+                    self._race.begin(project, self.oracle.objective, self.oracle.get_space())
                 # keras-tuner's display and Keras's bar are silent: this one shows both.
                 super().search(*args, verbose=0, **kwargs)
         except KeyboardInterrupt:
@@ -269,6 +311,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         if self._goodput is not None:
             self._time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
+        if self._race is not None:
+            tried = [one.hyperparameters.values for one in self.oracle.trials.values()]
+            self.executions_per_trial = self._race.executions(
+                self.oracle.get_space(), trial.hyperparameters.values, tried
+            )
         if self._isolated is None:
             run_executions(self._progress.show, self, trial, args, kwargs)
         else:
@@ -277,7 +324,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_trial_begin(self, trial: Any) -> None:
         """Show that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
-        unknown = is_worker(self) or self._goodput is not None
+        unknown = is_worker(self) or bool(self._goodput or self._race)
         # The running one is left.
         self._progress.trial_begins(
             trial.hyperparameters.values,
@@ -289,6 +336,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Keep the result of a trial and shows it; keras-tuner calls it."""
         super().on_trial_end(trial)
         self._progress.trial_ends(TrialFiles(self, trial).record())
+        self._say_race()
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
 
@@ -298,6 +346,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self._goodput is not None:
             for text in self._goodput.ends(self.oracle.get_space()):
                 self._progress.say(text)
+        self._say_race()
         # A chief may have ended before its last worker.
         if not is_worker(self) and not self.oracle.get_best_trials(1):
             self._progress.say(_no_best_trial(Path(self.project_dir)))
@@ -388,6 +437,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         decided = decided_trials(Path(self.project_dir))
         return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
+    def _say_race(self) -> None:
+        """Describe the last look of a race, once."""
+        news = self._race and self._race.news()
+        if news:
+            self._progress.say(news)
+
     def _begin_goodput(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Time an update of each size, unless an earlier run has."""
         if self._goodput is None:
@@ -470,9 +525,9 @@ def _check_strategy(strategy: Any, distribution_strategy: Any) -> None:
             'The throughput sweep of `strategy="goodput"` is measured on one device: leave out '
             '`distribution_strategy`, or take "grid". Received: both.'
         )
-    if strategy == "goodput" and is_oracle_elsewhere():
+    if strategy != "grid" and is_oracle_elsewhere():
         raise ValueError(
-            'With `strategy="goodput"` one trial decides on the next: run the script without '
+            f'With `strategy="{strategy}"` one trial decides on the next: run the script without '
             '`kbatch distribute`, or take "grid" for several workers. Received: a worker or chief.'
         )
 

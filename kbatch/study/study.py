@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kbatch.analysis.race import race_looks
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
@@ -147,6 +148,10 @@ def write_goodput(record: GoodputRecord, project: Path) -> None:
     write_record(record, project / GOODPUT_NAME)
 
 
+# Settings that change no training.
+_FOR_DECISIONS = ("baseline", "tolerance", "confidence", "strategy", "max_executions")
+
+
 @dataclasses.dataclass(frozen=True)
 class SearchRecord:
     """What holds for all trials of a search.
@@ -167,7 +172,7 @@ class SearchRecord:
         for name, here in settings.items():
             there: Any = self.settings.get(name, here)
             extends = name == "batch_sizes" and set(there) <= set(here)
-            if there != here and not extends and name != "baseline":
+            if there != here and not extends and name not in _FOR_DECISIONS:
                 differing.append(f"{name}: {there} there, {here} here")
         return "; ".join(differing) or None
 
@@ -280,8 +285,15 @@ class Study(ShownRecord):
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
             baseline = settings.get("baseline") or settings.get("base_batch_size")
+            sizes = {trial.batch_size for trial in self.trials if trial.status == "completed"}
+            raced = settings.get("strategy") == "race" and len(sizes) > 1
+            looks = race_looks(len(sizes), settings.get("max_executions")) if raced else ()
             self._decisions[tolerance, sure] = decide(
-                self.trials, tolerance=tolerance, confidence=sure, baseline=baseline
+                self.trials,
+                tolerance=tolerance,
+                confidence=sure,
+                baseline=baseline,
+                looks=max(1, len(looks)),
             )
         return self._decisions[tolerance, sure]
 

@@ -1,0 +1,136 @@
+"""The strategy "race": executions of all batch sizes in rounds, until the answer is certain."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras_tuner
+
+from kbatch.analysis.race import LOOKS, RaceState, race, race_looks
+from kbatch.errors import InputError
+from kbatch.search.oracle import Values, grid, in_grid
+from kbatch.search.trial_files import readable_trials
+from kbatch.study.decision import candidates_of, comparable_trials, decide, tolerance_in_units
+from kbatch.study.trial import TrialRecord
+
+_ENDS = {
+    "certain": "The race has ended.",
+    "certified": "The race has ended: to find out whether a faster size will do takes too long.",
+    "examples": "The race stops: take a larger tolerance, or more validation examples.",
+    "executions": "The race stops undecided: it has no executions left.",
+}
+
+
+class RaceStrategy:
+    """Proposes the trial that is executed once more, from the records on disk.
+
+    Each combination of the space is executed three times, in rounds. From then on the batch sizes
+    of one setting of the other hyperparameters are raced: that of the best mean, whichever has it
+    by then. Trials that failed are out.
+    """
+
+    def __init__(self, tolerance: float | None, confidence: float, max_executions: int | None):
+        self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
+        self._project = Path()
+        self._told = 0  # Executions at the last look that was described.
+
+    def begin(self, project: Path, objective: Any, space: keras_tuner.HyperParameters) -> None:
+        """Check that the race can lead to an answer."""
+        name = objective.name
+        if hasattr(objective, "objectives") or name == "default_objective":
+            raise InputError(
+                "A race compares batch sizes by one objective that training reports: give the name "
+                f"of one metric. Received: objective={name!r}."
+            )
+        if "acc" in name and (self._tolerance or 0.0) >= 1:
+            raise InputError(
+                f"`tolerance` must be smaller than the range of {name}, which lies between 0 and "
+                f"1: 0.01 for 1 %. Received: tolerance={self._tolerance}."
+            )
+        self._project, most = project, self._most
+        combinations = sum(1 for _ in grid(space))
+        if most is not None and most < LOOKS[0] * combinations:
+            raise InputError(
+                f"A race executes each of {combinations} combinations {LOOKS[0]} times before it "
+                "can certify anything: allow `max_executions` of at least "
+                f"{LOOKS[0] * combinations}, or give fewer `batch_sizes`. Received: "
+                f"max_executions={most}."
+            )
+
+    def __call__(
+        self, space: keras_tuner.HyperParameters, tried: Iterable[Values]
+    ) -> Iterator[Values]:
+        """Return the values of the trials to execute once more, in order; none at the end."""
+        trials = {in_grid(space, t.hyperparameters): t for t in readable_trials(self._project)}
+        known, counts = {in_grid(space, values): values for values in tried}, {}
+        racing = {key: kept for key, trial in trials.items() if (kept := _unfailed(trial))}
+        for values in grid(space):
+            key = in_grid(space, values)
+            # One whose record cannot be read is not run for ever.
+            if key in racing or not (key in trials or key in known):
+                executions = len(racing[key].executions) if key in racing else 0
+                counts[key] = executions, known.get(key, values)
+        fewest = min((count for count, _ in counts.values()), default=LOOKS[0])
+        if fewest < LOOKS[0]:
+            yield from (values for count, values in counts.values() if count == fewest)
+            return
+        raced, state = self._standing()
+        for k in state.following if state else ():
+            yield known[in_grid(space, raced[k].hyperparameters)]
+
+    def executions(
+        self, space: keras_tuner.HyperParameters, values: Values, tried: Iterable[Values]
+    ) -> int:
+        """Return how many executions a trial that is handed out is to have."""
+        key = in_grid(space, values)
+        found = [t for t in self._trials() if in_grid(space, t.hyperparameters) == key]
+        # A search may have been killed between an execution and the end of its trial.
+        wanted = any(in_grid(space, v) == key for v in self(space, tried))
+        return max(1, sum(len(trial.executions) for trial in found) + wanted)
+
+    def news(self) -> str | None:
+        """Describe the last look, None where it was described or there was none."""
+        trials, state = self._standing()
+        if state is None or state.rounds <= self._told:
+            return None
+        self._told = state.rounds
+        found = decide(
+            trials,
+            tolerance=self._tolerance,
+            confidence=self._confidence,
+            looks=max(1, len(race_looks(len(trials), self._most))),
+        )
+        size = f"batch size {found.batch_size:,}"
+        end = _ENDS.get(state.ended or "", "")
+        return f"After {state.rounds} rounds: {size}. {found.reason} {end}".rstrip()
+
+    def _standing(self) -> tuple[tuple[TrialRecord, ...], RaceState | None]:
+        """Judge the setting of the best mean, once all of it were executed three times."""
+        completed = self._trials()
+        trials = comparable_trials(completed).trials
+        if not trials or min(len(trial.executions) for trial in trials) < LOOKS[0]:
+            return trials, None
+        candidates, _ = candidates_of(trials, max(len(trial.executions) for trial in trials))
+        others = sum(len(t.executions) for t in completed if t not in trials)
+        state = race(
+            candidates,
+            larger_is_better=trials[0].objective.direction == "max",
+            tolerance=tolerance_in_units(trials, self._tolerance),
+            confidence=self._confidence,
+            max_executions=None if self._most is None else self._most - others,
+        )
+        return trials, state
+
+    def _trials(self) -> list[TrialRecord]:
+        found = (_unfailed(trial) for trial in readable_trials(self._project))
+        return [trial for trial in found if trial is not None]
+
+
+def _unfailed(trial: TrialRecord) -> TrialRecord | None:
+    """Return a trial with the executions that completed, None where it failed or has none."""
+    kept = tuple(itertools.takewhile(lambda e: e.status == "completed", trial.executions))
+    if not kept or trial.status in ("failed", "out_of_memory"):
+        return None
+    return dataclasses.replace(trial, executions=kept)

@@ -1,0 +1,134 @@
+"""Searches by a race: real trainings of one epoch."""
+
+from pathlib import Path
+
+import keras
+import pytest
+import searches
+import small_models as models
+
+import kbatch
+from kbatch.search.trial_states import read_trial_states
+
+
+def race(directory, hypermodel=None, *, callbacks=(), **arguments):
+    """A race with a tolerance that ends it at its first look, whatever is learnt."""
+    return searches.quick(
+        directory,
+        hypermodel or searches.stock(),
+        kbatch.BatchSizeTuner,
+        fit={"validation_data": models.rows(64, seed=1), "callbacks": list(callbacks)},
+        **({"objective": "val_accuracy", "strategy": "race", "tolerance": 0.9} | arguments),
+    )
+
+
+def seeds(tuner):
+    """The seeds of the executions of each size."""
+    study = kbatch.load_study(tuner)
+    return {t.batch_size: [e.seed for e in t.executions] for t in study.trials}
+
+
+class Stopping(keras.callbacks.Callback):
+    """Interrupts the search when a training begins; the same one whenever it does, or never."""
+
+    begins = 0
+
+    def on_train_begin(self, logs=None):
+        Stopping.begins -= 1
+        if Stopping.begins == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    return race(tmp_path_factory.mktemp("race"), searches.stock(seed=None))
+
+
+def test_all_sizes_train_three_times_with_one_seed_a_round(ended):
+    assert seeds(ended) == {8: [0, 1, 2], 16: [0, 1, 2], 32: [0, 1, 2]}
+    settings = kbatch.load_study(ended).search.settings
+    assert (settings["strategy"], settings["tolerance"]) == ("race", 0.9)
+    states = read_trial_states(Path(ended.project_dir))
+    assert [state.status for state in states] == ["COMPLETED"] * 3
+
+
+def test_the_study_decides_by_the_rule_of_the_race(ended):
+    decision = kbatch.load_study(ended).decide()
+    assert (decision.tolerance, decision.certain) == (0.9, True)
+    assert decision.executions == 3
+
+
+def test_it_goes_on_where_it_was_interrupted(tmp_path):
+    Stopping.begins = 6
+    with pytest.raises(KeyboardInterrupt):
+        race(tmp_path, callbacks=[Stopping()])
+    before = kbatch.load_study(tmp_path / "search").trials
+    # Two rounds, of which the last execution was cut off.
+    assert [len(trial.executions) for trial in before] == [2, 2, 2]
+    assert before[2].status != "completed"
+    after = race(tmp_path, callbacks=[Stopping()])
+    assert seeds(after) == {8: [0, 1, 2], 16: [0, 1, 2], 32: [0, 1, 2]}
+    for old, new in zip(before, kbatch.load_study(after).trials, strict=True):
+        kept = 1 if old is before[2] else 2
+        assert new.executions[:kept] == old.executions[:kept]
+
+
+def test_a_search_that_has_ended_trains_no_more(ended):
+    before = kbatch.load_study(ended).trials
+    again = race(Path(ended.project_dir).parent, searches.stock(seed=None))
+    assert kbatch.load_study(again).trials == before
+
+
+def failing(hp):
+    if hp.get("batch_size") == 16:
+        raise RuntimeError("no model of this size")
+    return models.stock()
+
+
+def test_a_size_that_fails_is_out(tmp_path):
+    tuner = race(tmp_path, searches.stock(failing))
+    assert seeds(tuner) == {8: [0, 1, 2], 16: [0], 32: [0, 1, 2]}
+    assert kbatch.load_study(tuner).decide().certain
+
+
+def with_rate(hp):
+    model = models.stock()
+    model.optimizer.learning_rate = hp.Choice("rate", [0.001, 0.01])
+    return model
+
+
+def test_beside_other_hyperparameters_each_combination_trains_three_times(tmp_path):
+    tuner = race(tmp_path, searches.stock(with_rate, (16, 32)), max_executions=12)
+    study = kbatch.load_study(tuner)
+    assert [len(trial.executions) for trial in study.trials] == [3] * 4
+    rates = [(t.batch_size, t.hyperparameters["rate"]) for t in study.trials]
+    assert sorted(rates) == [(16, 0.001), (16, 0.01), (32, 0.001), (32, 0.01)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"executions_per_trial": 3}, "leave out `executions_per_trial`"),
+        ({"max_executions": 0}, "`max_executions`"),
+        ({"max_executions": 8}, "at least 9"),
+        ({"tolerance": -0.1}, "`tolerance`"),
+        ({"tolerance": 1.5}, "`tolerance`"),
+        ({"confidence": 1.0}, "`confidence`"),
+        ({"objective": ["val_accuracy", "val_loss"]}, "one objective that"),
+    ],
+)
+def test_what_no_race_can_use_is_refused(changed, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        race(tmp_path, **changed)
+    assert not list(tmp_path.glob("search/trial_*"))
+
+
+def test_joint_learning_rates_are_too_many_for_a_race(tmp_path):
+    with pytest.raises(ValueError, match="joint learning rates"):
+        race(tmp_path, searches.stock(learning_rate_scaling="joint"))
+
+
+@pytest.mark.slow
+def test_each_execution_may_have_a_process_of_its_own(tmp_path):
+    tuner = race(tmp_path, searches.stock(batch_sizes=(16, 32)), isolate=True)
+    assert seeds(tuner) == {16: [0, 1, 2], 32: [0, 1, 2]}
