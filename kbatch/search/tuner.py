@@ -28,6 +28,7 @@ from kbatch.search.identity import (
     objective_facts,
     space_facts,
 )
+from kbatch.search.joint_strategy import JointStrategy
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle, untried_in_grid
 from kbatch.search.progress import SearchProgress
@@ -81,7 +82,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         objective: keras-tuner's objective: a metric's name, an `Objective`, or a list of them. None
             for `"val_loss"`, or for what a `HyperModel.fit` of your own returns, to be minimised.
         strategy: Which trials to run: `"grid"` runs every combination of batch size and other
-            hyperparameters, in an order that never changes. `"race"` trains all three times, in
+            hyperparameters, in an order that never changes; under
+            `learning_rate_scaling="joint"` only the pairs of batch size and learning rate that may
+            be the best. `"race"` trains all three times, in
             rounds with one seed for all (from 0 on where the hypermodel has none); then only sizes
             that may be as good as the best, and the fastest of these is named as soon as that is
             certain. Beside other hyperparameters it goes on with the setting of the best mean, as
@@ -92,7 +95,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         tolerance: How much worse than the best is as good, in units of the metric, such as 0.01 for
             1 % of accuracy. None for the default of `Study.decide`.
         confidence: Probability with which an answer that is certain is right.
-        max_executions: Executions of a race, all trials together; None for 40 of each.
+        max_executions: Executions of a race, all trials together; None for 40 of each. Under
+            `learning_rate_scaling="joint"` those of all pairs; None for six of each batch size.
         baseline: Your present batch size, which the study compares all others with: in time and in
             the metric. It is tried too where it is none of `batch_sizes`. If None, the hypermodel's
             `base_batch_size`, where that is tried.
@@ -182,21 +186,33 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if strategy == "goodput":
             ruled = hypermodel.learning_rate_scaling == "noise"
             self._goodput = GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)
-        self._race: RaceStrategy | None = None
-        if strategy == "race":
+        self._adaptive: RaceStrategy | JointStrategy | None = None
+        joint = hypermodel.learning_rate_scaling == "joint"
+        if joint and (strategy == "goodput" or is_oracle_elsewhere()):
+            raise ValueError(
+                '`learning_rate_scaling="joint"` chooses each pair by the results before: leave '
+                '`strategy` at "grid" and run the script without `kbatch distribute`, or take a '
+                f'rule such as "sqrt". Received: strategy={strategy!r}.'
+            )
+        if strategy == "race" or joint:
             if self.executions_per_trial != 1:
                 raise ValueError(
-                    "A race decides how often each trial trains: leave out `executions_per_trial`, "
+                    f"A {'joint search' if joint else 'race'} decides how often each trial trains: "
+                    "leave out `executions_per_trial`, "
                     "and limit all of them together by `max_executions`. Received: "
                     f"executions_per_trial={executions_per_trial}."
                 )
-            if hypermodel.learning_rate_scaling == "joint":
+            if joint and strategy == "race":
                 raise ValueError(
                     "A race trains every combination three times, which joint learning rates make "
                     'too many: take "sqrt" or "linear", or `strategy="grid"`. Received: '
                     'learning_rate_scaling="joint".'
                 )
-            self._race = RaceStrategy(tolerance, confidence, max_executions)
+            self._adaptive = RaceStrategy(tolerance, confidence, max_executions)
+            if joint:
+                self._adaptive = JointStrategy(
+                    hypermodel.batch_sizes, tolerance=tolerance, max_executions=max_executions
+                )
             # The executions of a round are compared: they have a seed in common.
             hypermodel.seed = hypermodel.seed or 0
         # Seconds after which the present trial has lost, None where it may go on.
@@ -216,7 +232,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         super().__init__(
             BatchSizeOracle(
                 objective,
-                self._goodput or self._race or untried_in_grid,
+                self._goodput or self._adaptive or untried_in_grid,
                 keep_checkpoints=keep_checkpoints,
             ),
             hypermodel,
@@ -266,8 +282,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         "`overwrite=True` starts over."
                     )
                 self._begin_goodput(args, kwargs)
-                if self._race is not None:
-                    self._race.begin(project, self.oracle.objective, self.oracle.get_space())
+                if self._adaptive is not None:
+                    begun = self._adaptive.begin(
+                        project, self.oracle.objective, self.oracle.get_space()
+                    )
+                    if begun:
+                        self._progress.say(begun)
                 # keras-tuner's display and Keras's bar are silent: this one shows both.
                 super().search(*args, verbose=0, **kwargs)
         except KeyboardInterrupt:
@@ -311,9 +331,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         if self._goodput is not None:
             self._time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
-        if self._race is not None:
+        if self._adaptive is not None:
             tried = [one.hyperparameters.values for one in self.oracle.trials.values()]
-            self.executions_per_trial = self._race.executions(
+            self.executions_per_trial = self._adaptive.executions(
                 self.oracle.get_space(), trial.hyperparameters.values, tried
             )
         if self._isolated is None:
@@ -324,7 +344,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_trial_begin(self, trial: Any) -> None:
         """Show that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
-        unknown = is_worker(self) or bool(self._goodput or self._race)
+        unknown = is_worker(self) or bool(self._goodput or self._adaptive)
         # The running one is left.
         self._progress.trial_begins(
             trial.hyperparameters.values,
@@ -336,7 +356,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Keep the result of a trial and shows it; keras-tuner calls it."""
         super().on_trial_end(trial)
         self._progress.trial_ends(TrialFiles(self, trial).record())
-        self._say_race()
+        self._say_news()
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
 
@@ -346,7 +366,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self._goodput is not None:
             for text in self._goodput.ends(self.oracle.get_space()):
                 self._progress.say(text)
-        self._say_race()
+        self._say_news()
         # A chief may have ended before its last worker.
         if not is_worker(self) and not self.oracle.get_best_trials(1):
             self._progress.say(_no_best_trial(Path(self.project_dir)))
@@ -437,9 +457,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         decided = decided_trials(Path(self.project_dir))
         return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
-    def _say_race(self) -> None:
-        """Describe the last look of a race, once."""
-        news = self._race and self._race.news()
+    def _say_news(self) -> None:
+        """Say once what a race or a joint search has found."""
+        news = self._adaptive and self._adaptive.news()
         if news:
             self._progress.say(news)
 

@@ -7,7 +7,9 @@ import pytest
 import searches
 import small_models as models
 
+import kbatch
 from kbatch.analysis.joint_search import FACTORS
+from kbatch.errors import InputError
 
 schedules = keras.optimizers.schedules
 
@@ -57,3 +59,57 @@ def test_a_tuner_of_keras_tuner_takes_the_rate_as_a_hyperparameter(tmp_path):
     tuner = searches.tuner(tmp_path, joint, keras_tuner.RandomSearch, max_trials=2)
     space = {p.name: tuple(p.values) for p in tuner.oracle.get_space().space}
     assert space == {"batch_size": (8, 16), "learning_rate_factor": FACTORS}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("joint")
+
+
+def joint_search(directory, **arguments):
+    hypermodel = searches.stock(batch_sizes=(8, 32), learning_rate_scaling="joint")
+    return searches.search(directory, hypermodel, kbatch.BatchSizeTuner, **arguments)
+
+
+def test_it_runs_pairs_and_repeats_what_it_compares(directory, capsys):
+    joint_search(directory, max_executions=7, fit={"verbose": 1})
+    study = kbatch.load_study(directory / "search")
+    assert sum(len(trial.executions) for trial in study.trials) == 7
+    for trial in study.trials:
+        scaling = trial.executions[0].scaling
+        assert scaling.factor == trial.hyperparameters["learning_rate_factor"]
+        expected = 0.01 * scaling.kappa * scaling.factor
+        assert trial.learning_rate == pytest.approx(expected, rel=1e-5)
+        assert [run.seed for run in trial.executions] == list(range(len(trial.executions)))
+    shown = capsys.readouterr().out
+    assert "at most 7 executions" in shown
+    assert "Stopped: its executions are spent" in shown
+
+
+def test_it_goes_on_from_its_records(directory):
+    before = kbatch.load_study(directory / "search")
+    joint_search(directory, max_executions=9)
+    after = kbatch.load_study(directory / "search")
+    assert sum(len(trial.executions) for trial in after.trials) == 9
+    for trial in before.trials:
+        again = next(t for t in after.trials if t.trial_id == trial.trial_id)
+        assert again.executions[: len(trial.executions)] == trial.executions
+    assert max(len(trial.executions) for trial in after.trials) > 1
+
+
+def test_its_report_has_the_rates(directory):
+    kbatch.write_report(kbatch.load_study(directory / "search"), directory / "report.md")
+    assert "Learning rate of each batch size" in (directory / "report.md").read_text()
+
+
+def test_other_strategies_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r'leave `strategy` at "grid".*goodput'):
+        joint_search(tmp_path, strategy="goodput")
+    with pytest.raises(ValueError, match="joint"):
+        joint_search(tmp_path, strategy="race")
+
+
+def test_an_objective_that_no_rate_changes_is_refused(tmp_path):
+    objective = keras_tuner.Objective("samples_per_second", "max")
+    with pytest.raises(InputError, match="samples_per_second"):
+        joint_search(tmp_path, objective=objective)
