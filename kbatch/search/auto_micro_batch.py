@@ -4,8 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -25,7 +24,7 @@ from kbatch.device.memory import (
 )
 from kbatch.document.numbers import format_number
 from kbatch.document.section import neighbours_text
-from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.errors import OutOfMemoryError
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import OF_SEVERAL_REPLICAS, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, MicroBatchLimit
@@ -33,35 +32,20 @@ from kbatch.memory.report import slow_steps_text
 from kbatch.memory.workload import STEPS, Workload
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
-from kbatch.records.training_run import Budget
 from kbatch.records.usage import GpuProcess
 from kbatch.throughput.choice import MicroBatchChoice, choice_for_smaller, micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import TIMING, time_micro_batches
-from kbatch.training.accumulation import (
-    Accumulation,
-    accumulation_of,
-    measure_moments,
-    sum_sparse_gradients,
-)
 from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks
-from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_note, uncut_reason
-from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.clock import replica_count
-from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import (
     DataEnded,
-    SampleRows,
     Samples,
     Source,
     batch_of,
-    build_on,
     row_shapes,
-    rows_for,
 )
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import TrainStep, installed_step, uninstall_step, user_step
-from kbatch.training.state import KeptState
 
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8
@@ -73,159 +57,6 @@ _PLAUSIBLE_GAIN = 1.2
 _FEWEST_UPDATES = 10
 
 Record = TypeVar("Record")
-
-
-@dataclasses.dataclass(eq=False)
-class TrialMicroBatch:
-    """The micro-batch size of one execution: given or found, set in its model, halved."""
-
-    search: "SearchMicroBatches"
-    model: Any
-    build: Callable[[], keras.Model]  # Builds it again, also in another process.
-    batch_size: int
-    size: int | None  # Examples that go through a device at once; None before it is found.
-    summed: bool  # Whether sparse gradients are added up before the optimizer sees them.
-    directory: Path | None
-    trainings_left: float = 1  # That smaller micro-batches may speed up.
-    most_in_memory: int | None = None  # None where the end of memory was not met.
-    search_s: float | None = None  # None where the size was given.
-
-    def __post_init__(self):
-        self.is_auto = self.size is None
-        # A batch is shared by the replicas of a strategy.
-        self._rows = -(-self.batch_size // replica_count(self.model))
-        self._most: int | None = None
-        self._data = FitData()
-        self._cache: MicroBatchCache | None = None
-        self._state: KeptState | None = None
-        # The size and the model that the train step was last set for.
-        self._applied: tuple[int, str] | None = None
-        self._found_notes: list[RunNote] = []
-        self._cut_notes: list[RunNote] = []
-
-    @property
-    def notes(self) -> tuple[RunNote, ...]:
-        """What a reader of the figures must know."""
-        return tuple(dict.fromkeys((*self._cut_notes, *self._found_notes)))
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether batches go through in parts, as far as that is known."""
-        return self.size is not None and self.size < self._rows
-
-    @property
-    def can_shrink(self) -> bool:
-        """Whether the size was found, so that half of it may fit where memory ran out."""
-        return self._state is not None and self.size is not None and self.size > 1
-
-    def prepare(self, data: FitData, call: Mapping[str, Any]) -> int | None:
-        """Make the model train with the size, found first where none was given.
-
-        Returns the most examples that fit at once, None where that is not known.
-        """
-        if self.size is None:
-            source = self.search.data.source(data, self.model)
-            with self.model.distribute_strategy.scope():
-                build_on(self.model, source)
-                self._state = KeptState(self.model)
-            self._cache = self.cache(source)
-            found = self._cache.fastest(self._rows, self._left(source, call))
-            if call.get("verbose", True) and found.search_s:
-                print(f"micro-batch size: {' '.join(found.notes)}", flush=True)
-            self.size, self._most, self.search_s = found.size, found.most, found.search_s
-            self.most_in_memory = found.most if found.memory_bound else None
-            self._found_notes.extend(found.notes)
-        self._data = data
-        self._apply(self.size, data)
-        return self._most
-
-    def cache(self, source: Source) -> "MicroBatchCache":
-        """Return what is known of the model's sizes on its data."""
-        return MicroBatchCache(self.search, self.model, self.build, source, self.directory)
-
-    def shrink(self) -> None:
-        """Halve the size and put the model back as it was before training."""
-        assert self._cache is not None and self._state is not None and self.size is not None
-        before, self.size = self.size, self._cache.halve(self.size)
-        self._most = self.most_in_memory = self.size
-        self._state.restore()
-        self._apply(self.size, self._data)
-        self._found_notes.append(RunNote.of("memory_ran_out", before=before, after=self.size))
-
-    def _left(self, source: Source, call: Mapping[str, Any]) -> "TrainingLeft":
-        """Forecast the trainings that are left, as if they went on to their last epoch."""
-        known = rows_for(source, self.model)
-        examples = known.examples if isinstance(known, SampleRows) else None
-        if call.get("steps_per_epoch"):
-            examples = call["steps_per_epoch"] * self.batch_size
-        callbacks = keras.tree.flatten(call.get("callbacks") or [])
-        budget = joint_budget([c for c in callbacks if isinstance(c, BudgetCallback)]) or Budget()
-        by_updates = None if budget.updates is None else budget.updates * self.batch_size
-        epochs = call.get("epochs", 1) - call.get("initial_epoch", 0)
-        ends = (examples and examples * epochs, by_updates, budget.examples)
-        most = min((end for end in ends if end is not None), default=None)
-        count, train_s = self.trainings_left, budget.train_s
-        return TrainingLeft(most and most * count, train_s and train_s * count)
-
-    def _apply(self, size: int, data: FitData) -> None:
-        """Set the train step for batches that go through in parts of `size` examples.
-
-        A `fit` of the user's may unfreeze layers, or compile the model again, between two
-        trainings: what was seen of it before then says nothing.
-        """
-        model = self.model
-        if self._applied is not None:
-            if self._applied == (size, model_fingerprint(model)):
-                return
-            if self._applied[0] != size:
-                self._cut_notes.clear()  # The trial starts again.
-            divided = getattr(installed_step(model), "loss_denominator", None)
-            uninstall_step(model)
-            if self.summed:
-                sum_sparse_gradients(model)
-            if divided is not None:
-                step = installed_step(model) or TrainStep(model)
-                step.loss_denominator = divided
-                step.install()
-        if (note := self._cut(size, data)) is not None:
-            self._cut_notes.append(note)
-        self._applied = size, model_fingerprint(model)
-
-    def _cut(self, size: int, data: FitData) -> RunNote | None:
-        """Let the model accumulate, or measure its moments on every n-th batch; note what differs.
-
-        A batch is halved for its moments only if halves were seen to train as the whole does.
-        """
-        model, checks, directory = self.model, self.search.checks, self.directory
-        if user_step(model) is not None:
-            self._cut_notes.append(OWN_STEP_NOTE)
-            if size == self._rows:
-                return None
-        if size == self._rows and (reason := uncut_reason(model)):
-            return uncut_note(reason)
-        try:
-            source = self.search.data.source(data, model)
-        except InputError:
-            # `fit` refuses most such data by itself, and says what is missing.
-            return uncut_note("no rows can be taken out of its data")
-        with model.distribute_strategy.scope():
-            build_on(model, source)
-        check = checks.find(model, source, most=size, directory=directory)
-        if size == self._rows:
-            if check.equal:
-                measure_moments(model, every=MOMENTS_EVERY)
-                return None
-            return uncut_note(f"halves of a batch may not train as the whole does, as {check.text}")
-        exact, repaired = self.search.is_exact(check, model), check.repaired
-        known = accumulation_of(model)
-        if known is None or (known.micro_batch_size, known.exact) != (size, exact):
-            moments_every = 0 if exact else MOMENTS_EVERY
-            Accumulation(size, moments_every=moments_every, exact=exact).apply(model)
-        if exact and (check.equal or repaired):
-            return RunNote.of("exact_mode", found=check.text if repaired else None)
-        if check.note is not None:
-            warnings.warn(check.note, stacklevel=2)
-        return check.note
 
 
 class TrainingLeft(NamedTuple):

@@ -23,9 +23,9 @@ from kbatch.records.notes import RunNote
 from kbatch.records.outcomes import Outcomes
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
 from kbatch.records.usage import UsageRecord
-from kbatch.search.auto_micro_batch import TrialMicroBatch
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
 from kbatch.search.trial_files import TrialFiles
+from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.training.accumulation.whole_batch import differ_in_parts, sparse_note
 from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import PolicyUnsupported, dtype_policy_scope, loss_scaled

@@ -19,12 +19,13 @@ from kbatch.memory.search import check_window
 from kbatch.records.json_codec import RecordError
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
-from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches, TrialMicroBatch
+from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches
 from kbatch.search.execution import Execution, FreshCallbacks, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.search.trial_files import TrialFiles, base_noise_scale, readable_trials, trial_files
+from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.loading import SearchIdentity
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.accumulation.whole_batch import check_sparse_gradients

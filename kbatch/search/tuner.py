@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from kbatch.device.failures import device_is_lost
 from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
-from kbatch.library_internals import is_oracle_elsewhere, is_worker, own_oracle
+from kbatch.library_internals import is_worker, own_oracle
 from kbatch.records.json_codec import RecordError
 from kbatch.search.goodput_strategy import GoodputStrategy, sweep_throughput
 from kbatch.search.hypermodel import BatchSizeHyperModel
@@ -47,6 +46,7 @@ from kbatch.search.trial_process import (
     trial_result,
 )
 from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, decided_trials, search_lock
+from kbatch.search.tuner_arguments import check_count, check_directory, check_strategy
 from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.decision import check_tolerance
 from kbatch.study.loading import RECORD_NAME, SearchIdentity, load_study, read_identity
@@ -54,7 +54,6 @@ from kbatch.study.names import outcome
 from kbatch.study.study import GoodputRecord, Study
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
-_STRATEGIES = ("grid", "race", "goodput")
 _MOST_CAUSES = 5
 _GPU_IN_USE = (
     "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
@@ -154,7 +153,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             )
         check_tolerance(tolerance, confidence)
         if max_executions is not None:
-            _check_count(max_executions, "max_executions", least=1)
+            check_count(max_executions, "max_executions", least=1)
         chosen = {"tolerance": tolerance, "max_executions": max_executions}
         chosen |= {"confidence": confidence if confidence != 0.95 else None}
         chosen |= {"strategy": "race" if strategy == "race" else None}
@@ -163,23 +162,24 @@ class BatchSizeTuner(keras_tuner.Tuner):
             hypermodel.compare_with(baseline)
         self.hypermodel = hypermodel
         objective = objective or ("val_loss" if hypermodel.stock_fit else None)
-        _check_strategy(strategy, distribution_strategy)
+        check_strategy(
+            strategy,
+            joint=hypermodel.learning_rate_scaling == "joint",
+            isolate=isolate,
+            executions_per_trial=executions_per_trial,
+            distribution_strategy=distribution_strategy,
+        )
         if resume not in ("checked", "unchecked"):
             raise ValueError(
                 f'`resume` must be "checked" or "unchecked". Received: resume={resume!r}.'
             )
-        if isolate and distribution_strategy is not None:
-            raise ValueError(
-                "A `distribution_strategy` holds the devices of this process: leave it out, or "
-                "`isolate=True`. Received: isolate=True and a distribution_strategy."
-            )
-        _check_directory(directory, project_name)
+        check_directory(directory, project_name)
         # keras-tuner sets it after the reload, which needs it.
-        self.executions_per_trial = _check_count(
+        self.executions_per_trial = check_count(
             executions_per_trial, "executions_per_trial", least=1
         )
         self.isolate = isolate
-        self.keep_checkpoints = _check_count(keep_checkpoints, "keep_checkpoints", least=0)
+        self.keep_checkpoints = check_count(keep_checkpoints, "keep_checkpoints", least=0)
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
         self._goodput: GoodputStrategy | None = None
@@ -188,26 +188,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self._goodput = GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)
         self._adaptive: RaceStrategy | JointStrategy | None = None
         joint = hypermodel.learning_rate_scaling == "joint"
-        if joint and (strategy == "goodput" or is_oracle_elsewhere()):
-            raise ValueError(
-                '`learning_rate_scaling="joint"` chooses each pair by the results before: leave '
-                '`strategy` at "grid" and run the script without `kbatch distribute`, or take a '
-                f'rule such as "sqrt". Received: strategy={strategy!r}.'
-            )
         if strategy == "race" or joint:
-            if self.executions_per_trial != 1:
-                raise ValueError(
-                    f"A {'joint search' if joint else 'race'} decides how often each trial trains: "
-                    "leave out `executions_per_trial`, "
-                    "and limit all of them together by `max_executions`. Received: "
-                    f"executions_per_trial={executions_per_trial}."
-                )
-            if joint and strategy == "race":
-                raise ValueError(
-                    "A race trains every combination three times, which joint learning rates make "
-                    'too many: take "sqrt" or "linear", or `strategy="grid"`. Received: '
-                    'learning_rate_scaling="joint".'
-                )
             self._adaptive = RaceStrategy(tolerance, confidence, max_executions)
             if joint:
                 self._adaptive = JointStrategy(
@@ -532,46 +513,3 @@ def _no_best_trial(project: Path) -> str:
         "are kept as results: give another `project_name`, or `overwrite=True`, to run them again. "
         f"Received: {'; '.join(causes)}."
     )
-
-
-def _check_strategy(strategy: Any, distribution_strategy: Any) -> None:
-    """Check that a strategy exists, and can be used here."""
-    if strategy not in _STRATEGIES:
-        raise ValueError(
-            f"`strategy` must be one of {list(_STRATEGIES)}. Received: strategy={strategy!r}."
-        )
-    if strategy == "goodput" and distribution_strategy is not None:
-        raise ValueError(
-            'The throughput sweep of `strategy="goodput"` is measured on one device: leave out '
-            '`distribution_strategy`, or take "grid". Received: both.'
-        )
-    if strategy != "grid" and is_oracle_elsewhere():
-        raise ValueError(
-            f'With `strategy="{strategy}"` one trial decides on the next: run the script without '
-            '`kbatch distribute`, or take "grid" for several workers. Received: a worker or chief.'
-        )
-
-
-def _check_count(count: Any, name: str, *, least: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise ValueError(
-            f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
-        )
-    return count
-
-
-def _check_directory(directory: str | Path | None, project_name: str | None) -> None:
-    """Check that the folder of a search can be made and written."""
-    if "://" in str(directory):
-        return  # `check_local` refuses it.
-    folder = Path(directory or ".", project_name or "untitled_project")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError("it cannot be written")
-    except OSError as error:
-        raise ValueError(
-            "`directory` must be a folder in which the search can make its own: give another "
-            f"`directory` or `project_name`. Received: directory={str(directory)!r}, "
-            f"project_name={project_name!r} ({error.strerror or error})."
-        ) from error

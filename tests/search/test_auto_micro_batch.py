@@ -28,12 +28,12 @@ from kbatch.search.auto_micro_batch import (
     MicroBatchCache,
     SearchMicroBatches,
     TrainingLeft,
-    TrialMicroBatch,
     _times_name,
 )
 from kbatch.search.execution import FreshCallbacks
 from kbatch.search.progress import FitReporter
 from kbatch.search.trial_files import TrialFiles
+from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import Samples, sample_of

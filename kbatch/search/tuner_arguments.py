@@ -1,0 +1,94 @@
+"""Check what a tuner is given: the strategy, counts and the folder for results."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from kbatch.library_internals import is_oracle_elsewhere
+
+_STRATEGIES = ("grid", "race", "goodput")
+
+
+def check_strategy(
+    strategy: Any,
+    *,
+    joint: bool,
+    isolate: bool,
+    executions_per_trial: int,
+    distribution_strategy: Any,
+) -> None:
+    """Check that a strategy exists, and can be used with the other arguments.
+
+    Args:
+        strategy: As given to the tuner.
+        joint: Whether learning rates are searched with the batch sizes.
+        isolate: Whether each trial has a process of its own.
+        executions_per_trial: As given to the tuner.
+        distribution_strategy: TensorFlow's, or None.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    if strategy not in _STRATEGIES:
+        raise ValueError(
+            f"`strategy` must be one of {list(_STRATEGIES)}. Received: strategy={strategy!r}."
+        )
+    if isolate and distribution_strategy is not None:
+        raise ValueError(
+            "A `distribution_strategy` holds the devices of this process: leave it out, or "
+            "`isolate=True`. Received: isolate=True and a distribution_strategy."
+        )
+    if strategy == "goodput" and distribution_strategy is not None:
+        raise ValueError(
+            'The throughput sweep of `strategy="goodput"` is measured on one device: leave out '
+            '`distribution_strategy`, or take "grid". Received: both.'
+        )
+    if joint and (strategy == "goodput" or is_oracle_elsewhere()):
+        raise ValueError(
+            '`learning_rate_scaling="joint"` chooses each pair by the results before: leave '
+            '`strategy` at "grid" and run the script without `kbatch distribute`, or take a '
+            f'rule such as "sqrt". Received: strategy={strategy!r}.'
+        )
+    if joint and strategy == "race":
+        raise ValueError(
+            "A race trains every combination three times, which joint learning rates make "
+            'too many: take "sqrt" or "linear", or `strategy="grid"`. Received: '
+            'learning_rate_scaling="joint".'
+        )
+    if strategy != "grid" and is_oracle_elsewhere():
+        raise ValueError(
+            f'With `strategy="{strategy}"` one trial decides on the next: run the script without '
+            '`kbatch distribute`, or take "grid" for several workers. Received: a worker or chief.'
+        )
+    if (joint or strategy == "race") and executions_per_trial != 1:
+        raise ValueError(
+            f"A {'joint search' if joint else 'race'} decides how often each trial trains: leave "
+            "out `executions_per_trial`, and limit all of them together by `max_executions`. "
+            f"Received: executions_per_trial={executions_per_trial}."
+        )
+
+
+def check_count(count: Any, name: str, *, least: int) -> int:
+    """Return a count that is an integer of at least `least`."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ValueError(
+            f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
+        )
+    return count
+
+
+def check_directory(directory: str | Path | None, project_name: str | None) -> None:
+    """Check that the folder of a search can be made and written."""
+    if "://" in str(directory):
+        return  # `check_local` refuses it.
+    folder = Path(directory or ".", project_name or "untitled_project")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError("it cannot be written")
+    except OSError as error:
+        raise ValueError(
+            "`directory` must be a folder in which the search can make its own: give another "
+            f"`directory` or `project_name`. Received: directory={str(directory)!r}, "
+            f"project_name={project_name!r} ({error.strerror or error})."
+        ) from error

@@ -1,0 +1,338 @@
+"""Batches sent through a model whole and in parts, without an update, to be compared.
+
+Random draws are held still, which are no matter of parts. A model with a `train_step` of its own
+runs that step, with what it hands to its optimizers in place of gradients.
+"""
+
+import contextlib
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from kbatch.library_internals import (
+    added_by,
+    compute_loss,
+    forward,
+    layers_of,
+    observed_calls,
+    output_losses_of,
+    replaced_applies,
+    replaced_draws,
+    trained_by,
+)
+from kbatch.training.accumulation import output_losses
+from kbatch.training.accumulation.exact import ExactUpdate
+from kbatch.training.accumulation.gradient_sum import cut
+from kbatch.training.accumulation.train_step import Collected, accumulate_step
+from kbatch.training.data.forms import each_part, parts_of
+from kbatch.training.model import user_step
+from kbatch.training.state import KeptState
+
+# How far the weights move: a share of the norm of each, so that what was zero at first counts.
+_MOVE = 0.03
+# In float32 sums in another order differ by some 1e-6. A GPU adds up in an order of its own each
+# time, and what differs by less than this leaves a comparison up to 1e-4 its meaning.
+STILL_UP_TO = 1e-5
+
+
+class Pass(NamedTuple):
+    """Values by name: loss terms, and gradients of variables."""
+
+    terms: dict[str, float]
+    gradients: dict[str, np.ndarray]
+
+    def is_finite(self) -> bool:
+        """Return whether no value is NaN or infinite."""
+        values = (*self.terms.values(), *self.gradients.values())
+        return all(np.isfinite(value).all() for value in values)
+
+
+class Passes:
+    """A batch sent through a model, whole or in parts, without an update."""
+
+    def __init__(self, model: Any, batch: Any):
+        self._model = model
+        self._structure = batch
+        trained = {id(variable) for variable in model.trainable_variables}
+        self._state = [one for one in model.variables if id(one) not in trained]
+        self._counts = output_losses.need_counting(model)
+        self._rows = len(parts_of(batch)[0])
+        self._exact: Callable[..., Any] | None = None
+        self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
+        shapes = [(tf.as_dtype(leaf.dtype), (None, *leaf.shape[1:])) for leaf in parts_of(batch)]
+        self._specs = specs = [tf.TensorSpec(shape, dtype) for dtype, shape in shapes]
+        share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
+        self._whole = _traced(model, self._whole_pass, specs)
+        self._count = _traced(model, self._counting_pass, specs) if self._counts else None
+        self._part = _traced(model, self._part_pass, specs, share, totals)
+
+    def whole(self, batch: Any) -> Pass:
+        """Send a batch through as Keras's own train step does."""
+        with self._kept_statistics():
+            return self._pass(*self._whole(parts_of(batch)))
+
+    def parts(self, batch: Any) -> Pass:
+        """Send a batch through in three parts, and add them up."""
+        parts, rows = _parts(batch), len(parts_of(batch)[0])
+        totals = tf.zeros([0])
+        if self._count is not None:
+            with self._kept_statistics():
+                totals = tf.add_n([self._count(part) for part in parts])
+        terms = 0.0
+        gradients: list[Any] = [0.0] * len(self._model.trainable_variables)
+        with self._kept_statistics():
+            for part in parts:
+                share = tf.constant(len(part[0]) / rows, tf.float32)
+                its_terms, its_gradients = self._part(part, share, totals)
+                terms = terms + wide(its_terms)
+                gradients = [a + wide(b) for a, b in zip(gradients, its_gradients, strict=True)]
+        return self._pass(terms, gradients)
+
+    def first_layer_apart(self, batch: Any) -> str | None:
+        """Name the first layer whose values differ in parts, None where none does."""
+        seen: list[list[tuple[Any, list[Any]]]] = []
+
+        def see(layer: Any, values: Any) -> None:
+            tensors = [one for one in parts_of(values) if isinstance(one, tf.Tensor)]
+            seen[-1].append((layer, [wide(one) for one in tensors if one.dtype.is_floating]))
+
+        for pieces in ([parts_of(batch)], _parts(batch)):
+            with self._kept_statistics(), observed_calls(self._model, see):
+                for leaves in pieces:
+                    seen.append([])
+                    with _still_draws():
+                        forward(self._model, self._nested(leaves)[0], training=True)
+        whole, *parts = seen
+        for (layer, values), *others in zip(whole, *parts, strict=False):
+            for value, *pieces in zip(values, *(found for _, found in others), strict=False):
+                joined = np.concatenate(pieces) if value.ndim else value
+                distance = joined.shape == value.shape and np.linalg.norm(joined - value)
+                if distance > STILL_UP_TO * np.linalg.norm(value):
+                    return f"{layer.name} ({type(layer).__name__})"
+        return None
+
+    def exact(self, batch: Any) -> Pass:
+        """Send a batch through in three parts, by the loss of the whole."""
+        if self._exact is None:
+            self._exact = _traced(self._model, self._exact_pass, self._specs)
+        with self._kept_statistics():
+            return self._pass(*self._exact(parts_of(batch)))
+
+    def move(self, found: Pass) -> None:
+        """Move the weights down the gradient, each by a share of its norm."""
+        for variable, gradient in zip(
+            self._model.trainable_variables, found.gradients.values(), strict=True
+        ):
+            value = np.asarray(tf.convert_to_tensor(variable.value), np.float64)
+            length = _MOVE * max(np.linalg.norm(value), 1.0)
+            variable.assign(value - length * gradient / max(np.linalg.norm(gradient), 1e-30))
+
+    def _pass(self, terms: Any, gradients: Sequence[Any]) -> Pass:
+        names = _numbered([f"the gradient of {v.path}" for v in self._model.trainable_variables])
+        return Pass(
+            # The exact mode has no terms but the loss.
+            dict(zip(self.sources, map(float, wide(terms)), strict=False)),
+            dict(zip(names, map(wide, gradients), strict=True)),
+        )
+
+    @contextlib.contextmanager
+    def _kept_statistics(self) -> Iterator[None]:
+        kept = [tf.identity(one.value) for one in self._state]
+        yield
+        for variable, value in zip(self._state, kept, strict=True):
+            variable.assign(value)
+
+    def _whole_pass(self, leaves: list[Any]) -> Any:
+        x, y, sample_weight = self._nested(leaves)
+        with _still_draws(), tf.GradientTape() as tape:
+            y_pred = forward(self._model, x, training=True)
+            added = list(self._model.losses)
+            loss = compute_loss(self._model, x, y, y_pred, sample_weight)
+        gradients = self._gradients(tape, loss)
+        totals: tuple[tf.Tensor, ...] = ()
+        if self._counts:
+            totals = output_losses.denominators(self._model, (y, y_pred, sample_weight))
+        _, terms = self._terms((x, y, y_pred, sample_weight), tf.ones([]), totals, added)
+        self.sources = self._named_terms()
+        return tf.stack([tf.cast(loss, tf.float32), *terms]), gradients
+
+    def _counting_pass(self, leaves: list[Any]) -> tf.Tensor:
+        x, y, sample_weight = self._nested(leaves)
+        with _still_draws():
+            y_pred = forward(self._model, x, training=True)
+            return tf.stack(output_losses.denominators(self._model, (y, y_pred, sample_weight)))
+
+    def _part_pass(self, leaves: list[Any], rows_share: tf.Tensor, totals: tf.Tensor) -> Any:
+        x, y, sample_weight = self._nested(leaves)
+        outputs = output_losses.output_count(self._model) if self._counts else 0
+        known = [totals[i] for i in range(outputs)]
+        with _still_draws(), tf.GradientTape() as tape:
+            y_pred = forward(self._model, x, training=True)
+            added = list(self._model.losses)
+            loss, terms = self._terms((x, y, y_pred, sample_weight), rows_share, known, added)
+        return tf.stack([tf.cast(loss, tf.float32), *terms]), self._gradients(tape, loss)
+
+    def _exact_pass(self, leaves: list[Any]) -> Any:
+        batch = cut(self._nested(leaves), max(1, self._rows // 3))
+        update = _StillExactUpdate(self._model, batch, batch_norm_once=False, measured=False)
+        sums = update.accumulate()
+        scale = self._model.optimizer.scale_loss(tf.ones([]))
+        gradients = [gradient / tf.cast(scale, gradient.dtype) for gradient in sums.gradients]
+        return tf.stack([tf.cast(sums.loss, tf.float32)]), gradients
+
+    def _terms(
+        self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Return what rows add to the loss of a batch, and to each of its terms."""
+        model = self._model
+        loss, outputs = output_losses.part_of_batch_loss(
+            model, passed, rows_share=rows_share, totals=totals, added_losses=added
+        )
+        # How a `compute_loss` of the user's own takes what layers add, only its result tells.
+        own = output_losses.has_own_loss(model)
+        penalties = [] if own else output_losses.penalties(model, added, rows_share)
+        return loss, [tf.cast(one, tf.float32) for one in (*outputs, *penalties)]
+
+    def _named_terms(self) -> dict[str, str]:
+        found = output_losses_of(self._model)
+        named = [one.loss.name if len(found) == 1 else one.name or one.loss.name for one in found]
+        losses, added = ["the loss", *(f"the loss {name}" for name in named)], []
+        if not output_losses.has_own_loss(self._model):
+            added = [
+                f"the loss that {layer.name} ({type(layer).__name__}) adds"
+                for layer in layers_of(self._model)
+                for _ in added_by(layer)
+            ]
+            added += ["a penalty on weights"] * (len(self._model.losses) - len(added))
+        names = _numbered([*losses, *added])
+        return {name: "loss" if i < len(losses) else "added" for i, name in enumerate(names)}
+
+    def _gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:
+        variables = self._model.trainable_weights
+        # Outside of the replicas a variable of a strategy is read from its first device.
+        copies_of = self._model.distribute_strategy.experimental_local_results
+        found = tape.gradient(loss, [copies_of(variable.value)[0] for variable in variables])
+        return [
+            tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
+            for variable, one in zip(variables, found, strict=True)
+        ]
+
+    def _nested(self, leaves: list[Any]) -> Any:
+        rest = iter(leaves)
+        return each_part(lambda _: tf.convert_to_tensor(next(rest)), self._structure)
+
+
+def _parts(batch: Any) -> list[list[Any]]:
+    """Cut a batch into three parts of unequal size."""
+    leaves = parts_of(batch)
+    rows = len(leaves[0])
+    cuts = sorted({0, max(1, rows // 8), max(1, rows // 3), rows})
+    return [[leaf[a:b] for leaf in leaves] for a, b in itertools.pairwise(cuts)]
+
+
+class OwnPasses:
+    """A batch sent through a `train_step` of the user's own: where it moves the weights.
+
+    Optimizers move them by a constant times their gradients, so that moves add up as these do.
+    """
+
+    def __init__(self, model: Any, batch: Any):
+        self._model, self._state = model, KeptState(model)
+        self._weights = [one for one in model.weights if "float" in one.dtype]
+        self.sources: dict[str, str] = {}  # Of its loss nothing is known.
+        own: Any = user_step(model)
+        size = max(1, len(parts_of(batch)[0]) // 3)
+
+        def step(data: Any) -> Any:
+            with _still_draws():
+                return own(data)
+
+        spec = each_part(lambda x: tf.TensorSpec((None, *x.shape[1:]), tf.as_dtype(x.dtype)), batch)
+        slope = _traced(
+            model, lambda data: tf.linalg.global_norm(Collected(model, step, data).gradients), spec
+        )
+        norm = slope(each_part(tf.convert_to_tensor, batch))
+        length = tf.linalg.global_norm([one.value for one in self._weights])
+        rate = 3 * _MOVE * max(float(length), 1.0) / max(float(norm), 1e-30)  # Of all weights.
+
+        def move(optimizer: Any, gradients: Any, variables: Any) -> None:
+            for one, gradient in zip(variables or trained_by(optimizer), gradients, strict=True):
+                if gradient is not None:
+                    one.assign_sub(rate * tf.convert_to_tensor(gradient))
+
+        def moving(data: Any, *, in_parts: bool) -> None:
+            with replaced_applies(move):
+                accumulate_step(model, step, data, size) if in_parts else step(data)
+
+        whole = _traced(model, lambda data: moving(data, in_parts=False), spec)
+        parts = _traced(model, lambda data: moving(data, in_parts=True), spec)
+        self.whole = functools.partial(self._moves, whole)
+        self.parts = functools.partial(self._moves, parts)
+
+    def move(self, found: Pass) -> None:
+        """Start from where a step on the whole batch went."""
+        self._state.restore()
+        for one, move in zip(self._weights, found.gradients.values(), strict=True):
+            one.assign_add(move)
+        self._state = KeptState(self._model)
+
+    def _moves(self, run: Callable[..., Any], batch: Any) -> Pass:
+        self._state.restore()
+        before = [wide(one.value) for one in self._weights]
+        run(each_part(tf.convert_to_tensor, batch))
+        moves = [wide(one.value) - was for one, was in zip(self._weights, before, strict=True)]
+        names = _numbered([f"the update of {one.path}" for one in self._weights])
+        return Pass({"the loss": 0.0}, dict(zip(names, moves, strict=True)))
+
+
+def _traced(model: Any, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
+    """Trace a pass for any number of rows."""
+    if model.run_eagerly:
+        return function
+    return tf.function(function, autograph=False).get_concrete_function(*signature)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    return [f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names)]
+
+
+def wide(value: Any) -> np.ndarray:
+    """Return a tensor as an array of float64."""
+    return np.asarray(value, np.float64)
+
+
+def _still_draws() -> contextlib.AbstractContextManager[None]:
+    """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all.
+
+    A draw depends on how many rows there are: a part never gets those that its rows have in whole.
+    """
+    seeds = itertools.count(1)
+
+    def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        if name == "dropout":
+            return lambda inputs, *args, **kwargs: inputs
+        signature = inspect.signature(draw)
+
+        def drawn(*args: Any, **kwargs: Any) -> tf.Tensor:
+            call = signature.bind(*args, **kwargs)
+            shape = call.arguments["shape"]
+            sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
+            call.arguments |= {"seed": next(seeds), "shape": [1, *sizes[1:]] if sizes else []}
+            return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
+
+        return drawn
+
+    return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
+
+
+class _StillExactUpdate(ExactUpdate):
+    """The exact mode, each of whose passes has the draws of the whole batch."""
+
+    def _outputs(self, x: Any) -> list[tf.Tensor]:
+        with _still_draws():
+            return super()._outputs(x)
