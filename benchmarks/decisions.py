@@ -154,23 +154,23 @@ def synthetic_row(gaps: np.ndarray, *, seed_spread=0.03, tails: float = math.inf
 
 def run_race(candidates: list[Candidate], tolerance: float) -> tuple[RaceState, int]:
     """Give a race the executions that it asks for; return its end and how many they were."""
-    told, verdicts = [first_executions(candidate, LOOKS[0]) for candidate in candidates], {}
+    given, verdicts = [first_executions(candidate, LOOKS[0]) for candidate in candidates], {}
 
-    def remembered(given, **setting):
-        counts = tuple(len(candidate.values) for candidate in given)
+    def remembered(compared, **setting):
+        counts = tuple(len(candidate.values) for candidate in compared)
         if counts not in verdicts:
-            verdicts[counts] = judge(given, **setting)
+            verdicts[counts] = judge(compared, **setting)
         return verdicts[counts]
 
     # A race repeats its earlier looks whenever it is asked, which takes most of the time here.
     kbatch.analysis.race.judge = remembered
     while True:
-        state = race(told, larger_is_better=True, tolerance=tolerance)
+        state = race(given, larger_is_better=True, tolerance=tolerance)
         if state.ended is not None:
-            return state, sum(len(candidate.values) for candidate in told)
+            return state, sum(len(candidate.values) for candidate in given)
         look = next(look for look in LOOKS if look > state.rounds)
         for k in state.following:
-            told[k] = first_executions(candidates[k], look)
+            given[k] = first_executions(candidates[k], look)
 
 
 def replay(row: Row, rng: np.random.Generator, *, examples: int, tolerance: float) -> dict:
@@ -293,7 +293,8 @@ def summary(found: list[dict]) -> str:
     times = [columns[f"time {count}"].mean() for count in (1, 3, 5)]
     return (
         f"{wrong:6.1%} ± {error:.1%}{columns['missed'].mean():8.1%}"
-        f"{columns['certain'].mean():9.1%}{columns['certified'].mean():11.1%}{tested}{middle:8.0f}{most:4.0f}"
+        f"{columns['certain'].mean():9.1%}{columns['certified'].mean():11.1%}"
+        f"{tested}{middle:8.0f}{most:4.0f}"
         f"{times[0]:18.2f}{times[1]:6.2f}{times[2]:6.2f}{columns['off 5'].mean():11.1%}"
     )
 

@@ -268,8 +268,8 @@ _KINDS = {
         "compiled late",
         "batch_size",
         lambda: (
-            "The model was not compiled when it was built, so its batches went through whole, and "
-            "its optimizer was not adjusted to the batch size."
+            "The model was not compiled when it was built, so batches were not cut and the "
+            "optimizer's settings did not follow the batch size."
         ),
     ),
     "loss_a_row": _Kind(
@@ -285,10 +285,9 @@ _KINDS = {
         "order of validation data",
         "quality",
         lambda: (
-            "The validation data come in another order in each trial, so sizes cannot be compared "
-            "example by example, which is sharper: leave out `.shuffle` for them."
+            "The validation data have another order in each trial, so sizes cannot be compared "
+            "example by example and need more executions: do not shuffle them."
         ),
-        ("The validation data come in another order",),
     ),
     "own_path": _Kind(
         "file of each trial",

@@ -34,7 +34,7 @@ from kbatch.training.state import inner_optimizers
 
 
 class NoUpdate(PolicyUnsupported, keras_tuner.errors.FailedTrialError):
-    """A training whose updates overflowed."""
+    """Raised where float16 overflow left few or no updates, so that float32 is tried."""
 
 
 class Execution:

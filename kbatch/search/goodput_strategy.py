@@ -19,7 +19,7 @@ from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
 from kbatch.search.oracle import Values, grid
 from kbatch.search.trial_files import readable_trials
-from kbatch.study.answer import decision_text
+from kbatch.study.answer import size_decision_text
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.throughput.record import TrainingPoint
@@ -98,7 +98,7 @@ class GoodputStrategy:
         decisions = [decision for decision, values in self._decisions(space) if values is None]
         for decision in decisions:
             self._keep(decision)
-        return [decision_text(decision) for decision in decisions]
+        return [size_decision_text(decision) for decision in decisions]
 
     def time_cap_s(self, values: Mapping[str, Any]) -> float | None:
         """Return the seconds of training after which a trial has lost, None where none is known."""

@@ -82,7 +82,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `base_batch_size` measured, which comes first) or None (it does not). `"joint"`
             searches the rate together with the size: a hyperparameter `"learning_rate_factor"`,
             from 1/32 to 32, multiplies the rate by the rule of the optimizer; `BatchSizeTuner`
-            runs every pair, a tuner of keras-tuner those that it chooses.
+            runs the pairs that may be the best, keras-tuner's own tuners those that they choose.
         base_batch_size: Batch size that the model's settings suit; the smallest one if None.
         follow_batch_size: Which other settings keep their timescale in examples, with a rule for
             the learning rate or without one. `"beta_2"`, the decay of Adam's second moment (`rho`

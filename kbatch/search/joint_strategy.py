@@ -36,8 +36,8 @@ class JointStrategy:
 
     Args:
         batch_sizes: Batch sizes to search, ascending.
-        tolerance: How much worse than the best is as good, in the metric's unit; None for its
-            default.
+        tolerance: How much worse than the best still counts as equally good, in the metric's
+            unit; None for its default.
         max_executions: Executions of each combination of other hyperparameters; None for six a
             batch size.
     """

@@ -89,11 +89,13 @@ class BestEpoch(keras.callbacks.Callback):
                 if np.isclose(mean, value, rtol=close, atol=1e-7):
                     return Outcomes.of(metric=name, epoch=best["epoch"], **found)
                 reason = (
-                    f"{name} is no mean over validation examples, or these were others at each "
-                    f"look: {mean:.5g} by blocks of them, {value:.5g} in training"
+                    f"{name} is no mean over validation examples, or the data differ each time "
+                    f"they are read: {mean:.5g} by blocks of them, {value:.5g} in training"
                 )
             except Exception as error:  # Out of memory, or what a user's data and steps raise.
-                reason = f"they could not be measured: {failure_text(error)}"
+                reason = (
+                    f"its values by validation example could not be measured: {failure_text(error)}"
+                )
         return Outcomes(metric=name, epoch=best["epoch"], reason=reason)
 
 

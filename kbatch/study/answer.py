@@ -263,7 +263,7 @@ _SIZE_DECISIONS = {
 _ALL_TRIED = "Stopped: each batch size was tried, or is larger than one that could not be trained"
 
 
-def decision_text(found: SizeDecision) -> str:
+def size_decision_text(found: SizeDecision) -> str:
     """Word a decision of a search by goodput in a sentence."""
     if found.kind in _SIZE_DECISIONS:
         text = _SIZE_DECISIONS[found.kind].format(

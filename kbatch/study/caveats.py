@@ -7,7 +7,7 @@ from kbatch.document.numbers import count_range, format_number, join_words, perc
 from kbatch.document.section import Note, clocks_text, one_line
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, ExecutionRecord
-from kbatch.study.answer import decision_text
+from kbatch.study.answer import size_decision_text
 from kbatch.study.conditions import budget_text, end_text
 from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.names import at_most, diverged, outcome, trial_names
@@ -49,7 +49,7 @@ def _missing(study: Study) -> Iterator[Note]:
     if record is not None:
         tried = {trial.batch_size for trial in study.trials}
         left = [f"{size:,}" for size in record.batch_sizes if size not in tried]
-        texts = [decision_text(d) for d in record.decisions if d.batch_size is None]
+        texts = [size_decision_text(d) for d in record.decisions if d.batch_size is None]
         if left:
             texts.insert(
                 0,

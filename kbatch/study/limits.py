@@ -69,10 +69,7 @@ def _gradient_noise(best: TrialRecord) -> BindingLimit | None:
 
 
 def _memory(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
-    """Memory binds where every larger size ran out of it, or no more of the batch fitted at once.
-
-    A batch may be cut since less at once is faster, too.
-    """
+    """Memory binds where every larger size ran out, or no more of the batch fitted at once."""
     if larger and all(trial.status == "out_of_memory" for trial in larger):
         smallest = min(trial.batch_size for trial in larger)
         return BindingLimit(
@@ -82,6 +79,7 @@ def _memory(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | 
         )
     run = best.executions[-1]
     rows, most, size = run.replica_batch_size, run.most_in_memory, best.micro_batch_size
+    # A batch may also be cut because less at once is faster.
     if most is None or size is None or not size < rows or size != equal_parts(rows, most):
         return None
     return BindingLimit(
@@ -92,16 +90,14 @@ def _memory(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | 
 
 
 def _saturation(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
-    """The device is saturated where no larger micro-batch is faster, spread taken into account.
-
-    A larger batch of micro-batches as large gives the device nothing more to do at once.
-    """
+    """The device is saturated where no larger micro-batch is faster, spread taken into account."""
     own, rows = best.samples_per_second_interval, best.micro_batch_size
     timed = [
         (rates.high, trial.micro_batch_size)
         for trial in larger
         if trial.status == "completed"
         and rows
+        # A larger batch of equal micro-batches gives the device no more to do at once.
         and (trial.micro_batch_size or 0) >= 2 * rows
         and (rates := trial.samples_per_second_interval) is not None
     ]

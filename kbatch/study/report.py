@@ -156,7 +156,7 @@ _OFFERS = (
     ),
     _Offer(
         "gpu-timeline",
-        "GPUs during the trial of the answer",
+        "GPUs during the named trial",
         gpu_timeline.plot_gpu_timeline,
         lambda rows: gpu_timeline.HEIGHT_IN,
         ("gpu",),

@@ -154,7 +154,7 @@ def _baseline_columns(study: Study, words: str) -> list[tuple[Column, _CellOf]]:
         return Cell("baseline") if change is None else Cell(write(change), getattr(change, name))
 
     columns = (
-        (f"Times sooner than {found.baseline}", "speedup", sooner_text),
+        (f"Speedup over {found.baseline}", "speedup", sooner_text),
         (f"{words} against {found.baseline}", "difference", partial(difference_text, found)),
     )
     return [
@@ -223,8 +223,8 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
         ),
         (
             found.examples,
-            "Beside the quality of a single execution stands its 95 % interval over the validation "
-            "examples; what another seed would change is not in it.",
+            "The interval of a single execution is 95 % over its validation examples; it does not "
+            "include what another seed would change.",
         ),
         (
             found.single and not (found.quartiles or found.examples),

@@ -143,7 +143,7 @@ def test_where_all_cost_the_same_the_best_mean_is_named():
     assert judged(timed).named == 2
 
 
-def test_what_a_race_dropped_stays_worse_and_hides_nobody():
+def test_a_dropped_size_stays_worse_and_blocks_no_other():
     candidates = simulate(np.random.default_rng(4), [0.95, 0.95, 0.95], rounds=16, examples=9000)
     whole = judged(candidates)
     assert whole.certain

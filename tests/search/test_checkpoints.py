@@ -77,7 +77,7 @@ def test_at_its_end_the_decided_and_the_best_keep_theirs(tmp_path):
     assert kept(tmp_path) == {64}
 
 
-def test_one_execution_tells_nobody_to_be_worse(tmp_path):
+def test_with_one_execution_no_size_counts_as_worse(tmp_path):
     write_search(tmp_path, {size: values[:1] for size, values in VALUES.items()})
     ended_once_more(oracle_of(tmp_path))
     assert kept(tmp_path) == {16, 32, 64}
@@ -85,7 +85,7 @@ def test_one_execution_tells_nobody_to_be_worse(tmp_path):
     assert kept(tmp_path) == {16}
 
 
-def test_of_other_settings_those_that_come_near_keep_theirs(tmp_path):
+def test_other_settings_within_the_tolerance_keep_their_weights(tmp_path):
     settings = {16: {"units": 8}, 64: {"units": 16}, 32: {"units": 16}}
     write_search(tmp_path, VALUES, settings=settings)
     ended_once_more(oracle_of(tmp_path))

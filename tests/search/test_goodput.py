@@ -23,7 +23,7 @@ from kbatch.errors import InputError
 from kbatch.records.training_run import Budget
 from kbatch.search.goodput_strategy import sweep_throughput
 from kbatch.search.trial_process import capped
-from kbatch.study.answer import decision_text
+from kbatch.study.answer import size_decision_text
 from kbatch.study.caveats import caveats
 from kbatch.study.study import read_goodput
 from kbatch.training.callbacks import TimeBudget
@@ -126,7 +126,7 @@ def test_a_target_that_is_never_met_is_tried_for_at_all_sizes(tmp_path):
     assert [trial.batch_size for trial in study.trials] == [16, 32]
     assert study.goodput.decisions[-1].kind == "all tried"
     assert study.best_trial() is None
-    assert decision_text(study.goodput.decisions[-1]).endswith("None reached the target.")
+    assert size_decision_text(study.goodput.decisions[-1]).endswith("None reached the target.")
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_the_fastest_size_as_good_as_the_best_is_taken_and_every_page_names_it()
     assert study_section(study).headline.startswith(headline)
     (row,) = [row for row in trial_table(study).rows if row.best]
     assert row.cells[0].text == "64"
-    assert named_label(trials_info(study)).startswith("fastest of the best, batch size 64: ")
+    assert named_label(trials_info(study)).startswith("fastest within tolerance, batch size 64: ")
     assert study.decide() is study.decide()
 
 
@@ -325,7 +325,7 @@ def test_the_table_compares_every_size_with_the_baseline():
     table = trial_table(study)
     places = [
         table.headers.index(f"{what} 16")
-        for what in ("Times sooner than", "Validation accuracy against")
+        for what in ("Speedup over", "Validation accuracy against")
     ]
     cells = [[row.texts[place] for place in places] for row in table.rows]
     assert cells[0] == ["baseline", "baseline"]
@@ -360,7 +360,7 @@ def test_one_execution_has_an_interval_over_the_validation_examples():
     assert len(lower.collections) == 1
     text = trial_table(make_study(trial))
     assert "0.9000 (0.874 to 0.926)" in text.rows[0].texts
-    assert "95 % interval over the validation examples" in text.footnote
+    assert "is 95 % over its validation examples" in text.footnote
     assert (
         dataclasses.replace(trial, executions=trial.executions * 2).examples_interval(
             "val_accuracy"

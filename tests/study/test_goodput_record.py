@@ -6,7 +6,7 @@ import pytest
 from records_factory import make_study, make_trial
 
 from kbatch.records.json_codec import read_record
-from kbatch.study.answer import decision_text
+from kbatch.study.answer import size_decision_text
 from kbatch.study.caveats import caveats
 from kbatch.study.study import GoodputRecord, SizeDecision, Study, read_goodput, write_goodput
 
@@ -48,14 +48,14 @@ def test_sizes_and_times_belong_together():
     ],
 )
 def test_every_decision_has_its_words(decision, words):
-    assert words in decision_text(decision)
+    assert words in size_decision_text(decision)
 
 
 def test_the_report_says_what_was_left_out_and_why(tmp_path):
     study = dataclasses.replace(make_study(make_trial(64)), goodput=RECORD)
     texts = [caveat.text for caveat in caveats(study)]
     assert any("1 batch size of 3" in text and "32 and 128" in text for text in texts)
-    assert decision_text(STOP) in texts
+    assert size_decision_text(STOP) in texts
     study.save(tmp_path / "study.json")
     assert read_record(Study, tmp_path / "study.json").goodput == RECORD
     assert not any("goodput" in caveat.text for caveat in caveats(make_study()))

@@ -132,7 +132,8 @@ def _other_best(study: Study, size: int) -> str:
     else:
         differ = "goodput measures how fast training advances, not how good the model is in the end"
     words = metric_words(best.objective.name)
-    had = "had the best" if best is found.best else "is the fastest of those with the best"
+    within = "is the fastest within the tolerance of the best"
+    had = "had the best" if best is found.best else within
     return f"Batch size {best.batch_size:,} {had} {words}: {differ}."
 
 

@@ -42,7 +42,7 @@ class GpuTimelineInfo(NamedTuple):
 
 
 def gpu_timeline_info(watched: "Study | UsageRecord | GpuMonitor") -> GpuTimelineInfo:
-    """Compute the timeline of the GPUs of a block of code, or of a study's answer."""
+    """Compute the timeline of the GPUs of a block of code, or of a study's decided trial."""
     title, usage, reason = _watched(watched)
     if usage is None or usage.gpus is None:
         raise ValueError(
@@ -147,8 +147,8 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     >>> kbatch.plot_gpu_timeline(monitor).figure.savefig("gpu.png")
 
     Args:
-        watched: A `GpuMonitor` whose block has ended, its `usage`, or a study, whose answer
-            with readings is shown.
+        watched: A `GpuMonitor` whose block has ended, its `usage`, or a study: its decided trial
+            is shown, or the first one with readings.
         ax: Axes whose place the panels take; a new figure if None.
 
     Returns:

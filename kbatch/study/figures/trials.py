@@ -151,7 +151,7 @@ def named_label(info: TrialsInfo) -> str:
     estimate = point.samples_per_second if info.by_throughput else point.quality
     unit = " samples/s" if info.by_throughput else ""
     number = f": {format_number(estimate.value, 4)}{unit}" if estimate else ""
-    kind = "best" if info.best else "fastest of the best"
+    kind = "best" if info.best else "fastest within tolerance"
     return f"{', '.join((kind, f'batch size {point.batch_size:,}', *point.settings))}{number}"
 
 

@@ -40,8 +40,8 @@ _UNREPEATABLE = (
     "holds, or leave `exact` out."
 )
 _TOO_LARGE = (
-    "`exact=True` needs three times the memory of the outputs of the whole batch: take a smaller "
-    "batch, or let the model return fewer values a row. Received: bytes that these need:"
+    "`exact=True` needs three times the memory of the outputs of the whole batch: use a smaller "
+    "batch, or let the model return fewer values per row. Received:"
 )
 
 
@@ -141,13 +141,14 @@ class ExactUpdate(Update):
         def values(one: Any) -> Any:
             return one.shape[1:].num_elements() or tf.reduce_prod(tf.shape(one, tf.int64)[1:])
 
-        # They, their gradient, and what the loss makes of them.
+        # Three: the outputs, their gradient, and what the loss makes of them.
         row_bytes = 3 * sum(one.dtype.size * values(one) for one in specs if one.shape.rank)
         rows = batch.known_rows or tf.cast(batch.rows, tf.int64)
         needed, limit = rows * row_bytes, DeviceMemory().limit_bytes or available_bytes()
         if isinstance(needed, int) and needed > limit:
-            raise ValueError(f"{_TOO_LARGE} {needed} of {limit}.")
-        fits = tf.debugging.Assert(needed <= limit, [_TOO_LARGE, needed, "of", limit])
+            raise ValueError(f"{_TOO_LARGE} needed_bytes={needed}, limit_bytes={limit}.")
+        received = [_TOO_LARGE, "needed_bytes", needed, "limit_bytes", limit]
+        fits = tf.debugging.Assert(needed <= limit, received)
         with tf.control_dependencies([] if fits is None else [fits]):
             zeros = [nothing(one) for one in specs]
             _, found = batch.fold(add, (tf.constant(0), zeros), fixed=self.model.jit_compile)
