@@ -89,7 +89,7 @@ def judge(
     Args:
         candidates: In order of preference where nothing else decides: the smallest size first.
         larger_is_better: Whether the objective is to be maximised.
-        tolerance: How much worse than the best is as good, in units of the metric.
+        tolerance: How much worse than the best still counts as equally good, in the metric's unit.
         confidence: Probability with which a certain answer is right, at all looks.
         looks: How often growing data are judged, this time included.
 

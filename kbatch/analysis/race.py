@@ -48,7 +48,7 @@ def race(
         candidates: All that could be trained, the smallest size first; without values where none
             has been executed yet.
         larger_is_better: Whether the objective is to be maximised.
-        tolerance: How much worse than the best is as good, in units of the metric.
+        tolerance: How much worse than the best still counts as equally good, in the metric's unit.
         confidence: Probability with which a certain answer is right.
         max_executions: Executions of all candidates together; None for 40 of each.
     """

@@ -8,33 +8,45 @@ from typing import Any
 
 import keras_tuner
 
-from kbatch.analysis.race import LOOKS, RaceState, race, race_looks
+from kbatch.analysis.race import LOOKS, RaceState, race
 from kbatch.errors import InputError
 from kbatch.search.oracle import Values, grid, in_grid
 from kbatch.search.trial_files import readable_trials
-from kbatch.study.decision import candidates_of, comparable_trials, decide, tolerance_in_units
+from kbatch.study.decision import (
+    candidates_of,
+    comparable_trials,
+    decide,
+    race_looks_of,
+    tolerance_in_units,
+)
 from kbatch.study.trial import TrialRecord
 
 _ENDS = {
     "certain": "The race has ended.",
-    "certified": "The race has ended: to find out whether a faster size will do takes too long.",
-    "examples": "The race stops: take a larger tolerance, or more validation examples.",
-    "executions": "The race stops undecided: it has no executions left.",
+    "certified": (
+        "The race has ended: finding out whether a faster size is as good would take too many "
+        "executions."
+    ),
+    "examples": (
+        "The race has stopped: the validation set is too small. Use a larger tolerance or more "
+        "validation examples."
+    ),
+    "executions": "The race has stopped undecided: it made all executions that it may make.",
 }
 
 
 class RaceStrategy:
-    """Proposes the trial that is executed once more, from the records on disk.
+    """Chooses the next execution of a race from the records on disk.
 
-    Each combination of the space is executed three times, in rounds. From then on the batch sizes
-    of one setting of the other hyperparameters are raced: that of the best mean, whichever has it
-    by then. Trials that failed are out.
+    Each combination of the space is executed three times, in rounds. Then only the batch sizes at
+    the setting of the other hyperparameters with the best mean are raced. Failed trials are left
+    out.
     """
 
     def __init__(self, tolerance: float | None, confidence: float, max_executions: int | None):
         self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
         self._project = Path()
-        self._told = 0  # Executions at the last look that was described.
+        self._described = 0  # Executions at the last look that was described.
 
     def begin(self, project: Path, objective: Any, space: keras_tuner.HyperParameters) -> None:
         """Check that the race can lead to an answer."""
@@ -93,14 +105,14 @@ class RaceStrategy:
     def news(self) -> str | None:
         """Describe the last look, None where it was described or there was none."""
         trials, state = self._standing()
-        if state is None or state.rounds <= self._told:
+        if state is None or state.rounds <= self._described:
             return None
-        self._told = state.rounds
+        self._described = state.rounds
         found = decide(
             trials,
             tolerance=self._tolerance,
             confidence=self._confidence,
-            looks=max(1, len(race_looks(len(trials), self._most))),
+            looks=max(1, len(race_looks_of(self._trials(), self._most))),
         )
         size = f"batch size {found.batch_size:,}"
         end = _ENDS.get(state.ended or "", "")

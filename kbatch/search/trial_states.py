@@ -157,7 +157,8 @@ def open_trials(project: Path) -> set[str]:
     best = None if decision.best is None else decision.best.objective_value
     if best is None or decision.tolerance is None:
         return set()
-    others = [one.trial for one in decision.left_out if one.why != "executions"]
+    uncompared = (one for one in decision.left_out if one.why != "fewer executions")
+    others = {one.trial.trial_id for one in uncompared}
     return {
         trial.trial_id
         for trial in trials
@@ -165,7 +166,7 @@ def open_trials(project: Path) -> set[str]:
         and (value := trial.objective_value) is not None
         and (
             abs(value - best) <= decision.tolerance
-            if trial in others
+            if trial.trial_id in others
             else trial.batch_size not in decision.worse
         )
     }

@@ -86,15 +86,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
             be the best. `"race"` trains all three times, in
             rounds with one seed for all (from 0 on where the hypermodel has none); then only sizes
             that may be as good as the best, and the fastest of these is named as soon as that is
-            certain. Beside other hyperparameters it goes on with the setting of the best mean, as
-            it is by then. It needs one metric. `"goodput"` times an update of each
+            certain. With other hyperparameters it continues at the setting that has the best mean
+            after three rounds. It needs a single objective. `"goodput"` times an update of each
             size, trains a pilot, then only sizes that may be better according to these, and says
             why it stopped; it needs `kbatch.StopAtTarget` and the objective
             `"seconds_to_target"`, or a metric as objective and a `kbatch.TimeBudget`.
-        tolerance: How much worse than the best is as good, in units of the metric, such as 0.01 for
-            1 % of accuracy. None for the default of `Study.decide`.
-        confidence: Probability with which an answer that is certain is right.
-        max_executions: Executions of a race, all trials together; None for 40 of each. Under
+        tolerance: How much worse than the best still counts as equally good, in the metric's unit:
+            0.01 for 1 % of accuracy. None for the default of `Study.decide`.
+        confidence: Probability that a certain answer is right, from 0.5 to below 1.
+        max_executions: Most executions of a race, over all trials; if None, 40 of each size. Under
             `learning_rate_scaling="joint"` those of all pairs; None for six of each batch size.
         baseline: Your present batch size, which the study compares all others with: in time and in
             the metric. It is tried too where it is none of `batch_sizes`. If None, the hypermodel's
@@ -475,8 +475,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if note is not None:
             self._progress.say(note)
         known, settings = recorded_search(project), self.hypermodel.settings
-        # Another baseline is compared with also where no trial is left to run.
-        if known is not None and known.settings.get("baseline") != settings.get("baseline"):
+        # What only decisions use may change where no trial is left to run.
+        if known is not None and known.settings != settings:
             write_needed(dataclasses.replace(known, settings=settings), project / RECORD_NAME)
         for line in self._found:
             note_in_identity(project, line)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import (
     format_number,
     in_brackets,
@@ -110,9 +111,14 @@ def _baseline(study: Study, found: Decision) -> str | None:
     size = next((b for b in named if b in found.changes), other)
     change = found.changes[size]
     speed, metric = sooner_text(change), difference_text(found, change)
+    if change.speedup is not None and change.speedup < 1:
+        bounds = change.speedup_interval
+        bounds = bounds and Interval(1 / bounds.high, 1 / bounds.low)
+        speed = f"{format_number(1 / change.speedup, 2)}{in_brackets(bounds, 2)}"
     number, _, between = speed.partition(" ")
+    compared = "longer" if (change.speedup or 1.0) < 1 else "sooner"
     parts = [
-        f"{number} times sooner {between}".rstrip() if speed else "",
+        f"{number} times {compared} {between}".rstrip() if speed else "",
         f"{metric_words(found.best.objective.name)} {metric}" if metric else "",
     ]
     target = found.trial.target

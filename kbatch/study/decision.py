@@ -16,7 +16,7 @@ import numpy as np
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
 from kbatch.analysis.joint_search import FACTOR_NAME
 from kbatch.analysis.paired_runs import Candidate, Verdict, judge
-from kbatch.analysis.race import first_executions
+from kbatch.analysis.race import first_executions, race_looks
 from kbatch.document.numbers import join_words, setting
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.names import at_most, metric_words
@@ -31,7 +31,11 @@ class LeftOut(NamedTuple):
 
     trial: TrialRecord
     why: Literal[
-        "other settings", "another budget", "no value", "size repeated", "fewer executions"
+        "other settings",
+        "another budget",
+        "no value of the objective",
+        "another trial of its size",
+        "fewer executions",
     ]
 
 
@@ -58,7 +62,9 @@ class Decision:
         tied: Sizes that are not told apart from the best, the best among them, ascending; empty
             where the best stands alone.
         worse: Sizes that are worse than the best by more than the tolerance, ascending.
-        certain: Whether `batch_size` is certified and every faster size is worse. Never with one
+        certified: Whether `batch_size` is certified to lie within the tolerance of the best. Never
+            with one execution of each size.
+        certain: Whether it is certified and every faster size is worse. Never with one
             execution of each size: what another seed would change is not known then.
         gaps: How much worse than the best each other size is, as an interval in the metric's unit.
             All bounds of one side hold together with `confidence`. Negative is better.
@@ -67,7 +73,7 @@ class Decision:
         smallest_tolerance: The tolerance that the validation examples could settle, where they are
             too few for the one asked for.
         tolerance: What counts as equally good, in the metric's unit.
-        confidence: How likely a certain answer is right, in (0, 1).
+        confidence: Probability that a certain answer is right, from 0.5 to below 1.
         executions: Executions of each size that are compared, 0 where none is.
         unpaired: Why sizes were not compared validation example by validation example; empty
             where they were.
@@ -81,6 +87,7 @@ class Decision:
     best: TrialRecord | None
     tied: tuple[int, ...] = ()
     worse: tuple[int, ...] = ()
+    certified: bool = False
     certain: bool = False
     gaps: Mapping[int, Interval] = dataclasses.field(default_factory=dict)
     executions_needed: int | None = None
@@ -137,9 +144,9 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
         elif _budget(trial) != budget:
             left_out.append(LeftOut(trial, "another budget"))
         elif trial.trial_id not in scored_ids:
-            left_out.append(LeftOut(trial, "no value"))
+            left_out.append(LeftOut(trial, "no value of the objective"))
         elif trial.batch_size in kept:
-            left_out.append(LeftOut(trial, "size repeated"))
+            left_out.append(LeftOut(trial, "another trial of its size"))
         else:
             kept[trial.batch_size] = trial
     return Comparable(tuple(kept[size] for size in sorted(kept)), tuple(left_out))
@@ -174,6 +181,15 @@ def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[
     return found, unpaired
 
 
+def race_looks_of(trials: Sequence[TrialRecord], max_executions: int | None) -> tuple[int, ...]:
+    """Return the looks of a race of the trials with the settings of the best mean."""
+    raced = comparable_trials(trials).trials
+    ids = {trial.trial_id for trial in raced}
+    spent = sum(len(trial.executions) for trial in trials if trial.trial_id not in ids)
+    most = None if max_executions is None else max_executions - spent
+    return race_looks(len(raced), most) if len(raced) > 1 else ()
+
+
 def decide(
     trials: Sequence[TrialRecord],
     *,
@@ -188,7 +204,7 @@ def decide(
         trials: The trials of a study.
         tolerance: What counts as equally good, in the metric's unit; None for 0.01 of a metric
             between 0 and 1, and 1 % of the best for a loss, a cost or a throughput.
-        confidence: How likely all comparisons hold.
+        confidence: Probability that a certain answer is right, from 0.5 to below 1.
         baseline: The batch size to compare with.
         looks: How often a race looked at the data.
     """
@@ -223,6 +239,7 @@ def decide(
         best=compared[verdict.leader],
         tied=tied if len(tied) > 1 else (),
         worse=worse,
+        certified=verdict.named in verdict.certified and len(sizes) > 1 and rounds > 1,
         certain=verdict.certain and len(sizes) > 1 and rounds > 1,
         gaps={
             size: gap
@@ -244,7 +261,7 @@ def decide(
 def tolerance_text(found: Decision) -> str:
     """Write the tolerance: in the unit of a metric between 0 and 1, else as a share of the best."""
     tolerance, best = found.tolerance or 0.0, _mean(found.best) if found.best else 0.0
-    fraction = found.best is not None and _is_fraction(found.best.objective, [best])
+    fraction = found.best is not None and _is_fraction(found.best.objective, best)
     return setting(tolerance) if fraction or not best else f"{100 * tolerance / abs(best):.2g} %"
 
 
@@ -260,7 +277,10 @@ def _reason(found: Decision) -> str:
     if found.trial is None or found.best is None:
         return "No trial completed with a value of the objective."
     if not found.executions:
-        return "There are several objectives: the best mean is taken, and no size is told apart."
+        return (
+            "The search has several objectives, so sizes are not compared: this trial has the best "
+            "mean."
+        )
     among = sorted({found.trial.batch_size, *found.tied, *found.worse})
     if len(among) < 2:
         if not found.left_out:
@@ -289,10 +309,15 @@ def _reason(found: Decision) -> str:
             else f"Every other size is worse by more than {within} ({sure})."
         ]
     else:
+        if found.certified:
+            sentences += [
+                f"It is certified to lie within {within} of the best ({sure}); whether a faster "
+                "size is too is still open."
+            ]
         sentences += [f"Not told apart from the best within {within} ({sure}): {tied}."]
         if found.executions_needed is not None:
-            count = f"about {found.executions_needed:,} executions of each"
-            sentences += [f"A forecast: {count} would settle it."]
+            count = f"About {found.executions_needed:,} executions of each size"
+            sentences += [f"{count} would settle it (a forecast)."]
         elif found.smallest_tolerance is not None:
             sentences += [
                 "No number of executions would settle it, since there are too few validation "
@@ -301,7 +326,7 @@ def _reason(found: Decision) -> str:
     if found.unpaired:
         spread = "executions" if found.executions > 1 else "timing windows" if found.gaps else ""
         how = f"Sizes are compared by the spread over {spread} alone"
-        how = how if spread else "Nothing is known of the spread of one execution"
+        how = how if spread else "One execution shows no spread, so sizes are not compared"
         sentences += [f"{how}: {found.unpaired}."]
     return " ".join(sentences)
 
@@ -324,8 +349,8 @@ def check_tolerance(tolerance: Any, confidence: Any) -> None:
 
 def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -> float:
     """Return the tolerance in the metric's unit, the default where it is None."""
-    objective, means = trials[0].objective, [_mean(trial) for trial in trials]
-    fraction = _is_fraction(objective, means)
+    objective, best = trials[0].objective, _mean(min(trials, key=_rank))
+    fraction = _is_fraction(objective, best)
     if fraction and tolerance is not None and tolerance >= 1:
         raise ValueError(
             f"`tolerance` must be smaller than the range of {objective.name}, which lies between 0 "
@@ -333,12 +358,11 @@ def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -
         )
     if tolerance is not None:
         return float(tolerance)
-    best = max(means) if objective.direction == "max" else min(means)
     return _DEFAULT_TOLERANCE if fraction else _DEFAULT_TOLERANCE * abs(best)
 
 
-def _is_fraction(objective: Objective, means: Sequence[float]) -> bool:
-    return objective.direction == "max" and all(0 <= mean <= 1 for mean in means)
+def _is_fraction(objective: Objective, best: float) -> bool:
+    return objective.direction == "max" and 0 <= best <= 1
 
 
 def _in_step(

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbatch.analysis.race import race_looks
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.records.record import ShownRecord
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.conditions import Conditions, conditions_of
-from kbatch.study.decision import Decision, decide
+from kbatch.study.decision import Decision, decide, race_looks_of
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -216,10 +215,10 @@ class Study(ShownRecord):
         if self.trials:
             sizes = [trial.batch_size for trial in self.trials]
             parts.append(f"batch sizes {min(sizes)} to {max(sizes)}")
-        best = self.best_trial()
-        if best is not None:
-            value = f"{best.objective.name} {best.objective_value:.4g}"
-            parts.append(f"best {value} at batch size {best.batch_size}")
+        named = self.decide().trial
+        if named is not None:
+            value = f"{named.objective.name} {named.objective_value:.4g}"
+            parts.append(f"batch size {named.batch_size} with {value}")
         return f"<Study {self.name!r}: {', '.join(parts)}>"
 
     @property
@@ -270,7 +269,8 @@ class Study(ShownRecord):
             tolerance: How much worse than the best counts as equally good, in the metric's unit.
                 None for that of the search, or 0.01 for a metric between 0 and 1 and 1 % of the
                 best for a loss, a cost or a throughput.
-            confidence: How likely all comparisons hold; None for that of the search, or 0.95.
+            confidence: Probability that a certain answer is right, from 0.5 to below 1; None for
+                that of the search, or 0.95.
 
         Returns:
             The decision; its `batch_size` is None where no trial completed.
@@ -285,9 +285,9 @@ class Study(ShownRecord):
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
             baseline = settings.get("baseline") or settings.get("base_batch_size")
-            sizes = {trial.batch_size for trial in self.trials if trial.status == "completed"}
-            raced = settings.get("strategy") == "race" and len(sizes) > 1
-            looks = race_looks(len(sizes), settings.get("max_executions")) if raced else ()
+            completed = [trial for trial in self.trials if trial.status == "completed"]
+            raced = settings.get("strategy") == "race"
+            looks = race_looks_of(completed, settings.get("max_executions")) if raced else ()
             self._decisions[tolerance, sure] = decide(
                 self.trials,
                 tolerance=tolerance,

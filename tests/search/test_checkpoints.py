@@ -92,6 +92,12 @@ def test_other_settings_within_the_tolerance_keep_their_weights(tmp_path):
     assert kept(tmp_path) == {16, 64}
 
 
+def test_a_trial_with_fewer_executions_keeps_its_weights(tmp_path):
+    write_search(tmp_path, VALUES | {32: (0.900,)})
+    ended_once_more(oracle_of(tmp_path))
+    assert kept(tmp_path) == {16, 32, 64}
+
+
 def test_the_tuner_names_the_decided_trial_first_and_then_the_best(tmp_path):
     write_search(tmp_path / "search", VALUES)
     hypermodel = searches.stock(batch_sizes=(16, 32, 64))

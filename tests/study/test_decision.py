@@ -107,7 +107,10 @@ def test_what_would_settle_it_is_said(count):
         )
     ).decide()
     needed, smallest = found.executions_needed, found.smallest_tolerance
-    assert (f"about {needed} executions of each would settle it" in found.reason) == bool(needed)
+    assert (f"About {needed} executions of each size would settle it" in found.reason) == bool(
+        needed
+    )
+    assert ("It is certified to lie within 0.01 of the best" in found.reason) == found.certified
     assert ("too few validation examples" in found.reason) == (not needed and smallest is not None)
 
 
@@ -156,7 +159,7 @@ def test_only_trials_of_the_best_settings_and_budget_are_compared():
     assert {(o.trial.batch_size, o.why) for o in found.left_out} == {
         (64, "another budget"),
         (128, "other settings"),
-        (16, "size repeated"),
+        (16, "another trial of its size"),
     }
     assert "1 trial (another budget)" in answer(study).certainty
 
@@ -228,7 +231,7 @@ def test_costs_and_throughput_are_compared_over_executions():
     )
     found = make_study(cost(16, 9, 9, 9), cost(32, 4, 4, 4), never).decide()
     assert (found.batch_size, found.worse) == (32, (16,))
-    assert [(o.trial, o.why) for o in found.left_out] == [(never, "no value")]
+    assert [(o.trial, o.why) for o in found.left_out] == [(never, "no value of the objective")]
     assert found.changes[32].speedup == pytest.approx(9 / 4)
     assert found.changes[32].difference is None
     text = answer(make_study(cost(16, 9, 9, 9), cost(32, 4, 4, 4))).baseline
@@ -273,7 +276,10 @@ def test_a_metric_that_is_no_mean_over_examples_is_compared_by_seeds_alone():
     assert "over executions alone: val_accuracy is no mean over examples." in several.reason
     single = make_study(spread(16, 0.9), spread(32, 0.5)).decide()
     assert (single.tied, single.gaps, single.certain) == ((16, 32), {}, False)
-    assert "Nothing is known of the spread of one execution: val_accuracy is no" in single.reason
+    assert (
+        "One execution shows no spread, so sizes are not compared: val_accuracy is no"
+        in single.reason
+    )
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf"), True, "1 %", 1.0, 3])
@@ -345,7 +351,7 @@ def test_keeping_the_baseline_is_an_answer():
     assert (
         answer(study).headline == "Keep batch size 32: it had the best validation accuracy, 0.9596."
     )
-    assert answer(study).baseline.startswith("32 -> 16: 0.50 times sooner")
+    assert answer(study).baseline.startswith("32 -> 16: 2.0 times longer")
     other = make_study(*trials, search=make_search(base_batch_size=32))
     assert answer(other).headline.startswith("Batch size 32 had")
 
