@@ -269,8 +269,8 @@ def _check(
     known = [(count, outcomes) for count, outcomes in known if outcomes is not None]
     if not counts or not min(counts) or not all(np.isfinite(c.values).all() for c in candidates):
         fault = "`candidates` must be at least one, each with values, all of them finite"
-    elif not (tolerance >= 0 and 0.5 <= confidence < 1 and looks >= 1):
-        fault = "`tolerance` is not negative, `confidence` in [0.5, 1) and `looks` at least 1"
+    elif not (tolerance >= 0 and 0.5 < confidence < 1 and looks >= 1):
+        fault = "`tolerance` is not negative, `confidence` in (0.5, 1) and `looks` at least 1"
     elif len({o.shape[1:] for _, o in known}) > 1 or any(len(o) < count for count, o in known):
         fault = "`outcomes` must be [executions, blocks], with the same blocks for all candidates"
     else:

@@ -170,8 +170,11 @@ class TimedFit:
         expected = () if call.get("validation_freq", 1) != 1 else self._plan.metrics
         last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
         if (best := self.best_epoch) is not None:
-            size, steps = self._validation_batch_size, call.get("validation_steps")
-            best.validation = (batches.validation_data, size, steps)
+            best.validation = (
+                batches.validation_data,
+                self._validation_batch_size,
+                call.get("validation_steps"),
+            )
             last = [best, *last]
         started_s = time.perf_counter()
         try:

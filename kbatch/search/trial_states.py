@@ -157,8 +157,10 @@ def open_trials(project: Path) -> set[str]:
     best = None if decision.best is None else decision.best.objective_value
     if best is None or decision.tolerance is None:
         return set()
+    # A race goes on at the setting of the best mean, which may be another one later.
+    raced = search is not None and search.settings.get("strategy") == "race"
     uncompared = (one for one in decision.left_out if one.why != "fewer executions")
-    others = {one.trial.trial_id for one in uncompared}
+    others = set() if raced else {one.trial.trial_id for one in uncompared}
     return {
         trial.trial_id
         for trial in trials

@@ -93,7 +93,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             `"seconds_to_target"`, or a metric as objective and a `kbatch.TimeBudget`.
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
-        confidence: Probability that a certain answer is right, from 0.5 to below 1.
+        confidence: Probability that a certain answer is right, above 0.5 and below 1.
         max_executions: Most executions of a race, over all trials; if None, 40 of each size. Under
             `learning_rate_scaling="joint"` those of all pairs; None for six of each batch size.
         baseline: Your present batch size, which the study compares all others with: in time and in
@@ -223,6 +223,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             executions_per_trial=executions_per_trial,
             distribution_strategy=distribution_strategy,
         )
+        check_tolerance(tolerance, confidence, self.oracle.objective.name)
 
     def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
         """Run the trials that have not ended yet.

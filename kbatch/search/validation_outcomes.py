@@ -46,8 +46,10 @@ class BestEpoch(keras.callbacks.Callback):
         """Take the weights of an epoch better than all before."""
         model: Any = self.model
         self._metric = self._metric or self._metric_of(logs)
-        value = float(logs.get(self._metric.name, np.nan)) if self._metric else np.nan
-        sign = -1 if self._metric and self._metric.direction == "max" else 1
+        if self._metric is None or self._unmeasured(model):
+            return
+        value = float(logs.get(self._metric.name, np.nan))
+        sign = -1 if self._metric.direction == "max" else 1
         if sign * value < sign * self._best.get("value", sign * np.inf):
             self._best = {
                 "value": value,
@@ -67,35 +69,41 @@ class BestEpoch(keras.callbacks.Callback):
             return Objective(accuracies[0], "max")
         return Objective("val_loss", "min") if "val_loss" in names else None
 
+    def _unmeasured(self, model: Any) -> str | None:
+        """Say why there are no values by example to measure, None where there are."""
+        if self._metric is not None and not self._metric.name.startswith("val_"):
+            return f"{self._metric.name} is a metric of training, not of validation"
+        return "the model was trained on several devices" if replica_count(model) > 1 else None
+
     def outcomes(self, model: Any) -> Outcomes:
         """Evaluate the weights of the best epoch by blocks, or say why that cannot be done.
 
         The model is as before afterwards, and nothing that is raised here fails its trial.
         """
-        if self._metric is None or not self._best:
+        name = self._metric.name if self._metric else ""
+        if not name:
             return Outcomes(reason="no epoch was validated")
-        name, best, self._best = self._metric.name, self._best, {}
-        if not name.startswith("val_"):
-            reason = f"{name} is a metric of training, not of validation"
-        elif replica_count(model) > 1:
-            reason = "the model was trained on several devices"
-        else:
-            try:
-                with kept_seeds(), kept_variables(model):
-                    rows, found = _measured(model, name, best)
-                mean, value = np.average(found["values"], weights=rows), best["value"]
-                gpu = bool(tf.config.list_logical_devices("GPU"))
-                close = _CLOSE_ROUNDED if gpu or model.compute_dtype != "float32" else _CLOSE
-                if np.isclose(mean, value, rtol=close, atol=1e-7):
-                    return Outcomes.of(metric=name, epoch=best["epoch"], **found)
-                reason = (
-                    f"{name} is no mean over validation examples, or the data differ each time "
-                    f"they are read: {mean:.5g} by blocks of them, {value:.5g} in training"
-                )
-            except Exception as error:  # Out of memory, or what a user's data and steps raise.
-                reason = (
-                    f"its values by validation example could not be measured: {failure_text(error)}"
-                )
+        if reason := self._unmeasured(model):
+            return Outcomes(metric=name, reason=reason)
+        best, self._best = self._best, {}
+        if not best:
+            return Outcomes(metric=name, reason=f"{name} was not finite in any epoch")
+        try:
+            with kept_seeds(), kept_variables(model):
+                rows, found = _measured(model, name, best)
+            mean, value = np.average(found["values"], weights=rows), best["value"]
+            gpu = bool(tf.config.list_logical_devices("GPU"))
+            close = _CLOSE_ROUNDED if gpu or model.compute_dtype != "float32" else _CLOSE
+            if np.isclose(mean, value, rtol=close, atol=1e-7):
+                return Outcomes.of(metric=name, epoch=best["epoch"], **found)
+            reason = (
+                f"{name} is no mean over validation examples, or the data differ each time "
+                f"they are read: {mean:.5g} by blocks of them, {value:.5g} in training"
+            )
+        except Exception as error:  # Out of memory, or what a user's data and steps raise.
+            reason = (
+                f"its values by validation example could not be measured: {failure_text(error)}"
+            )
         return Outcomes(metric=name, epoch=best["epoch"], reason=reason)
 
 
@@ -129,10 +137,17 @@ def _measured(model: Any, name: str, best: dict[str, Any]) -> tuple[list[int], d
 
 def _cut(data: Any, batch_size: int, steps: int | None, batches: int) -> tuple[Iterable[Any], int]:
     """Return validation data in batches that are small enough, and how many of them are a block."""
-    arrays, most = None, batches * batch_size
-    if not gives_batches(data):
+    arrays = None
+    if gives_batches(data):
+        first = next(iter(data))
+        if keras.utils.unpack_x_y_sample_weight(first)[1] is None:
+            raise ValueError("a dataset without targets may have other rows in each trial")
+        # Its batches are not always of the size that was asked for.
+        batch_size = len(keras.tree.flatten(first)[0])
+        most = batches * batch_size
+    else:
         arrays, rows = arrays_of(FitData(*keras.utils.unpack_x_y_sample_weight(data)))
-        most = min(most, rows)
+        most = min(batches * batch_size, rows)
     block = -(-most // _BLOCKS)
     per_block = -(-block // batch_size)
     size = -(-block // per_block)

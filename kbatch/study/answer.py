@@ -57,7 +57,7 @@ def answer(study: Study) -> Answer:
     tie = (
         f"The same value was reached by batch size {_named(same, names)}: of tied trials, the one "
         "with the smallest batch size is named. "
-        if same
+        if same and found.trial is found.best
         else ""
     )
     given = bool(study.search and study.search.settings.get("baseline"))
@@ -81,10 +81,12 @@ def _headline(found: Decision, same: list[TrialRecord], names: TrialNames, *, ke
     number += " samples/s" * (best.objective.name == "samples_per_second")
     who = f"Keep batch size {names.name(trial)}: it" * keep or f"Batch size {names.name(trial)}"
     if trial is not best:
-        return (
-            f"{who} is the fastest whose {words} is within {tolerance_text(found)} of the best, "
-            f"{number} at {best.batch_size:,}."
-        )
+        near = f"within {tolerance_text(found)} of the best, {number} at {best.batch_size:,}"
+        if found.certain:
+            return f"{who} is the fastest whose {words} is {near}."
+        if found.certified:
+            return f"{who} has a {words} certified to lie {near}; a faster size may have one too."
+        return f"{who} has a {words} {near}, on these validation examples."
     if others := [size for size in found.tied if size != found.batch_size and not found.certain]:
         named = join_words(at_most([f"{size:,}" for size in others]))
         return f"{who} had the best {words}, {number}, but is not told apart from {named}."
@@ -127,7 +129,9 @@ def _baseline(study: Study, found: Decision) -> str | None:
         if target
         else (f"in {budget_text(study.conditions)} each")
     )
-    return f"{found.baseline:,} -> {size:,}: {', '.join(filter(None, parts))}, {at}."
+    alone = metric and found.executions == 1
+    of = "; the interval of the metric is that of the validation examples alone" if alone else ""
+    return f"{found.baseline:,} -> {size:,}: {', '.join(filter(None, parts))}, {at}{of}."
 
 
 def sooner_text(change: SizeChange) -> str:

@@ -19,7 +19,7 @@ from kbatch.analysis.paired_runs import Candidate, Verdict, judge
 from kbatch.analysis.race import first_executions, race_looks
 from kbatch.document.numbers import join_words, setting
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.names import at_most, metric_words
+from kbatch.study.names import at_most, is_fraction, metric_words
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
 # Of a metric between 0 and 1 where larger is better, and the share of any other.
@@ -73,7 +73,7 @@ class Decision:
         smallest_tolerance: The tolerance that the validation examples could settle, where they are
             too few for the one asked for.
         tolerance: What counts as equally good, in the metric's unit.
-        confidence: Probability that a certain answer is right, from 0.5 to below 1.
+        confidence: Probability that a certain answer is right, above 0.5 and below 1.
         executions: Executions of each size that are compared, 0 where none is.
         unpaired: Why sizes were not compared validation example by validation example; empty
             where they were.
@@ -204,12 +204,12 @@ def decide(
         trials: The trials of a study.
         tolerance: What counts as equally good, in the metric's unit; None for 0.01 of a metric
             between 0 and 1, and 1 % of the best for a loss, a cost or a throughput.
-        confidence: Probability that a certain answer is right, from 0.5 to below 1.
+        confidence: Probability that a certain answer is right, above 0.5 and below 1.
         baseline: The batch size to compare with.
         looks: How often a race looked at the data.
     """
-    check_tolerance(tolerance, confidence)
     found = comparable_trials(trials)
+    check_tolerance(tolerance, confidence, found.trials[0].objective.name if found.trials else "")
     if not found.trials:
         return Decision(None, None, None, confidence=confidence)
     best = min(found.trials, key=_rank)
@@ -246,8 +246,8 @@ def decide(
             for k, (size, gap) in enumerate(zip(sizes, verdict.gaps, strict=True))
             if gap is not None and k != verdict.leader
         },
-        executions_needed=verdict.executions_needed,
-        smallest_tolerance=verdict.smallest_tolerance,
+        executions_needed=verdict.executions_needed if rounds > 1 else None,
+        smallest_tolerance=verdict.smallest_tolerance if rounds > 1 else None,
         tolerance=tolerance,
         confidence=confidence,
         executions=rounds,
@@ -331,8 +331,8 @@ def _reason(found: Decision) -> str:
     return " ".join(sentences)
 
 
-def check_tolerance(tolerance: Any, confidence: Any) -> None:
-    """Check what a decision is asked for, as far as no metric is needed for it."""
+def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
+    """Check what a decision is asked for, against the range of the metric where its name tells."""
     number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     if tolerance is not None and not (number and 0 <= tolerance < math.inf):
         raise ValueError(
@@ -340,9 +340,14 @@ def check_tolerance(tolerance: Any, confidence: Any) -> None:
             "metric's unit: a number from 0 on, such as 0.01 for 1 % of accuracy, or None for the "
             f"default. Received: tolerance={tolerance!r}."
         )
-    if not isinstance(confidence, (int, float)) or not 0.5 <= confidence < 1:
+    if is_fraction(metric) and tolerance is not None and tolerance >= 1:
         raise ValueError(
-            "`confidence` must be a probability from 0.5 to below 1, such as 0.95. "
+            f"`tolerance` must be smaller than the range of {metric}, which lies between 0 and 1: "
+            f"0.01 for 1 %. Received: tolerance={tolerance}."
+        )
+    if not isinstance(confidence, (int, float)) or not 0.5 < confidence < 1:
+        raise ValueError(
+            "`confidence` must be a probability above 0.5 and below 1, such as 0.95. "
             f"Received: confidence={confidence!r}."
         )
 
@@ -351,11 +356,6 @@ def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -
     """Return the tolerance in the metric's unit, the default where it is None."""
     objective, best = trials[0].objective, _mean(min(trials, key=_rank))
     fraction = _is_fraction(objective, best)
-    if fraction and tolerance is not None and tolerance >= 1:
-        raise ValueError(
-            f"`tolerance` must be smaller than the range of {objective.name}, which lies between 0 "
-            f"and 1: 0.01 for 1 %. Received: tolerance={tolerance}."
-        )
     if tolerance is not None:
         return float(tolerance)
     return _DEFAULT_TOLERANCE if fraction else _DEFAULT_TOLERANCE * abs(best)
@@ -429,7 +429,9 @@ def _settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
 def _budget(trial: TrialRecord) -> tuple[object, ...]:
     """Return what bounds a trial's training: keras-tuner's Hyperband gives some more epochs."""
     run, rung = trial.executions[-1], ("tuner/initial_epoch", "tuner/epochs")
-    return (run.budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
+    # A target ends training: the caps of a search by goodput differ from trial to trial.
+    budget = None if run.target else run.budget
+    return (budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
 
 
 def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> str:

@@ -269,7 +269,7 @@ class Study(ShownRecord):
             tolerance: How much worse than the best counts as equally good, in the metric's unit.
                 None for that of the search, or 0.01 for a metric between 0 and 1 and 1 % of the
                 best for a loss, a cost or a throughput.
-            confidence: Probability that a certain answer is right, from 0.5 to below 1; None for
+            confidence: Probability that a certain answer is right, above 0.5 and below 1; None for
                 that of the search, or 0.95.
 
         Returns:

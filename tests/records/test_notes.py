@@ -56,7 +56,8 @@ def test_a_text_that_an_earlier_version_kept_concerns_the_same_numbers(note):
     text = RunNote.from_json(str(note))
     assert text == note and text.values is None
     assert text.to_json() == str(note)
-    if note.code != "own_path":  # Nothing told it from another text then.
+    # Nothing told the first from another text then; the others are newer than texts in records.
+    if note.code not in ("own_path", "compiled_late", "validation_shuffled"):
         assert (text.label, text.column) == (note.label, note.column)
 
 

@@ -100,7 +100,7 @@ def test_printed_it_is_one_short_line(name):
 def test_the_lines_tell_what_matters():
     assert repr(make_study()) == (
         "<Study 'digits': 7 trials, 6 completed, batch sizes 16 to 4096, "
-        "best val_accuracy 0.981 at batch size 64>"
+        "batch size 64 with val_accuracy 0.981>"
     )
     assert repr(Study("empty", ())) == "<Study 'empty': 0 trials, 0 completed>"
     assert repr(max_batch_result()).startswith("<MaxBatchSizeResult: 2250 examples, 85 % of 8 GiB")

@@ -466,14 +466,14 @@ def test_a_learning_rate_set_by_a_callback_is_noted(tmp_path):
 def test_skipped_updates_are_not_counted(tmp_path):
     def build():
         optimizer = keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.01), initial_scale=2.0**40
+            keras.optimizers.SGD(0.01), initial_scale=2.0**18
         )
         return models.mlp(optimizer=optimizer)
 
     hypermodel = searches.hypermodel(build, (8,))
     (trial,) = kbatch.load_study(searches.quick(tmp_path, hypermodel)).trials
     assert trial.executions[0].batches == 12
-    assert trial.executions[0].updates < 12
+    assert 6 < trial.executions[0].updates < 12
 
 
 def test_a_trial_whose_build_fails_is_named(tmp_path):

@@ -387,7 +387,11 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
     ("arguments", "error", "message"),
     [
         ({"hypermodel": models.mlp}, TypeError, "wrap what builds the model"),
-        ({"strategy": "random"}, ValueError, r"\['grid', 'goodput'\]. Received: strategy='random'"),
+        (
+            {"strategy": "random"},
+            ValueError,
+            r"\['grid', 'race', 'goodput'\]. Received: strategy='random'",
+        ),
         ({"keep_checkpoints": -1}, ValueError, "keep_checkpoints=-1"),
         ({"executions_per_trial": 0}, ValueError, "executions_per_trial=0"),
         ({"isolate": True, "distribution_strategy": 3}, ValueError, "leave it out"),
