@@ -373,3 +373,45 @@ def test_one_execution_has_an_interval_over_the_validation_examples():
         )
         is None
     )
+
+
+def test_the_caps_of_a_search_by_goodput_are_no_other_budgets():
+    target = Target("val_accuracy", 0.9, "max")
+    capped = [
+        runs(size, range(30), target=target, budget=Budget(train_s=cap))
+        for size, cap in ((16, None), (32, 3.0), (64, 2.0))
+    ]
+    assert make_study(*capped).decide().left_out == ()
+    without = [
+        runs(size, range(30), budget=Budget(train_s=cap)) for size, cap in ((16, 3.0), (32, 2.0))
+    ]
+    assert [one.why for one in make_study(*without).decide().left_out] == ["another budget"]
+
+
+def test_a_metric_that_happens_to_be_small_takes_a_large_tolerance():
+    score = Objective("val_score", "max")
+    trials = [runs(size, range(30), metric="val_score", objective=score) for size in (16, 32)]
+    renamed = [
+        dataclasses.replace(
+            trial,
+            executions=tuple(
+                dataclasses.replace(e, reported={"val_score": 0.4}) for e in trial.executions
+            ),
+        )
+        for trial in trials
+    ]
+    assert make_study(*renamed).decide(2.0).tolerance == 2.0
+    with pytest.raises(ValueError, match="must be smaller than the range of val_accuracy"):
+        make_study(runs(16, range(30))).decide(2.0)
+
+
+def test_a_size_that_is_certified_while_a_faster_one_is_open_claims_no_more():
+    trials = [many(16, 2000), many(32, 2100, rate=2000.0), many(64, 2500, rate=4000.0)]
+    found = make_study(*trials).decide()
+    assert found.certified and not found.certain
+    text = answer(make_study(*trials)).headline
+    assert text.startswith("Batch size 32 has a validation accuracy certified to lie within 0.01")
+    assert text.endswith("a faster size may have one too.")
+    sure = make_study(*trials[:2])
+    assert sure.decide().certain
+    assert answer(sure).headline.startswith("Batch size 32 is the fastest whose validation")
