@@ -63,7 +63,9 @@ class ExactUpdate(Update):
         # What the loss itself draws or writes, the next update goes on from.
         after = _values_of(state)
         _assign(state, before)
-        gradients, statistics = self._second_passes(outputs, upstream, direct)
+        # Nothing else orders the two: the second may not need what the first found.
+        with tf.control_dependencies(outputs):
+            gradients, statistics = self._second_passes(outputs, upstream, direct)
         _assign(state, after)
         y_pred, _ = self._unpacked(outputs)
         self._measured_batch = (x, y, y_pred, sample_weight)
