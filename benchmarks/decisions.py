@@ -153,7 +153,7 @@ def synthetic_row(gaps: np.ndarray, *, seed_spread=0.03, tails: float = math.inf
 
 
 def run_race(candidates: list[Candidate], tolerance: float) -> tuple[RaceState, int]:
-    """Give a race the executions that it asks for; return its end and how many they were."""
+    """Run a race on stored executions; return its end and how many executions it took."""
     given, verdicts = [first_executions(candidate, LOOKS[0]) for candidate in candidates], {}
 
     def remembered(compared, **setting):

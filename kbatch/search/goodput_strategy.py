@@ -17,9 +17,10 @@ from kbatch.analysis.line_fit import fit_step_time
 from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size
 from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
-from kbatch.search.oracle import Values, grid
+from kbatch.search.oracle import Values, settings_in_grid
 from kbatch.search.trial_files import readable_trials
 from kbatch.study.answer import size_decision_text
+from kbatch.study.learning_rates import other_hyperparameters
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.throughput.record import TrainingPoint
@@ -104,7 +105,7 @@ class GoodputStrategy:
         """Return the seconds of training after which a trial has lost, None where none is known."""
         if self._objective.name != "seconds_to_target":
             return None
-        trials = self._ended_trials(_others(values))
+        trials = self._ended_trials(other_hyperparameters(values))
         costs = [run.cost for run in runs_of(trials, self._objective) if run.cost is not None]
         return _LOST * min(costs) if costs else None
 
@@ -114,12 +115,7 @@ class GoodputStrategy:
         """Return what is to be done for each combination of the other hyperparameters."""
         if self._sweep is None:
             return
-        done: list[Values] = []
-        for values in grid(space):
-            others = _others(values)
-            if others in done:
-                continue
-            done.append(others)
+        for values, others in settings_in_grid(space):
             trials = self._ended_trials(others)
             costs = costs_of(self._sweep, trials, objective=self._objective)
             found = next_size(costs, runs_of(trials, self._objective), pilot=self._pilot)
@@ -158,10 +154,6 @@ def _check_comparable(objective: Any, callbacks: Any) -> None:
         f"[kbatch.TimeBudget(seconds)]`. Received: objective={name!r}, "
         f"{len(given)} callbacks."
     )
-
-
-def _others(values: Mapping[str, Any]) -> Values:
-    return {name: value for name, value in values.items() if name != "batch_size"}
 
 
 def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[FinishedRun]:

@@ -16,7 +16,7 @@ from kbatch.analysis.joint_search import (
 )
 from kbatch.document.numbers import join_words, percent
 from kbatch.errors import InputError
-from kbatch.search.oracle import Values, grid
+from kbatch.search.oracle import Values, settings_in_grid
 from kbatch.search.trial_files import readable_trials
 from kbatch.study.decision import tolerance_in_units
 from kbatch.study.learning_rates import other_hyperparameters, pair_runs
@@ -62,7 +62,8 @@ class JointStrategy:
                 f"Received: objective={name!r}."
             )
         self._project, self._space = project, space
-        each = " for each combination of the other hyperparameters" if _others(space) > 1 else ""
+        several = len(list(settings_in_grid(space))) > 1
+        each = " for each combination of the other hyperparameters" if several else ""
         return (
             f"Batch size and learning rate are searched together: of {len(self._batch_sizes)} "
             f"sizes and {len(FACTORS)} rates at most {self._most} executions{each} "
@@ -105,12 +106,7 @@ class JointStrategy:
     ) -> Iterator[tuple[NextPair, list[PairRun], Values]]:
         """Return what to do for each combination of the other hyperparameters, with its values."""
         trials = readable_trials(self._project)
-        done: list[Values] = []
-        for values in grid(space):
-            others = other_hyperparameters(values)
-            if others in done:
-                continue
-            done.append(others)
+        for values, others in settings_in_grid(space):
             same = [
                 trial
                 for trial in trials
@@ -128,11 +124,6 @@ class JointStrategy:
             if found.pair is not None:
                 values = values | dict(zip(("batch_size", FACTOR_NAME), found.pair, strict=True))
             yield found, runs, values
-
-
-def _others(space: keras_tuner.HyperParameters) -> int:
-    """Count the combinations of hyperparameters other than the pair."""
-    return len({repr(other_hyperparameters(values)) for values in grid(space)})
 
 
 def _end_text(found: NextPair, values: Mapping[str, Any]) -> str:

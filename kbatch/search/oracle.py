@@ -19,6 +19,7 @@ from kbatch.search.trial_states import (
     read_trial_states,
     write_trial_state,
 )
+from kbatch.study.learning_rates import other_hyperparameters
 from kbatch.study.trial import Objective
 
 Values = dict[str, Any]
@@ -53,6 +54,19 @@ def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
     keras-tuner samples from it.
     """
     return _extensions({}, tuple(space.space))
+
+
+def settings_in_grid(space: keras_tuner.HyperParameters) -> Iterator[tuple[Values, Values]]:
+    """Return each combination of what is neither batch size nor learning rate, in two forms.
+
+    They are the first values of the grid that have it, and it alone.
+    """
+    seen: list[Values] = []
+    for values in grid(space):
+        others = other_hyperparameters(values)
+        if others not in seen:
+            seen.append(others)
+            yield values, others
 
 
 def _extensions(values: Values, parameters: Sequence[Any]) -> Iterator[Values]:
