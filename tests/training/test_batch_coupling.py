@@ -156,7 +156,7 @@ def test_every_call_joins_its_own_statistics_over_the_parts(build):
 
 
 def test_calls_are_joined_in_a_model_that_runs_eagerly():
-    assert_equal_statistics(*trained_both_ways(subclassed, 5, run_eagerly=True))
+    assert_equal_statistics(*trained_both_ways(subclassed, 12, run_eagerly=True))
 
 
 def test_calls_inside_a_loop_average_what_the_parts_showed():
@@ -203,15 +203,15 @@ class OwnDice(keras.losses.Dice):
     ],
 )
 def test_what_is_coupled_is_named_before_the_first_update(build, name):
-    model = kbatch.accumulate_gradients(build(), 8)
+    model = kbatch.accumulate_gradients(build(), 16)
     # Dice of one-hot targets would be a mean over rows.
-    targets = Y if build is normalised else X[:, :3] > 0
+    x, targets = X[:32], Y[:32] if build is normalised else X[:32, :3] > 0
     model.run_eagerly = True
     with pytest.warns(UserWarning, match=name):
-        model.fit(X, targets, batch_size=32, verbose=0)
+        model.fit(x, targets, verbose=0)
     with warnings.catch_warnings():  # Once is enough.
         warnings.simplefilter("error")
-        model.fit(X, targets, batch_size=32, verbose=0)
+        model.fit(x, targets, verbose=0)
 
 
 class Batches(keras.utils.PyDataset):
@@ -234,18 +234,18 @@ class Batches(keras.utils.PyDataset):
 def test_no_form_of_data_is_left_out_or_loses_a_batch(data):
     model = normalised()
     model.run_eagerly = True
-    kbatch.accumulate_gradients(model, 8)
+    kbatch.accumulate_gradients(model, 16)
     with pytest.warns(UserWarning, match="norm"):
         model.fit(data(), verbose=0)
     assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 3
 
 
 def test_a_model_that_can_be_cut_needs_no_warning():
-    model = kbatch.accumulate_gradients(models.mlp(), 8)
+    model = kbatch.accumulate_gradients(models.mlp(), 16)
     model.run_eagerly = True
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.fit(X, Y, batch_size=32, verbose=0)
+        model.fit(X[:32], Y[:32], verbose=0)
 
 
 def test_a_batch_that_is_not_cut_is_not_compared():

@@ -98,8 +98,8 @@ def traced():
 def test_one_update_in_single_rows(traced):
     model, size = traced
     size.assign(1)
-    expected = reference(model, X[:32], Y[:32], 1)
-    result = after(model, X[:32], Y[:32], batch_size=32)
+    expected = reference(model, X[:8], Y[:8], 1)
+    result = after(model, X[:8], Y[:8], batch_size=8)
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
 
 
