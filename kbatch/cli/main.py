@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kbatch import __version__
 from kbatch.cli.machine import add_distribute, add_doctor
 from kbatch.cli.measure import add_inference, add_input, add_max_batch, add_recommend
-from kbatch.cli.study import add_demo, add_export, add_plot, add_report
+from kbatch.cli.study import add_demo, add_export, add_plot, add_report, add_view
 
 # In the order of the help.
 _COMMANDS = (
@@ -21,6 +21,7 @@ _COMMANDS = (
     add_recommend,
     add_distribute,
     add_report,
+    add_view,
     add_plot,
     add_export,
 )

@@ -45,6 +45,30 @@ def _report(options: argparse.Namespace) -> None:
         print(path)
 
 
+def add_view(commands: Any) -> None:
+    """Add the command."""
+    view = commands.add_parser("view", help="follow searches in a browser while they run")
+    view.add_argument(
+        "studies",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="project directory of a search, running or ended; several stand on one page",
+    )
+    view.add_argument(
+        "--port", type=int, default=8642, metavar="N", help="port; 0 for a free one (%(default)s)"
+    )
+    view.set_defaults(run=_view)
+
+
+def _view(options: argparse.Namespace) -> None:
+    from kbatch.report.view import HOST, view_server
+
+    with view_server(options.studies, options.port) as server:
+        print(f"http://{HOST}:{server.server_address[1]}/ (Ctrl+C ends it)", flush=True)
+        server.serve_forever()
+
+
 def add_plot(commands: Any) -> None:
     """Add the command."""
     plot = commands.add_parser("plot", help="draw a figure of a study")
@@ -207,7 +231,13 @@ _QUICK_SIZES = "32,128,512"
 
 def add_demo(commands: Any) -> None:
     """Add the command."""
-    demo = commands.add_parser("demo", help="search batch sizes on handwritten digits")
+    demo = commands.add_parser("demo", help="search batch sizes on real data")
+    demo.add_argument(
+        "--data",
+        choices=("images", "texts"),
+        default="images",
+        help="5,000 images of MNIST, or the functions of Python's own library (%(default)s)",
+    )
     demo.add_argument("--quick", action="store_true", help="three batch sizes, few epochs")
     demo.add_argument(
         "--output",
@@ -232,7 +262,7 @@ def _demo(options: argparse.Namespace) -> None:
     from kbatch.analysis.batch_sizes import check_batch_sizes
     from kbatch.device.quiet_start import quiet_start
 
-    sizes, epochs = (_QUICK_SIZES, 4) if options.quick else (_DEMO_SIZES, 20)
+    sizes = _QUICK_SIZES if options.quick else _DEMO_SIZES
     given = integers(options.batch_sizes or sizes, example="16,32,64")
     batch_sizes = check_batch_sizes(given)
     try:
@@ -244,7 +274,7 @@ def _demo(options: argparse.Namespace) -> None:
         ) from error
     console = starting_console()
     with quiet_start():
-        from kbatch.cli.demo import default_policy, run_demo
+        from kbatch.cli.demo import TASKS, default_policy, run_demo
         from kbatch.training.dtype_policy import float16_slowdown
     from kbatch.plotting.saving import save_figure
     from kbatch.report.pages import write_report
@@ -254,10 +284,12 @@ def _demo(options: argparse.Namespace) -> None:
     policy, why = (options.policy, None) if options.policy else default_policy(float16_slowdown())
     if why is not None:
         say(console, why)
+    task = TASKS[options.data]
     study = run_demo(
         options.output,
+        task,
         batch_sizes=batch_sizes,
-        epochs=epochs,
+        epochs=2 if options.quick else task.epochs,
         dtype_policy=policy,
         seed=options.seed,
     )

@@ -13,7 +13,7 @@ from kbatch.document.section import Figure
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes
 from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
 from kbatch.records.json_codec import write_whole_file
-from kbatch.report.content import Reported, report_content, section_of
+from kbatch.report.content import ReportContent, Reported, report_content, section_of
 from kbatch.study.study import Study
 
 # On a telephone this width keeps the texts of a figure as large as those of a small print.
@@ -32,19 +32,27 @@ class Drawing(NamedTuple):
 
 def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
     """Render a report as one HTML page."""
-    content = report_content(study_or_profiles)
+    return render_page(report_content(study_or_profiles), "report.html")
+
+
+def render_page(content: ReportContent, template: str, **more: object) -> str:
+    """Render what a report says with one of the templates."""
     page = SvgPage()
     drawings = {
         (place, figure.name): _drawing(figure, page)
         for place, section in enumerate(content.sections, start=1)
         for figure in section.figures
     }
-    template = templates().get_template("report.html")
-    return template.render(
-        content=content,
-        drawings=drawings,
-        glyphs=Markup(page.glyphs()),
-        rules=Markup(page.rules()),
+    return (
+        templates()
+        .get_template(template)
+        .render(
+            content=content,
+            drawings=drawings,
+            glyphs=Markup(page.glyphs()),
+            rules=Markup(page.rules()),
+            **more,
+        )
     )
 
 

@@ -1,8 +1,7 @@
 """Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
 
 import contextlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +20,11 @@ from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches
 from kbatch.search.execution import Execution, FreshCallbacks, give_own_paths
+from kbatch.search.float32_fallback import Float32Fallback
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
-from kbatch.search.trial_files import TrialFiles, base_noise_scale, readable_trials, trial_files
+from kbatch.search.trial_files import TrialFiles, base_noise_scale, trial_files
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.loading import SearchIdentity
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
@@ -175,7 +175,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
-        self._fallback: RunNote | None = None  # Why all trials train in float32, if they do.
+        self.fallback = Float32Fallback(self.dtype_policies)
         self._micro_batches = SearchMicroBatches(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
@@ -215,7 +215,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Build the model of a trial; keras-tuner calls it."""
         batch_size, policy = self._declare(hp)
         try:
-            policy = "float32" if self._fallback else policy
+            policy = "float32" if self.fallback.note else policy
             model = _built(self._inner, hp, policy, self._seed(hp))
         except Exception:
             self._executed = None, 0
@@ -230,7 +230,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         with _ending_the_search(TypeError, ValueError):
             check_model(model)
             check_active_policy(model, "float32" if hasattr(model, "dtype_refusal") else policy)
-        if self._first is None and not self._fallback:
+        if self._first is None and not self.fallback.note:
             self._first = (dict(hp.values), model_facts(model))
         if self.learning_rate_scaling != "noise" or batch_size == self.base_batch_size:
             self._scale(model, hp)
@@ -280,7 +280,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
             attempts: list[Execution] = []
             fresh = None  # It may start again in float32.
-            if files is not None and loss_scaled(model) and self._may_fall_back(project):
+            if files is not None and loss_scaled(model) and self.fallback.may_begin(project):
                 fresh = FreshCallbacks()
 
             def train() -> Any:
@@ -289,12 +289,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                     fresh.start_again()
                 if files is not None:
                     known = files.check_settings(self.settings)
-                    self._fallback = self._fallback or known
-                    if self._fallback and model.dtype_policy.name != "float32":
+                    self.fallback.note = self.fallback.note or known
+                    if self.fallback.note and model.dtype_policy.name != "float32":
                         used = build_again(files.tuner, hp)
-                if hasattr(used, "dtype_refusal") and not self._fallback:
+                if hasattr(used, "dtype_refusal") and not self.fallback.note:
                     raise PolicyUnsupported(used.dtype_refusal)
-                notes = (self._fallback, *own) if self._fallback else own
+                notes = (self.fallback.note, *own) if self.fallback.note else own
                 if self._is_late(used):
                     notes = (RunNote.of("compiled_late"), *notes)
                 # By the noise scale, which the trial of the base has.
@@ -313,47 +313,17 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 return execution.run(lambda: self._inner.fit(hp, used, *args, **kwargs))
 
             try:
-                results = self._or_in_float32(
+                results = self.fallback.run(
                     project, train, lambda: attempts[-1].progress if attempts else (-1, 0)
                 )
             except BaseException:
                 self._executed = None, 0
                 raise
             finally:
-                if files is not None and self._fallback:
-                    files.check_settings(self.settings, self._fallback)
+                if files is not None and self.fallback.note:
+                    files.check_settings(self.settings, self.fallback.note)
         self._executed = hp, (number + 1) % (1 if files is None else files.executions)
         return results
-
-    def _or_in_float32(
-        self,
-        project: Path | None,
-        train: Callable[[], Any],
-        progress: Callable[[], tuple[int, int]] = lambda: (0, 0),
-    ) -> Any:
-        """Run what trains, else in float32, where the search stays if that gets further."""
-        try:
-            return train()
-        except PolicyUnsupported as error:
-            if not self._may_fall_back(project):
-                raise
-            reached, (policy,) = progress(), self.dtype_policies
-            self._fallback = RunNote.of("float32_instead", policy=policy, reason=str(error))
-            warnings.warn(self._fallback, stacklevel=2)
-            if project is None:  # The next model that is built trains in float32.
-                raise
-        try:
-            return train()
-        except BaseException:
-            if progress() <= reached:
-                self._fallback = None
-            raise
-
-    def _may_fall_back(self, project: Path | None) -> bool:
-        """Return whether the whole search may go to float32: no trial has completed."""
-        runs = [run for trial in readable_trials(project) for run in trial.executions]
-        completed = any(run.status == "completed" for run in runs)
-        return len(self.dtype_policies) == 1 and not self._fallback and not completed
 
     def _described(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
         """Describe the model that the wrapped HyperModel builds, for the identity of a search.
@@ -376,7 +346,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """
         if found is None:
             return
-        settings, self._fallback = found.settings, found.fallback or self._fallback
+        settings = found.settings
+        self.fallback.note = found.fallback or self.fallback.note
         sizes: Any = settings.get("batch_sizes")
         if not sizes or sizes == list(self.batch_sizes) or not set(sizes) <= set(self.batch_sizes):
             return

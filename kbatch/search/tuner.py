@@ -463,7 +463,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.oracle.objective,
             callbacks=kwargs.get("callbacks"),
             batch_sizes=self.hypermodel.batch_sizes,
-            sweep=lambda: self.hypermodel._or_in_float32(project, sweep),
+            sweep=lambda: self.hypermodel.fallback.run(project, sweep),
         )
         self._progress.say(said)
 

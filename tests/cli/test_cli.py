@@ -11,7 +11,7 @@ import kbatch
 from kbatch.cli import main as cli
 from kbatch.cli.demo import default_policy
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist.py"
 
 
 def run(*words, cwd=None, code=0):
@@ -137,12 +137,12 @@ def test_help_needs_no_tensorflow():
 def test_the_example_is_the_script_that_the_demo_runs(tmp_path):
     run(sys.executable, str(EXAMPLE), str(tmp_path / "example"))
     # The demo's own choice depends on how fast the processor is in float16.
-    (policy,) = {t.dtype_policy for t in kbatch.load_study(tmp_path / "example/digits").trials}
+    (policy,) = {t.dtype_policy for t in kbatch.load_study(tmp_path / "example/mnist").trials}
     demo = [sys.executable, "-m", "kbatch", "demo", "--policy", policy]
     run(*demo, "--output", str(tmp_path / "demo"))
     tables = [
         kbatch.load_study(tmp_path / name).to_dataframe()
-        for name in ("example/digits", "demo/demo-search")
+        for name in ("example/mnist", "demo/demo-search")
     ]
     assert list(tables[0].batch_size) == [16, 32, 64, 128, 256, 512, 1024]
     pd.testing.assert_series_equal(tables[0].val_accuracy, tables[1].val_accuracy)

@@ -1,6 +1,6 @@
 """Which batch size, and which learning rate, suit a text classifier that masks its padding?
 
-python examples/text_classifier.py [DIRECTORY]     Keras downloads 50,000 film reviews (17 MB)
+python examples/film_reviews.py  [DIRECTORY]     Keras downloads 50,000 film reviews (17 MB)
 """
 
 import sys

@@ -1,0 +1,167 @@
+"""A page on this machine that follows searches while they run, from their files alone."""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+from kbatch.document.numbers import join_words, pluralize
+from kbatch.records.json_codec import RecordError, printable, read_json
+from kbatch.report.content import ReportContent, report_content
+from kbatch.report.pages import render_page
+from kbatch.study.loading import RECORD_NAME, load_study
+from kbatch.study.names import at_most, outcome, trial_names
+from kbatch.study.study import Study
+
+HOST = "127.0.0.1"
+_FILES = ("kbatch*.json", f"trial_*/{RECORD_NAME}", "trial_*/trial.json")
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class SearchProgress(NamedTuple):
+    """How far a search is."""
+
+    name: str
+    text: str
+    failures: tuple[str, ...]  # A line each.
+
+
+def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
+    """Make the server of a page of searches, for this machine's own browsers.
+
+    It only reads: `GET /` is the page, `GET /version` changes when a file of a search does.
+
+    Args:
+        projects: Project directories (`directory/project_name`).
+        port: Port to listen at, 0 for any that is free.
+
+    Raises:
+        FileNotFoundError: If a directory holds no study.
+        OSError: If the port is taken, with what to do.
+    """
+    for project in projects:
+        if not project.is_dir() or not any(project.glob("trial_*/trial.json")):
+            load_study(project)  # It says where a study may lie instead.
+    pages = _Pages(projects)
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers what a page on this machine asks."""
+
+        def do_GET(self):
+            """Send the page, or its version."""
+            place = server.server_address[1]
+            # Another page's script may reach this address under a name of its own.
+            if self.headers.get("Host") not in (f"{HOST}:{place}", f"localhost:{place}"):
+                self.send_error(403)
+            elif self.path == "/":
+                self._send(pages.current(), "text/html")
+            elif self.path == "/version":
+                self._send(version_of(projects), "text/plain")
+            else:
+                self.send_error(404)
+
+        def _send(self, text: str, kind: str) -> None:
+            data = text.encode()
+            self.send_response(200)
+            headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(data))}
+            for name, value in (headers | _HEADERS).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Print nothing: the page asks every two seconds."""
+
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise OSError(
+            "`--port` must be a free port from 1 to 65535, or 0 for any that is free. "
+            f"Received: --port {port} ({error})."
+        ) from error
+    return server
+
+
+class _Pages:
+    """The page, drawn when a file has changed and somebody looks at it."""
+
+    def __init__(self, projects: Sequence[Path]):
+        self._projects = projects
+        self._lock = threading.Lock()  # matplotlib draws in one thread at a time.
+        self._drawn = ("", "")
+
+    def current(self) -> str:
+        with self._lock:
+            version = version_of(self._projects)
+            if version != self._drawn[0]:
+                self._drawn = (version, view_page(self._projects, version))
+            return self._drawn[1]
+
+
+def version_of(projects: Sequence[Path]) -> str:
+    """Return a text that changes when a record of a search does."""
+    found = hashlib.sha256()
+    for project in projects:
+        for file in sorted(file for pattern in _FILES for file in project.glob(pattern)):
+            try:
+                state = file.stat()
+            except FileNotFoundError:  # Deleted meanwhile.
+                continue
+            found.update(f"{file} {state.st_mtime_ns} {state.st_size}\n".encode())
+    return found.hexdigest()[:16]
+
+
+def view_page(projects: Sequence[Path], version: str) -> str:
+    """Render the page of searches as they are now."""
+    studies = [_study_or_none(project) for project in projects]
+    begun = [study for study in studies if study is not None and study.trials]
+    content = ReportContent("No trial has ended yet", (), ())
+    if begun:
+        content = report_content(begun)
+    progress = [progress_of(*pair) for pair in zip(projects, studies, strict=True)]
+    return render_page(content, "view.html", progress=progress, version=version)
+
+
+def _study_or_none(project: Path) -> Study | None:
+    try:
+        return load_study(project)
+    except FileNotFoundError:  # It begins, or was deleted.
+        return None
+
+
+def progress_of(project: Path, study: Study | None) -> SearchProgress:
+    """Say how many trials of a search have ended, which run, and which failed."""
+    trials = () if study is None else study.trials
+    names, running = trial_names(trials), []
+    ended = {trial.trial_id for trial in trials if trial.status != "interrupted"}
+    for file in sorted(project.glob("trial_*/trial.json")):
+        try:
+            state = read_json(file)
+            if state["status"] == "RUNNING":
+                values = state["hyperparameters"]["values"]
+                running.append(printable(f"batch {values['batch_size']}"))
+                ended.discard(state["trial_id"])
+        except (RecordError, LookupError, TypeError):  # Half written, or deleted meanwhile.
+            continue
+    failed = [t for t in trials if t.trial_id in ended and t.status != "completed"]
+    text = f"{pluralize(len(ended), 'trial')} ended"
+    if failed:
+        text += f", {len(failed)} without a result"
+    if running:
+        text += f"; running: {join_words(at_most(running))}"
+    times = [file.stat().st_mtime for file in project.glob(f"trial_*/{RECORD_NAME}")]
+    if times:
+        text += f". Last record at {datetime.fromtimestamp(max(times)):%H:%M:%S}"
+    return SearchProgress(
+        name=project.name if study is None else study.name,
+        text=f"{text}.",
+        failures=tuple(f"{names.name(t)}: {outcome(t)}, {t.failure}" for t in failed),
+    )
