@@ -93,7 +93,7 @@ def test_processes_that_do_not_work_are_told_and_not_waited_for(dataset, timeout
 
 
 class Slow(Batches):
-    """Many batches, a while each, which leave a file."""
+    """Many batches that leave a file, of which all but the first wait for the end of reading."""
 
     def __init__(self, folder):
         super().__init__()
@@ -103,6 +103,8 @@ class Slow(Batches):
         return 1000
 
     def __getitem__(self, index):
+        while index > 3 and not (self.folder / "end").exists():
+            time.sleep(0.05)
         time.sleep(0.2)
         (self.folder / str(index)).touch()
         return super().__getitem__(index)
@@ -120,6 +122,7 @@ def test_workers_end_without_making_what_waits_in_the_queue(tmp_path, use_multip
     )
     with BatchStream(source) as stream:
         stream.next()
+        (tmp_path / "end").touch()
     until_s = time.monotonic() + 300
     while left := ours() - before:
         assert time.monotonic() < until_s, left
