@@ -52,6 +52,7 @@ _HOME_OF = {
     "profile_input_pipeline": "kbatch.input_pipeline.measure",
     "profile_training": "kbatch.throughput.measure",
     "quiet_start": "kbatch.device.quiet_start",
+    "ray_executor": "kbatch.search.executors",
     "recommend": "kbatch.recommendation.recommend",
     "scale_learning_rate": "kbatch.analysis.learning_rate",
     "write_report": "kbatch.report.pages",
@@ -100,6 +101,7 @@ __all__ = [
     "profile_input_pipeline",
     "profile_training",
     "quiet_start",
+    "ray_executor",
     "recommend",
     "scale_learning_rate",
     "write_report",
@@ -132,6 +134,7 @@ if TYPE_CHECKING:
     from kbatch.recommendation.recommend import recommend
     from kbatch.recommendation.record import Recommendation
     from kbatch.report.pages import write_report
+    from kbatch.search.executors import ray_executor
     from kbatch.search.hypermodel import BatchSizeHyperModel
     from kbatch.search.live_plot import LivePlot
     from kbatch.search.tuner import BatchSizeTuner

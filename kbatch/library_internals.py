@@ -6,8 +6,8 @@ a part, the test that fails says which one.
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -457,34 +457,15 @@ def is_oracle_elsewhere() -> bool:
     return has_chief_oracle()
 
 
-def is_worker(tuner: Any) -> bool:
-    """Return whether a tuner asks a chief process for its trials."""
-    return tuner._is_worker()
-
-
-def own_oracle(oracle: Any) -> Any:
-    """Return the oracle behind a connection to the chief, which knows the objective as well."""
-    return getattr(oracle, "_oracle", oracle)
-
-
 def project_directory(oracle: Any) -> str:
     """Return where an oracle keeps its files."""
     return oracle._project_dir
 
 
-def oracle_locks() -> tuple[Any, Any]:
-    """Return the lock of each oracle, and the name of the thread that holds it."""
-    from keras_tuner.src.engine.oracle import LOCKS, THREADS
-
-    return LOCKS, THREADS
-
-
-def give_oracle_back(oracle: Any) -> None:
-    """Release the lock of an oracle if this thread holds it."""
-    locks, threads = oracle_locks()
-    if threads[oracle] == threading.current_thread().name:
-        threads[oracle] = None
-        locks[oracle].release()
+def move_project(tuner: Any, folder: Path) -> None:
+    """Let a tuner and its oracle keep their files in another folder."""
+    tuner.directory, tuner.project_name = str(folder.parent), folder.name
+    tuner.oracle._set_project_dir(tuner.directory, tuner.project_name)
 
 
 def trial_metrics(results: Any, objective: Any) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def next_pair(
     larger_is_better: bool,
     tolerance: float,
     most: int,
+    pending: Sequence[tuple[int, float]] = (),
 ) -> NextPair:
     """Choose the pair to run next, or describe why none is.
 
@@ -84,26 +85,28 @@ def next_pair(
         larger_is_better: Direction of the objective.
         tolerance: Difference of the objective that does not matter, in its units.
         most: Executions in all.
+        pending: Pairs that run, each counted as if it showed what the model expects of it.
     """
     left = [(b, a) for b in batch_sizes for a in factors if _may_run(b, a, runs)]
-    tried = [(run.batch_size, run.factor) for run in runs]
+    tried = [*((run.batch_size, run.factor) for run in runs), *pending]
     opening = [pair for pair in _opening(batch_sizes, factors) if pair in left]
     begun = next((pair for pair in opening if pair not in tried), None)
-    if begun is not None and len(runs) < most:
+    if begun is not None and len(tried) < most:
         return NextPair(begun, "start")
     model = PairModel.of(runs, left, larger_is_better=larger_is_better, tolerance=tolerance)
     if model is None:
         untried = [pair for pair in left if pair not in tried]
-        more = untried and len(runs) < most
+        more = untried and not pending and len(runs) < most
         return NextPair(untried[0], "start") if more else NextPair(None, "all tried")
+    model = model.with_pending(pending)
     best, chance = model.best, model.chance_of_better()
-    if len(runs) >= most:
+    if len(tried) >= most:
         return NextPair(None, "budget", best, chance)
     finals = model.finals()
     repeats = [pair for pair in finals if tried.count(pair) < FINAL_EXECUTIONS]
     needed = sum(FINAL_EXECUTIONS - tried.count(pair) for pair in repeats)
     untried = model.untried_by_gain()
-    if untried and chance >= _LEAST_PROBABILITY and len(runs) + needed < most:
+    if untried and chance >= _LEAST_PROBABILITY and len(tried) + needed < most:
         return NextPair(untried[0], "gain", best, chance)
     if repeats:
         fewest = min(repeats, key=lambda pair: (tried.count(pair), finals.index(pair)))
@@ -213,6 +216,15 @@ class PairModel(NamedTuple):
             float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED)),
             weights,
         )
+
+    def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "PairModel":
+        """Add runs that show what is expected of them: means stay, what they tell is known."""
+        counts, covariance = self.counts.copy(), self.covariance
+        for i in (self.pairs.index(pair) for pair in pairs if pair in self.pairs):
+            counts[i] += 1
+            across = covariance[:, i]
+            covariance = covariance - np.outer(across, across) / (across[i] + self.noise)
+        return self._replace(counts=counts, covariance=covariance)
 
     def slope(self, of_rule: float) -> tuple[float, Interval]:
         """Return how log rate grows with log size, and its 95 % interval, from the rule's slope."""

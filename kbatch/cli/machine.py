@@ -1,12 +1,10 @@
-"""The commands about the machine: `doctor` and `distribute`."""
+"""The command about the machine, `doctor`, and what stands in for `distribute`."""
 
 import argparse
 import os
-import socket
 import sys
 import textwrap
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -96,53 +94,18 @@ def examination_text(examination: "Examination") -> str:
 
 
 def add_distribute(commands: Any) -> None:
-    """Add the command."""
-    distribute = commands.add_parser(
-        "distribute", help="run a script's search with a chief and several workers"
-    )
-    distribute.add_argument("--workers", type=int, required=True, help="workers on this host")
-    distribute.add_argument(
-        "--restarts", type=int, default=3, help="how often a worker that dies is started again (3)"
-    )
-    distribute.add_argument(
-        "--chief-address",
-        metavar="HOST:PORT",
-        help="address at which other hosts reach the chief; nothing is encrypted or "
-        "authenticated, so everybody who reaches it can change the search (default: a port of "
-        "this host alone, open to all its users)",
-    )
-    distribute.add_argument(
-        "--join", action="store_true", help="workers only, of the chief at --chief-address"
-    )
-    distribute.add_argument("script", type=Path, help="a script that calls `tuner.search` once")
-    distribute.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    """Add the command of earlier versions, which says what to write now."""
+    # No word is an option: whatever follows is answered.
+    distribute = commands.add_parser("distribute", add_help=False, prefix_chars="\0")
+    distribute.add_argument("words", nargs="*")
     distribute.set_defaults(run=_run_distribute)
 
 
 def _run_distribute(options: argparse.Namespace) -> None:
-    from kbatch.search.distribute import DistributionPlan, run_distributed
-    from kbatch.search.distributed_script import parse_address
-
-    if options.workers < 1 or options.restarts < 0:
-        raise ValueError(
-            "`--workers` must be at least 1 and `--restarts` at least 0. "
-            f"Received: --workers {options.workers} --restarts {options.restarts}."
-        )
-    if not options.script.is_file():
-        raise ValueError(f"There is no such script. Received: script={str(options.script)!r}.")
-    if options.join and not options.chief_address:
-        raise ValueError(
-            "`--join` needs the address of a chief: add `--chief-address HOST:PORT`. "
-            "Received: --join."
-        )
-    address = options.chief_address
-    plan = DistributionPlan(
-        words=(str(options.script), *options.arguments),
-        workers=options.workers,
-        restarts=options.restarts,
-        chief_address=parse_address(address) if address else None,
-        chief_here=not options.join,
-        # keras-tuner takes every name with "chief" in it for the chief's.
-        name=f"{socket.gethostname().replace('chief', 'host')}-tuner" if address else "tuner",
+    raise ValueError(
+        "`kbatch distribute` is gone: give the tuner an executor, "
+        '`BatchSizeTuner(..., executor="local")` for the GPUs or cores of this host, or one of '
+        "Ray, Dask or SLURM for several hosts, and run the script once, as `python search.py`. "
+        "Received: "
+        f"kbatch distribute {' '.join(options.words)}."
     )
-    run_distributed(plan, lambda line: print(line, flush=True))

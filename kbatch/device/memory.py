@@ -110,7 +110,7 @@ def worker_device() -> dict[str, str]:
 
 
 def workers_on_device() -> int | None:
-    """Return how many workers share the device of this process; None outside `kbatch distribute`.
+    """Return how many workers share the device of this process; None outside `executor="local"`.
 
     Where TensorFlow sees no GPU, those of the host share its processors, whatever GPUs it has.
     """

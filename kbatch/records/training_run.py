@@ -267,7 +267,7 @@ class ExecutionRecord:
         micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
             0 where an earlier one told it, None where it was given.
         usage: What the run took of GPUs and host, None if that was not measured.
-        workers_on_device: Workers of `kbatch distribute` that shared the device, this one
+        workers_on_device: Workers of `executor="local"` that shared the device, this one
             included; None outside it.
         budget: What it was allowed to spend, None where the number of epochs was the budget.
         target: Where training was to end, None without one.

@@ -14,7 +14,7 @@ import keras_tuner
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.line_fit import fit_step_time
-from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size
+from kbatch.analysis.next_size import FinishedRun, SizeCosts, forecast_updates, next_size, untried
 from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
 from kbatch.search.oracle import Values, settings_in_grid
@@ -47,10 +47,8 @@ class GoodputStrategy:
     """Proposes the one trial that the model of goodput asks for, from the records on disk.
 
     All its state is the sweep's file and the trials' own records, so a search that is killed goes
-    on where it was. Combinations of other hyperparameters are searched one after the other.
-
-    Args:
-        pilot: Batch size to begin with, None for the one that suits most noise scales.
+    on where it was. Combinations of other hyperparameters are searched one after the other. `pilot`
+    is the batch size to begin with, None for the one that suits most noise scales.
     """
 
     def __init__(self, pilot: int | None = None):
@@ -83,11 +81,14 @@ class GoodputStrategy:
         return f"Timed an update of {len(self._sweep.batch_sizes)} batch sizes {took}."
 
     def __call__(
-        self, space: keras_tuner.HyperParameters, tried: Iterable[Values]
+        self,
+        space: keras_tuner.HyperParameters,
+        tried: Iterable[Values],
+        pending: Sequence[Values] = (),
     ) -> Iterator[Values]:
         """Return the values of the next trial; none when the search is at its end."""
         known = list(tried)
-        for decision, values in self._decisions(space):
+        for decision, values in self._decisions(space, pending):
             # One whose record cannot be read is not run for ever.
             if values is not None and values not in known:
                 self._keep(decision)
@@ -110,7 +111,7 @@ class GoodputStrategy:
         return _LOST * min(costs) if costs else None
 
     def _decisions(
-        self, space: keras_tuner.HyperParameters
+        self, space: keras_tuner.HyperParameters, pending: Sequence[Values] = ()
     ) -> Iterator[tuple[SizeDecision, Values | None]]:
         """Return what is to be done for each combination of the other hyperparameters."""
         if self._sweep is None:
@@ -118,7 +119,10 @@ class GoodputStrategy:
         for values, others in settings_in_grid(space):
             trials = self._ended_trials(others)
             costs = costs_of(self._sweep, trials, objective=self._objective)
-            found = next_size(costs, runs_of(trials, self._objective), pilot=self._pilot)
+            runs = runs_of(trials, self._objective)
+            open_sizes = {one["batch_size"] for one in pending if _are_of(one, others)}
+            runs += expected_runs(costs, runs, open_sizes & untried(costs, runs))
+            found = next_size(costs, runs, pilot=self._pilot)
             size = found.batch_size
             decision = SizeDecision(**found._asdict(), hyperparameters=others)
             yield decision, None if size is None else values | {"batch_size": size}
@@ -127,14 +131,33 @@ class GoodputStrategy:
         return [
             trial
             for trial in readable_trials(self._project)
-            if trial.status in _ENDED
-            and {n: v for n, v in trial.hyperparameters.items() if n in others} == others
+            if trial.status in _ENDED and _are_of(trial.hyperparameters, others)
         ]
 
     def _keep(self, decision: SizeDecision) -> None:
         if self._sweep is not None:
             self._sweep = self._sweep.with_decision(decision)
             write_goodput(self._sweep, self._project)
+
+
+def _are_of(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Return whether a trial has these values of the hyperparameters beside its batch size."""
+    return {name: value for name, value in values.items() if name in others} == others
+
+
+def expected_runs(
+    costs: SizeCosts, runs: Sequence[FinishedRun], pending: Iterable[int]
+) -> list[FinishedRun]:
+    """Return what is expected of the sizes that run; none before a first target is reached."""
+    forecast = forecast_updates(costs, runs) if pending else None
+    if forecast is None:
+        return []
+    found = []
+    for size in sorted(pending):
+        updates = forecast.updates[size]
+        cost = costs.start_cost + updates * costs.update_costs[size]
+        found.append(FinishedRun(size, cost=cost, updates=updates))
+    return found
 
 
 def _check_comparable(objective: Any, callbacks: Any) -> None:

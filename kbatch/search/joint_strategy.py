@@ -32,14 +32,7 @@ class JointStrategy:
     """Proposes the pair of batch size and learning rate to execute next, from the records on disk.
 
     A pair that was executed before is proposed again to be repeated. Combinations of other
-    hyperparameters are searched one after the other.
-
-    Args:
-        batch_sizes: Batch sizes to search, ascending.
-        tolerance: How much worse than the best still counts as equally good, in the metric's
-            unit; None for its default.
-        max_executions: Executions of each combination of other hyperparameters; None for six a
-            batch size.
+    hyperparameters are searched one after the other, each by `max_executions`, or six a batch size.
     """
 
     def __init__(
@@ -71,23 +64,30 @@ class JointStrategy:
         )
 
     def __call__(
-        self, space: keras_tuner.HyperParameters, tried: Iterable[Values]
+        self,
+        space: keras_tuner.HyperParameters,
+        tried: Iterable[Values],
+        pending: Sequence[Values] = (),
     ) -> Iterator[Values]:
         """Return the values of the next execution; none when the search is at its end."""
         known = list(tried)
-        for found, _, values in self._decisions(space):
+        for found, _, values in self._decisions(space, pending):
             # One whose record cannot be read is not run for ever.
             if found.pair is not None and (found.kind == "final" or values not in known):
                 yield values
                 return
 
     def executions(
-        self, space: keras_tuner.HyperParameters, values: Values, tried: Iterable[Values]
+        self,
+        space: keras_tuner.HyperParameters,
+        values: Values,
+        tried: Iterable[Values],
+        pending: Sequence[Values] = (),
     ) -> int:
         """Return how many executions a trial that is handed out is to have."""
         own = other_hyperparameters(values)
         pair = values["batch_size"], values[FACTOR_NAME]
-        for found, runs, proposed in self._decisions(space):
+        for found, runs, proposed in self._decisions(space, pending):
             if other_hyperparameters(proposed) == own:
                 done = sum((run.batch_size, run.factor) == pair for run in runs)
                 return max(1, done + (found.pair == pair))
@@ -102,7 +102,7 @@ class JointStrategy:
         return self._ended
 
     def _decisions(
-        self, space: keras_tuner.HyperParameters
+        self, space: keras_tuner.HyperParameters, pending: Sequence[Values] = ()
     ) -> Iterator[tuple[NextPair, list[PairRun], Values]]:
         """Return what to do for each combination of the other hyperparameters, with its values."""
         trials = readable_trials(self._project)
@@ -120,6 +120,11 @@ class JointStrategy:
                 larger_is_better=bool(scored) and scored[0].objective.direction == "max",
                 tolerance=tolerance_in_units(scored, self._tolerance) if scored else 0.0,
                 most=self._most,
+                pending=[
+                    (one["batch_size"], one[FACTOR_NAME])
+                    for one in pending
+                    if other_hyperparameters(one) == other_hyperparameters(values)
+                ],
             )
             if found.pair is not None:
                 values = values | dict(zip(("batch_size", FACTOR_NAME), found.pair, strict=True))

@@ -27,7 +27,7 @@ Key = frozenset[tuple[str, str]]
 
 
 def untried_in_grid(
-    space: keras_tuner.HyperParameters, tried: Iterable[Values]
+    space: keras_tuner.HyperParameters, tried: Iterable[Values], pending: Sequence[Values] = ()
 ) -> Iterator[Values]:
     """Return the combinations of a space that no trial has, in the order of the grid.
 
@@ -99,7 +99,9 @@ def _key(values: Values) -> Key:
     return frozenset((name, repr(value)) for name, value in values.items())
 
 
-Strategy = Callable[[keras_tuner.HyperParameters, Iterable[Values]], Iterator[Values]]
+Strategy = Callable[
+    [keras_tuner.HyperParameters, Iterable[Values], Sequence[Values]], Iterator[Values]
+]
 
 # Metrics that keras-tuner takes for errors, to be minimised.
 _LARGER_IS_BETTER = {
@@ -127,8 +129,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
     `oracle.json` is neither written nor read. A failed trial is a result: however many there are in
     a row, the next one comes.
 
-    `strategy` returns the values still to try, for the space and the values of all trials; those of
-    a trial that ended for one more execution of it.
+    `strategy` returns the values still to try, for the space, the values of all trials and those of
+    the trials that run; those of a trial that ended for one more execution of it.
     """
 
     def __init__(self, objective: Any, strategy: Strategy, *, keep_checkpoints: int):
@@ -151,8 +153,9 @@ class BatchSizeOracle(keras_tuner.Oracle):
         trial = self._interrupted() or self._proposed()
         if trial is None:
             self.tuner_ids.discard(tuner_id)
-            if not self.ongoing_trials:
-                self._delete_checkpoints(decided=True)
+            if self.ongoing_trials:  # Their results may ask for more.
+                return Trial(self.get_space(), "", TrialStatus.IDLE)
+            self._delete_checkpoints(decided=True)
             return Trial(self.get_space(), "", TrialStatus.STOPPED)
         self.tuner_ids.add(tuner_id)
         self.ongoing_trials[tuner_id] = self.trials[trial.trial_id] = trial
@@ -185,7 +188,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def remaining_trials(self) -> int:
         """Count the trials that have not ended, as far as the space is known."""
-        untried = self._strategy(self.get_space(), self._tried())
+        untried = self._strategy(self.get_space(), self._tried(), ())
         return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
 
     def save(self) -> None:
@@ -224,7 +227,9 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return None
 
     def _proposed(self) -> Any:
-        values = next(self._strategy(self.get_space(), self._tried()), None)
+        pending = [trial.hyperparameters.values for trial in self.ongoing_trials.values()]
+        following = self._strategy(self.get_space(), self._tried(), pending)
+        values = next((values for values in following if values not in pending), None)
         if values is None:
             return None
         for trial_id, trial in self.trials.items():

@@ -200,6 +200,7 @@ class SearchProgress:
         self._trials_left: int | None = None
         self._durations_s: list[float] = []
         self._begun_s = 0.0
+        self._at_once = 1  # Trials that run beside each other.
         self._first: tuple[float, float] | None = None
         self._memory_bytes: int | None = None
 
@@ -214,17 +215,35 @@ class SearchProgress:
             line.close()
 
     def trial_begins(
-        self, values: Mapping[str, Any], *, ended: int | None, left: int | None
+        self,
+        values: Mapping[str, Any],
+        *,
+        ended: int | None,
+        left: int | None,
+        took_s: float | None = None,
+        at_once: int = 1,
+        where: str = "",
     ) -> None:
-        """Show that a trial begins."""
+        """Show that a trial begins, or return to one that `took_s` seconds beside others."""
         if ended is None or left is None:
-            self._name = trial_name(values, None, None)
+            self._name = trial_name(values, None, None) + where
         else:
-            self._name = trial_name(values, ended + 1, ended + left)
-        self._trials_left, self._begun_s = left, self._now()
-        self._first = self._memory_bytes = None
-        if self._line is not None:
+            self._name = trial_name(values, ended + 1, ended + left) + where
+        self._trials_left, self._begun_s = left, self._now() - (took_s or 0.0)
+        self._at_once, self._first, self._memory_bytes = at_once, None, None
+        if self._line is not None and took_s is None:
             self._line.update(self._name, None, "starting")
+
+    def show_counts(self, *, submitted: int, running: int | None, ended: int) -> None:
+        """Show how many trials an executor runs, and how many wait there, where it says so."""
+        if self._line is None:
+            return
+        known = [f"{submitted} submitted"]
+        if running is not None:
+            known = [f"{running} running", f"{submitted - running} queued"]
+        left = self._search_left_s(trial_left_s=0.0)
+        known += [f"{ended} done", *([] if left is None else [f"{duration(left)} left"])]
+        self._line.update("search", None, ", ".join(known))
 
     def show(self, progress: FitProgress) -> None:
         """Show how far the trial is."""
@@ -278,7 +297,7 @@ class SearchProgress:
         mean_s = sum(self._durations_s) / len(self._durations_s)
         if trial_left_s is None:
             trial_left_s = max(0.0, mean_s - (self._now() - self._begun_s))
-        return trial_left_s + mean_s * (self._trials_left - 1)
+        return trial_left_s + mean_s * (self._trials_left - 1) / self._at_once
 
 
 def trial_name(values: Mapping[str, Any], number: int | None, total: int | None) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,10 @@ class RaceStrategy:
             )
 
     def __call__(
-        self, space: keras_tuner.HyperParameters, tried: Iterable[Values]
+        self,
+        space: keras_tuner.HyperParameters,
+        tried: Iterable[Values],
+        pending: Sequence[Values] = (),
     ) -> Iterator[Values]:
         """Return the values of the trials to execute once more, in order; none at the end."""
         trials = {in_grid(space, t.hyperparameters): t for t in readable_trials(self._project)}
@@ -90,7 +93,11 @@ class RaceStrategy:
             yield known.get(in_grid(space, own), dict(own))
 
     def executions(
-        self, space: keras_tuner.HyperParameters, values: Values, tried: Iterable[Values]
+        self,
+        space: keras_tuner.HyperParameters,
+        values: Values,
+        tried: Iterable[Values],
+        pending: Sequence[Values] = (),
     ) -> int:
         """Return how many executions a trial that is handed out is to have."""
         key = in_grid(space, values)

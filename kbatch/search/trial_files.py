@@ -121,11 +121,8 @@ class TrialFiles:
         """Find the outcomes of the same execution of another trial with this one's settings."""
         if getattr(self.tuner, "_resume", None) == "unchecked":  # They may be of other data.
             return None
-        mine = _own(self._trial.hyperparameters.values) | {"batch_size": None}
         for trial_id, trial in sorted(getattr(self.tuner.oracle, "trials", {}).items()):
-            if trial_id == self.trial_id:
-                continue
-            if _own(trial.hyperparameters.values) | {"batch_size": None} == mine:
+            if trial_id != self.trial_id and same_settings(trial, self._trial):
                 folder = Path(self.tuner.get_trial_dir(trial_id))
                 record = load_if_readable(TrialRecord, folder / RECORD_NAME)
                 for execution in record.executions[index : index + 1] if record else ():
@@ -209,6 +206,14 @@ def base_noise_scale(project: Path | None, base: Mapping[str, Any]) -> tuple[flo
         "in a grid: train it for more epochs where its noise scale is unresolved, or take "
         f'"linear" or "sqrt". Received: base_batch_size={base["batch_size"]}, {found}.'
     )
+
+
+def same_settings(one: Any, other: Any) -> bool:
+    """Return whether trials of keras-tuner differ in their batch size alone."""
+    first, second = (
+        _own(trial.hyperparameters.values) | {"batch_size": None} for trial in (one, other)
+    )
+    return first == second
 
 
 def _own(values: Mapping[str, Any]) -> dict[str, Any]:

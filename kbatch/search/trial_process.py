@@ -1,6 +1,8 @@
 """The executions of a trial, here or in a process of their own that returns what they took."""
 
 import pickle
+import socket
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,15 +14,22 @@ import tensorflow as tf
 from kbatch.device.memory import worker_device
 from kbatch.device.worker import MappedPickles, UnsendableError, Worker
 from kbatch.errors import InputError
-from kbatch.library_internals import build_and_fit, trial_callbacks, tuner_callback
+from kbatch.library_internals import (
+    build_and_fit,
+    move_project,
+    trial_callbacks,
+    tuner_callback,
+)
 from kbatch.records.training_run import COST_NAMES
+from kbatch.search.executors import Task
 from kbatch.search.goodput_strategy import sweep_throughput
 from kbatch.search.progress import FitProgress, FitReporter
 from kbatch.search.trial_files import TrialFiles, recorded_search
-from kbatch.search.trial_states import CHECKPOINT_NAME, BestWeights
-from kbatch.study.study import GoodputRecord
+from kbatch.search.trial_states import CHECKPOINT_NAME, BestWeights, write_trial_state
+from kbatch.study.study import GoodputRecord, write_goodput
 from kbatch.study.trial import TrialRecord
 from kbatch.training.callbacks import TimeBudget
+from kbatch.training.dtype_policy import PolicyUnsupported
 
 
 class IsolatedTrials:
@@ -32,13 +41,7 @@ class IsolatedTrials:
     """
 
     def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
-        values = keras.tree.flatten([list(arguments), dict(keywords)])
-        if any(isinstance(value, tf.data.Dataset) for value in values):
-            raise InputError(
-                "With `isolate=True` a dataset cannot travel to another process: give a function "
-                "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
-                "Received: a tf.data.Dataset."
-            )
+        check_no_dataset(arguments, keywords, given="isolate=True")
         self._worker = Worker(worker_device())
         # A folder of its own: the worker's pickles replace one another.
         folder = self._worker.folder / "search"
@@ -75,6 +78,17 @@ class IsolatedTrials:
             self._worker.restart()
 
 
+def check_no_dataset(arguments: Sequence[Any], keywords: Mapping[str, Any], *, given: str) -> None:
+    """Check that what trials train on can travel to another process."""
+    values = keras.tree.flatten([list(arguments), dict(keywords)])
+    if any(isinstance(value, tf.data.Dataset) for value in values):
+        raise InputError(
+            f"With `{given}` a dataset cannot travel to another process: give a function "
+            "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
+            "Received: a tf.data.Dataset."
+        )
+
+
 def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
     """Find the search space in another process, so that this one never takes the device."""
     with Worker(worker_device()) as worker:
@@ -97,6 +111,55 @@ def _sweep(tuner: Any, data: bytes) -> GoodputRecord:
         keywords=keywords,
         directory=Path(tuner.project_dir),
     )
+
+
+def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
+    """Run the task of an executor in a folder that holds what it needs of the search.
+
+    Returns its status and what was raised, as `TaskResult` has them.
+    """
+    try:
+        tuner, arguments, keywords = pickle.loads(search)
+    except (FileNotFoundError, PermissionError) as error:
+        return "mistake", (
+            "Large arrays of a search are read from its project directory, which a worker of the "
+            "executor cannot do: give a `directory` on a file system that all hosts share, a "
+            "function `batch_size -> tf.data.Dataset` that loads the data there, or an executor "
+            f"that holds data, as `kbatch.ray_executor()` does. Received: {error} on "
+            f"{socket.gethostname()}."
+        )
+    except (ImportError, AttributeError) as error:
+        return "mistake", (
+            "The model, data or callbacks of a search need a module that a worker of the executor "
+            "cannot import: install it there, or define their functions and classes in the script "
+            f"itself, which travel with it. Received: {type(error).__name__}: {error} on "
+            f"{socket.gethostname()}."
+        )
+    oracle, hypermodel = tuner.oracle, tuner.hypermodel
+    move_project(tuner, project)
+    oracle.reload()
+    oracle.remaining_trials = lambda: task.trials_left
+    hypermodel._take_over(recorded_search(project))
+    tuner.executions_per_trial, tuner._time_cap_s = task.executions, task.time_cap_s
+    trial = oracle.trials.get(task.trial_id)
+    try:
+        if trial is None:
+            data: dict[str, Any] = {"arguments": arguments, "keywords": keywords}
+            space = oracle.get_space()
+            write_goodput(sweep_throughput(hypermodel, space, directory=project, **data), project)
+        else:
+            run_executions(lambda _: None, tuner, trial, arguments, keywords)
+    except Exception as error:
+        if trial is not None:
+            TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
+        elif isinstance(error, PolicyUnsupported):
+            return "unsupported", str(error)
+        mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
+        return ("mistake", str(error)) if mistake else ("failed", traceback.format_exc())
+    finally:
+        if trial is not None:  # Training may have declared more hyperparameters.
+            write_trial_state(trial, project)
+    return "completed", ""
 
 
 def _explore(tuner: Any) -> Any:

@@ -16,7 +16,6 @@ from kbatch.device.failures import device_is_lost
 from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
-from kbatch.library_internals import is_worker, own_oracle
 from kbatch.records.json_codec import RecordError
 from kbatch.search.goodput_strategy import GoodputStrategy, sweep_throughput
 from kbatch.search.hypermodel import BatchSizeHyperModel
@@ -30,6 +29,7 @@ from kbatch.search.identity import (
 from kbatch.search.joint_strategy import JointStrategy
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle, untried_in_grid
+from kbatch.search.parallel_search import ParallelTrials
 from kbatch.search.progress import SearchProgress
 from kbatch.search.race_strategy import RaceStrategy
 from kbatch.search.trial_files import (
@@ -46,7 +46,12 @@ from kbatch.search.trial_process import (
     trial_result,
 )
 from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, decided_trials, search_lock
-from kbatch.search.tuner_arguments import check_count, check_directory, check_strategy
+from kbatch.search.tuner_arguments import (
+    check_count,
+    check_directory,
+    check_executor,
+    check_strategy,
+)
 from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.decision import check_tolerance
 from kbatch.study.loading import RECORD_NAME, SearchIdentity, load_study, read_identity
@@ -104,6 +109,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         isolate: Whether each trial runs in a process of its own, so that neither memory nor a crash
             outlives it; it starts some seconds later. Data must be arrays or functions then, and
             what callbacks collect stays in that process.
+        executor: Where executions of trials run, several at a time and each isolated: what has
+            `submit(function, *arguments)` and returns futures with `done()`, `result()` and
+            `cancel()`, such as those of `concurrent.futures`, submitit and Dask, or
+            `kbatch.ray_executor()`. `"local"` is this host, with a worker for each GPU, or with
+            processes that divide its cores. None for this process, one trial after the other.
+        max_parallel: Most trials that an executor has at a time. None for all that the strategy
+            asks for, and with `"local"` for its number of workers.
         keep_checkpoints: How many of the best trials keep the weights of their best epoch, for
             `get_best_models`, beside the trial that `Study.decide` names. While the search runs,
             each that it may still name keeps them too. 0 for none at all.
@@ -138,6 +150,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         baseline: int | None = None,
         executions_per_trial: int = 1,
         isolate: bool = False,
+        executor: Any = None,
+        max_parallel: int | None = None,
         keep_checkpoints: int = 1,
         distribution_strategy: Any = None,
         directory: str | Path | None = None,
@@ -165,10 +179,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         check_strategy(
             strategy,
             joint=hypermodel.learning_rate_scaling == "joint",
-            isolate=isolate,
+            isolate=isolate or executor is not None,
             executions_per_trial=executions_per_trial,
             distribution_strategy=distribution_strategy,
         )
+        check_executor(executor, max_parallel)
         if resume not in ("checked", "unchecked"):
             raise ValueError(
                 f'`resume` must be "checked" or "unchecked". Received: resume={resume!r}.'
@@ -182,6 +197,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.keep_checkpoints = check_count(keep_checkpoints, "keep_checkpoints", least=0)
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
+        self._executor, self._max_parallel = executor, max_parallel
+        self._parallel: ParallelTrials | None = None
         self._goodput: GoodputStrategy | None = None
         if strategy == "goodput":
             ruled = hypermodel.learning_rate_scaling == "noise"
@@ -208,7 +225,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if not overwrite:
             with contextlib.suppress(RecordError):  # The reload says so.
                 hypermodel._take_over(recorded_search(project))
-        elif not is_worker(self):
+        else:
             check_unlocked(project)
         super().__init__(
             BatchSizeOracle(
@@ -245,11 +262,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._live = live_plots(kwargs.get("callbacks"))
         for plot in self._live:
             plot.stay()
-        # The workers of a search share the directory that its chief holds.
-        worker, project = is_worker(self), Path(self.project_dir)
-        lock = contextlib.nullcontext() if worker else search_lock(project)
+        project = Path(self.project_dir)
         try:
-            with self._progress, lock, self._isolation(args, kwargs):
+            with self._progress, search_lock(project), self._isolation(args, kwargs):
                 self._compare_search(args, kwargs)
                 slow = slow_float16_text(self._explored[2])
                 if slow is not None:
@@ -257,7 +272,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         f'{slow}: give `BatchSizeHyperModel` `dtype_policy="float32"` for faster '
                         "trials."
                     )
-                ended = 0 if worker else len(self.oracle.ended_trials)
+                ended = len(self.oracle.ended_trials)
                 if ended:
                     self._progress.say(
                         f"{pluralize(ended, 'trial')} of an earlier run kept in {project}; "
@@ -270,8 +285,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     )
                     if begun:
                         self._progress.say(begun)
-                # keras-tuner's display and Keras's bar are silent: this one shows both.
-                super().search(*args, verbose=0, **kwargs)
+                if self._parallel is None:
+                    # keras-tuner's display and Keras's bar are silent: this one shows both.
+                    super().search(*args, verbose=0, **kwargs)
+                else:
+                    self.on_search_begin()
+                    self._parallel.run()
+                    self.on_search_end()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"The search in {project} was interrupted: run the same script again to go on."
@@ -311,13 +331,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
-        if self._goodput is not None:
-            self._time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
-        if self._adaptive is not None:
-            tried = [one.hyperparameters.values for one in self.oracle.trials.values()]
-            self.executions_per_trial = self._adaptive.executions(
-                self.oracle.get_space(), trial.hyperparameters.values, tried
-            )
+        self._plan_executions(trial)
         if self._isolated is None:
             run_executions(self._progress.show, self, trial, args, kwargs)
         else:
@@ -326,13 +340,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_trial_begin(self, trial: Any) -> None:
         """Show that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
-        unknown = is_worker(self) or bool(self._goodput or self._adaptive)
-        # The running one is left.
-        self._progress.trial_begins(
-            trial.hyperparameters.values,
-            ended=None if unknown else len(self.oracle.ended_trials),
-            left=None if unknown else self.oracle.remaining_trials(),
-        )
+        self._show_begun(trial)
 
     def on_trial_end(self, trial: Any) -> None:
         """Keep the result of a trial and shows it; keras-tuner calls it."""
@@ -349,8 +357,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             for text in self._goodput.ends(self.oracle.get_space()):
                 self._progress.say(text)
         self._say_news()
-        # A chief may have ended before its last worker.
-        if not is_worker(self) and not self.oracle.get_best_trials(1):
+        if not self.oracle.get_best_trials(1):
             self._progress.say(_no_best_trial(Path(self.project_dir)))
 
     def save(self) -> None:
@@ -383,13 +390,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 trial.status = TrialStatus.RUNNING
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the display and the processes behind where a copy travels."""
-        # A worker's oracle is a connection to the chief; its own one knows the objective as well.
-        oracle = own_oracle(self.oracle)
-        return self.__dict__ | {"_progress": None, "_isolated": None, "_live": [], "oracle": oracle}
+        """Leave the display, the processes and the executor behind where a copy travels."""
+        left = dict.fromkeys(("_progress", "_isolated", "_executor", "_parallel"))
+        return self.__dict__ | left | {"_live": []}
 
     def _populate_initial_space(self) -> None:
-        if self.isolate:
+        if self.isolate or self._executor is not None:
             space, self._explored = explored_space(self)
             self.oracle.update_space(space)
         else:
@@ -425,6 +431,34 @@ class BatchSizeTuner(keras_tuner.Tuner):
             if self._isolated is None and device_is_lost(error):
                 raise DeviceLostError() from error
             trial.message = traceback.format_exc()
+        self._conclude(trial, files)
+
+    def _plan_executions(self, trial: Any) -> None:
+        """Set how often a trial trains, and after how long it has lost."""
+        if self._goodput is not None:
+            self._time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
+        if self._adaptive is not None:
+            tried = [one.hyperparameters.values for one in self.oracle.trials.values()]
+            others = [one for one in self.oracle.ongoing_trials.values() if one is not trial]
+            self.executions_per_trial = self._adaptive.executions(
+                self.oracle.get_space(),
+                trial.hyperparameters.values,
+                tried,
+                [one.hyperparameters.values for one in others],
+            )
+
+    def _show_begun(self, trial: Any, **beside: Any) -> None:
+        unknown = bool(self._goodput or self._adaptive)
+        # The running one is left.
+        self._progress.trial_begins(
+            trial.hyperparameters.values,
+            ended=None if unknown else len(self.oracle.ended_trials),
+            left=None if unknown else self.oracle.remaining_trials(),
+            **beside,
+        )
+
+    def _conclude(self, trial: Any, files: TrialFiles) -> None:
+        """Set the status of a trial, and its result, by its record."""
         result = trial_result(files.record())
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
@@ -441,6 +475,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _say_news(self) -> None:
         """Say once what a race or a joint search has found."""
+        if isinstance(self._adaptive, JointStrategy) and self.oracle.ongoing_trials:
+            return  # Their results may change it.
         news = self._adaptive and self._adaptive.news()
         if news:
             self._progress.say(news)
@@ -449,11 +485,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Time an update of each size, unless an earlier run has."""
         if self._goodput is None:
             return
-        isolated, space, project = self._isolated, self.oracle.get_space(), Path(self.project_dir)
+        elsewhere, space = self._parallel or self._isolated, self.oracle.get_space()
+        project = Path(self.project_dir)
 
         def sweep() -> GoodputRecord:
-            if isolated is not None:
-                return isolated.sweep(self)
+            if elsewhere is not None:
+                return elsewhere.sweep(self)
             return sweep_throughput(
                 self.hypermodel, space, arguments=args, keywords=kwargs, directory=project
             )
@@ -486,16 +523,21 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     @contextlib.contextmanager
     def _isolation(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-        if not self.isolate:
-            yield
-            return
-        if gpu_in_use():
+        """Open what runs trials in other processes, where they run there."""
+        if (self.isolate or self._executor == "local") and gpu_in_use():
             self._progress.say(_GPU_IN_USE)
-        with IsolatedTrials(args, {**kwargs, "verbose": 0}) as self._isolated:
-            try:
+        try:
+            with contextlib.ExitStack() as stack:
+                if self._executor is not None:
+                    given = {"executor": self._executor, "max_parallel": self._max_parallel}
+                    parallel = ParallelTrials(self, args, kwargs, **given)
+                    self._parallel = stack.enter_context(parallel)
+                elif self.isolate:
+                    isolated = IsolatedTrials(args, {**kwargs, "verbose": 0})
+                    self._isolated = stack.enter_context(isolated)
                 yield
-            finally:
-                self._isolated = None
+        finally:
+            self._isolated = self._parallel = None
 
 
 def _no_best_trial(project: Path) -> str:

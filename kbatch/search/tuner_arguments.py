@@ -17,18 +17,7 @@ def check_strategy(
     executions_per_trial: int,
     distribution_strategy: Any,
 ) -> None:
-    """Check that a strategy exists, and can be used with the other arguments.
-
-    Args:
-        strategy: As given to the tuner.
-        joint: Whether learning rates are searched with the batch sizes.
-        isolate: Whether each trial has a process of its own.
-        executions_per_trial: As given to the tuner.
-        distribution_strategy: TensorFlow's, or None.
-
-    Raises:
-        ValueError: If it cannot.
-    """
+    """Check that a strategy exists, and can be used with the other arguments of a tuner."""
     if strategy not in _STRATEGIES:
         raise ValueError(
             f"`strategy` must be one of {list(_STRATEGIES)}. Received: strategy={strategy!r}."
@@ -36,18 +25,24 @@ def check_strategy(
     if isolate and distribution_strategy is not None:
         raise ValueError(
             "A `distribution_strategy` holds the devices of this process: leave it out, or "
-            "`isolate=True`. Received: isolate=True and a distribution_strategy."
+            "`isolate=True` and `executor`. Received: both."
         )
     if strategy == "goodput" and distribution_strategy is not None:
         raise ValueError(
             'The throughput sweep of `strategy="goodput"` is measured on one device: leave out '
             '`distribution_strategy`, or take "grid". Received: both.'
         )
-    if joint and (strategy == "goodput" or is_oracle_elsewhere()):
+    if is_oracle_elsewhere():
+        raise ValueError(
+            "`BatchSizeTuner` runs trials beside each other by `executor=`, without keras-tuner's "
+            "chief and workers: unset their variables, and run the script once. Received: "
+            f"KERASTUNER_ORACLE_IP={os.environ.get('KERASTUNER_ORACLE_IP')}."
+        )
+    if joint and strategy == "goodput":
         raise ValueError(
             '`learning_rate_scaling="joint"` chooses each pair by the results before: leave '
-            '`strategy` at "grid" and run the script without `kbatch distribute`, or take a '
-            f'rule such as "sqrt". Received: strategy={strategy!r}.'
+            '`strategy` at "grid", or take a rule such as "sqrt". Received: '
+            f"strategy={strategy!r}."
         )
     if joint and strategy == "race":
         raise ValueError(
@@ -55,17 +50,31 @@ def check_strategy(
             'too many: take "sqrt" or "linear", or `strategy="grid"`. Received: '
             'learning_rate_scaling="joint".'
         )
-    if strategy != "grid" and is_oracle_elsewhere():
-        raise ValueError(
-            f'With `strategy="{strategy}"` one trial decides on the next: run the script without '
-            '`kbatch distribute`, or take "grid" for several workers. Received: a worker or chief.'
-        )
     if (joint or strategy == "race") and executions_per_trial != 1:
         raise ValueError(
             f"A {'joint search' if joint else 'race'} decides how often each trial trains: leave "
             "out `executions_per_trial`, and limit all of them together by `max_executions`. "
             f"Received: executions_per_trial={executions_per_trial}."
         )
+
+
+def check_executor(executor: Any, max_parallel: Any) -> None:
+    """Check that an executor can be given tasks, and how many."""
+    submits = callable(getattr(executor, "submit", None)) and not isinstance(executor, type)
+    if not (executor is None or submits or (isinstance(executor, str) and executor == "local")):
+        raise ValueError(
+            '`executor` must be "local", or have `submit(function, *arguments)`, as '
+            "`concurrent.futures.ProcessPoolExecutor(4)`, `submitit.AutoExecutor(folder)`, Dask's "
+            "`client.get_executor()` and `kbatch.ray_executor()` have. Received: "
+            f"executor={executor!r}."
+        )
+    if max_parallel is not None:
+        check_count(max_parallel, "max_parallel", least=1)
+        if executor is None:
+            raise ValueError(
+                "`max_parallel` limits the trials of an executor: give one too, such as "
+                f'`executor="local"`. Received: max_parallel={max_parallel}, executor=None.'
+            )
 
 
 def check_count(count: Any, name: str, *, least: int) -> int:

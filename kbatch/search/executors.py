@@ -1,0 +1,177 @@
+"""Where executions of trials run: the task that an engine is given, this host, and Ray.
+
+Nothing here starts TensorFlow: an engine imports this module in its worker, and the task trains in
+a process of its own that ends with it.
+"""
+
+import importlib
+import os
+import queue
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kbatch.device.gpus import device_environments, usable_gpus
+from kbatch.device.worker import Worker, WorkerDied
+
+# By these an engine ends a job: for another one, for its time, or with its host.
+_ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Task(NamedTuple):
+    """One execution of a trial, or the throughput sweep of a search, in plain types."""
+
+    files: dict[str, bytes]  # What it reads of the project directory, by relative path.
+    trial_id: str | None = None  # None for the sweep.
+    executions: int = 1  # Of the trial, this one included: those before it have completed.
+    trials_left: float = 1  # That the search may still run, this one included.
+    time_cap_s: float | None = None  # Seconds of training after which the trial has lost.
+    attempt: int = 0  # Some engines take equal tasks for one, and return the result of the first.
+
+
+class TaskResult(NamedTuple):
+    """What a task leaves, in plain types, so that nothing of the worker's is unpickled."""
+
+    files: dict[str, bytes]  # What it wrote in the project directory, by relative path.
+    # "completed"; "failed", which its record says too; "mistake", which ends the search;
+    # "unsupported": the dtype policy, in a sweep; "died".
+    status: str = "completed"
+    text: str = ""  # What was raised, or the end of the output of a process that died.
+    exit_code: int = 0  # Of a process that died.
+    host: str = ""
+
+
+def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskResult:
+    """Run a task in a process of its own, in a folder that goes with it; an engine calls it.
+
+    `search` is the pickled tuner with what its `search` was given. `worker` starts the process,
+    None for one in the environment of this process.
+    """
+    own = worker or Worker()
+    try:
+        project = own.folder / "project"
+        for name, content in task.files.items():
+            path = project / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        try:
+            status, text, exit_code = *own.call(_train, str(project), search, task), 0
+        except WorkerDied as error:
+            if -error.exit_code in _ENGINE_SIGNALS:  # The same task may complete elsewhere.
+                raise InterruptedError(f"Signal {-error.exit_code} ended the process.") from None
+            status, text, exit_code = "died", error.tail, error.exit_code
+        found = {
+            path.relative_to(project).as_posix(): path.read_bytes()
+            for path in project.rglob("*")
+            if path.is_file() and not path.name.startswith(("draft.", "."))
+        }
+        changed = {name: data for name, data in found.items() if task.files.get(name) != data}
+        return TaskResult(changed, status, text, exit_code, socket.gethostname())
+    finally:
+        own.close()
+
+
+def _train(project: str, search: bytes, task: Task) -> tuple[str, str]:
+    # TensorFlow starts here, in the process of the task.
+    from kbatch.search.trial_process import execute
+
+    return execute(Path(project), search, task)
+
+
+class LocalExecutor:
+    """Runs tasks on this host: `workers` at a time, None for one a GPU or for every two cores."""
+
+    def __init__(self, workers: int | None = None):
+        gpus, cores = usable_gpus(), len(os.sched_getaffinity(0))
+        self.workers = workers or len(gpus) or max(1, cores // 2)
+        self._environments: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
+        for variables in device_environments(self.workers, gpus):
+            threads = str(max(1, cores // self.workers))
+            for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
+                variables.setdefault(name, os.environ.get(name, threads))
+            self._environments.put(variables)
+        self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="kbatch-executor")
+        self._running: set[Worker] = set()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Run `function(*arguments, worker)` in a thread, when a worker is free."""
+        return self._threads.submit(self._run, function, arguments)
+
+    def close(self) -> None:
+        """End what runs and what waits."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        while self._running:  # One may just be starting its process.
+            for worker in list(self._running):
+                worker.restart()
+            time.sleep(0.05)
+
+    def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        variables = self._environments.get()
+        worker = Worker(variables)
+        self._running.add(worker)
+        try:
+            return function(*arguments, worker)
+        finally:
+            self._running.discard(worker)
+            self._environments.put(variables)
+
+
+def ray_executor(**options: Any) -> Any:
+    """Make an executor for `BatchSizeTuner` that runs each execution as a task of Ray.
+
+    Ray must have been started (`ray.init`). Arrays that `search` is given go into its object store
+    once. A task that Ray loses is tried once more by the tuner, not by Ray, unless `max_retries`
+    says so.
+
+    Example:
+
+    >>> ray.init()
+    >>> executor = kbatch.ray_executor(num_gpus=1)
+    >>> tuner = kbatch.BatchSizeTuner(hypermodel, "val_accuracy", executor=executor)
+
+    Args:
+        **options: What `ray.remote` takes for each task, such as `num_cpus`, `num_gpus` and
+            `memory` in bytes.
+
+    Raises:
+        ImportError: If Ray is not installed.
+    """
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise ImportError(
+            "`kbatch.ray_executor` needs Ray: install it (pip install 'kbatch[ray]'). "
+            f"Received: {error}."
+        ) from error
+    return _RayExecutor(ray, {"max_retries": 0} | options)
+
+
+class _RayExecutor:
+    def __init__(self, ray: Any, options: Mapping[str, Any]):
+        self._ray, self._options = ray, options
+
+    def put(self, value: Any) -> Any:
+        """Hold a value once for all tasks, which get it in place of the reference."""
+        return self._ray.put(value)
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> "_RayFuture":
+        task = self._ray.remote(**self._options)(function)
+        return _RayFuture(self._ray, task.remote(*arguments))
+
+
+class _RayFuture:
+    def __init__(self, ray: Any, reference: Any):
+        self._ray, self._reference = ray, reference
+
+    def done(self) -> bool:
+        return bool(self._ray.wait([self._reference], timeout=0)[0])
+
+    def result(self) -> Any:
+        return self._ray.get(self._reference)
+
+    def cancel(self) -> None:
+        self._ray.cancel(self._reference, force=True)

@@ -1,0 +1,436 @@
+"""Searches by an executor: which executions it is given, and what becomes of its faults."""
+
+import concurrent.futures
+import importlib
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures.process import BrokenProcessPool
+
+import keras
+import numpy as np
+import pytest
+import searches
+import small_models as models
+import tensorflow as tf
+from stub_executor import StubExecutor
+
+import kbatch
+from kbatch.analysis.joint_search import PairModel, PairRun, next_pair
+from kbatch.analysis.next_size import FinishedRun, SizeCosts, forecast_updates, next_size
+from kbatch.cli import main as cli
+from kbatch.device.worker import WorkerDied
+from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
+from kbatch.search.goodput_strategy import expected_runs
+from kbatch.search.progress import FileLine, SearchProgress
+from kbatch.search.trial_process import execute
+from kbatch.study.loading import RECORD_NAME
+
+SIZES = (8, 16, 32, 64)
+
+
+@pytest.fixture(autouse=True)
+def explored_here(monkeypatch):
+    """The model that shows the search space is built in this process, which is quicker."""
+    monkeypatch.setattr("kbatch.search.tuner.explored_space", _explored)
+
+
+def _explored(tuner):
+    explored = tuner._explore()
+    return tuner.oracle.get_space(), explored
+
+
+def tuner(directory, executor, sizes=SIZES, hypermodel=None, **arguments):
+    return searches.tuner(
+        directory,
+        hypermodel or searches.stock(batch_sizes=sizes, learning_rate_scaling=None),
+        kbatch.BatchSizeTuner,
+        executor=executor,
+        **arguments,
+    )
+
+
+def search(directory, executor, sizes=SIZES, *, fit=None, **arguments):
+    found = tuner(directory, executor, sizes, **arguments)
+    found.search(*models.rows(94), **({"epochs": 1, "verbose": 0} | (fit or {})))
+    return found
+
+
+def statuses(found):
+    return {t.batch_size: t.status for t in kbatch.load_study(found).trials}
+
+
+def test_trials_run_beside_each_other_and_the_executions_of_one_in_order(tmp_path):
+    executor = StubExecutor(turn=-1, accuracy=lambda size, number: size / 100)
+    found = search(tmp_path, executor, executions_per_trial=2)
+    assert executor.most_open == 4
+    assert sorted(executor.ran) == [(size, number) for size in SIZES for number in (0, 1)]
+    for size in SIZES:
+        assert [number for one, number in executor.ran if one == size] == [0, 1]
+    study = kbatch.load_study(found)
+    assert [(t.status, len(t.executions)) for t in study.trials] == [("completed", 2)] * 4
+    assert found.get_best_hyperparameters()[0].get("batch_size") == 64
+    assert found.remaining_trials == 0
+    # The data have gone with the search.
+    assert [path.name for path in tmp_path.rglob(".*") if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_no_more_trials_are_open_than_asked_for(tmp_path, most):
+    executor = StubExecutor()
+    search(tmp_path, executor, max_parallel=most)
+    assert executor.most_open == most
+    assert executor.ran == [(size, 0) for size in SIZES]
+
+
+def test_what_one_execution_decides_for_all_is_decided_first(tmp_path):
+    hypermodel = searches.stock(batch_sizes=SIZES, dtype_policy="mixed_float16")
+    failed = {0: TaskResult({}, "failed", "Traceback: no room")}
+    executor = StubExecutor(outcomes=failed)
+    search(tmp_path, executor, hypermodel=hypermodel)
+    assert executor.log == [(8, 0, 0), (16, 0, 0), (32, 0, 0), (64, 0, 1)]
+
+
+def test_trials_wait_for_the_noise_scale_of_their_base(tmp_path):
+    hypermodel = searches.stock(batch_sizes=SIZES, learning_rate_scaling="noise")
+    executor = StubExecutor()
+    search(tmp_path, executor, hypermodel=hypermodel)
+    assert executor.log == [(8, 0, 0), (16, 0, 0), (32, 0, 1), (64, 0, 2)]
+
+
+def test_the_executions_of_a_round_of_a_race_run_beside_each_other(tmp_path):
+    executor = StubExecutor(accuracy=lambda size, number: size / 100 + number / 1000)
+    search(tmp_path, executor, strategy="race", tolerance=0.1)
+    assert executor.most_open == 4
+    rounds = [number for _, number in executor.ran]
+    assert rounds[:12] == sorted(rounds[:12])
+    assert sorted(executor.ran[:4]) == [(size, 0) for size in SIZES]
+    assert len(set(executor.ran)) == len(executor.ran)
+
+
+def test_pairs_of_a_joint_search_run_beside_each_other(tmp_path):
+    hypermodel = searches.stock(batch_sizes=SIZES, learning_rate_scaling="joint")
+    executor = StubExecutor(accuracy=lambda size, number: size / 100 + number / 1000)
+    found = search(tmp_path, executor, hypermodel=hypermodel, max_parallel=3, max_executions=14)
+    assert executor.most_open == 3
+    assert len(executor.ran) <= 14
+    executions = [e for t in kbatch.load_study(found).trials for e in t.executions]
+    assert len(executions) == len(executor.ran)
+
+
+def test_a_lost_execution_is_tried_once_more_and_nothing_else_is_lost(tmp_path, capsys):
+    executor = StubExecutor(outcomes={1: EOFError("the worker is gone")})
+    found = search(tmp_path, executor, executions_per_trial=2, fit={"verbose": 1})
+    assert executor.ran.count((16, 0)) == 2
+    lost, again = (executor.tasks[i] for i, ran in enumerate(executor.ran) if ran == (16, 0))
+    assert (lost.attempt, again.attempt) == (0, 1)
+    assert len(executor.ran) == 9
+    assert set(statuses(found).values()) == {"completed"}
+    assert "lost a run of batch size 16, which starts again: EOFError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("outcome", [EOFError("gone"), concurrent.futures.CancelledError(), 3])
+def test_an_execution_that_is_lost_twice_has_failed(tmp_path, outcome):
+    executor = StubExecutor(outcomes={1: outcome, 4: outcome})
+    found = search(tmp_path, executor)
+    assert statuses(found) == {8: "completed", 16: "failed", 32: "completed", 64: "completed"}
+    (failed,) = [t for t in kbatch.load_study(found).trials if t.batch_size == 16]
+    assert "lost this execution twice" in failed.failure
+
+
+def test_a_process_that_died_is_a_result_and_is_not_tried_again(tmp_path):
+    executor = StubExecutor(outcomes={2: TaskResult({}, "died", "Killed", -9)})
+    found = search(tmp_path, executor)
+    assert executor.ran == [(size, 0) for size in SIZES]
+    assert statuses(found)[32] == "out_of_memory"
+
+
+class Broken(StubExecutor):
+    """Takes four tasks, the second of which is lost with its pool."""
+
+    def submit(self, *arguments):
+        if len(self.tasks) == 4:
+            raise BrokenProcessPool("a child process terminated abruptly")
+        return super().submit(*arguments)
+
+
+def test_a_broken_executor_ends_the_search_which_goes_on_with_another(tmp_path):
+    broken = Broken(turn=-1, outcomes={1: BrokenProcessPool("terminated")})
+    with pytest.raises(RuntimeError, match=r"start it again, then the same script.*BrokenProcess"):
+        search(tmp_path, broken)
+    # The newest two had ended, and are kept.
+    second = StubExecutor()
+    found = search(tmp_path, second)
+    assert second.ran == [(8, 0), (16, 0)]
+    assert set(statuses(found).values()) == {"completed"}
+    assert [future.cancelled for future in broken.open] == [True]
+
+
+def test_a_driver_that_died_runs_no_completed_execution_again(tmp_path):
+    class Killed(StubExecutor):
+        def submit(self, *arguments):
+            if len(self.tasks) == 6:
+                raise KeyboardInterrupt
+            return super().submit(*arguments)
+
+    first = Killed()
+    with pytest.raises(KeyboardInterrupt, match="run the same script again"):
+        search(tmp_path, first, executions_per_trial=2)
+    done = [(8, 0), (16, 0), (32, 0)]
+    assert first.ran == [*((size, 0) for size in SIZES), (8, 1), (16, 1)]
+    second = StubExecutor()
+    found = search(tmp_path, second, executions_per_trial=2)
+    assert sorted(second.ran) == sorted({(s, n) for s in SIZES for n in (0, 1)} - {*done})
+    assert set(statuses(found).values()) == {"completed"}
+
+
+def test_a_mistake_ends_the_search_and_what_had_completed_is_kept(tmp_path):
+    executor = StubExecutor(turn=-1, outcomes={1: TaskResult({}, "mistake", "no such metric")})
+    with pytest.raises(ValueError, match="no such metric"):
+        search(tmp_path, executor)
+    assert statuses(tmp_path / "search") == {32: "completed", 64: "completed"}
+    assert [future.cancelled for future in executor.open] == [True]
+
+
+def test_a_worker_writes_into_the_project_directory_alone(tmp_path):
+    executor = StubExecutor(outcomes={0: TaskResult({"../outside": b"x"})})
+    with pytest.raises(ValueError, match="outside"):
+        search(tmp_path, executor, (8,))
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_task_is_sent_few_records_however_many_trials_there_are(tmp_path):
+    executor = StubExecutor()
+    search(tmp_path, executor, tuple(range(1, 31)), max_parallel=1)
+    counts = [sum(name.endswith(RECORD_NAME) for name in task.files) for task in executor.tasks]
+    assert counts[0] == 0
+    assert max(counts) <= 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"executor": "slurm"}, 'must be "local", or have `submit'),
+        ({"executor": object()}, 'must be "local", or have `submit'),
+        ({"executor": concurrent.futures.ProcessPoolExecutor}, "or have `submit"),
+        ({"executor": StubExecutor(), "max_parallel": 0}, "at least 1"),
+        ({"executor": None, "max_parallel": 2}, "give one too"),
+        ({"executor": StubExecutor(), "distribution_strategy": 3}, "leave it out"),
+    ],
+)
+def test_a_bad_executor_is_refused(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tuner(tmp_path, **arguments)
+
+
+def test_what_cannot_travel_is_named(tmp_path):
+    held = keras.callbacks.LambdaCallback()
+    held.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"open what holds a file, a lock.*Received: callbacks: "):
+        search(tmp_path, StubExecutor(), fit={"callbacks": [held]})
+    dataset = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(8)
+    with pytest.raises(ValueError, match="a dataset cannot travel"):
+        tuner(tmp_path, StubExecutor()).search(dataset)
+    assert not list(tmp_path.glob("search/trial_*"))
+
+
+def test_two_searches_in_one_directory_exclude_each_other(tmp_path):
+    class Second(StubExecutor):
+        def submit(self, *arguments):
+            with pytest.raises(ValueError, match="Another search runs in the project directory"):
+                search(tmp_path, StubExecutor())
+            return super().submit(*arguments)
+
+    assert set(statuses(search(tmp_path, Second(), (8,))).values()) == {"completed"}
+
+
+def test_keras_tuners_chief_is_refused(tmp_path, monkeypatch):
+    for name in ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(ValueError, match="by `executor=`, without keras-tuner's chief"):
+        tuner(tmp_path, None)
+
+
+def test_the_workers_of_this_host_share_its_devices_and_end_with_the_executor(monkeypatch):
+    monkeypatch.setattr("kbatch.search.executors.usable_gpus", lambda: ("GPU-a", "GPU-b"))
+    executor = LocalExecutor()
+    both = threading.Barrier(2)
+
+    def device(worker):
+        both.wait(60)
+        return worker.call(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+
+    futures = [executor.submit(device) for _ in range(2)]
+    assert sorted(future.result() for future in futures) == ["GPU-a", "GPU-b"]
+    started = threading.Event()
+
+    def sleeps(worker):
+        started.set()
+        worker.call(time.sleep, 600)
+
+    running, waiting = executor.submit(sleeps), [executor.submit(sleeps) for _ in range(2)][1]
+    started.wait(60)
+    executor.close()
+    with pytest.raises(WorkerDied):
+        running.result(60)
+    assert waiting.cancelled()
+
+
+class Ends:
+    """A worker whose process ends by a signal, after it wrote a record."""
+
+    def __init__(self, folder, number):
+        self.folder, self._number, self.closed = folder, number, False
+
+    def call(self, function, project, search, task):
+        (self.folder / "project" / "kbatch.json").write_text("{}")
+        raise WorkerDied(-self._number, "the end of its output")
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_process_that_the_engine_ends_is_lost_and_one_that_memory_ends_has_a_result(tmp_path):
+    """SLURM sends SIGTERM and SIGUSR2 to all processes of a job."""
+    task = Task({"trial_0000/trial.json": b"{}"}, "0000")
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        with pytest.raises(InterruptedError, match=f"Signal {number:d} "):
+            run_task(b"", task, worker := Ends(tmp_path, number))
+        assert worker.closed
+    found = run_task(b"", task, Ends(tmp_path, signal.SIGKILL))
+    assert found[:4] == ({"kbatch.json": b"{}"}, "died", "the end of its output", -9)
+
+
+class Looks(StubExecutor):
+    """Keeps what lies in the project directory, and what travels, while a search runs."""
+
+    def __init__(self, project):
+        super().__init__()
+        self.project, self.searches, self.files = project, [], []
+
+    def submit(self, function, search, task):
+        folder = self.project / ".kbatch-data"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        self.files.append([path.name for path in folder.iterdir()])
+        self.searches.append(search)
+        return super().submit(function, search, task)
+
+
+LARGE = {"validation_data": models.rows(40_000)}
+
+
+def test_large_arrays_are_read_from_the_project_directory(tmp_path):
+    executor = Looks(tmp_path / "search")
+    search(tmp_path, executor, fit=LARGE)
+    assert executor.files == [["array-0.npy"]] * 4
+    (travelling,) = set(executor.searches)
+    assert len(travelling) < 1e6
+    # The directory is gone by now, as it is for a worker on another host.
+    status, text = execute(tmp_path / "project", travelling, Task({}, "0000"))
+    assert status == "mistake"
+    assert "give a `directory` on a file system that all hosts share" in text
+
+
+def test_an_executor_that_holds_data_is_given_them_once(tmp_path):
+    held = []
+
+    class Holds(Looks):
+        def put(self, value):
+            held.append(len(value))
+            return "a reference"
+
+    executor = Holds(tmp_path / "search")
+    search(tmp_path, executor, fit=LARGE)
+    assert executor.files == [[]] * 4
+    assert executor.searches == ["a reference"] * 4
+    assert [size > 1.2e6 for size in held] == [True]
+
+
+def test_a_module_that_a_worker_lacks_is_named(tmp_path, monkeypatch):
+    file = tmp_path / "only_here.py"
+    file.write_text("import small_models\ndef build(): return small_models.stock()")
+    monkeypatch.syspath_prepend(tmp_path)
+    build = importlib.import_module("only_here").build
+    executor = Looks(tmp_path / "search")
+    hypermodel = searches.stock(build, (8,), learning_rate_scaling=None)
+    search(tmp_path, executor, hypermodel=hypermodel)
+    monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "only_here")
+    status, text = execute(tmp_path / "project", executor.searches[0], Task({}, "0000"))
+    assert status == "mistake"
+    assert "install it there" in text
+    assert "No module named 'only_here'" in text
+
+
+def test_pairs_that_run_count_as_what_is_expected_of_them():
+    sizes, factors = (16, 64, 256), (0.25, 0.5, 1.0, 2.0, 4.0)
+    known = {"larger_is_better": True, "tolerance": 0.01, "most": 18}
+    opening = []
+    while (found := next_pair(sizes, factors, [], pending=opening, **known)).pair is not None:
+        opening.append(found.pair)
+    assert len(set(opening)) == 5  # Nothing more is asked for before a value is known.
+    runs = [PairRun(size, factor, 0.9 - 0.01 * abs(math.log2(factor))) for size, factor in opening]
+    pending = []
+    for _ in range(3):
+        pending.append(next_pair(sizes, factors, runs, pending=pending, **known).pair)
+    assert len(set(pending)) == 3
+    assert not set(pending) & set(opening)
+    pairs = [*pending, *opening]
+    model = PairModel.of(runs, pairs, larger_is_better=True, tolerance=0.01)
+    expected = model.with_pending(pending)
+    np.testing.assert_array_equal(expected.means, model.means)
+    before, after = (np.diagonal(one.covariance)[:3] for one in (model, expected))
+    assert (after < before).all()
+    budget = {**known, "most": len(runs) + 2}
+    assert next_pair(sizes, factors, runs, pending=pending[:2], **budget).kind == "budget"
+
+
+def test_sizes_that_run_count_as_what_is_expected_of_them():
+    costs = SizeCosts({size: 1e-3 + 1e-6 * size for size in (16, 64, 256, 1024)}, 0.5)
+    assert expected_runs(costs, [], [64]) == []
+    runs = [FinishedRun(64, cost=2.5, updates=2000.0, noise_scale=300.0)]
+    first = next_size(costs, runs).batch_size
+    (expected,) = expected_runs(costs, runs, [first])
+    forecast = forecast_updates(costs, runs)
+    assert (expected.batch_size, expected.updates) == (first, forecast.updates[first])
+    np.testing.assert_allclose(
+        expected.cost, 0.5 + expected.updates * costs.update_costs[first], rtol=1e-12
+    )
+    assert next_size(costs, [*runs, expected]).batch_size != first
+
+
+def test_progress_counts_what_runs_waits_and_has_ended():
+    lines = []
+
+    class Line(FileLine):
+        def update(self, name, share, figures):
+            lines.append((name, figures))
+
+    with SearchProgress(1, open_line=Line) as progress:
+        progress.show_counts(submitted=5, running=2, ended=3)
+        progress.show_counts(submitted=5, running=None, ended=3)
+    assert lines == [
+        ("search", "2 running, 3 queued, 3 done"),
+        ("search", "5 submitted, 3 done"),
+    ]
+
+
+def test_the_line_of_a_trial_says_where_it_ran_and_how_much_is_left(tmp_path, capsys):
+    done = TaskResult({}, "failed", "Traceback", host="node7")
+    executor = StubExecutor(outcomes={0: done})
+    search(tmp_path, executor, max_parallel=1, fit={"verbose": 1})
+    first, *others = [line for line in capsys.readouterr().out.splitlines() if "batch" in line]
+    assert first.startswith("trial 1/4, batch     8 on node7, ")
+    assert others[0].startswith("trial 2/4, batch    16, ")
+
+
+def test_the_command_of_earlier_versions_says_what_to_write(capsys):
+    words = ["distribute", "--workers", "4", "search.py", "--epochs", "3"]
+    assert cli.main(words) == 1
+    error = capsys.readouterr().err
+    assert 'BatchSizeTuner(..., executor="local")' in error
+    assert "Received: kbatch distribute --workers 4 search.py --epochs 3." in error
+    assert error.count("\n") == 1

@@ -1,0 +1,27 @@
+"""A search whose executions are tasks of a pool of processes."""
+
+import concurrent.futures
+import multiprocessing
+
+import numpy as np
+import searches
+
+import kbatch
+
+
+def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
+    hypermodel = searches.hypermodel(batch_sizes=(8, 32), dtype_policy="float32")
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        kind = kbatch.BatchSizeTuner
+        there = searches.search(tmp_path, hypermodel, kind, executor=pool)
+    here = searches.search(tmp_path, hypermodel, kind, project_name="here")
+    for one, other in zip(*(kbatch.load_study(t).trials for t in (there, here)), strict=True):
+        assert one.status == "completed", one.failure
+        assert one.metrics == other.metrics
+        assert one.notes == other.notes
+    scores = [t.oracle.get_best_trials(1)[0].score for t in (there, here)]
+    assert scores[0] == scores[1]
+    weights = [t.get_best_models()[0].get_weights() for t in (there, here)]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
