@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo figures test test-slow test-gpu models-table keras-tests notebooks docs lint format types clean
+.PHONY: help demo figures test test-slow test-engines test-gpu models-table keras-tests notebooks docs lint format types clean
 
 help:
-	@echo "make demo | test | test-slow | test-gpu | models-table | keras-tests | notebooks"
-	@echo "     docs | lint | format | types | clean"
+	@echo "make demo | test | test-slow | test-engines | test-gpu | models-table | keras-tests"
+	@echo "     notebooks | docs | lint | format | types | clean"
 
 # One stamp an extra: a second run finds it and starts at once.
 .venv/%.stamp: setup.cfg pyproject.toml
@@ -31,10 +31,14 @@ figures: .venv/demo.stamp
 # Two processes: TensorFlow's graphs pile up in one, and most of a test runs on one core. The one
 # that ends first takes over half of what the other has left.
 test: .venv/test.stamp
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not engine"
 
 test-slow: .venv/test.stamp
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu and not engine"
+
+# Searches on SLURM (apt-get install slurm-wlm munge, as root), Ray and Dask, on this host alone.
+test-engines: .venv/engines.stamp
+	$(BIN)/python -m pytest -m engine tests/engines
 
 # Each in a process of its own; what they found is written into docs/gpu-checks, to be committed.
 test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp)
