@@ -31,20 +31,11 @@ def statistical_efficiency(
 ) -> float:
     """Compute the progress of an example relative to that at a base batch size.
 
-    Assumes a learning rate that suits each size.
-
-    Example:
+    Assumes a learning rate that suits each size. B, B_noise and M0 are in examples; it is 1 at the
+    base batch size and above 1 below it.
 
     >>> statistical_efficiency(192, noise_scale=64, base_batch_size=64)
     0.5
-
-    Args:
-        batch_size: B, in examples.
-        noise_scale: B_noise, in examples.
-        base_batch_size: M0, in examples.
-
-    Returns:
-        The efficiency, 1 at the base batch size and above 1 below it.
 
     Raises:
         ValueError: If a size is not positive or the noise scale is negative or not finite.
@@ -57,24 +48,13 @@ def statistical_efficiency(
 def goodput(
     batch_size: float, step_time_s: float, *, noise_scale: float, base_batch_size: float
 ) -> float:
-    """Compute the throughput times the statistical efficiency.
+    """Compute the throughput times the statistical efficiency, in examples of size M0 per second.
 
     Ratios of goodput between batch sizes do not depend on `base_batch_size`; times to a target
-    are inversely proportional to it.
-
-    Example:
+    are inversely proportional to it. B, B_noise and M0 are in examples.
 
     >>> goodput(192, 0.5, noise_scale=64, base_batch_size=64)
     192.0
-
-    Args:
-        batch_size: B, in examples.
-        step_time_s: Time of a step of B examples, in seconds.
-        noise_scale: B_noise, in examples.
-        base_batch_size: M0, in examples.
-
-    Returns:
-        The goodput, in examples of the base batch size per second.
 
     Raises:
         ValueError: If a size or the time is not positive, or the noise scale is negative.

@@ -32,15 +32,10 @@ _ROUNDS_FOR_ORDER = 9
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """An interval: of 95 % confidence, or between quartiles where its maker says so.
+    """An interval: of 95 % confidence, or between quartiles where its maker says so."""
 
-    Attributes:
-        low: Lower bound, in the unit of the values.
-        high: Upper bound, in the unit of the values.
-    """
-
-    low: float
-    high: float
+    low: float  #: Lower bound, in the unit of the values.
+    high: float  #: Upper bound, in the unit of the values.
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
@@ -120,21 +115,13 @@ def ratio_over_rounds(
 
 @dataclasses.dataclass(frozen=True)
 class QuantileBound:
-    """An upper bound of a quantile.
+    """An upper bound of a quantile."""
 
-    Attributes:
-        value: The bound, in the unit of the values; None with too few calls.
-        quantile: Which quantile, in (0, 1).
-        confidence: How likely the bound holds, in (0, 1).
-        calls: Values that there were.
-        missing_calls: How many more are needed for a bound: 0 where there is one.
-    """
-
-    value: float | None
-    quantile: float
-    confidence: float
-    calls: int
-    missing_calls: int
+    value: float | None  #: The bound, in the unit of the values; None with too few calls.
+    quantile: float  #: Which quantile, in (0, 1).
+    confidence: float  #: How likely the bound holds, in (0, 1).
+    calls: int  #: Values that there were.
+    missing_calls: int  #: How many more are needed for a bound: 0 where there is one.
 
 
 def quantile_upper_bound(

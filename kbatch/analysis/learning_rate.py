@@ -154,10 +154,8 @@ def scale_weight_decay(
     0.008
     """
     if not learning_rate_ratio > 0:
-        raise ValueError(
-            "`learning_rate_ratio` must be positive. "
-            f"Received: learning_rate_ratio={learning_rate_ratio}."
-        )
+        received = f"Received: learning_rate_ratio={learning_rate_ratio}."
+        raise ValueError(f"`learning_rate_ratio` must be positive. {received}")
     kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
     most = max(weight_decay, 1 / learning_rate) if learning_rate else math.inf
     return min(weight_decay * kappa, most) / learning_rate_ratio
@@ -188,36 +186,27 @@ def check_followers(names: Iterable[str], name: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class LearningRateScaling:
-    """What a rule was given and what it made of it.
+    """What a rule was given and what it made of it."""
 
-    Attributes:
-        rule: `"linear"`, `"sqrt"`, `"noise"` or None.
-        batch_size: Batch size that was scaled to, in examples.
-        base_batch_size: Batch size that was scaled from, in examples.
-        noise_scale: Gradient noise scale that the rule used, in examples; None if it used none.
-        kappa: Batch size over base batch size.
-        learning_rate_ratio: Factor of the learning rate.
-        learning_rate: The scaled learning rate.
-        beta_2: Decay of Adam's second moment at the batch size; None where there is none.
-        follow_batch_size: Which of the other settings followed the batch size; None where an
-            earlier version of kbatch did not record it.
-        factor: Factor of the learning rate beside the rule's, which a joint search tried.
-        weight_decay: Weight decay of the optimizer at the batch size; None where there is none.
-        batch_norm_momenta: The different momenta of the model's BatchNormalization layers at the
-            batch size, ascending, none without such layers; None where it was not recorded.
-    """
-
-    rule: str | None
-    batch_size: int
-    base_batch_size: int
+    rule: str | None  #: `"linear"`, `"sqrt"`, `"noise"` or None.
+    batch_size: int  #: Batch size that was scaled to, in examples.
+    base_batch_size: int  #: Batch size that was scaled from, in examples.
+    #: Gradient noise scale that the rule used, in examples; None if it used none.
     noise_scale: float | None
-    kappa: float
-    learning_rate_ratio: float
-    learning_rate: float
+    kappa: float  #: Batch size over base batch size.
+    learning_rate_ratio: float  #: Factor of the learning rate.
+    learning_rate: float  #: The scaled learning rate.
+    #: Decay of Adam's second moment at the batch size; None where there is none.
     beta_2: float | None
+    #: Which of the other settings followed the batch size; None where an earlier version of kbatch
+    #: did not record it.
     follow_batch_size: tuple[str, ...] | None = None
+    #: Weight decay of the optimizer at the batch size; None where there is none.
     weight_decay: float | None = None
+    #: The different momenta of the model's BatchNormalization layers at the batch size, ascending,
+    #: none without such layers; None where it was not recorded.
     batch_norm_momenta: tuple[float, ...] | None = None
+    #: Factor of the learning rate beside the rule's, which a joint search tried.
     factor: float = 1.0
 
 
@@ -242,20 +231,11 @@ def learning_rate_scaling(
     >>> learning_rate_scaling(1e-3, 0.99, batch_size=256, base_batch_size=64, rule="sqrt")
     LearningRateScaling(rule='sqrt', ..., kappa=4.0, learning_rate=0.002, beta_2=0.9606)
 
-    Args:
-        learning_rate: Learning rate that suits `base_batch_size`.
-        beta_2: Decay of the second moment that suits it, for an Adam-like optimizer; None for
-            SGD.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that they were chosen for, in examples.
-        rule: `"linear"`, `"sqrt"`, `"noise"` or None, which leaves the learning rate as it is.
-        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
-        adaptive: Whether the optimizer is Adam-like; if None, where there is a `beta_2`.
-        weight_decay: Weight decay that suits it; None without one.
-        batch_norm_momenta: Momenta of BatchNormalization layers that suit it.
-        follow_batch_size: Which of `"beta_2"`, `"weight_decay"` and `"batch_norm_momentum"` keep
-            their timescale in examples, under a rule or none; the others stay as they are.
-        factor: What the scaled learning rate is multiplied by, above 0.
+    Takes what `scale_learning_rate` does, and what else suits `base_batch_size`: `beta_2`, the
+    decay of the second moment of an Adam-like optimizer (None for SGD), the weight decay and the
+    momenta of BatchNormalization layers. Those named in `follow_batch_size` keep their timescale in
+    examples, under a rule or none; the others stay as they are. The scaled learning rate is
+    multiplied by `factor`, above 0. If `adaptive` is None, it is whether there is a `beta_2`.
     """
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     if adaptive is None:

@@ -120,10 +120,7 @@ def smallest_broken(tried: Sequence[FinishedRun]) -> float:
 
 
 def pilot_size(costs: SizeCosts) -> int:
-    """Return the size that costs least above the best one, averaged over noise scales.
-
-    They range from the smallest to the largest size, evenly in their logarithm.
-    """
+    """Return the size that costs least above the best one, averaged over noise scales."""
     sizes = np.array(sorted(costs.update_costs), float)
     updates = np.array([costs.update_costs[int(size)] for size in sizes])
     noise = np.geomspace(sizes[0], sizes[-1], 33)[:, None]

@@ -43,25 +43,19 @@ _MOST_CORRELATED = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class NoiseScale:
-    """The gradient noise scale of a stretch of training.
+    """The gradient noise scale of a stretch of training."""
 
-    Attributes:
-        value: B_noise, in examples; None when unresolved, that is when |G|^2 is not
-            distinguishable from 0.
-        interval: Its 95 % interval, in examples; None when unresolved.
-        at_least: Lower bound with 97.5 % confidence, in examples. An unresolved scale has one
-            too when the gradients are mostly noise; None when there is none.
-        variance: Mean estimate of tr(Sigma), in squared gradient units; None without a step.
-        squared_norm: Mean estimate of |G|^2, in squared gradient units; None without a step.
-        measurements: Steps, or epochs, behind it.
-    """
-
+    #: B_noise, in examples; None when unresolved, that is when |G|^2 is not distinguishable from 0.
     value: float | None
-    interval: Interval | None
+    interval: Interval | None  #: Its 95 % interval, in examples; None when unresolved.
+    #: Lower bound with 97.5 % confidence, in examples. An unresolved scale has one too when the
+    #: gradients are mostly noise; None when there is none.
     at_least: float | None
+    #: Mean estimate of tr(Sigma), in squared gradient units; None without a step.
     variance: float | None
+    #: Mean estimate of |G|^2, in squared gradient units; None without a step.
     squared_norm: float | None
-    measurements: int
+    measurements: int  #: Steps, or epochs, behind it.
 
 
 def gradient_noise_scale(
@@ -95,10 +89,7 @@ def gradient_noise_scale(
         ValueError: If the shapes differ, no step was split, or numbers contradict each other.
     """
     moments = gradient_moments(
-        micro_sq_norms,
-        batch_sq_norms,
-        batch_size=batch_size,
-        accumulation_steps=accumulation_steps,
+        micro_sq_norms, batch_sq_norms, batch_size=batch_size, accumulation_steps=accumulation_steps
     )
     steps = len(moments.variance)
     run = _Run(moments.variance, moments.squared_norm, np.ones(steps))
@@ -218,14 +209,10 @@ class GradientMoments:
 
     One step's are noisy and its `squared_norm` can be negative. Average many first and take
     their ratio last: the mean of ratios is biased without bound.
-
-    Attributes:
-        variance: tr(Sigma), in squared gradient units, of shape (steps,).
-        squared_norm: |G|^2, in squared gradient units, of shape (steps,).
     """
 
-    variance: np.ndarray
-    squared_norm: np.ndarray
+    variance: np.ndarray  #: Tr(Sigma), in squared gradient units, of shape (steps,).
+    squared_norm: np.ndarray  #: |G|^2, in squared gradient units, of shape (steps,).
 
 
 def gradient_moments(

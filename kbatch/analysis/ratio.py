@@ -19,17 +19,12 @@ from kbatch.analysis.intervals import FEWEST_VALUES, Interval, t_quantile
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """A ratio that cannot be negative, as far as it can be told.
+    """A ratio that cannot be negative, as far as it can be told."""
 
-    Attributes:
-        value: The estimate; None when the denominator is not distinguishable from 0.
-        interval: Its 95 % interval; None when `value` is.
-        at_least: Lower bound with 97.5 % confidence. There may be one without a value: a large
-            ratio is one whose denominator is lost in noise. None when nothing is known.
-    """
-
-    value: float | None
-    interval: Interval | None
+    value: float | None  #: The estimate; None when the denominator is not distinguishable from 0.
+    interval: Interval | None  #: Its 95 % interval; None when `value` is.
+    #: Lower bound with 97.5 % confidence. There may be one without a value: a large ratio is one
+    #: whose denominator is lost in noise. None when nothing is known.
     at_least: float | None
 
 

@@ -128,18 +128,12 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class BatchAnswer:
-    """A batch size with its uncertainty.
+    """A batch size with its uncertainty."""
 
-    Attributes:
-        batch_size: The size, in examples; None if there is none.
-        interval: 95 % interval of the size before it was made whole, in examples; None if
-            unknown.
-        extrapolated: Whether the size lies outside the measured ones.
-    """
-
-    batch_size: int | None
+    batch_size: int | None  #: The size, in examples; None if there is none.
+    #: 95 % interval of the size before it was made whole, in examples; None if unknown.
     interval: Interval | None
-    extrapolated: bool
+    extrapolated: bool  #: Whether the size lies outside the measured ones.
 
 
 def knee_batch_size(latency: Latency) -> BatchAnswer:
@@ -192,8 +186,7 @@ def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float])
 def batch_size_within(latency: Latency, *, latency_s: float) -> BatchAnswer:
     """Find the largest batch size of at most a latency; None where one example takes longer.
 
-    The interval tells how far the size may be off: to keep to the target, verify the size by
-    calls, or take the lower bound.
+    To keep to the target, verify the size by calls, or take the lower end of its interval.
     """
     if not 0 < latency_s < math.inf:
         raise ValueError(
@@ -222,10 +215,7 @@ def _of_ratio(
 
 
 def _answer(
-    latency: Latency,
-    size: float | None,
-    interval: Interval | None,
-    whole: Callable[[float], int],
+    latency: Latency, size: float | None, interval: Interval | None, whole: Callable[[float], int]
 ) -> BatchAnswer:
     """Make a size whole; the rounding of its last digits must not cost an example."""
     if size is None or size < 1 - _ROUNDING:

@@ -45,6 +45,18 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, data: str) -> None:
     parser.add_argument(DATA, required=True, metavar="MODULE:DATA", help=data)
 
 
+def add_output(
+    parser: argparse.ArgumentParser,
+    text: str,
+    default: str | None = None,
+    metavar: str | None = None,
+) -> None:
+    """Add `--output`, a path."""
+    shown = f"{text} (%(default)s)" if default else text
+    path = default and Path(default)
+    parser.add_argument("-o", "--output", type=Path, default=path, metavar=metavar, help=shown)
+
+
 def check_model_arguments(options: argparse.Namespace) -> None:
     """Check both names before TensorFlow is started, which takes seconds."""
     check_name(options.build, BUILD)
@@ -93,8 +105,11 @@ def named_build(text: str, option: str) -> Any:
 def named_data(text: str, option: str) -> Any:
     """Return the data that a name stands for; a function that wants a batch size stays one."""
     given = named(text, option)
-    is_function = callable(given) and not hasattr(given, "element_spec")
-    return given() if is_function and not _required_arguments(given) else given
+    if not callable(given) or hasattr(given, "element_spec"):
+        return given
+    parameters = inspect.signature(given).parameters.values()
+    required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return given if required else given()
 
 
 def named_x_y(text: str, option: str) -> tuple[Any, Any]:
@@ -143,11 +158,6 @@ def _not_found(text: str, option: str) -> ValueError:
         f"`{option}` names a module that is not found from {folder}: run the command in the "
         f"folder that holds it. Received: {option} {text}."
     )
-
-
-def _required_arguments(function: Any) -> int:
-    parameters = inspect.signature(function).parameters.values()
-    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def integers(text: str, *, example: str) -> list[int]:

@@ -39,20 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, ImportError, MemoryError) as error:
         # A worker process notes where it failed: the message alone may not tell.
         print("\n".join([f"kbatch: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
-        _leave_unwritable_output()
+        try:
+            sys.stdout.flush()
+        except OSError:  # Of output that cannot be written Python would complain at its end too.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("kbatch: interrupted", file=sys.stderr)
         return 130
     return 0
-
-
-def _leave_unwritable_output() -> None:
-    """Drop output that cannot be written, of which Python would complain once more at its end."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command_parser() -> argparse.ArgumentParser:

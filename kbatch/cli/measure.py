@@ -10,6 +10,7 @@ from kbatch.cli.arguments import (
     BUILD,
     DATA,
     add_model_arguments,
+    add_output,
     check_model_arguments,
     integers,
     memory_size,
@@ -25,58 +26,30 @@ from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 _FIGURES = ("throughput", "operating_curve", "paths", "memory", "tails", "noise")
+_DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
 
 
 def add_inference(commands: Any) -> None:
     """Add the command."""
-    inference = commands.add_parser(
+    parser = commands.add_parser(
         "inference", help="measure latency, throughput and memory of predictions by batch size"
     )
-    inference.add_argument("model", type=Path, metavar="MODEL", help="a saved model, .keras or .h5")
-    inference.add_argument(
-        "--slo", metavar="TIME", help="latency target, such as 20ms: find the largest batch in it"
-    )
-    inference.add_argument(
-        "--quantile",
-        type=float,
-        default=0.95,
-        metavar="Q",
-        help="share of the calls that keep to it (%(default)s)",
-    )
-    inference.add_argument(
-        "--paths",
-        default="compiled",
-        metavar="NAME,...",
-        help="compiled, xla, predict_on_batch, call, predict, saved_model (%(default)s)",
-    )
-    inference.add_argument(
-        "--policies", metavar="NAME,...", help="dtype policies and int8 (the model as it is)"
-    )
-    inference.add_argument("--batch-sizes", metavar="N,N,...", help="sizes (powers of two)")
-    inference.add_argument(
-        "--seconds",
-        type=float,
-        default=TIME_BUDGET_S,
-        metavar="S",
-        help="time budget of the timing (%(default)s)",
-    )
-    inference.add_argument(
-        "--bulk-examples",
-        type=int,
-        default=BULK_EXAMPLES,
-        metavar="N",
-        help="examples of a call of predict, which runs no larger batches (%(default)s)",
-    )
-    inference.add_argument("--no-memory", action="store_true", help="leave the memory out")
-    inference.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("kbatch-inference"),
-        metavar="DIR",
-        help="where the profile, the table and the figures go (%(default)s)",
-    )
-    inference.set_defaults(run=_run_inference)
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="a saved model, .keras or .h5")
+    add("--slo", metavar="TIME", help="latency target, such as 20ms: find the largest batch in it")
+    share = "share of the calls that keep to it (%(default)s)"
+    add("--quantile", type=float, default=0.95, metavar="Q", help=share)
+    paths = "compiled, xla, predict_on_batch, call, predict, saved_model (%(default)s)"
+    add("--paths", default="compiled", metavar="NAME,...", help=paths)
+    add("--policies", metavar="NAME,...", help="dtype policies and int8 (the model as it is)")
+    add("--batch-sizes", metavar="N,N,...", help="sizes (powers of two)")
+    seconds = "time budget of the timing (%(default)s)"
+    add("--seconds", type=float, default=TIME_BUDGET_S, metavar="S", help=seconds)
+    bulk = "examples of a call of predict, which runs no larger batches (%(default)s)"
+    add("--bulk-examples", type=int, default=BULK_EXAMPLES, metavar="N", help=bulk)
+    add("--no-memory", action="store_true", help="leave the memory out")
+    add_output(parser, "where the profile, the table and the figures go", "kbatch-inference", "DIR")
+    parser.set_defaults(run=_run_inference)
 
 
 def milliseconds(text: str) -> float:
@@ -149,33 +122,17 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
 
-_RECORD, _FIGURE = "input.json", "input.png"
-
-
 def add_input(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("input", help="find out whether the data is the bottleneck")
     add_model_arguments(parser, data="dataset, PyDataset or arrays, or a function that makes them")
-    parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)"
-    )
-    parser.add_argument(
-        "--budget", type=float, metavar="SECONDS", help="seconds to spend on measuring"
-    )
-    parser.add_argument(
-        "--no-remedies", action="store_true", help="leave out the changes to the pipeline"
-    )
-    parser.add_argument(
-        "--cache-bytes", type=int, metavar="BYTES", help="memory that a cache may take when tried"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("kbatch-input"),
-        metavar="DIR",
-        help="where record and figure go (%(default)s)",
-    )
+    add = parser.add_argument
+    add("--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)")
+    add("--budget", type=float, metavar="SECONDS", help="seconds to spend on measuring")
+    add("--no-remedies", action="store_true", help="leave out the changes to the pipeline")
+    cache = "memory that a cache may take when tried"
+    add("--cache-bytes", type=int, metavar="BYTES", help=cache)
+    add_output(parser, "where record and figure go", "kbatch-input", "DIR")
     parser.set_defaults(run=_run_input)
 
 
@@ -195,7 +152,7 @@ def _run_input(options: argparse.Namespace) -> None:
     profile = profile_input_pipeline(
         build, data, batch_size=options.batch_size, remedies=not options.no_remedies, **budgets
     )
-    record, figure = options.output / _RECORD, options.output / _FIGURE
+    record, figure = options.output / "input.json", options.output / "input.png"
     profile.save(record)
     save_figure(plot_input_pipeline(profile), figure)
     print("\n".join(input_lines(profile)))
@@ -205,32 +162,17 @@ def _run_input(options: argparse.Namespace) -> None:
 def add_max_batch(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("max-batch", help="find the largest batch that fits in memory")
-    add_model_arguments(
-        parser, data="function that returns (x, y) or a dataset, or takes a batch size and does so"
-    )
-    parser.add_argument(
-        "--limit",
-        metavar="SIZE",
-        help="memory that may be taken, such as 2GiB (what the GPU has; half of a host's)",
-    )
-    parser.add_argument(
-        "--window",
-        type=float,
-        nargs=2,
-        default=(0.80, 0.90),
-        metavar=("LOW", "HIGH"),
-        help="share of the limit to fill (0.8 0.9)",
-    )
-    parser.add_argument("--max", type=int, metavar="N", help="largest batch to try")
-    parser.add_argument(
-        "--inference", action="store_true", help="run predictions instead of train steps"
-    )
-    parser.add_argument(
-        "--policy", metavar="NAME", help="Keras dtype policy to build under, such as mixed_float16"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write the result as JSON"
-    )
+    add_model_arguments(parser, data=_DATA_TEXT)
+    add = parser.add_argument
+    limit = "memory that may be taken, such as 2GiB (what the GPU has; half of a host's)"
+    add("--limit", metavar="SIZE", help=limit)
+    window = {"type": float, "nargs": 2, "default": (0.80, 0.90), "metavar": ("LOW", "HIGH")}
+    add("--window", **window, help="share of the limit to fill (0.8 0.9)")
+    add("--max", type=int, metavar="N", help="largest batch to try")
+    add("--inference", action="store_true", help="run predictions instead of train steps")
+    policy = "Keras dtype policy to build under, such as mixed_float16"
+    add("--policy", metavar="NAME", help=policy)
+    add_output(parser, "write the result as JSON", metavar="FILE")
     parser.set_defaults(run=_run_max_batch)
 
 
@@ -269,38 +211,20 @@ def _run_max_batch(options: argparse.Namespace) -> None:
 def add_recommend(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("recommend", help="recommend a batch size, and say why")
-    add_model_arguments(
-        parser, data="function that returns (x, y) or a dataset, or takes a batch size and does so"
-    )
-    parser.add_argument(
-        "--base-batch-size",
-        type=int,
-        default=BASE_BATCH_SIZE,
-        metavar="N",
-        help="batch size that the model's learning rate suits (%(default)s)",
-    )
-    parser.add_argument(
-        "--rule",
-        choices=("auto", "linear", "sqrt", "none"),
-        default="auto",
-        help="how the learning rate follows (linear for SGD, sqrt else)",
-    )
-    parser.add_argument(
-        "--limit", metavar="SIZE", help="memory that may be taken, such as 2GiB (as in max-batch)"
-    )
-    parser.add_argument(
-        "--budget",
-        type=float,
-        default=BUDGET_S,
-        metavar="SECONDS",
-        help="seconds to spend on measuring (%(default)s)",
-    )
-    parser.add_argument("--epochs", type=int, metavar="N", help="most epochs of the pilot")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of all training")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the record")
-    parser.add_argument(
-        "--figure", type=Path, metavar="FILE", help="write the figure of the limits"
-    )
+    add_model_arguments(parser, data=_DATA_TEXT)
+    add = parser.add_argument
+    base = "batch size that the model's learning rate suits (%(default)s)"
+    add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
+    rules, rule = ("auto", "linear", "sqrt", "none"), "how the learning rate follows"
+    add("--rule", choices=rules, default="auto", help=f"{rule} (linear for SGD, sqrt else)")
+    limit = "memory that may be taken, such as 2GiB (as in max-batch)"
+    add("--limit", metavar="SIZE", help=limit)
+    budget = "seconds to spend on measuring (%(default)s)"
+    add("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help=budget)
+    add("--epochs", type=int, metavar="N", help="most epochs of the pilot")
+    add("--seed", type=int, metavar="N", help="seed of all training")
+    add_output(parser, "write the record", metavar="FILE")
+    add("--figure", type=Path, metavar="FILE", help="write the figure of the limits")
     parser.set_defaults(run=_run_recommend)
 
 

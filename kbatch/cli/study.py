@@ -4,12 +4,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbatch.cli.arguments import integers, print_table, say, starting_console
+from kbatch.cli.arguments import add_output, integers, print_table, say, starting_console
 from kbatch.study.figures import FIGURES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
     from kbatch.study.study import Study
@@ -26,13 +24,7 @@ def add_report(commands: Any) -> None:
         help="project directory of a search, or the JSON file of a study, profile or result; "
         "several make one document",
     )
-    report.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("kbatch-report.html"),
-        help="report to write, .html or .md (%(default)s)",
-    )
+    add_output(report, "report to write, .html or .md", "kbatch-report.html")
     report.set_defaults(run=_report)
 
 
@@ -72,36 +64,15 @@ def _view(options: argparse.Namespace) -> None:
 def add_plot(commands: Any) -> None:
     """Add the command."""
     plot = commands.add_parser("plot", help="draw a figure of a study")
-    plot.add_argument(
-        "study",
-        type=Path,
-        metavar="DIR",
-        help="project directory of a search; for the figure memory the file of a max-batch result",
-    )
-    plot.add_argument(
-        "--figure",
-        default=FIGURES[0],
-        metavar="NAME",
-        help=f"which one (%(default)s): {', '.join(FIGURES)}",
-    )
-    plot.add_argument(
-        "--target",
-        type=float,
-        metavar="VALUE",
-        help="for time-to-target, value of the metric to reach (default: that of StopAtTarget)",
-    )
-    plot.add_argument(
-        "--width",
-        type=float,
-        metavar="INCHES",
-        help="width of the figure (6.4), such as 3.4 for a column; texts keep their size of 8 pt",
-    )
-    plot.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        help="figure to write, .png, .svg or .pdf (kbatch-NAME.png)",
-    )
+    add, figures = plot.add_argument, f"which one (%(default)s): {', '.join(FIGURES)}"
+    study = "project directory of a search; for the figure memory the file of a max-batch result"
+    add("study", type=Path, metavar="DIR", help=study)
+    add("--figure", default=FIGURES[0], metavar="NAME", help=figures)
+    target = "for time-to-target, value of the metric to reach (default: that of StopAtTarget)"
+    add("--target", type=float, metavar="VALUE", help=target)
+    width = "width of the figure (6.4), such as 3.4 for a column; texts keep their size of 8 pt"
+    add("--width", type=float, metavar="INCHES", help=width)
+    add_output(plot, "figure to write, .png, .svg or .pdf (kbatch-NAME.png)")
     plot.set_defaults(run=_plot)
 
 
@@ -122,13 +93,7 @@ def add_export(commands: Any) -> None:
     """Add the command."""
     export = commands.add_parser("export", help="write the trials as a table")
     export.add_argument("study", type=Path, metavar="DIR", help="project directory of a search")
-    export.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("kbatch-trials.csv"),
-        help="table to write, .csv or .json (%(default)s)",
-    )
+    add_output(export, "table to write, .csv or .json", "kbatch-trials.csv")
     export.set_defaults(run=_export)
 
 
@@ -176,22 +141,36 @@ def print_trials(study: "Study", console: "Console") -> None:
     from kbatch.study.table import trial_table
 
     table = trial_table(study)
-    rows = [row.texts for row in table.rows]
-    titles = table.headers
-    for shorter in (_without_spread, _without_reason):
-        # What is left out here stands in the report.
-        if _width(titles, rows, _varying(rows)) > console.width:
-            rows = [tuple(shorter(text) for text in row) for row in rows]
-    varying = _varying(rows)
+    titles, rows = table.headers, [row.texts for row in table.rows]
+
+    def measured() -> tuple[list[int], list[int]]:
+        """Return the width of each column, whose title may take a line a word; and which vary."""
+        columns = [(title, texts) for title, *texts in zip(titles, *rows, strict=True)]
+        widths = [max(map(len, [*title.split(), *texts])) for title, texts in columns]
+        return widths, [i for i, (_, texts) in enumerate(columns) if len(set(texts)) > 1]
+
+    def fit(columns: list[int]) -> bool:
+        """Return whether columns fit a line: two characters between them, one at each end."""
+        return 2 + sum(widths[i] + 2 for i in columns) <= console.width
+
+    widths, varying = measured()
+    # Spreads go first, then the reasons behind "n/a": both stand in the report.
+    for spared in (("n/a",), ()):
+        if not fit(varying):
+            rows = [
+                tuple(t if t.startswith(spared) else t.partition(" (")[0] for t in row)
+                for row in rows
+            ]
+            widths, varying = measured()
     shown = varying
-    while len(shown) > _FEWEST_COLUMNS and _width(titles, rows, shown) > console.width:
+    while len(shown) > _FEWEST_COLUMNS and not fit(shown):
         shown = shown[:-1]
     print_table(
         console,
         [titles[i] for i in shown],
         [[row[i] for i in shown] for row in rows],
         left=[place for place, i in enumerate(shown) if not table.columns[i].numeric],
-        widths=[_column_width(titles, rows, i) for i in shown],
+        widths=[widths[i] for i in shown],
         bold=next((place for place, row in enumerate(table.rows) if row.best), None),
     )
     if left_out := [titles[i].lower() for i in varying if i not in shown]:
@@ -201,30 +180,6 @@ def print_trials(study: "Study", console: "Console") -> None:
         say(console, f"in every trial: {', '.join(same)}")
 
 
-def _varying(rows: "Sequence[tuple[str, ...]]") -> list[int]:
-    return [i for i, texts in enumerate(zip(*rows, strict=True)) if len(set(texts)) > 1]
-
-
-def _width(
-    titles: "Sequence[str]", rows: "Sequence[tuple[str, ...]]", columns: "Sequence[int]"
-) -> int:
-    """Return the characters of a line: two between columns, one at each end."""
-    return 2 + sum(_column_width(titles, rows, i) + 2 for i in columns)
-
-
-def _column_width(titles: "Sequence[str]", rows: "Sequence[tuple[str, ...]]", column: int) -> int:
-    """Return the width of a column's longest text; its title may take a line a word."""
-    return max(map(len, [*titles[column].split(), *(row[column] for row in rows)]))
-
-
-def _without_reason(text: str) -> str:
-    return text.partition(" (")[0]
-
-
-def _without_spread(text: str) -> str:
-    return text if text.startswith("n/a") else text.partition(" (")[0]
-
-
 _DEMO_SIZES = "16,32,64,128,256,512,1024"
 _QUICK_SIZES = "32,128,512"
 
@@ -232,29 +187,17 @@ _QUICK_SIZES = "32,128,512"
 def add_demo(commands: Any) -> None:
     """Add the command."""
     demo = commands.add_parser("demo", help="search batch sizes on real data")
-    demo.add_argument(
-        "--data",
-        choices=("images", "texts"),
-        default="images",
-        help="5,000 images of MNIST, or the functions of Python's own library (%(default)s)",
-    )
-    demo.add_argument("--quick", action="store_true", help="three batch sizes, few epochs")
-    demo.add_argument(
-        "--output",
-        type=Path,
-        default=Path("kbatch-demo"),
-        metavar="DIR",
-        help="where results go (%(default)s)",
-    )
-    demo.add_argument(
-        "--policy",
-        metavar="NAME",
-        help="Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)",
-    )
-    demo.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of weights and order (%(default)s)"
-    )
-    demo.add_argument("--batch-sizes", metavar="N,N,...", help=f"sizes to try ({_DEMO_SIZES})")
+    add = demo.add_argument
+    data = "5,000 images of MNIST, or the functions of Python's own library (%(default)s)"
+    add("--data", choices=("images", "texts"), default="images", help=data)
+    add("--quick", action="store_true", help="three batch sizes, few epochs")
+    output = {"type": Path, "default": Path("kbatch-demo"), "metavar": "DIR"}
+    add("--output", **output, help="where results go (%(default)s)")
+    policy = "Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)"
+    add("--policy", metavar="NAME", help=policy)
+    seed = "seed of weights and order (%(default)s)"
+    add("--seed", type=int, default=0, metavar="N", help=seed)
+    add("--batch-sizes", metavar="N,N,...", help=f"sizes to try ({_DEMO_SIZES})")
     demo.set_defaults(run=_demo)
 
 
@@ -294,10 +237,7 @@ def _demo(options: argparse.Namespace) -> None:
         seed=options.seed,
     )
     print_trials(study, console)
-    words = answer(study)
-    sentences = [words.headline, words.certainty, words.baseline, words.speed, words.limit]
-    sentences += [words.compared]
-    console.print(" ".join(filter(None, sentences)), highlight=False)
+    console.print(" ".join(filter(None, answer(study))), highlight=False)
     figure, report = options.output / "trials.png", options.output / "report.html"
     save_figure(plot_trials(study), figure)
     write_report(study, report)

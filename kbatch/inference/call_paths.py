@@ -74,7 +74,24 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
     """Return call paths for their names and for functions of a batch."""
     if isinstance(given, str) or callable(given) or not isinstance(given, Iterable):
         given = (given,)
-    paths = tuple(_path_of(one) for one in given)
+    paths = []
+    for one in given:
+        if callable(one):
+            name = getattr(one, "__name__", type(one).__name__)
+            if name in _NAMES:
+                raise InputError(
+                    f"`call_paths` may hold no function of the name {name!r}, which is that of one "
+                    f"of kbatch's own paths: give {name!r} itself, or a function of another name. "
+                    f"Received: call_paths with the function {name!r}."
+                )
+            paths.append(CallPath(name, one))
+        elif isinstance(one, str) and one in _NAMES:
+            paths.append(CallPath(one))
+        else:
+            raise InputError(
+                f"`call_paths` may hold {', '.join(_NAMES)} and functions of a batch. "
+                f"Received: call_paths with {one if isinstance(one, str) else type(one)!r}."
+            )
     names = [path.name for path in paths]
     if not names or len(set(names)) < len(names):
         raise InputError(
@@ -82,25 +99,7 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
             f"different names: {', '.join(_NAMES)} or a function of a batch. "
             f"Received: call_paths={names}."
         )
-    return paths
-
-
-def _path_of(given: Any) -> CallPath:
-    if callable(given):
-        name = getattr(given, "__name__", type(given).__name__)
-        if name in _NAMES:
-            raise InputError(
-                f"`call_paths` may hold no function of the name {name!r}, which is that of one of "
-                f"kbatch's own paths: give {name!r} itself, or a function of another name. "
-                f"Received: call_paths with the function {name!r}."
-            )
-        return CallPath(name, given)
-    if not isinstance(given, str) or given not in _NAMES:
-        raise InputError(
-            f"`call_paths` may hold {', '.join(_NAMES)} and functions of a batch. "
-            f"Received: call_paths with {given if isinstance(given, str) else type(given)!r}."
-        )
-    return CallPath(given)
+    return tuple(paths)
 
 
 def check_functions(paths: Iterable[CallPath], dtype_policies: Iterable[str], *, own: str) -> None:

@@ -17,15 +17,6 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style
 
-# Title and height in inches, by the name behind `plot_inference_`.
-FIGURES = {
-    "throughput": ("Throughput and time of a batch", 5.4),
-    "operating_curve": ("Throughput against the time of a batch", 3.8),
-    "tails": ("Tails of the latency", 3.8),
-    "paths": ("Call paths against the first one", 3.8),
-    "memory": ("Memory by batch size", 3.8),
-    "noise": ("Scatter of the rounds", 2.8),
-}
 _BATCH_LABEL = "Batch size (examples per call)"
 # A line looks curved on logarithmic axes.
 _LINE_POINTS = 60
@@ -163,7 +154,7 @@ def inference_alt_text(info: InferenceInfo) -> str:
 
 def _panel(profile: InferenceProfile, name: str, ax: Axes | None, sizes: Iterable[int]) -> Axes:
     """Make the panel of a figure whose numbers stand in the table of timings."""
-    title, height_in = FIGURES[name]
+    title, height_in, _ = FIGURES[name]
     (panel,) = canvas.panels(ax, height_in)
     series = join_words(f"{path} under {policy}" for path, policy in profile.series)
     panel.set_label(f"A chart: {title.lower()}, for {series}. Its numbers are in the table.")
@@ -185,10 +176,10 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
 
     Args:
         profile: A profile, from `profile_inference`.
-        ax: Axes whose place the two panels take; a new figure if None.
+        ax: Axes to draw on, whose place two panels take; a new figure if None.
 
     Returns:
-        The Axes of the upper panel; their label, `get_label()`, describes the figure.
+        The (upper) Axes; their label, `get_label()`, describes the figure.
 
     Raises:
         ValueError: If nothing was timed.
@@ -219,17 +210,8 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
     """Plot samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
-    bought. Targets that were checked are vertical lines.
-
-    Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; their label, `get_label()`, describes the figure.
-
-    Raises:
-        ValueError: If nothing was timed.
+    bought. Targets that were checked are vertical lines. Takes, returns and raises what
+    `plot_inference_throughput` does.
     """
     info = inference_info(profile)
     (panel,) = canvas.panels(ax, FIGURES["operating_curve"][1])
@@ -268,18 +250,17 @@ class PathRatio(NamedTuple):
 def path_ratios(profile: InferenceProfile) -> tuple[PathRatio, ...]:
     """Compare every series with the first, round by round."""
     first, *others = inference_info(profile).series
-    of_first = {
-        t.batch_size: dict(zip(t.block_rounds, t.batch_times_s, strict=True)) for t in first.points
-    }
-    ratios = []
-    for other in others:
-        for point in other.points:
-            times_s, size = of_first.get(point.batch_size, {}), point.batch_size
-            rounds = zip(point.block_rounds, point.batch_times_s, strict=True)
-            found = [times_s[number] / time_s for number, time_s in rounds if number in times_s]
-            if found:
-                median, bounds = float(np.median(found)), draw.ends(median_interval(found))
-                ratios.append(PathRatio(other.label, size, median, bounds))
+
+    def by_round(point: TimingRecord) -> dict[int, float]:
+        return dict(zip(point.block_rounds, point.batch_times_s, strict=True))
+
+    of_first, ratios = {point.batch_size: by_round(point) for point in first.points}, []
+    for label, point in ((other.label, point) for other in others for point in other.points):
+        times_s, size = of_first.get(point.batch_size, {}), point.batch_size
+        found = [times_s[i] / time_s for i, time_s in by_round(point).items() if i in times_s]
+        if found:
+            median, bounds = float(np.median(found)), draw.ends(median_interval(found))
+            ratios.append(PathRatio(label, size, median, bounds))
     if not ratios:
         raise ValueError(
             "A figure of call paths needs two of them, or two policies, timed at one batch size: "
@@ -292,15 +273,8 @@ def path_ratios(profile: InferenceProfile) -> tuple[PathRatio, ...]:
 def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot how many times as fast as the first call path each other one is, by batch size.
 
-    Args:
-        profile: A profile with several call paths or policies.
-        ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; their label, `get_label()`, describes the figure.
-
-    Raises:
-        ValueError: If there is nothing to compare, with what to measure.
+    Takes and returns what `plot_inference_throughput` does; the profile needs several call paths
+    or policies, else it raises `ValueError`, with what to measure.
     """
     info, ratios = inference_info(profile), path_ratios(profile)
     panel = _panel(profile, "paths", ax, [ratio.batch_size for ratio in ratios])
@@ -361,15 +335,8 @@ def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
 def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot the peak memory by batch size, the fitted line and the limit.
 
-    Args:
-        profile: A profile whose memory was measured.
-        ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; their label, `get_label()`, describes the figure.
-
-    Raises:
-        ValueError: If no memory was measured.
+    Takes and returns what `plot_inference_throughput` does; raises `ValueError` if no memory was
+    measured.
     """
     found = memory_series(profile)
     sizes = {size for one in found for size in (*one.peak_bytes, *one.failed, *one.guarded)}
@@ -415,17 +382,8 @@ def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> A
     """Plot upper bounds of the latency's quantiles by batch size, for the first call path.
 
     A quantile is shown only where enough calls were made; elsewhere the figure says how many more
-    it needs.
-
-    Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; their label, `get_label()`, describes the figure.
-
-    Raises:
-        ValueError: If there are no single calls.
+    it needs. Takes and returns what `plot_inference_throughput` does; raises `ValueError` if there
+    are no single calls.
     """
     bounds, notes = tail_bounds(profile), []
     panel = _panel(profile, "tails", ax, [size for size, _ in bounds])
@@ -462,7 +420,7 @@ def noise_deviations(profile: InferenceProfile) -> dict[int, np.ndarray]:
 
 
 def noise_reach(distances: np.ndarray, floor: float | None) -> float:
-    """Return how far the axis reaches to each side, also where all rounds are alike."""
+    """Return how far the axis reaches to each side."""
     farthest, usual = np.max(distances), _FAR * np.quantile(distances, _MOST_ROUNDS)
     return max(floor or 0.0, float(usual if 0 < usual < farthest else farthest)) or 0.01
 
@@ -472,17 +430,8 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
 
     The band is the noise floor of the A/A test: smaller differences of two settings mean nothing.
     A few rounds that lie far beyond the others are triangles at the edge, and the caption
-    names the farthest.
-
-    Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; their label, `get_label()`, describes the figure.
-
-    Raises:
-        ValueError: If nothing was timed on the first call path.
+    names the farthest. Takes and returns what `plot_inference_throughput` does; raises `ValueError`
+    if nothing was timed on the first call path.
     """
     deviations, floor = noise_deviations(profile), profile.noise_floor
     panel = _panel(profile, "noise", ax, deviations)
@@ -517,3 +466,15 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
         )
     canvas.write_caption(panel, conditions_line(profile), note)
     return panel
+
+
+# Title, height in inches, and what computes the data and raises `ValueError` where a profile has
+# none, by the name behind `plot_inference_`.
+FIGURES = {
+    "throughput": ("Throughput and time of a batch", 5.4, inference_info),
+    "operating_curve": ("Throughput against the time of a batch", 3.8, inference_info),
+    "tails": ("Tails of the latency", 3.8, tail_bounds),
+    "paths": ("Call paths against the first one", 3.8, path_ratios),
+    "memory": ("Memory by batch size", 3.8, memory_series),
+    "noise": ("Scatter of the rounds", 2.8, noise_deviations),
+}

@@ -18,13 +18,10 @@ _MADE_NOTE = "Inputs were made at random for the model's input shapes."
 
 
 class InferenceInputs(NamedTuple):
-    """Rows that are repeated into batches: arrays of shape (rows, ...), nested as the model takes.
+    """Rows that are repeated into batches."""
 
-    The note is what a reader must know of them.
-    """
-
-    rows: Any
-    note: str | None
+    rows: Any  # Arrays of shape (rows, ...), nested as the model takes them.
+    note: str | None  # What a reader must know of them.
 
     def batch(self, batch_size: int) -> Any:
         """Return nested arrays of shape (batch_size, ...)."""

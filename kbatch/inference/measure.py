@@ -29,12 +29,7 @@ from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.call_paths import call_paths_of
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
-from kbatch.inference.profile import (
-    InferenceProfile,
-    TargetTooLow,
-    check_target,
-    round_noise,
-)
+from kbatch.inference.profile import InferenceProfile, TargetTooLow, check_target, round_noise
 from kbatch.inference.record import BULK_PATH, TargetCheck
 from kbatch.inference.sweep import InferencePlan, InferenceSweep, Setting
 from kbatch.inference.target_search import LatencyTargetSearch
@@ -108,12 +103,10 @@ def inference_plan(
     sizes = powers_of_two(1, _LARGEST_DEFAULT)
     larger = powers_of_two(2 * _LARGEST_DEFAULT, _LARGEST)
     if latency_slo_ms is not None:
+        few = {"rounds_beyond": 0} if batch_sizes is None else {}
         share_s = _SHARE_BEFORE_CHECKS * timing.time_budget_s
-        timing = dataclasses.replace(timing, time_budget_s=share_s)
-        larger = ()
-        if batch_sizes is None:
-            timing = dataclasses.replace(timing, rounds_beyond=0)
-            sizes = sizes[::_STEP_WITH_TARGET]
+        timing = dataclasses.replace(timing, time_budget_s=share_s, **few)
+        sizes, larger = sizes[::_STEP_WITH_TARGET], ()
     if batch_sizes is not None:
         sizes, larger = check_batch_sizes(batch_sizes), ()
     return InferencePlan(
@@ -251,12 +244,8 @@ def profile_inference(
 def measure_predict_memory(
     models: Mapping[str, keras.Model], inputs: InferenceInputs, plan: InferencePlan, say: Progress
 ) -> MemoryPass:
-    """Measure the memory of predictions in a worker process that may die of it.
-
-    Where this process holds the GPU, as it does once a model lies there, TensorFlow has reserved
-    most of its memory, and nothing is left to a worker: the probes run here then, and a note says
-    so. The same where the model cannot be sent to a worker.
-    """
+    """Measure the memory of predictions in a worker process that may die of it."""
+    # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
     place = "this process, which holds the GPU" if gpu_in_use() else "a worker process"
     say(f"measuring memory in {place}")
     passes: list[MemoryPass] = []
@@ -272,8 +261,9 @@ def measure_predict_memory(
                 time_budget_s=plan.time_budget_s,
             ):
                 records.append(record)
-                peak, reason = record.peak_bytes, record.reason or "out of memory"
-                found = reason if peak is None else memory_text(peak)
+                found = record.reason or "out of memory"
+                if record.peak_bytes is not None:
+                    found = memory_text(record.peak_bytes)
                 say(f"memory of batch {record.batch_size} under {policy}: {found}")
             notes = tuple(note for note in facts.notes if note != inputs.note)
             passes.append(MemoryPass(tuple(records), facts.limit_bytes, notes))
@@ -307,7 +297,6 @@ def _probes(
 
 
 def _facts(probes: Probes, model: keras.Model, limit_bytes: int | None) -> WorkloadFacts:
-    """Read the model where the probes run, and check that its weights fit."""
     try:
         facts = probes.facts
     except MemoryError as error:
@@ -419,12 +408,9 @@ def verify_target(
 
 
 def expected_drift(noise: float | None) -> float:
-    """Return how much slower later calls may be than those that verify an answer.
-
-    The calls of a check are over within about a second, and know nothing of the minute after.
-    How far the rounds of the sweep scatter tells what a machine does between two moments; at least
-    20 %, since a short sweep may have seen a calm one.
-    """
+    """Return how much slower later calls may be than those that verify an answer."""
+    # The calls of a check are over within about a second; how far the rounds of the sweep scatter
+    # shows what a machine does between two moments, and a short sweep may have seen a calm one.
     return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 
 

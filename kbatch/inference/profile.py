@@ -37,26 +37,18 @@ _MOST_GROUPS = 8
 
 @dataclasses.dataclass(frozen=True)
 class InferenceAnswer:
-    """A batch size, and how sure it is.
+    """A batch size, and how sure it is."""
 
-    Attributes:
-        batch_size: The size, in examples.
-        interval: 95 % interval of the size before it was made whole, in examples; None if
-            unknown.
-        verified: Whether fresh calls of this size kept to the target, with 95 % confidence over all
-            sizes and looks of the search together.
-        reason: Where the answer comes from.
-        call_path: How the model was called.
-        dtype_policy: Under which policy.
-        extrapolated: Whether the size lies outside the measured ones; `reason` says so too.
-    """
-
-    batch_size: int
+    batch_size: int  #: The size, in examples.
+    #: 95 % interval of the size before it was made whole, in examples; None if unknown.
     interval: Interval | None
+    #: Whether fresh calls of this size kept to the target, with 95 % confidence over all sizes and
+    #: looks of the search together.
     verified: bool
-    reason: str
-    call_path: str
-    dtype_policy: str
+    reason: str  #: Where the answer comes from.
+    call_path: str  #: How the model was called.
+    dtype_policy: str  #: Under which policy.
+    #: Whether the size lies outside the measured ones; `reason` says so too.
     extrapolated: bool = False
 
 
@@ -81,7 +73,8 @@ class TargetTooLow(ValueError):
 class InferenceProfile(SavedRecord, ShownRecord):
     """Latency, throughput and memory of a model's predictions by batch size.
 
-    Questions are answered for the first call path and policy; `select` gives those of others.
+    Questions are answered for the first call path and policy; `select` gives those of others. They
+    raise `ValueError` where too little was measured.
 
     Example:
 
@@ -146,14 +139,10 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def latency(self) -> Latency:
-        """The fit of the time of a batch, for the first call path and policy.
+        """The fit of the time of a batch.
 
         Blocks that a neighbour on the machine slowed are left out where two groups of blocks can be
-        told apart, so that the fit, and the batch sizes that follow from it, are those of the
-        model.
-
-        Raises:
-            ValueError: If too little was measured.
+        told apart, so that the fit is that of the model.
         """
         timings = self.answering
         kept = zip(timings, self._calm, strict=True)
@@ -168,7 +157,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def disturbed_share(self) -> float:
-        """Share of the blocks that the fit leaves out, for the first call path and policy."""
+        """Share of the blocks that the fit leaves out."""
         blocks = sum(len(t.batch_times_s) for t in self.answering)
         return 1 - sum(map(len, self._calm)) / blocks if blocks else 0.0
 
@@ -178,43 +167,24 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def knee(self) -> InferenceAnswer:
-        """The batch size of the largest throughput over latency.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The batch size of the largest throughput over latency."""
         return self._answer(knee_batch_size(self.latency), "largest throughput over latency")
 
     @property
     def efficient(self) -> InferenceAnswer:
-        """The smallest batch size with 90 % of the peak throughput.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The smallest batch size with 90 % of the peak throughput."""
         return self._answer(efficient_batch_size(self.latency), "90 % of the peak throughput")
 
     @property
     def fastest(self) -> InferenceAnswer:
-        """The measured batch size of the largest throughput.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The measured batch size of the largest throughput."""
         return self._answer(fastest_batch_size(self.latency), "largest measured throughput")
 
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
-        """Find the largest batch size of which a share of the calls keeps to a latency.
+        """Find the largest measured batch size of which a share of the calls keeps to a latency.
 
         A target that `profile_inference` checked by fresh calls gets the size that was verified;
         any other one is read off the fit, not verified, and kept to what those calls showed.
-
-        Args:
-            latency_ms: The target, in milliseconds.
-            quantile: Share of the calls that keep to it, in (0, 1).
-
-        Returns:
-            The size, at most the largest that was measured.
 
         Raises:
             ValueError: If the target is below the latency of the smallest batch, or too few calls
@@ -297,17 +267,11 @@ class InferenceProfile(SavedRecord, ShownRecord):
         )
 
     def latency_quantile(self, quantile: float) -> Latency:
-        """Fit a quantile of the latency, for the first call path and policy.
+        """Fit a quantile of the latency, in (0, 1).
 
         Only sizes with enough calls take part. Their calls are cut into groups in order of time,
-        each long enough to show the quantile, and each gives one value.
-
-        Args:
-            quantile: Which quantile, in (0, 1).
-
-        Raises:
-            ValueError: If fewer than two sizes have the calls that it needs, with how many are
-                missing; or the path is bulk prediction, where no batch is timed by itself.
+        each long enough to show the quantile, and each gives one value. Bulk prediction, where no
+        batch is timed by itself, has none.
         """
         return _fit_quantile(self.answering, quantile, ())
 
@@ -316,10 +280,8 @@ class InferenceProfile(SavedRecord, ShownRecord):
     ) -> "InferenceProfile":
         """Return the part of the profile with one call path, one policy, or both.
 
-        The A/A test goes with the path and policy that it was made with.
-
-        Raises:
-            ValueError: If it holds none such.
+        The A/A test goes with the path and policy that it was made with. Raises `ValueError` if the
+        profile holds none such.
         """
 
         def wanted(one: TimingRecord | TargetCheck | TwinRecord) -> bool:
@@ -354,13 +316,8 @@ class InferenceProfile(SavedRecord, ShownRecord):
         )
 
     def predict_memory_bytes(self, batch_size: int) -> float:
-        """Estimate the memory of a batch from the fitted line, in bytes.
-
-        Raises:
-            ValueError: If fewer than two sizes were measured.
-        """
-        fit = self.memory_fit
-        if fit is None:
+        """Estimate the memory of a batch from the fitted line, in bytes."""
+        if (fit := self.memory_fit) is None:
             raise ValueError(
                 "A line needs the memory of two batch sizes: profile with `measure_memory=True`. "
                 f"Received: {len(self.memory)} probes of memory."
@@ -466,12 +423,9 @@ def _fit_quantile(
 def _bounds_by_checks(
     checks: Sequence[TargetCheck], latency_ms: float, quantile: float
 ) -> tuple[int, int | None]:
-    """Return the sizes between which fresh calls leave the answer: 0 and None where they do not.
-
-    The largest size that kept to a target as strict or stricter is the least. A stricter target has
-    no larger size than the one that was found for a looser one, and none from the smallest size on
-    that missed it. A check that lacks calls for a verification, or was withdrawn, says nothing.
-    """
+    """Return the sizes between which fresh calls leave the answer: 0 and None where they do not."""
+    # A stricter target has no larger size than the one that was found for a looser one, and none
+    # from the smallest size on that missed it. A check without enough calls says nothing.
     stricter = [c for c in checks if c.latency_ms <= latency_ms and c.quantile >= quantile]
     looser = [c for c in checks if c.latency_ms >= latency_ms and c.quantile <= quantile]
     unsure = [c for c in looser if c.withdrawn or c.missing_calls is not None]

@@ -22,42 +22,27 @@ BULK_PATH = "predict"
 
 @dataclasses.dataclass(frozen=True)
 class TimingRecord:
-    """The calls of one batch size on one call path under one policy.
+    """The calls of one batch size on one call path under one policy."""
 
-    Attributes:
-        call_path: How the model was called.
-        dtype_policy: Under which policy, or `"int8"`.
-        batch_size: Examples in a batch.
-        outcome: One of `TIMING_OUTCOMES`.
-        reason: Why it was not measured, None where it was.
-        examples_per_call: Examples of a call: the batch, or all examples of a bulk call.
-        first_call_s: Seconds of the first call, with tracing and compiling.
-        warm_up_calls: Calls after it that do not count.
-        calls: Calls that count.
-        block_rounds: Number of the round of each block.
-        block_medians_s: Median seconds of a call in each block.
-        latencies_s: Seconds of single calls, in order; one of every few at random where there were
-            many.
-        copy_s: Median seconds of a copy of the batch to the GPU, None where nothing is copied.
-        sm_clocks_mhz: Clock of the GPU at the end of each block, in MHz, None where it was not
-            told; empty without a GPU that is read.
-        throttle_reasons: What lowered the clock there, such as `("power cap",)`, in the same way.
-    """
-
-    call_path: str
-    dtype_policy: str
-    batch_size: int
-    outcome: str
-    reason: str | None = None
-    examples_per_call: int = 0
-    first_call_s: float | None = None
-    warm_up_calls: int = 0
-    calls: int = 0
-    block_rounds: tuple[int, ...] = ()
-    block_medians_s: tuple[float, ...] = ()
+    call_path: str  #: How the model was called.
+    dtype_policy: str  #: Under which policy, or `"int8"`.
+    batch_size: int  #: Examples in a batch.
+    outcome: str  #: One of `TIMING_OUTCOMES`.
+    reason: str | None = None  #: Why it was not measured, None where it was.
+    examples_per_call: int = 0  #: Examples of a call: the batch, or all examples of a bulk call.
+    first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
+    warm_up_calls: int = 0  #: Calls after it that do not count.
+    calls: int = 0  #: Calls that count.
+    block_rounds: tuple[int, ...] = ()  #: Number of the round of each block.
+    block_medians_s: tuple[float, ...] = ()  #: Median seconds of a call in each block.
+    #: Seconds of single calls, in order; one of every few at random where there were many.
     latencies_s: tuple[float, ...] = ()
+    #: Median seconds of a copy of the batch to the GPU, None where nothing is copied.
     copy_s: float | None = None
+    #: Clock of the GPU at the end of each block, in MHz, None where it was not told; empty without
+    #: a GPU that is read.
     sm_clocks_mhz: tuple[float | None, ...] = ()
+    #: What lowered the clock there, such as `("power cap",)`, in the same way.
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
 
     def __post_init__(self) -> None:
@@ -118,39 +103,24 @@ class TimingRecord:
 
 @dataclasses.dataclass(frozen=True)
 class OutputChange:
-    """How far outputs under a policy are from those in float32.
+    """How far outputs under a policy are from those in float32."""
 
-    Attributes:
-        dtype_policy: The policy, or `"int8"`.
-        examples: Examples that were compared.
-        largest: Largest absolute difference; None where outputs are not finite.
-        mean: Mean absolute difference.
-        largest_relative: The largest difference over the largest absolute output.
-        mean_relative: The mean difference over the mean absolute output.
-    """
-
-    dtype_policy: str
-    examples: int
-    largest: float | None
-    mean: float | None
-    largest_relative: float | None
-    mean_relative: float | None
+    dtype_policy: str  #: The policy, or `"int8"`.
+    examples: int  #: Examples that were compared.
+    largest: float | None  #: Largest absolute difference; None where outputs are not finite.
+    mean: float | None  #: Mean absolute difference.
+    largest_relative: float | None  #: The largest difference over the largest absolute output.
+    mean_relative: float | None  #: The mean difference over the mean absolute output.
 
 
 @dataclasses.dataclass(frozen=True)
 class TwinRecord:
-    """One setting that was timed as two contenders: what differs between them is noise (A/A).
+    """One setting that was timed as two contenders: what differs between them is noise (A/A)."""
 
-    Attributes:
-        call_path: How the model was called.
-        dtype_policy: Under which policy.
-        batch_size: Examples in a batch.
-        log_ratios: Logarithm of the one block median over the other, one value a round.
-    """
-
-    call_path: str
-    dtype_policy: str
-    batch_size: int
+    call_path: str  #: How the model was called.
+    dtype_policy: str  #: Under which policy.
+    batch_size: int  #: Examples in a batch.
+    #: Logarithm of the one block median over the other, one value a round.
     log_ratios: tuple[float, ...]
 
     @property
@@ -165,38 +135,27 @@ class TwinRecord:
 
 @dataclasses.dataclass(frozen=True)
 class TargetCheck:
-    """A batch size that was checked against a latency target by fresh calls.
+    """A batch size that was checked against a latency target by fresh calls."""
 
-    Attributes:
-        call_path: How the model was called.
-        dtype_policy: Under which policy.
-        batch_size: Examples in a batch.
-        latency_ms: The target, in milliseconds.
-        quantile: Which share of the calls has to keep to it.
-        latencies_s: Seconds of each fresh call; none where memory ran out.
-        best: Whether this is the batch size that the search for the target returned.
-        drift: By which share later calls may be slower than these: slowed by so much, their
-            quantile still keeps to the target.
-        confidence: That with which they have to keep to the target, in (0, 1). All looks of a
-            search, at all its sizes, together verify a wrong size in 5 % at most.
-        calls_a_hiccup: Calls in a row that a hiccup of the machine slowed, on average.
-        missing_calls: Calls that are missing for sure knowledge of a size whose calls may yet keep
-            to the target; None where it is verified or has missed the target.
-        withdrawn: Whether these calls kept to the target, and calls of later sizes showed that
-            hiccups of the machine are too frequent for that to hold.
-    """
-
-    call_path: str
-    dtype_policy: str
-    batch_size: int
-    latency_ms: float
-    quantile: float
-    latencies_s: tuple[float, ...]
-    best: bool = False
+    call_path: str  #: How the model was called.
+    dtype_policy: str  #: Under which policy.
+    batch_size: int  #: Examples in a batch.
+    latency_ms: float  #: The target, in milliseconds.
+    quantile: float  #: Which share of the calls has to keep to it.
+    latencies_s: tuple[float, ...]  #: Seconds of each fresh call; none where memory ran out.
+    best: bool = False  #: Whether this is the batch size that the search for the target returned.
+    #: By which share later calls may be slower than these: slowed by so much, their quantile still
+    #: keeps to the target.
     drift: float = 0.0
+    #: That with which they have to keep to the target, in (0, 1). All looks of a search, at all its
+    #: sizes, together verify a wrong size in 5 % at most.
     confidence: float = 0.95
-    calls_a_hiccup: float = 1.0
+    calls_a_hiccup: float = 1.0  #: Calls in a row that a hiccup of the machine slowed, on average.
+    #: Calls that are missing for sure knowledge of a size whose calls may yet keep to the target;
+    #: None where it is verified or has missed the target.
     missing_calls: int | None = None
+    #: Whether these calls kept to the target, and calls of later sizes showed that hiccups of the
+    #: machine are too frequent for that to hold.
     withdrawn: bool = False
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """An inference profile in words: the lines and rows of a terminal, and the section of a page."""
 
+import contextlib
 import functools
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -30,15 +31,6 @@ _QUESTIONS = (
     ("knee", "Largest throughput over latency", "has the largest throughput over latency"),
     ("fastest", "Largest measured throughput", "had the largest throughput"),
 )
-# What computes the data of a figure, and fails where a profile has none.
-_FIGURES = {
-    "throughput": figures.inference_info,
-    "operating_curve": figures.inference_info,
-    "tails": figures.tail_bounds,
-    "paths": figures.path_ratios,
-    "memory": figures.memory_series,
-    "noise": figures.noise_deviations,
-}
 
 
 def inference_rows(profile: InferenceProfile) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -68,12 +60,10 @@ def _timing_table(profile: InferenceProfile) -> Table:
                     tail = format_number(1000 * bound.value)
             cells += [Cell(format_number(1000 * time_s), time_s), Cell(format_number(rate), rate)]
             cells += [Cell(tail), Cell(format_number(timing.first_call_s or 0.0))]
-        peak = peaks.get((timing.dtype_policy, timing.batch_size))
+        peak, copy_s = peaks.get((timing.dtype_policy, timing.batch_size)), timing.copy_s
         cells.append(Cell("n/a" if peak is None else memory_text(peak)))
         if copied:
-            cells.append(
-                Cell("n/a" if timing.copy_s is None else format_number(1000 * timing.copy_s))
-            )
+            cells.append(Cell("n/a" if copy_s is None else format_number(1000 * copy_s)))
         rows.append(Row(" ".join(cell.text for cell in cells[:3]), status, False, tuple(cells)))
     numbers = ["Batch", "ms", "Samples/s", f"p{100 * profile.quantile:g} at most (ms)"]
     numbers += ["First call (s)", "Memory", *(["Copy (ms)"] if copied else [])]
@@ -124,22 +114,27 @@ def _answers(profile: InferenceProfile, latency_ms: float | None = None) -> list
     for name, question, words, ask, has_target in asked:
         try:
             found = ask()
+            reason = found.reason
         except ValueError as error:
-            answers.append(_Answer(name, question, words, None, str(error), has_target))
-        else:
-            answers.append(_Answer(name, question, words, found, found.reason, has_target))
+            found, reason = None, str(error)
+        answers.append(_Answer(name, question, words, found, reason, has_target))
     return answers
 
 
 def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) -> list[str]:
     """Describe the batch sizes that a profile answers, how sure they are and their caveats."""
     path, policy = profile.series[0]
-    clocks = inference_clocks(profile)
+    clocks, noise = inference_clocks(profile), []
+    if profile.twin is not None:
+        made, floor = len(profile.twin.log_ratios), profile.noise_floor
+        needed = f"{FEWEST_VALUES_OF_A_MEDIAN} rounds show it, {made} were made: give more time"
+        text = f"n/a ({needed})" if floor is None else percent(floor)
+        noise = [f"noise floor (A/A test): {text}"]
     return [
         *(answer.line for answer in _answers(profile, latency_ms)),
         *_fit_lines(profile),
         *(_change_line(change) for change in profile.output_changes),
-        *_noise_lines(profile),
+        *noise,
         *unsettled_lines(profile),
         *left_out_lines(profile),
         *([_CLOCKS_DIFFER.format(clocks)] if clocks else []),
@@ -208,14 +203,6 @@ def _change_line(change: OutputChange) -> str:
     )
 
 
-def _noise_lines(profile: InferenceProfile) -> list[str]:
-    if profile.twin is None:
-        return []
-    floor, made = profile.noise_floor, len(profile.twin.log_ratios)
-    needed = f"{FEWEST_VALUES_OF_A_MEDIAN} rounds show it, {made} were made: give more time"
-    return [f"noise floor (A/A test): {f'n/a ({needed})' if floor is None else percent(floor)}"]
-
-
 def _ratio(ratio: Ratio) -> str:
     if ratio.value is None or ratio.interval is None:
         return "n/a (lost in noise)"
@@ -224,8 +211,13 @@ def _ratio(ratio: Ratio) -> str:
 
 def inference_section(profile: InferenceProfile) -> Section:
     """Compute what a report says of an inference profile."""
-    environment, answers = profile.environment, _answers(profile)
+    environment, answers, (path, policy) = profile.environment, _answers(profile), profile.series[0]
     known = next((answer for answer in answers if answer.found is not None), None)
+    headline = f"No batch size can be named for {path} under {policy}: {answers[0].reason}"
+    if known is not None and known.found is not None:
+        unmeasured = ", by the fit: it was not measured" if known.found.extrapolated else ""
+        named = f"Batch size {known.found.batch_size:,} {known.words}"
+        headline = f"{named} ({path}, {policy}){unmeasured}."
     sizes = sorted({t.batch_size for t in profile.timings if t.measured})
     series = join_words(f"{path} under {policy}" for path, policy in profile.series)
     compared = f"Nothing could be timed of {series}."
@@ -234,7 +226,7 @@ def inference_section(profile: InferenceProfile) -> Section:
     return Section(
         kind="inference",
         name=profile.model_name,
-        headline=_headline(profile, known or answers[0]),
+        headline=headline,
         lead=tuple(filter(None, (_certainty(known), _memory(profile)))),
         details=(compared,),
         conditions=conditions_line(profile),
@@ -249,15 +241,6 @@ def inference_section(profile: InferenceProfile) -> Section:
         ),
         environment=environment_facts(environment),
     )
-
-
-def _headline(profile: InferenceProfile, answer: _Answer) -> str:
-    path, policy = profile.series[0]
-    if answer.found is None:
-        return f"No batch size can be named for {path} under {policy}: {answer.reason}"
-    unmeasured = ", by the fit: it was not measured" if answer.found.extrapolated else ""
-    size = answer.found.batch_size
-    return f"Batch size {size:,} {answer.words} ({path}, {policy}){unmeasured}."
 
 
 def _certainty(known: _Answer | None) -> str:
@@ -287,17 +270,17 @@ def _memory(profile: InferenceProfile) -> str:
 def _answer_table(answers: Iterable[_Answer], *, best: _Answer | None) -> Table:
     rows = []
     for answer in answers:
-        size, span = Cell("n/a"), Cell("n/a")
-        if answer.found is not None:
-            unmeasured = " (not measured)" if answer.found.extrapolated else ""
-            size = Cell(f"{answer.found.batch_size:,}{unmeasured}", answer.found.batch_size)
-            if answer.found.interval is not None:
-                span = Cell(interval_text(answer.found.interval), answer.found.interval.low)
+        size, span, found = Cell("n/a"), Cell("n/a"), answer.found
+        if found is not None:
+            unmeasured = " (not measured)" if found.extrapolated else ""
+            size = Cell(f"{found.batch_size:,}{unmeasured}", found.batch_size)
+            if found.interval is not None:
+                span = Cell(interval_text(found.interval), found.interval.low)
         cells = (Cell(answer.question), size, span, Cell(answer.reason))
         rows.append(Row(answer.question, "", answer is best, cells))
-    titles = {"Question": False, "Batch size": True, "95 % interval": True}
-    titles["Where it comes from"] = False
-    return Table("Answers", tuple(Column(*title) for title in titles.items()), tuple(rows))
+    columns = [Column("Question", False), Column("Batch size", True), Column("95 % interval", True)]
+    columns.append(Column("Where it comes from", False))
+    return Table("Answers", tuple(columns), tuple(rows))
 
 
 def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
@@ -316,19 +299,12 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
 def _figures(profile: InferenceProfile) -> tuple[Figure, ...]:
     """Offer the figures for which a profile has the data."""
     found = []
-    for name, compute in _FIGURES.items():
-        try:
+    for name, (title, height_in, compute) in figures.FIGURES.items():
+        # The error tells a caller what to measure; a report leaves the figure out.
+        with contextlib.suppress(ValueError):
             compute(profile)
-        except ValueError:  # The error tells a caller what to measure; a report leaves it out.
-            continue
-        title, height_in = figures.FIGURES[name]
-        found.append(
-            Figure(
-                name=f"inference-{name.replace('_', '-')}",
-                title=title,
-                height_in=height_in,
-                draw=functools.partial(getattr(figures, f"plot_inference_{name}"), profile),
-                shape="alone" if name == "throughput" else "small",
-            )
-        )
+            draw = functools.partial(getattr(figures, f"plot_inference_{name}"), profile)
+            shape = "alone" if name == "throughput" else "small"
+            file = f"inference-{name.replace('_', '-')}"
+            found.append(Figure(file, title, height_in, draw, shape=shape))
     return tuple(found)

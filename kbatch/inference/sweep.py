@@ -1,7 +1,6 @@
 """The sweep over batch sizes: all call paths and policies timed in the same rounds."""
 
 import contextlib
-import functools
 import itertools
 import math
 import random
@@ -104,12 +103,9 @@ class InferenceSweep:
         return next(iter(self._prepare))
 
     def warm_up(self, memory: MemoryPass) -> Iterator[tuple[Setting, WarmUp | None]]:
-        """Warm all settings up, small sizes first, and yield each; None where memory ran out.
-
-        The first series comes before the others: it answers questions, whatever the time leaves
-        to those.
-        """
+        """Warm all settings up, small sizes first, and yield each; None where memory ran out."""
         probed = {(record.dtype_policy, record.batch_size): record for record in memory.records}
+        # The first series answers questions, whatever the time leaves to the others.
         first, *others = self._prepare
         sizes = self.plan.batch_sizes
         settings = [Setting(*first, size) for size in sizes]
@@ -166,13 +162,14 @@ class InferenceSweep:
 
     def admit(self, setting: Setting) -> WarmUp | None:
         """Warm one setting up and let it take part; None where memory ran out."""
-        return self.rounds.admit_prepared(setting, functools.partial(self._call, setting))
 
-    def _call(self, setting: Setting) -> Callable[[], Any]:
-        size = setting.batch_size
-        if size not in self._copies_s:
-            self._copies_s[size] = _copy_s(self._inputs.batch(size))
-        return self._prepare[setting[:2]](size)
+        def prepare() -> Callable[[], Any]:
+            size = setting.batch_size
+            if size not in self._copies_s:
+                self._copies_s[size] = _copy_s(self._inputs.batch(size))
+            return self._prepare[setting[:2]](size)
+
+        return self.rounds.admit_prepared(setting, prepare)
 
     def each_round(
         self, *, read_clock: ReadClock = lambda: (None, None)
@@ -203,11 +200,8 @@ class InferenceSweep:
         tried = self.rounds.warm_ups.keys() | self.rounds.failures.keys()
         sizes = (*self.plan.batch_sizes, *self.plan.larger)
         settings = (Setting(*series, size) for series in self._prepare for size in sizes)
-        return tuple(
-            self._record(setting)
-            for setting in settings
-            if setting.batch_size not in self.plan.larger or setting in tried
-        )
+        larger = self.plan.larger
+        return tuple(self._record(s) for s in settings if s.batch_size not in larger or s in tried)
 
     def _record(self, setting: Setting) -> TimingRecord:
         failure = self.rounds.failures.get(setting)
@@ -292,10 +286,7 @@ class InferenceSweep:
 
 
 def _copy_s(batch: Any) -> float | None:
-    """Time the copy of a batch to the first GPU, None without one.
-
-    A copy is over when an element of it can be read on the GPU.
-    """
+    """Time the copy of a batch to the first GPU, until an element can be read; None without one."""
     if not tf.config.list_physical_devices("GPU"):
         return None
     with tf.device("CPU:0"):
@@ -312,14 +303,9 @@ def _copy_s(batch: Any) -> float | None:
 
 
 def spaced_calls(durations_s: Sequence[float], *, least: int, seed: int) -> list[float]:
-    """Pick one call at random of every k in a row, with the largest k that leaves enough.
-
-    The first call of a block is slower than the others, and slow blocks have fewer calls: picks at
-    fixed places, or as many of each block, would count such calls too often.
-
-    >>> len(spaced_calls([0.01] * 1000, least=100, seed=0))
-    100
-    """
+    """Pick one call at random of every k in a row, with the largest k that leaves enough."""
+    # The first call of a block is slower than the others, and slow blocks have fewer calls: picks
+    # at fixed places, or as many of each block, would count such calls too often.
     step = max(1, len(durations_s) // least)
     picks = random.Random(seed)
     places = (start + picks.randrange(step) for start in range(0, len(durations_s), step))

@@ -66,23 +66,17 @@ class LatencyTargetSearch:
     >>> while look := search.ask():
     ...     search.tell([timed(look.batch_size) for _ in range(look.calls)])
     >>> search.best
-
-    Args:
-        guess: Returns the batch size of a latency in seconds by a fit, None for no size.
-        target_s, quantile: The target, and the share of the calls that has to keep to it.
-        largest: The largest size to try.
-        drift: By which share later calls may be slower.
-        earlier: Seconds of calls in a row that were timed before, a list for each batch size.
     """
 
     def __init__(
         self,
-        guess: Callable[[float], int | None],
+        guess: Callable[[float], int | None],  # The batch size of a latency in seconds by a fit.
         *,
         target_s: float,
-        quantile: float,
-        largest: int,
-        drift: float = 0.0,
+        quantile: float,  # The share of the calls that has to keep to it.
+        largest: int,  # The largest size to try.
+        drift: float = 0.0,  # By which share later calls may be slower.
+        # Seconds of calls in a row that were timed before, a list for each batch size.
         earlier: Sequence[Sequence[Sequence[float]]] = (),
     ):
         self.tries: list[TargetTry] = []
@@ -194,10 +188,7 @@ class LatencyTargetSearch:
         return None
 
     def _hiccups(self, own: list[Sequence[float]]) -> tuple["_Hiccups", float]:
-        """Count the calls of all sizes that hiccups slowed, and how many calls one slows.
-
-        So late that a size with these calls would miss the target.
-        """
+        """Count the calls of all sizes that hiccups slowed, and how many calls one slows."""
         typical_s = float(np.median(np.concatenate(own)))
         # A call that is later than this would make the size miss the target.
         delay_s = self._target_s - typical_s

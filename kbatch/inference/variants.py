@@ -84,11 +84,8 @@ def check_variants(dtype_policies: Any) -> tuple[str, ...]:
 
 
 def policy_of(model: keras.Model) -> str:
-    """Name the policy that the layers with weights have; several are joined by `+`.
-
-    The policy of the model itself may be another: Keras does not save it, and a model that was
-    loaded has the global one.
-    """
+    """Name the policy that the layers with weights have; several are joined by `+`."""
+    # Keras does not save the policy of the model itself: a loaded model has the global one.
     found = {layer.dtype_policy.name for layer in layers_with_weights(model)}
     return "+".join(sorted(found)) or model.dtype_policy.name
 
@@ -125,14 +122,9 @@ def output_change(
     # What is not finite, or relative to nothing but zeros, has no figure.
     with np.errstate(invalid="ignore", divide="ignore"):
         difference, size = np.abs(flat(outputs) - expected), np.abs(expected)
-        return OutputChange(
-            dtype_policy=dtype_policy,
-            examples=examples,
-            largest=finite(np.max(difference)),
-            mean=finite(np.mean(difference)),
-            largest_relative=finite(np.max(difference) / np.max(size)),
-            mean_relative=finite(np.mean(difference) / np.mean(size)),
-        )
+        largest, mean = np.max(difference), np.mean(difference)
+        figures = (largest, mean, largest / np.max(size), mean / np.mean(size))
+        return OutputChange(dtype_policy, examples, *map(finite, figures))
 
 
 def outputs_of(model: Any, batch: Any) -> Any:

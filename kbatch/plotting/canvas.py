@@ -40,11 +40,8 @@ _TITLE_LINE_CHARACTERS = 64
 
 
 def new_axes(height_in: float) -> Axes:
-    """Make Axes in a figure of their own.
-
-    In a notebook pyplot owns the figure, which is how it gets shown; elsewhere nobody but
-    the caller holds it, so none stays open.
-    """
+    """Make Axes in a figure of their own."""
+    # In a notebook pyplot owns the figure, which shows it; elsewhere the caller alone holds it.
     if "ipykernel" not in sys.modules:
         return detached_axes(height_in)
     from matplotlib import pyplot
@@ -214,12 +211,9 @@ def write_title(
     rows_below: int = 0,
     characters: int = _TITLE_CHARACTERS,
 ) -> None:
-    """Write the title of the upper panel, with the names of the series in rows below it.
-
-    Series are named where there are a few at least, at most so many `columns` in a row. They may
-    be those of another panel. The layout looks at the middle of a title, which must lie above its
-    panel: over a narrow one it has fewer characters.
-    """
+    """Write the title of a panel, with the names of the series in rows of `columns` below it."""
+    # The layout looks at the middle of a title, which must lie above its panel: over a narrow one
+    # it has fewer characters.
     rows, share = rows_below, width_share(ax)
     handles, names = (series_of or ax).get_legend_handles_labels()
     if columns and len(names) >= fewest:

@@ -45,15 +45,11 @@ def series(
     label: str,
     bounds: Bounds = (),
     joined: bool = True,
-    fit: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> None:
-    """Draw one series with its bars, joined by a line or with a fitted one."""
+    """Draw one series with its bars, joined by a line or not."""
     color, marker = series_style(index)
     bars(panel, places, bounds, color)
-    line = "-" if joined and fit is None else "none"
-    points(panel, places, values, color, marker, label=label, line=line)
-    if fit is not None:
-        panel.plot(*fit, color=color, linewidth=1.2)
+    points(panel, places, values, color, marker, label=label, line="-" if joined else "none")
 
 
 class Timing(NamedTuple):
@@ -74,10 +70,7 @@ def rates_and_times(
     label: str,
     line_s: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Draw one series of throughput above and of the time below.
-
-    A fitted line, in seconds by examples, replaces the line that joins the points.
-    """
+    """Draw one series of throughput above and of the time below, joined or with a fitted line."""
     places = [t.place for t in timings]
     rates, times_ms = [t.examples / t.time_s for t in timings], [1e3 * t.time_s for t in timings]
     rate_bounds = [
@@ -85,13 +78,12 @@ def rates_and_times(
         for t in timings
     ]
     time_bounds = [ends(t.interval_s, 1e3) for t in timings]
-    rate_fit = time_fit = None
+    series(upper, index, places, rates, label=label, bounds=rate_bounds, joined=not line_s)
+    series(lower, index, places, times_ms, label=label, bounds=time_bounds, joined=not line_s)
     if line_s:
-        along = [size for size, _ in line_s]
-        rate_fit = along, [size / time_s for size, time_s in line_s]
-        time_fit = along, [1e3 * time_s for _, time_s in line_s]
-    series(upper, index, places, rates, label=label, bounds=rate_bounds, fit=rate_fit)
-    series(lower, index, places, times_ms, label=label, bounds=time_bounds, fit=time_fit)
+        sizes, look = [b for b, _ in line_s], {"color": series_style(index).color, "linewidth": 1.2}
+        upper.plot(sizes, [size / time_s for size, time_s in line_s], **look)
+        lower.plot(sizes, [1e3 * time_s for _, time_s in line_s], **look)
 
 
 def points(
@@ -239,11 +231,7 @@ def limit(
 
 
 def names_above(
-    panel: Axes,
-    named: Sequence[tuple[float, str]],
-    edges: tuple[float, float],
-    *,
-    color: str = INK,
+    panel: Axes, named: Sequence[tuple[float, str]], edges: tuple[float, float], *, color: str = INK
 ) -> None:
     """Name places of a logarithmic x axis above all points, which make room, one a row."""
     panel.set_ylim(bottom=0, top=(_ABOVE + _NAME_ROW * len(named)) * panel.get_ylim()[1])
@@ -310,10 +298,7 @@ class Label(NamedTuple):
 def place_labels(
     panel: Axes, labels: Sequence[Label], marks: Sequence[tuple[float, float]]
 ) -> None:
-    """Write labels in the panel where they cover neither each other nor a mark.
-
-    The first ones have the choice; what finds no place is left out.
-    """
+    """Write labels where they cover neither each other nor a mark, those that find a place."""
     box = panel.get_position()
     panel_pt = 72 * figure_of(panel).get_size_inches() * (box.width, box.height)
     # Places in the Axes, in points; before the layout they are about right.

@@ -43,11 +43,9 @@ def series_style(index: int) -> SeriesStyle:
 
 
 def ordered_color(share: float) -> tuple[float, float, float]:
-    """Return the colour of a quantity with an order, such as the batch size.
-
-    It is a piece of viridis (van der Walt and Smith 2015), whose lightness falls evenly for
-    every kind of colour vision; its yellow end would be lost on paper.
-    """
+    """Return the colour of a quantity with an order, such as the batch size."""
+    # A piece of viridis (van der Walt and Smith 2015), whose lightness falls evenly for every kind
+    # of colour vision; its yellow end would be lost on paper.
     from matplotlib import colormaps
 
     red, green, blue, _ = colormaps["viridis"](_LIGHTEST * (1 - share))

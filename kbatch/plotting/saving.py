@@ -21,11 +21,7 @@ _METADATA: dict[str, dict[str, str | None]] = {
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
 }
-_REPEATABLE: dict[Any, Any] = {
-    "svg.hashsalt": "kbatch",
-    "svg.fonttype": "path",
-    "pdf.fonttype": 42,
-}
+_REPEATABLE: dict[Any, Any] = {"svg.hashsalt": "kbatch", "svg.fonttype": "path", "pdf.fonttype": 42}
 _DESCRIPTION = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
 # Colours of a figure that the page sets for light and dark, by name in the style sheet.
 _PAGE_COLORS = {

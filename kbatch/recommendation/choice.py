@@ -51,15 +51,10 @@ _BUDGETS = (1, 1.5, 2, 3, 4, 6, 8, 10)
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A number with its uncertainty.
-
-    Attributes:
-        value: The number, None where unknown.
-        interval: Its interval of 95 % confidence or more, None where unknown.
-    """
+    """A number with its uncertainty, as far as it is known."""
 
     value: float | None
-    interval: Interval | None
+    interval: Interval | None  # Of 95 % confidence or more.
 
 
 _UNKNOWN = Estimate(None, None)
@@ -67,73 +62,55 @@ _UNKNOWN = Estimate(None, None)
 
 @dataclasses.dataclass(frozen=True)
 class SizeOutlook:
-    """What is known of a batch size that was timed.
+    """What is known of a batch size that was timed."""
 
-    Attributes:
-        batch_size: In examples.
-        micro_batch_size: Examples that go through the device at once.
-        ended_by: How its training ended: `"target"`, `"cut short"` or `"diverged"`, also for a
-            failure; None where it was not trained.
-        samples_per_second: Throughput in `fit`.
-        updates: Updates to the target, by all runs; where its own was cut short, those it had.
-        seconds: Seconds to the target; where its run was cut short, those of its updates.
-        relative_time: These seconds over the answer's.
-    """
-
-    batch_size: int
-    micro_batch_size: int
+    batch_size: int  #: In examples.
+    micro_batch_size: int  #: Examples that go through the device at once.
+    #: How its training ended: `"target"`, `"cut short"` or `"diverged"`, also for a failure; None
+    #: where it was not trained.
     ended_by: str | None
-    samples_per_second: Estimate
+    samples_per_second: Estimate  #: Throughput in `fit`.
+    #: Updates to the target, by all runs; where its own was cut short, those it had.
     updates: Estimate = _UNKNOWN
+    #: Seconds to the target; where its run was cut short, those of its updates.
     seconds: Estimate = _UNKNOWN
-    relative_time: Estimate = _UNKNOWN
+    relative_time: Estimate = _UNKNOWN  #: These seconds over the answer's.
 
 
 @dataclasses.dataclass(frozen=True)
 class UntestedSize:
-    """A size that did not reach the target, and may be faster than the answer.
+    """A size that did not reach the target, and may be faster than the answer."""
 
-    Attributes:
-        batch_size: In examples.
-        speedup: The answer's seconds over those that are expected of it.
-        most_speedup: The same at the end of the 95 % interval.
-        budget_s: A budget that is enough to train it, None where a larger one would not help.
-    """
-
-    batch_size: int
-    speedup: float
-    most_speedup: float
+    batch_size: int  #: In examples.
+    speedup: float  #: The answer's seconds over those that are expected of it.
+    most_speedup: float  #: The same at the end of the 95 % interval.
+    #: A budget that is enough to train it, None where a larger one would not help.
     budget_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchDecision:
-    """The batch size to use, and what it was chosen from.
+    """The batch size to use, and what it was chosen from."""
 
-    Attributes:
-        batch_size: The size of the least expected time, of those that reached the target; None
-            where none can be named.
-        micro_batch_size: Examples that go through the device at once; without a batch size those
-            of the largest throughput, None where nothing was timed.
-        learning_rate_ratio: Factor of the model's learning rate, None without a batch size.
-        missing: Why there is no batch size: `"no times"`, `"no pilot"`, `"pilot diverged"`,
-            `"few updates"` or `"no progress"`, `"untold"` of an older version; None where there is
-            one.
-        sizes: All sizes that were timed, ascending.
-        as_good: Sizes that reached the target too, and may take no more than 5 % longer.
-        untested: Sizes that may be faster by more than 5 %, the most promising first.
-        critical: B_crit by the sizes that were trained; None where the pilot was the only one.
-        older: Whether it is computed as the version did that wrote the file, which stored none.
-    """
-
+    #: The size of the least expected time, of those that reached the target; None where none can be
+    #: named.
     batch_size: int | None
+    #: Examples that go through the device at once; without a batch size those of the largest
+    #: throughput, None where nothing was timed.
     micro_batch_size: int | None
+    #: Factor of the model's learning rate, None without a batch size.
     learning_rate_ratio: float | None
+    #: Why there is no batch size: `"no times"`, `"no pilot"`, `"pilot diverged"`, `"few updates"`
+    #: or `"no progress"`, `"untold"` of an older version; None where there is one.
     missing: str | None
-    sizes: tuple[SizeOutlook, ...] = ()
+    sizes: tuple[SizeOutlook, ...] = ()  #: All sizes that were timed, ascending.
+    #: Sizes that reached the target too, and may take no more than 5 % longer.
     as_good: tuple[int, ...] = ()
+    #: Sizes that may be faster by more than 5 %, the most promising first.
     untested: tuple[UntestedSize, ...] = ()
+    #: B_crit by the sizes that were trained; None where the pilot was the only one.
     critical: NoiseScale | None = None
+    #: Whether it is computed as the version did that wrote the file, which stored none.
     older: bool = False
 
 
@@ -262,14 +239,11 @@ class TrainedRuns:
         }
 
     def worth_training(self) -> list[int]:
-        """List the sizes that are worth training next, the one to train first in front.
-
-        Those that may be more than 5 % faster by all runs, the largest expected gain first, then
-        the sizes next to the best one, which the model may misjudge. But where the best size so far
-        is the largest that was trained, four times that size or a larger one is first: the noise
-        scale is often far too small under adaptive optimizers, and only a run shows where larger
-        batches get worse. None is as large as one that failed or diverged.
-        """
+        """List the sizes that are worth training next, the one to train first in front."""
+        # Those that may be more than 5 % faster, the largest expected gain first, then the sizes
+        # next to the best one, which the model may misjudge. But where the best size so far is the
+        # largest that was trained, about four times that is first: the noise scale is often far too
+        # small under adaptive optimizers, and only a run shows where larger batches get worse.
         if self.forecast is None:
             return []
         best, outlooks = self.best, self.promising(self.best)
@@ -289,11 +263,7 @@ class TrainedRuns:
         return worth if worth and worth[0] > first else [first, *(b for b in worth if b != first)]
 
     def worth_repeating(self) -> list[int]:
-        """List the best size and those that may be as good, the one with the fewest runs first.
-
-        Another seed moves the updates of a run by a tenth, by a third where the learning rate is
-        large.
-        """
+        """List the best size and those that may be as good, the one with the fewest runs first."""
         if self.forecast is None:
             return []
         made = Counter(run.batch_size for run in self.tried)
@@ -351,6 +321,15 @@ def decide(
     sizes = tuple(found.outlook(size, best) for size in costs)
     outlooks, promising = forecast.against(best), found.promising(best)
     short_s = short_s or {}
+
+    def budget(size: int) -> float | None:
+        if short_s.get(size, 0.0) <= 0:
+            return None
+        # The pilot takes a part of what is added too.
+        seconds = budget_s + 2 * short_s[size]
+        unit = 10.0 ** math.floor(math.log10(seconds))
+        return next(step * unit for step in _BUDGETS if step * unit >= seconds * (1 - 1e-9))
+
     return BatchDecision(
         batch_size=best,
         micro_batch_size=next(row.micro_batch_size for row in sizes if row.batch_size == best),
@@ -361,22 +340,11 @@ def decide(
         sizes=sizes,
         as_good=tuple(b for b in found.reached if b != best and outlooks[b].may_tie),
         untested=tuple(
-            UntestedSize(
-                size,
-                promising[size].speedup,
-                promising[size].most_speedup,
-                # The pilot takes a part of what is added too.
-                _round_budget(budget_s + 2 * short_s[size]) if short_s.get(size, 0.0) > 0 else None,
-            )
-            for size in sorted(promising, key=lambda size: -promising[size].speedup)
+            UntestedSize(size, one.speedup, one.most_speedup, budget(size))
+            for size, one in sorted(promising.items(), key=lambda item: -item[1].speedup)
         ),
         critical=found.critical,
     )
-
-
-def _round_budget(seconds: float) -> float:
-    unit = 10.0 ** math.floor(math.log10(seconds))
-    return next(step * unit for step in _BUDGETS if step * unit >= seconds * (1 - 1e-9))
 
 
 class CheckPlan(NamedTuple):
@@ -403,11 +371,6 @@ class CandidateSearch:
 
     Of the sizes that can finish in the time left, the one with the largest expected gain is next;
     then the best ones are trained again with other seeds.
-
-    Attributes:
-        checks: The runs.
-        ended: Why they ended before the best size was found, None if they did not.
-        short_s: Seconds that the budget lacked for the sizes that may be faster, by the size.
     """
 
     def __init__(
@@ -420,8 +383,8 @@ class CandidateSearch:
         rule: str | None,
     ):
         self.checks: tuple[SizeCheck, ...] = ()
-        self.ended: str | None = None
-        self.short_s: dict[int, float] = {}
+        self.ended: str | None = None  # Why they ended before the best size was found.
+        self.short_s: dict[int, float] = {}  # What the budget lacked for sizes that may be faster.
         self._timings, self._in_fit, self._pilot = timings, in_fit, pilot
         self._settings = base_batch_size, rule
         self._build_s = (pilot and pilot.build_s) or 0.0
@@ -448,15 +411,16 @@ class CandidateSearch:
             self.ended = "; ".join([*self._failures, *short]) or None
             self.short_s = {size: seconds - left_s for size, seconds in needed_s.items()}
             return None
-        best_s = _updates(found, pilot, found.best) * found.costs.update_costs[found.best]
+        update_costs, updates = found.costs.update_costs, _updates(found, pilot, size)
+        best_s = _updates(found, pilot, found.best) * update_costs[found.best]
         return CheckPlan(
             size,
             found.ways[size].micro_batch_size,
             *self._settings,
             target=pilot.target or 0.0,
             held_out=pilot.has_held_out,
-            stretch=max(1, round(_updates(found, pilot, size) / _STRETCHES)),
-            most_updates=max(1, round(_LOST * best_s / found.costs.update_costs[size])),
+            stretch=max(1, round(updates / _STRETCHES)),
+            most_updates=max(1, round(_LOST * best_s / update_costs[size])),
             budget_s=most_s,
             seed=pilot.seed,
             run=sum(run.batch_size == size for run in found.tried),

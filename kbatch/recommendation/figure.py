@@ -184,13 +184,9 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     upper, lower = canvas.panels(ax, HEIGHT_IN, (4, 3 if wide else 7))
     upper.set_label(alt_text(info))
     batch_axis(lower, _axis_sizes(info), "Batch size (examples)")
-    for index, (label, name) in enumerate(
-        (
-            ("samples/s", "throughput"),
-            ("worth of an example", "worth"),
-            ("progress a second", "progress"),
-        )
-    ):
+    labels = {"throughput": "samples/s", "worth": "worth of an example"}
+    labels["progress"] = "progress a second"
+    for index, (name, label) in enumerate(labels.items()):
         known = [point for point in info.points if getattr(point, name) is not None]
         if known:
             sizes, values = [p.batch_size for p in known], [getattr(p, name) for p in known]

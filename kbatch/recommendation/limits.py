@@ -42,23 +42,16 @@ class TimeInFit:
     Beside the train step it holds what Keras does for each update, which does not grow with the
     batch, the wait for data, and a batch's share of what each epoch takes to start, which do.
 
-    Attributes:
-        smaller_size: A batch size, in examples.
-        smaller_s: Seconds that it takes.
-        larger_size: A larger one; the same where only one was measured, which is taken to have no
-            fixed part.
-        larger_s: Seconds that it takes.
-        beside: What `fit` adds to the step of a batch that goes through the device in parts: the
-            lines are of whole batches, whose step takes another time. None where not known.
-        example_s: Seconds that the data take an example, at the least.
     """
 
     smaller_size: int
     smaller_s: float
-    larger_size: int
+    larger_size: int  # The smaller one again, taken to have no fixed part, where one was measured.
     larger_s: float
+    # What `fit` adds to the step of a batch that goes through the device in parts: the lines are of
+    # whole batches, whose step takes another time. None where not known.
     beside: "TimeInFit | None" = None
-    example_s: float = 0.0
+    example_s: float = 0.0  # That the data take an example, at the least.
 
     @classmethod
     def through(
@@ -91,12 +84,6 @@ class TimeInFit:
             line_s = fixed_s + (self.smaller_s - fixed_s) * batch_size / self.smaller_size
         return max(line_s, self.example_s * batch_size)
 
-    def update_s(self, step_s: float, batch_size: int, *, in_parts: bool) -> float:
-        """Return the seconds of an update in `fit` whose train step takes so long."""
-        if in_parts and self.beside is not None:
-            return max(step_s + self.beside.time_s(batch_size), self.example_s * batch_size)
-        return max(step_s, self.time_s(batch_size))
-
 
 @dataclasses.dataclass(frozen=True)
 class TimedUpdate:
@@ -126,13 +113,13 @@ class TimedUpdate:
 
 
 def update_time_s(update: TimedUpdate, in_fit: TimeInFit | None = None) -> float:
-    """Return max(t, p(B)): the train step, or what `fit` takes.
-
-    Where the batch goes through the device in parts, it is t and what `fit` adds.
-    """
+    """Return max(t, p(B)), or for a batch that goes through in parts t and what `fit` adds."""
     if in_fit is None:
         return update.time_s
-    return in_fit.update_s(update.time_s, update.batch_size, in_parts=update.accumulated)
+    if update.accumulated and in_fit.beside is not None:
+        added_s = in_fit.beside.time_s(update.batch_size)
+        return max(update.time_s + added_s, in_fit.example_s * update.batch_size)
+    return max(update.time_s, in_fit.time_s(update.batch_size))
 
 
 def relative_time(
@@ -209,11 +196,8 @@ def binding_limits(
 def with_more_memory(
     updates: Iterable[TimedUpdate], *, largest_batch_size: int
 ) -> tuple[TimedUpdate, ...]:
-    """Extrapolate what a step on a whole batch would take if more examples fitted at once.
-
-    Assumes that each further example takes as long as those between the two largest batches that
-    went through the device whole.
-    """
+    """Extrapolate what a step on a whole batch would take if more examples fitted at once."""
+    # Each further example takes as long as those between the two largest that went through whole.
     whole = [update for update in fastest_of_each(updates) if not update.accumulated]
     if len(whole) < 2:
         return ()

@@ -17,14 +17,7 @@ from kbatch.memory.probe import Probes, Reading, WorkloadFacts, open_probes
 from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.workload import STEPS, Workload
 from kbatch.recommendation.choice import CandidateSearch
-from kbatch.recommendation.limits import (
-    INPUT,
-    MEMORY,
-    NOISE,
-    OTHER_SIZES,
-    SATURATION,
-    TimeInFit,
-)
+from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, OTHER_SIZES, SATURATION, TimeInFit
 from kbatch.recommendation.pilot import run_pilot, run_size_check, time_fit
 from kbatch.recommendation.pilot_record import FitTime, PilotRecord, SizeCheck
 from kbatch.throughput.record import TimedRounds
@@ -193,16 +186,9 @@ def measure_noise(task: Task) -> PilotRecord:
             "`base_batch_size` of two examples at least, and the learning rate that suits it. "
             f"Received: base_batch_size={size}."
         )
-    budget_s = task.clock.part_s(NOISE)
+    allowed: dict[str, Any] = {"budget_s": task.clock.part_s(NOISE), "epochs": task.epochs}
     with task.kept():
-        return run_pilot(
-            task.build,
-            task.data,
-            batch_size=size,
-            budget_s=budget_s,
-            epochs=task.epochs,
-            seed=task.seed,
-        )
+        return run_pilot(task.build, task.data, batch_size=size, seed=task.seed, **allowed)
 
 
 def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str, ...]:
@@ -217,10 +203,7 @@ def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str
 def measure_input(
     task: Task, model: keras.Model, *, timings: Sequence[TimedRounds]
 ) -> tuple[InputPipelineProfile | None, tuple[FitTime, ...]]:
-    """Measure what the input pipeline delivers at a batch size, and what `fit` takes at some.
-
-    The pipeline is not measured for arrays, of which `fit` shows it.
-    """
+    """Measure what the pipeline of a dataset delivers, and what `fit` takes at some batch sizes."""
     sizes = sizes_to_time(timings, task.base_batch_size)
     part_s = task.clock.part_s(INPUT)
     least_s = _FEWEST_STEPS * max(t.median_s for t in timings if t.batch_size in sizes)
@@ -256,10 +239,7 @@ class MemoryFound(NamedTuple):
 
 
 def measure_memory(task: Task, *, largest: int) -> MemoryFound:
-    """Search for the largest batch that fits, as far as its part of the budget goes.
-
-    Where it ends before, the base batch size is taken to fit: the user trains at it.
-    """
+    """Search for the largest batch that fits, as far as its part of the budget goes."""
     window, notes = task.memory_window, ()
     try:
         with (
@@ -278,7 +258,7 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
     except _TimeSpentError as spent:
         return MemoryFound(
             None,
-            max(spent.fits, task.base_batch_size),
+            max(spent.fits, task.base_batch_size),  # The user trains at it.
             f"its search did not end in its part of `budget_s`; {spent.fits:,} examples fit",
             notes,
         )
@@ -301,10 +281,8 @@ class _TimeLimitedProbes:
 
     def __init__(self, probes: Probes, task: Task):
         self.isolated = probes.isolated
-        self._probes = probes
-        self._task = task
-        self._until_s = 0.0
-        self._fits = 0
+        self._probes, self._task = probes, task
+        self._until_s, self._fits = 0.0, 0
         self._example_s: float | None = None
 
     @property

@@ -64,11 +64,7 @@ def run_pilot(
     epochs: int | None = None,
     seed: int | None = None,
 ) -> PilotRecord:
-    """Train until the later half of the updates brought little, or what is allowed is spent.
-
-    Little is what the target leaves of the way that the held-out loss went, or the training loss
-    without one. Of the budget, building included, half follows the first update in any case.
-    """
+    """Train until the later half of the updates brought little, or what is allowed is spent."""
     began_s = time.perf_counter()
     stretches: list[PilotStretch] = []
 
@@ -97,7 +93,7 @@ def run_pilot(
             keep,
             stretch=min(_MOST_UPDATES, in_epoch or _MOST_UPDATES),
             ends_s=began_s + budget_s,
-            least_s=budget_s / 2,
+            least_s=budget_s / 2,  # However long building took.
             longest_s=budget_s / _STRETCHES_IN_BUDGET,
             most_updates=epochs * in_epoch if epochs and in_epoch else math.inf,
         )
@@ -183,10 +179,7 @@ def held_out_batches(
     seed: int | None,
     order_seed: int | None = None,
 ) -> Batches:
-    """Put data into batches, a part of arrays without validation data held out of them.
-
-    Of validation data that are given, 1,024 examples are looked at, in a list of batches.
-    """
+    """Put data into batches, a part of arrays without validation data held out of them."""
     batches = in_batches(
         with_held_out(data, seed=seed),
         model,
@@ -224,27 +217,18 @@ class Stretch(NamedTuple):
 
 
 class _StretchWatch(keras.callbacks.Callback):
-    """Trains until time or updates are spent, or a stretch was enough.
+    """Trains until time or updates are spent, or `on_stretch` says why a stretch was enough."""
 
-    All of it is one epoch to Keras: starting one takes as long as tens of updates of a small model.
-
-    Args:
-        on_stretch: Takes each stretch, and returns why training ends after it, or None.
-        stretch: Updates between two looks at the held-out examples.
-        ends_s: When the time is spent, by `time.perf_counter`.
-        least_s: Seconds that follow the first update in any case.
-        longest_s: Seconds between two looks at the most.
-        most_updates: Updates at the most.
-    """
+    # All of it is one epoch to Keras: starting one takes as long as tens of updates.
 
     def __init__(
         self,
         on_stretch: Callable[[Stretch], str | None],
         *,
-        stretch: int,
-        ends_s: float,
-        least_s: float = 0.0,
-        longest_s: float = math.inf,
+        stretch: int,  # Updates between two looks at the held-out examples.
+        ends_s: float,  # By `time.perf_counter`.
+        least_s: float = 0.0,  # That follow the first update in any case.
+        longest_s: float = math.inf,  # Between two looks.
         most_updates: float = math.inf,
     ):
         super().__init__()

@@ -33,55 +33,37 @@ _SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
 
 @dataclasses.dataclass(frozen=True)
 class PilotStretch:
-    """Some updates in a row.
+    """Some updates in a row."""
 
-    Attributes:
-        updates: How many.
-        loss: Mean training loss over them, None where it is not finite.
-        held_out_loss: Loss on the examples held out after them, None without any.
-        gradient_variance: Mean estimate of tr(Sigma), in squared gradient units, None where no
-            update could be measured.
-        gradient_squared_norm: Mean estimate of |G|^2, None where not measured.
-    """
-
-    updates: int
-    loss: float | None
-    held_out_loss: float | None
+    updates: int  #: How many.
+    loss: float | None  #: Mean training loss over them, None where it is not finite.
+    held_out_loss: float | None  #: Loss on the examples held out after them, None without any.
+    #: Mean estimate of tr(Sigma), in squared gradient units, None where no update could be
+    #: measured.
     gradient_variance: float | None
-    gradient_squared_norm: float | None
+    gradient_squared_norm: float | None  #: Mean estimate of |G|^2, None where not measured.
 
 
 @dataclasses.dataclass(frozen=True)
 class PilotRecord:
-    """What a pilot showed.
+    """What a pilot showed."""
 
-    Attributes:
-        batch_size: Examples of an update.
-        micro_batch_size: Examples of each gradient that was measured.
-        learning_rate: Learning rate at the first update, None where it is no scalar.
-        stretches: Its stretches, in order.
-        duration_s: Seconds that it took in all, building its graph included.
-        ended_by: One of `ENDS`: the later half of its updates brought little progress, or what it
-            was allowed was spent, or its loss became NaN.
-        seed: Seed of weights and order, None when none was set.
-        trained_s: Seconds after its first update, looks at the held-out loss included; None if not
-            recorded.
-        build_s: Seconds before its first update and, beyond a look, at the first look; None if not
-            recorded.
-        look_s: Seconds of a look at the held-out loss, the median; None if not recorded.
-        target_share: Share of the way of its loss at which the target lies.
-    """
-
-    batch_size: int
-    micro_batch_size: int
-    learning_rate: float | None
-    stretches: tuple[PilotStretch, ...]
-    duration_s: float
+    batch_size: int  #: Examples of an update.
+    micro_batch_size: int  #: Examples of each gradient that was measured.
+    learning_rate: float | None  #: Learning rate at the first update, None where it is no scalar.
+    stretches: tuple[PilotStretch, ...]  #: Its stretches, in order.
+    duration_s: float  #: Seconds that it took in all, building its graph included.
+    #: One of `ENDS`: the later half of its updates brought little progress, or what it was allowed
+    #: was spent, or its loss became NaN.
     ended_by: str
-    seed: int | None = None
+    seed: int | None = None  #: Seed of weights and order, None when none was set.
+    #: Seconds after its first update, looks at the held-out loss included; None if not recorded.
     trained_s: float | None = None
+    #: Seconds before its first update and, beyond a look, at the first look; None if not recorded.
     build_s: float | None = None
+    #: Seconds of a look at the held-out loss, the median; None if not recorded.
     look_s: float | None = None
+    #: Share of the way of its loss at which the target lies.
     target_share: float = 0.98  # As in the versions that did not record it.
 
     def __post_init__(self):
@@ -95,11 +77,8 @@ class PilotRecord:
 
     @property
     def useful(self) -> tuple[PilotStretch, ...]:
-        """The stretches until its loss reached the target, six at least.
-
-        The held-out loss, or the training loss without one. What follows takes long, and fits the
-        training set alone in the end, where gradients vanish.
-        """
+        """The stretches until its loss, held-out if it has one, met the target; six at least."""
+        # What follows takes long, and fits the training set alone in the end.
         return self.stretches[: max(_FEWEST_STRETCHES, self._to_target)]
 
     @property
@@ -179,28 +158,20 @@ CHECK_ENDS = ("target", "lost", "budget", "diverged", "failed")
 
 @dataclasses.dataclass(frozen=True)
 class SizeCheck:
-    """What a batch size needed to the target.
+    """What a batch size needed to the target."""
 
-    Attributes:
-        batch_size: In examples.
-        micro_batch_size: Examples that went through the device at once.
-        learning_rate: Learning rate at the first update, None where it is no scalar.
-        updates: Updates that were made.
-        loss: The loss after them, held-out or of training as in the pilot; None if not finite.
-        trained_s: Seconds that it took after its first update.
-        ended_by: One of `CHECK_ENDS`: it reached the target, was beaten already by another size,
-            spent its time, its loss became NaN, or it failed, as for want of memory.
-        scaling: How its settings followed the batch size; None where an earlier version of kbatch
-            did not record it.
-    """
-
-    batch_size: int
-    micro_batch_size: int
-    learning_rate: float | None
-    updates: int
+    batch_size: int  #: In examples.
+    micro_batch_size: int  #: Examples that went through the device at once.
+    learning_rate: float | None  #: Learning rate at the first update, None where it is no scalar.
+    updates: int  #: Updates that were made.
+    #: The loss after them, held-out or of training as in the pilot; None if not finite.
     loss: float | None
-    trained_s: float
+    trained_s: float  #: Seconds that it took after its first update.
+    #: One of `CHECK_ENDS`: it reached the target, was beaten already by another size, spent its
+    #: time, its loss became NaN, or it failed, as for want of memory.
     ended_by: str
+    #: How its settings followed the batch size; None where an earlier version of kbatch did not
+    #: record it.
     scaling: LearningRateScaling | None = None
 
     def __post_init__(self):
@@ -210,11 +181,7 @@ class SizeCheck:
             )
 
     def as_run(self, update_s: float) -> FinishedRun:
-        """Return it as a run of a search.
-
-        Args:
-            update_s: Seconds of an update of its size.
-        """
+        """Return it as a run of a search, whose updates take so many seconds each."""
         if self.ended_by in ("diverged", "failed"):
             return FinishedRun(self.batch_size, None, None)
         cost = self.updates * update_s if self.reached else None
@@ -232,22 +199,15 @@ _LEAST_S = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class FitTime:
-    """Epochs of `fit` at one batch size, in turns with the train step alone.
+    """Epochs of `fit` at one batch size, in turns with the train step alone."""
 
-    Attributes:
-        batch_size: In examples.
-        step_times_s: Seconds of the train step on a batch at hand, a value a round.
-        batch_times_s: Seconds from batch to batch in `fit`, a value a round.
-        epoch_times_s: Seconds that an epoch took beside its batches: to start, until the first
-            batch, and to end.
-        epoch_batches: Batches of a whole epoch; None where that is not known.
-    """
-
-    batch_size: int
+    batch_size: int  #: In examples.
+    #: Seconds of the train step on a batch at hand, a value a round.
     step_times_s: tuple[float, ...]
-    batch_times_s: tuple[float, ...]
+    batch_times_s: tuple[float, ...]  #: Seconds from batch to batch in `fit`, a value a round.
+    #: Seconds that an epoch took beside its batches: to start, until the first batch, and to end.
     epoch_times_s: tuple[float, ...]
-    epoch_batches: int | None
+    epoch_batches: int | None  #: Batches of a whole epoch; None where that is not known.
 
     def __post_init__(self):
         if not self.step_times_s or not (
@@ -294,18 +254,11 @@ class FitTime:
 
 
 class FitLines(NamedTuple):
-    """What an update takes in `fit`, by the batch size.
+    """What an update takes in `fit`, by the batch size; None and empty where it was not timed."""
 
-    Attributes:
-        line: Through what was measured; None if nothing was.
-        ends: The same at the ends of the 95 % intervals, the slower first; empty if nothing was.
-        own: What it would take with the data at hand, in an epoch without end; None where `fit`
-            was not timed.
-    """
-
-    line: TimeInFit | None
-    ends: tuple[TimeInFit, ...]
-    own: TimeInFit | None
+    line: TimeInFit | None  # Through what was measured.
+    ends: tuple[TimeInFit, ...]  # At the ends of the 95 % intervals, the slower first.
+    own: TimeInFit | None  # With the data at hand, in an epoch without end.
 
 
 def fit_lines(times: Sequence[FitTime], pipeline: InputPipelineProfile | None = None) -> FitLines:

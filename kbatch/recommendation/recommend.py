@@ -119,6 +119,11 @@ def recommend(
         ValueError: If the model is not compiled, or an argument cannot be used.
     """
     given_seed = check_seed(seed)
+    real = isinstance(budget_s, numbers.Real) and not isinstance(budget_s, bool)
+    if not (real and 0 < budget_s < math.inf):
+        raise ValueError(
+            f"`budget_s` must be a positive number of seconds. Received: budget_s={budget_s!r}."
+        )
     task = Task(
         build=model_builder(build),
         is_given=isinstance(build, keras.Model),
@@ -128,7 +133,7 @@ def recommend(
         epochs=None if epochs is None else check_size(epochs, "epochs", unit=""),
         memory_limit_bytes=check_memory_limit(memory_limit_bytes),
         memory_window=check_window(memory_window),
-        clock=BudgetClock(_check_budget(budget_s)),
+        clock=BudgetClock(budget_s),
         checks=PartsChecks(),
         # Drawn where none is given: all sizes hold out the same part.
         seed=int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed,
@@ -141,15 +146,6 @@ def recommend(
     if isinstance(task.source, SampleRows):
         _sizes(asked, task.source.examples)  # A dataset tells its examples to a model only.
     return _measured(task, asked, learning_rate_scaling, Ledger(on_progress))
-
-
-def _check_budget(budget_s: float) -> float:
-    real = isinstance(budget_s, numbers.Real) and not isinstance(budget_s, bool)
-    if not (real and math.isfinite(budget_s) and budget_s > 0):
-        raise ValueError(
-            f"`budget_s` must be a positive number of seconds. Received: budget_s={budget_s!r}."
-        )
-    return budget_s
 
 
 def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ...]:
@@ -212,8 +208,7 @@ def _measured(
         rule = "linear" if isinstance(optimizer, keras.optimizers.SGD) else "sqrt"
     in_fit = fit_lines(fit_times, pipeline).line
     runs = ledger.run(
-        OTHER_SIZES,
-        lambda: train_sizes(task, pilot, timings=timings, in_fit=in_fit, rule=rule),
+        OTHER_SIZES, lambda: train_sizes(task, pilot, timings=timings, in_fit=in_fit, rule=rule)
     )
     clock.reserved_s, checks = 0.0, runs.checks
     if memory is None and not clock.holds(_WORKER_S, share=MOST_SPENT):
@@ -242,11 +237,7 @@ def _measured(
         unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
         durations_s=ledger.durations_s,
         budget_s=clock.budget_s,
-        notes=(
-            *memory.notes,
-            *updates.notes,
-            *(pilot_notes(task, model, pilot) if pilot else ()),
-        ),
+        notes=(*memory.notes, *updates.notes, *(pilot_notes(task, model, pilot) if pilot else ())),
         environment=read_environment(),
         checks=checks,
         fit_times=fit_times,

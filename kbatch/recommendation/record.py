@@ -12,13 +12,7 @@ from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.analysis.scaling_curve import BatchAnswer, Latency, efficient_batch_size, fit_latency
 from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.memory.record import MaxBatchSizeResult
-from kbatch.recommendation.choice import (
-    NO_TIMES,
-    UNTOLD,
-    BatchDecision,
-    TrainedRuns,
-    trained_runs,
-)
+from kbatch.recommendation.choice import NO_TIMES, UNTOLD, BatchDecision, TrainedRuns, trained_runs
 from kbatch.recommendation.limits import (
     TIE,
     TimedUpdate,
@@ -99,9 +93,8 @@ class Recommendation(SavedRecord, ShownRecord):
     decision: BatchDecision = _NO_ANSWER
 
     def __post_init__(self):
-        if self.decision != _NO_ANSWER:
-            return
-        object.__setattr__(self, "decision", _older_answer(self))
+        if self.decision == _NO_ANSWER:
+            object.__setattr__(self, "decision", _older_answer(self))
 
     def __repr__(self) -> str:
         """Sum the recommendation up in a line."""
@@ -124,10 +117,7 @@ class Recommendation(SavedRecord, ShownRecord):
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Examples that go through the device at once: the fastest that fits for the batch size.
-
-        Where no batch size can be named, the one with the largest throughput.
-        """
+        """Examples that go through the device at once, as in `BatchDecision`."""
         return self.decision.micro_batch_size
 
     @property
@@ -139,16 +129,9 @@ class Recommendation(SavedRecord, ShownRecord):
         return self.base_learning_rate * ratio
 
     def learning_rate_ratio(self, batch_size: int) -> float:
-        """Return the factor of the learning rate at a batch size, by the rule.
-
-        Args:
-            batch_size: In examples.
-        """
-        return learning_rate_ratio(
-            batch_size=batch_size,
-            base_batch_size=self.base_batch_size,
-            rule=self.learning_rate_rule,
-        )
+        """Return the factor of the learning rate at a batch size, by the rule."""
+        base, rule = self.base_batch_size, self.learning_rate_rule
+        return learning_rate_ratio(batch_size=batch_size, base_batch_size=base, rule=rule)
 
     @property
     def binding(self) -> tuple[str, ...]:
@@ -236,11 +219,9 @@ _MISSED_FACTOR, _MISSED = 2.0, 0.5
 
 
 def _older_answer(found: Recommendation) -> BatchDecision:
-    """Repeat the choice of version 0.1.0, whose files keep no answer.
-
-    It named the smallest size whose forecast time was within 2 % of the least, trained or not;
-    with the pilot alone, by the noise scale.
-    """
+    """Repeat the choice of version 0.1.0, whose files keep no answer."""
+    # It named the smallest size whose forecast time was within 2 % of the least, trained or not;
+    # with the pilot alone, by the noise scale.
     pilot, noise, in_fit = found.pilot, found.noise_scale, found.in_fit.line
     made = trained_runs(found.timings, in_fit=in_fit, pilot=pilot, checks=found.checks)
     tried = [

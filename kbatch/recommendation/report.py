@@ -1,5 +1,6 @@
 """A recommendation as one page: the answer, why, what another size costs, how sure it is."""
 
+import functools
 import textwrap
 
 from kbatch.document.numbers import (
@@ -74,17 +75,8 @@ _LEARNING_RATE_COST = (
 
 
 def recommendation_text(recommendation: Recommendation) -> str:
-    """Write a recommendation as a page of plain text.
-
-    >>> print(recommendation_text(kbatch.recommend(build, x, y)))
-    """
-    found = recommendation
-    sure, rows = certainty_lines(found), _cost_rows(found)
-    blocks = [
-        [answer_line(found), *settings_line(found), *binding_line(found)],
-        ["Why", *_indented(limit_lines(found))],
-        ["How sure", *_indented(sure)] if sure else [],
-    ]
+    """Write a recommendation as a page of plain text."""
+    found, rows, lines = recommendation, _cost_rows(recommendation), []
     if rows:
         table = [tuple(_COLUMNS), *(texts for _, texts in rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -93,48 +85,38 @@ def recommendation_text(recommendation: Recommendation) -> str:
             + (" <" if row[0] == f"{found.batch_size:,}" else "")
             for row in table
         ]
-        blocks.insert(2, [_cost_title(found), *_indented([*lines, _LEARNING_RATE_COST])])
+        lines.append(_LEARNING_RATE_COST)
     parts = [f"{name} {seconds:.0f} s" for name, seconds in found.durations_s.items()]
-    blocks.append([f"Measured in {found.duration_s:.0f} s: {join_words(parts)}."] if parts else [])
-    wrapped = [[part for line in block for part in _wrapped(line)] for block in blocks if block]
-    return "\n\n".join("\n".join(block) for block in wrapped)
+    took = [f"Measured in {found.duration_s:.0f} s: {join_words(parts)}."] if parts else []
+    answer = [answer_line(found), *settings_line(found), *binding_line(found)]
+    titled = {"Why": limit_lines(found), _cost_title(found): lines}
+    titled["How sure"] = certainty_lines(found)
+    blocks = [[title, *(f"  {line}" for line in of)] for title, of in titled.items() if of]
+    texts = ["\n".join(map(_wrapped, block)) for block in (answer, *blocks, took) if block]
+    return "\n\n".join(texts)
 
 
-def _indented(lines: list[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
-
-
-def _wrapped(line: str) -> list[str]:
-    indent = line[: len(line) - len(line.lstrip())]
+def _wrapped(line: str) -> str:
     if len(line) <= _WIDTH or "   " in line.strip():
-        return [line]  # A row of the table stays whole.
-    later = f"{indent}  " if indent else ""
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=later, break_on_hyphens=False)
+        return line  # A row of the table stays whole.
+    later = "    " if line.startswith(" ") else ""
+    return textwrap.fill(line, _WIDTH, subsequent_indent=later, break_on_hyphens=False)
 
 
 def recommendation_section(recommendation: Recommendation) -> Section:
     """Compute what a report says of a recommendation."""
-    found, environment = recommendation, recommendation.environment
-    costs, tables = _cost_rows(found), ()
-    if costs:
-        rows = []
-        for i, (row, texts) in enumerate(costs):
-            estimates = (row.samples_per_second, row.updates, row.seconds, row.relative_time)
-            keys = (row.batch_size, row.micro_batch_size, *(one.value for one in estimates))
-            cells = tuple(Cell(text, key) for text, key in zip(texts, keys, strict=True))
-            rows.append(Row(str(i), "", row.batch_size == found.batch_size, cells))
-        columns = tuple(Column(title, True) for title in _COLUMNS.values())
-        title = _cost_title(found)
-        tables = (Table(title, columns, tuple(rows), best_means="the recommendation"),)
+    found, environment, rows = recommendation, recommendation.environment, []
+    for i, (row, texts) in enumerate(_cost_rows(found)):
+        estimates = (row.samples_per_second, row.updates, row.seconds, row.relative_time)
+        keys = (row.batch_size, row.micro_batch_size, *(one.value for one in estimates))
+        cells = tuple(Cell(text, key) for text, key in zip(texts, keys, strict=True))
+        rows.append(Row(str(i), "", row.batch_size == found.batch_size, cells))
+    columns = tuple(Column(title, True) for title in _COLUMNS.values())
+    table = Table(_cost_title(found), columns, tuple(rows), best_means="the recommendation")
     rate = found.base_learning_rate
     rate_text = "n/a (not a single number)" if rate is None else setting(rate)
-    figure = Figure(
-        "limits",
-        "The limits of the batch size",
-        HEIGHT_IN,
-        lambda ax: plot_limits(found, ax),
-    )
-    notes = [*([_LEARNING_RATE_COST] if costs else []), *certainty_lines(found)]
+    draw = functools.partial(plot_limits, found)
+    notes = [*([_LEARNING_RATE_COST] if rows else []), *certainty_lines(found)]
     return Section(
         kind="recommendation",
         name=found.model_name,
@@ -142,8 +124,8 @@ def recommendation_section(recommendation: Recommendation) -> Section:
         lead=(*settings_line(found), *binding_line(found)),
         details=tuple(limit_lines(found)),
         conditions="",
-        figures=(figure,),
-        tables=tables,
+        figures=(Figure("limits", "The limits of the batch size", HEIGHT_IN, draw),),
+        tables=(table,) if rows else (),
         notes=tuple(Note("", "", line) for line in notes),
         command=environment.command if environment else None,
         settings=(
@@ -189,10 +171,8 @@ def answer_line(found: Recommendation) -> str:
         rate = f"learning rate {setting(base * ratio)}"
     sizes = f"batch size {size:,}, micro-batch size {micro:,} ({parts})"
     sentences = [*older, f"{verb} {sizes} and {rate}."]
-    if decision.as_good:
-        sentences.append(
-            f"{join_words(f'{other:,}' for other in decision.as_good)} may be as good."
-        )
+    if as_good := [f"{other:,}" for other in decision.as_good]:
+        sentences.append(f"{join_words(as_good)} may be as good.")
     if len(decision.sizes) == 1:
         sentences.append("No other size was timed.")
     if decision.untested:
@@ -223,9 +203,8 @@ def _missing_text(found: Recommendation) -> str:
 def settings_line(found: Recommendation) -> list[str]:
     """Say what to set besides the learning rate, nothing where the size was trained without."""
     size = found.batch_size
-    for scaling in [check.scaling for check in found.checks if check.batch_size == size]:
-        names = (scaling.follow_batch_size if scaling else None) or ()
-        values = {name: followed_value(scaling, name) for name in names} if scaling else {}
+    for scaling in [c.scaling for c in found.checks if c.batch_size == size and c.scaling]:
+        values = {name: followed_value(scaling, name) for name in scaling.follow_batch_size or ()}
         parts = [f"{SETTING_NAMES[name]} to {value}" for name, value in values.items() if value]
         if parts:
             return [f"Set {join_words(parts)} as well: batch size {size:,} was trained like this."]
@@ -262,10 +241,9 @@ def limit_lines(found: Recommendation) -> list[str]:
 
 
 def _memory_line(found: Recommendation) -> str:
-    memory = found.memory
+    memory, least = found.memory, "" if found.memory_ends else "at least "
     if memory is None:
         return _cannot_tell(found, MEMORY)
-    least = "" if found.memory_ends else "at least "
     peak = f"{memory_text(memory.peak_memory_bytes)} of {memory_text(memory.limit_bytes)}"
     # The search's own argument is none of a recommendation's.
     reached_most = memory.reason == REACHED_MOST
@@ -292,16 +270,16 @@ def _saturation_line(found: Recommendation) -> str:
             "Saturation: cannot tell, because the time of a step does not grow with its examples "
             f"as far as was measured; {peak} was the fastest."
         )
-    if saturation.extrapolated and size > largest:
-        return (
-            f"The device is not saturated by {largest:,} examples at once, the most that were "
-            f"timed: 90 % of its peak would need about {format_number(size, 2)}"
-            f"{in_brackets(saturation.interval, 2)}. The fastest was {peak}."
-        )
-    return (
-        f"The device saturates at {pluralize(size, 'example')} at once"
-        f"{in_brackets(saturation.interval, 2)}: 90 % of its peak. The fastest was {peak}."
+    between = in_brackets(saturation.interval, 2)
+    line = (
+        f"The device saturates at {pluralize(size, 'example')} at once{between}: 90 % of its peak"
     )
+    if saturation.extrapolated and size > largest:
+        line = (
+            f"The device is not saturated by {largest:,} examples at once, the most that were "
+            f"timed: 90 % of its peak would need about {format_number(size, 2)}{between}"
+        )
+    return f"{line}. The fastest was {peak}."
 
 
 def _noise_line(found: Recommendation) -> str:
@@ -310,20 +288,18 @@ def _noise_line(found: Recommendation) -> str:
     pilot, size = found.pilot, found.batch_size
     if pilot is None:
         return _cannot_tell(found, NOISE)
-    value = None
-    if noise.value is not None:
-        value = f"{format_number(noise.value, 2)}{in_brackets(noise.interval, 2)}"
     if critical is not None:
-        line = (
+        value = "unresolved"
+        if noise.value is not None:
+            value = (
+                f"{format_number(noise.value, 2)}{in_brackets(noise.interval, 2)}; the two agree "
+                "where the learning rate is the best one at each size"
+            )
+        return (
             f"Beyond {format_number(critical.value or 0.0, 2)} "
             f"examples{in_brackets(critical.interval, 2)} more than half of a batch's examples are "
             "wasted, judging by the updates that the trained sizes needed. The gradient "
-            "noise scale of the pilot is"
-        )
-        if value is None:
-            return f"{line} unresolved."
-        return (
-            f"{line} {value}; the two agree where the learning rate is the best one at each size."
+            f"noise scale of the pilot is {value}."
         )
     measured = (
         f"in a pilot of {pluralize(pilot.updates, 'update')} at batch size {pilot.batch_size:,}"
@@ -336,16 +312,16 @@ def _noise_line(found: Recommendation) -> str:
             "Gradient noise: cannot tell, because the noise scale is unresolved: the mean gradient "
             f"was lost in its noise {measured}{least}."
         )
-    line = (
-        f"Beyond {format_number(noise.value, 2)} examples{in_brackets(noise.interval, 2)}, the "
-        "gradient noise scale, more than half of a batch's examples are wasted"
-    )
-    if size is None:
-        return f"{line}; measured {measured}."
+    how = f"measured {measured}"
+    if size is not None:
+        share = percent(noise.value / (noise.value + size))
+        how = (
+            f"at batch size {size:,} an example counts {share} of what it would in the smallest "
+            f"batch. Measured {measured}"
+        )
     return (
-        f"{line}; at batch size {size:,} an example counts "
-        f"{percent(noise.value / (noise.value + size))} of what it would in the smallest batch. "
-        f"Measured {measured}."
+        f"Beyond {format_number(noise.value, 2)} examples{in_brackets(noise.interval, 2)}, the "
+        f"gradient noise scale, more than half of a batch's examples are wasted; {how}."
     )
 
 
@@ -363,10 +339,8 @@ def _input_line(found: Recommendation) -> str:
             span = interval_text(bounds, 2)
             sentences.append(f"A long reading gave {span} samples/s, with its pauses.")
     for time in found.fit_times[-1:]:
-        parts = [
-            f"{_ms(time.step_s)} for the train step",
-            f"{_ms(time.wait_s)} waiting for data and in Keras itself",
-        ]
+        parts = [f"{_ms(time.step_s)} for the train step"]
+        parts.append(f"{_ms(time.wait_s)} waiting for data and in Keras itself")
         if time.epoch_batches:
             parts.append(
                 f"{_ms(time.epoch_share_s)} as its share of the start and end of an epoch "

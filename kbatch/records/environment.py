@@ -6,32 +6,20 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentRecord:
-    """Where the numbers were measured.
+    """Where the numbers were measured."""
 
-    Attributes:
-        versions: Version of each package that matters, by name, and of Python; where TensorFlow has
-            a GPU, of its driver (`"nvidia-driver"`), and of the CUDA and cuDNN that TensorFlow was
-            built with.
-        platform: Operating system and processor architecture.
-        cpu: Name of the processor.
-        cpu_count: Processors that this process may use.
-        memory_bytes: Memory of the host, in bytes.
-        devices: TensorFlow's devices, such as `"GPU:0 NVIDIA H100"`; `"CPU"` without a GPU.
-        load_average: Mean number of running processes over the minute before the start, None
-            where the system does not tell.
-        command: The command line.
-        created_at: Start of the study, ISO 8601 in UTC.
-    """
-
+    # By name, of each package that matters and of Python; where TensorFlow has a GPU, of its driver
+    # ("nvidia-driver"), and of the CUDA and cuDNN that TensorFlow was built with.
     versions: Mapping[str, str]
-    platform: str
+    platform: str  # Operating system and processor architecture.
     cpu: str
-    cpu_count: int
-    memory_bytes: int | None
-    devices: tuple[str, ...]
+    cpu_count: int  # Processors that this process may use.
+    memory_bytes: int | None  # Of the host.
+    devices: tuple[str, ...]  # TensorFlow's, such as "GPU:0 NVIDIA H100"; "CPU" without a GPU.
+    # Mean number of running processes over the minute before, None where the system does not tell.
     load_average: float | None
     command: str
-    created_at: str
+    created_at: str  # Start of the study, ISO 8601 in UTC.
 
     @property
     def device(self) -> str:

@@ -19,15 +19,10 @@ class _Kind(NamedTuple):
 
 
 class RunNote(str):
-    """A note on a training run: the text, with the code and the values it was made of.
+    """A note on a training run: the text, with the code and the values it was made of."""
 
-    Attributes:
-        code: What it says; empty where only a text of an earlier version is known.
-        values: What the text was made of, None where only the text is known.
-    """
-
-    code: str
-    values: Mapping[str, Value] | None
+    code: str  # What it says; empty where only a text of an earlier version is known.
+    values: Mapping[str, Value] | None  # None where only the text is known.
 
     @classmethod
     def of(cls, code: str, /, **values: Value) -> Self:
@@ -135,11 +130,7 @@ _KINDS = {
     "batch_normalization_in_parts": _Kind(
         "BatchNormalization in micro-batches", "quality", _coupled_parts
     ),
-    "parts_differ": _Kind(
-        *_CUT,
-        _parts_differ,
-        ("Not equal to the whole batch when it is cut",),
-    ),
+    "parts_differ": _Kind(*_CUT, _parts_differ, ("Not equal to the whole batch when it is cut",)),
     "coupled_parts": _Kind(*_CUT, _coupled_parts, ("Not equal to the whole batch",)),
     "parts_not_compared": _Kind(
         *_CUT,
@@ -158,8 +149,7 @@ _KINDS = {
         *_SIZE, lambda size, reason: f"Micro-batches of {size}: {reason}.", ("Micro-batches ",)
     ),
     "no_step_timed": _Kind(
-        *_SIZE,
-        lambda size: f"Micro-batches of {size}, the most that fit: no step could be timed.",
+        *_SIZE, lambda size: f"Micro-batches of {size}, the most that fit: no step could be timed."
     ),
     "whole_is_fastest": _Kind(
         *_SIZE,

@@ -21,26 +21,16 @@ class Outcomes:
     the difference of the two metrics, and its standard error is the spread over blocks by the root
     of their number, so that 512 blocks serve as well as a value for each of a million examples.
 
-    Attributes:
-        metric: Name of the metric, as Keras gives it; None where no metric was to be had.
-        epoch: Number of the best epoch, from 0.
-        examples: Validation examples.
-        block_examples: Examples in a block; the last one may have fewer.
-        key: Fingerprint of the validation targets in their order: only runs with the same one
-            are paired.
-        set_key: Fingerprint of the targets in any order.
-        data: The values of the blocks: base64 of zlib of little-endian float32.
-        reason: Why there are no values, None where there are.
     """
 
-    metric: str | None = None
-    epoch: int | None = None
-    examples: int | None = None
-    block_examples: int | None = None
-    key: str | None = None
-    set_key: str | None = None
-    data: str | None = None
-    reason: str | None = None
+    metric: str | None = None  # As Keras names it; None where no metric was to be had.
+    epoch: int | None = None  # Number of the best one, from 0.
+    examples: int | None = None  # For validation.
+    block_examples: int | None = None  # Examples in a block; the last one may have fewer.
+    key: str | None = None  # Fingerprint of the targets in their order: runs with one are paired.
+    set_key: str | None = None  # Fingerprint of the targets in any order.
+    data: str | None = None  # The values of the blocks: base64 of zlib of little-endian float32.
+    reason: str | None = None  # Why there are no values, None where there are.
 
     def __post_init__(self):
         check_ranges(0, epoch=self.epoch)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import LearningRateScaling
@@ -18,32 +18,20 @@ from kbatch.records.usage import UsageRecord
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a training run may spend; it ends when one of the limits is reached.
+    """What a training run may spend; it ends when one of the limits is reached."""
 
-    Attributes:
-        train_s: Seconds of training, None for no limit.
-        updates: Optimizer updates, None for no limit.
-        examples: Training examples, None for no limit.
-    """
-
-    train_s: float | None = None
-    updates: int | None = None
-    examples: int | None = None
+    train_s: float | None = None  # Seconds of training, None for no limit.
+    updates: int | None = None  # Optimizer updates.
+    examples: int | None = None  # Training examples.
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The value of a metric at which training ends.
+    """The value of a metric at which training ends."""
 
-    Attributes:
-        metric: Name of the metric, as Keras gives it.
-        value: The value.
-        direction: `"max"` where it is to be reached from below, `"min"` from above.
-    """
-
-    metric: str
+    metric: str  # As Keras names it.
     value: float
-    direction: str
+    direction: str  # "max" where it is to be reached from below, "min" from above.
 
     def __post_init__(self):
         check_direction(self.direction)
@@ -65,15 +53,9 @@ def check_direction(direction: str) -> None:
 
 
 class Cost(NamedTuple):
-    """What training took.
+    """What training took."""
 
-    Attributes:
-        train_s: Seconds of training, validation and callbacks left out.
-        updates: Optimizer updates.
-        examples: Training examples.
-    """
-
-    train_s: float
+    train_s: float  # Seconds of training, validation and callbacks left out.
     updates: int
     examples: int
 
@@ -86,18 +68,7 @@ COST_NAMES = {
 }
 
 
-class _CostedEpoch(Protocol):
-    @property
-    def metrics(self) -> Mapping[str, float | None]: ...
-    @property
-    def train_s(self) -> float: ...
-    @property
-    def updates(self) -> int: ...
-    @property
-    def examples(self) -> int: ...
-
-
-def cost_to_target(target: Target, epochs: Sequence[_CostedEpoch]) -> Cost | None:
+def cost_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> Cost | None:
     """Sum what the epochs took up to the first that meets a target, that one included."""
     met = (i for i, e in enumerate(epochs) if target.is_met(e.metrics.get(target.metric)))
     last = next(met, None)
@@ -116,73 +87,23 @@ MOMENT_METRICS = ("gradient_variance", "gradient_squared_norm")
 
 
 class EpochNoiseScale(NamedTuple):
-    """One point of the noise scale's curve.
+    """One point of the noise scale's curve: it shows a trend, and has no interval."""
 
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        value: The ratio of the epoch's mean moments, in examples; None where |G|^2 was lost in
-            noise. It has no interval: the curve shows a trend, `noise_scale` a value.
-    """
-
-    epoch: int
-    value: float | None
+    epoch: int  # From 0.
+    value: float | None  # Ratio of the mean moments, in examples; None where |G|^2 was lost.
 
 
-class _MeasuredEpoch(Protocol):
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def metrics(self) -> Mapping[str, float | None]: ...
-    @property
-    def updates(self) -> int: ...
-
-
-def noise_scale(runs: Sequence[Sequence[_MeasuredEpoch]]) -> NoiseScale | None:
-    """Estimate the gradient noise scale of the late half of each run, all together.
-
-    Args:
-        runs: The epochs of each run, in order.
-
-    Returns:
-        The noise scale, None where no epoch of any run has the moments.
-    """
-    measured = [moments for run in runs if (moments := _moments(run))]
-    if not measured:
-        return None
+def noise_scale(runs: Sequence[Sequence["EpochRecord"]]) -> NoiseScale | None:
+    """Estimate the noise scale of the late half of each run, all together; None without moments."""
     # Of an epoch's updates every n-th is measured, so they weigh as the measured ones do.
-    return noise_scale_of_runs(
-        [
-            ([m.variance for m in one], [m.squared_norm for m in one], [m.updates for m in one])
-            for one in measured
-        ]
-    )
+    measured = [[(*m, max(1, e.updates)) for e in run if (m := _moments(e))] for run in runs]
+    known: list[Any] = [tuple(zip(*run, strict=True)) for run in measured if run]
+    return noise_scale_of_runs(known) if known else None
 
 
-def noise_scale_curve(epochs: Sequence[_MeasuredEpoch]) -> tuple[EpochNoiseScale, ...]:
-    """Return the noise scale of each epoch that has the moments."""
-    return tuple(
-        EpochNoiseScale(
-            m.epoch, max(m.variance, 0.0) / m.squared_norm if m.squared_norm > 0 else None
-        )
-        for m in _moments(epochs)
-    )
-
-
-class _Moments(NamedTuple):
-    epoch: int
-    updates: int
-    variance: float
-    squared_norm: float
-
-
-def _moments(epochs: Sequence[_MeasuredEpoch]) -> list[_Moments]:
-    """Return the moments of the epochs that have both."""
-    variance, norm = MOMENT_METRICS
-    return [
-        _Moments(e.epoch, max(1, e.updates), v, n)
-        for e in epochs
-        if (v := e.metrics.get(variance)) is not None and (n := e.metrics.get(norm)) is not None
-    ]
+def _moments(epoch: "EpochRecord") -> tuple[float, float] | None:
+    variance, norm = map(epoch.metrics.get, MOMENT_METRICS)
+    return None if variance is None or norm is None else (variance, norm)
 
 
 # Of more, an axis of doubles cannot tell one from the next.
@@ -192,37 +113,21 @@ STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
-    """What one epoch of training showed.
+    """What one epoch of training showed."""
 
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        metrics: Metrics under Keras's names at the end of the epoch; None for a value that is
-            not finite.
-        examples: Examples trained on, counted in the input pipeline.
-        updates: Optimizer updates made; an update that overflowed is skipped.
-        train_s: Seconds of training, validation and callbacks left out.
-        data_wait_s: Seconds of it that the train step waited for data, None if not measured.
-        batches: Batches trained on, None if not counted.
-    """
-
-    epoch: int
+    epoch: int  #: Number of the epoch, from 0.
+    #: Metrics under Keras's names at the end of the epoch; None for a value that is not finite.
     metrics: Mapping[str, float | None]
-    examples: int
-    updates: int
-    train_s: float
+    examples: int  #: Examples trained on, counted in the input pipeline.
+    updates: int  #: Optimizer updates made; an update that overflowed is skipped.
+    train_s: float  #: Seconds of training, validation and callbacks left out.
+    #: Seconds of it that the train step waited for data, None if not measured.
     data_wait_s: float | None
-    batches: int | None = None
+    batches: int | None = None  #: Batches trained on, None if not counted.
 
     def __post_init__(self):
-        check_ranges(
-            0,
-            epoch=self.epoch,
-            examples=self.examples,
-            updates=self.updates,
-            train_s=self.train_s,
-            data_wait_s=self.data_wait_s,
-            batches=self.batches,
-        )
+        numbers = {name: value for name, value in vars(self).items() if name != "metrics"}
+        check_ranges(0, **numbers)
 
     def finite(self, metric: str) -> float | None:
         """Return the value of a metric, None if it is missing or not finite."""
@@ -232,91 +137,70 @@ class EpochRecord:
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionRecord:
-    """What one training run showed.
+    """What one training run showed."""
 
-    Attributes:
-        status: One of `STATUSES`.
-        seed: Seed of weights and shuffling, None when none was set.
-        batch_size: Examples of one optimizer update, as asked for, those of all replicas.
-        micro_batch_size: Examples that go through a device at once; all that a replica has of a
-            batch when the gradient was not accumulated, None before it was found.
-        batch_size_seen: Largest batch that the train step received, None before the first.
-        dtype_policy: The policy that was active in the model, or that it was to have.
-        optimizer: Class name of the optimizer, without the loss-scale wrapper; None when the model
-            could not be built.
-        loss_scaled: Whether the loss was scaled (mixed_float16), None where no model was built.
-        learning_rate: Learning rate at the first update, after the rule.
-        learning_rate_scaling: The rule, or None.
-        jit_compile: Whether XLA compiled the train step, None where no model was built.
-        window_examples: Examples in each window of training; together the windows are all steps
-            but the first one of each new shape.
-        window_durations_s: Duration of each of those windows, in seconds.
-        first_step_s: Seconds of the first step, tracing and compiling included.
-        examples_seen: Examples trained on in all, None if they were not counted.
-        batches: Batches trained on in all, None if they were not counted.
-        updates: Optimizer updates in all, without those that overflowed, None if not counted.
-        train_s: Seconds of training with the first step, without validation; None if not measured.
-        data_wait_s: Seconds of it spent waiting for data, None if not measured.
-        total_s: Seconds from the start to the end, validation and callbacks included, or None.
-        epochs: The epochs, in order.
-        reported: Metrics that keras-tuner was given: those of the best epoch, or what a
-            `HyperModel.fit` of the user's returned.
-        failure: Why it did not complete, None if it did.
-        traceback: Python's traceback of what was raised, None where nothing was.
-        notes: What a reader of the numbers must know: texts, each with a code and values.
-        micro_batch_search_s: Seconds that the search for the micro-batch size took in this run,
-            0 where an earlier one told it, None where it was given.
-        usage: What the run took of GPUs and host, None if that was not measured.
-        workers_on_device: Workers of `executor="local"` that shared the device, this one
-            included; None outside it.
-        budget: What it was allowed to spend, None where the number of epochs was the budget.
-        target: Where training was to end, None without one.
-        replicas: Devices that shared each batch.
-        scaling: What the rule was given and what it made of it, None where the model was not
-            built or not scaled yet.
-        most_in_memory: Most examples that fit in memory at once, where probes or training met
-            the end of it; None where they did not, or were not made.
-        sparse_gradients: "summed" where rows of a gradient for one index were added up before the
-            optimizer saw them, "keras" where a batch that was not cut left that to Keras; None
-            where that makes no difference to the model, or is not known.
-        outcomes: The metric of the best epoch by blocks of validation examples, or why there is
-            none; None where it was not looked for.
-    """
-
-    status: str
-    seed: int | None
-    batch_size: int
+    status: str  #: One of `STATUSES`.
+    seed: int | None  #: Seed of weights and shuffling, None when none was set.
+    batch_size: int  #: Examples of one optimizer update, as asked for, those of all replicas.
+    #: Examples that go through a device at once; all that a replica has of a batch when the
+    #: gradient was not accumulated, None before it was found.
     micro_batch_size: int | None
-    dtype_policy: str
+    dtype_policy: str  #: The policy that was active in the model, or that it was to have.
+    #: Class name of the optimizer, without the loss-scale wrapper; None when the model could not be
+    #: built.
     optimizer: str | None
+    #: Whether the loss was scaled (mixed_float16), None where no model was built.
     loss_scaled: bool | None
-    learning_rate: float | None
-    learning_rate_scaling: str | None
-    jit_compile: bool | None
+    learning_rate: float | None  #: Learning rate at the first update, after the rule.
+    learning_rate_scaling: str | None  #: The rule, or None.
+    jit_compile: bool | None  #: Whether XLA compiled the train step, None where no model was built.
+    #: Largest batch that the train step received, None before the first.
     batch_size_seen: int | None = None
+    #: Examples in each window of training; together the windows are all steps but the first one of
+    #: each new shape.
     window_examples: tuple[int, ...] = ()
-    window_durations_s: tuple[float, ...] = ()
-    first_step_s: float | None = None
-    examples_seen: int | None = None
-    batches: int | None = None
+    window_durations_s: tuple[float, ...] = ()  #: Duration of each of those windows, in seconds.
+    first_step_s: float | None = None  #: Seconds of the first step, tracing and compiling included.
+    examples_seen: int | None = None  #: Examples trained on in all, None if they were not counted.
+    batches: int | None = None  #: Batches trained on in all, None if they were not counted.
+    #: Optimizer updates in all, without those that overflowed, None if not counted.
     updates: int | None = None
+    #: Seconds of training with the first step, without validation; None if not measured.
     train_s: float | None = None
-    data_wait_s: float | None = None
+    data_wait_s: float | None = None  #: Seconds of it spent waiting for data, None if not measured.
+    #: Seconds from the start to the end, validation and callbacks included, or None.
     total_s: float | None = None
-    epochs: tuple[EpochRecord, ...] = ()
+    epochs: tuple[EpochRecord, ...] = ()  #: The epochs, in order.
+    #: Metrics that keras-tuner was given: those of the best epoch, or what a `HyperModel.fit` of
+    #: the user's returned.
     reported: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    failure: str | None = None
+    failure: str | None = None  #: Why it did not complete, None if it did.
+    #: What a reader of the numbers must know: texts, each with a code and values.
     notes: tuple[RunNote, ...] = ()
+    #: Seconds that the search for the micro-batch size took in this run, 0 where an earlier one
+    #: told it, None where it was given.
     micro_batch_search_s: float | None = None
+    #: What the run took of GPUs and host, None if that was not measured.
     usage: UsageRecord | None = None
+    #: Workers of `executor="local"` that shared the device, this one included; None outside it.
     workers_on_device: int | None = None
+    #: What it was allowed to spend, None where the number of epochs was the budget.
     budget: Budget | None = None
-    target: Target | None = None
-    replicas: int = 1
-    traceback: str | None = None
+    target: Target | None = None  #: Where training was to end, None without one.
+    replicas: int = 1  #: Devices that shared each batch.
+    traceback: str | None = None  #: Python's traceback of what was raised, None where nothing was.
+    #: What the rule was given and what it made of it, None where the model was not built or not
+    #: scaled yet.
     scaling: LearningRateScaling | None = None
+    #: Most examples that fit in memory at once, where probes or training met the end of it; None
+    #: where they did not, or were not made.
     most_in_memory: int | None = None
+    #: "summed" where rows of a gradient for one index were added up before the optimizer saw them,
+    #: "keras" where a batch that was not cut left that to Keras; None where that makes no
+    #: difference to the model, or is not known.
     sparse_gradients: str | None = None
+    #: The metric of the best epoch by blocks of validation examples, or why there is none; None
+    #: where it was not looked for.
     outcomes: Outcomes | None = None
 
     def __post_init__(self):
@@ -333,17 +217,9 @@ class ExecutionRecord:
                 f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
             )
         check_ranges(1, replicas=self.replicas, workers_on_device=self.workers_on_device)
-        check_ranges(
-            0,
-            batch_size_seen=self.batch_size_seen,
-            first_step_s=self.first_step_s,
-            examples_seen=self.examples_seen,
-            batches=self.batches,
-            updates=self.updates,
-            train_s=self.train_s,
-            data_wait_s=self.data_wait_s,
-            total_s=self.total_s,
-        )
+        counts = ("batch_size_seen", "examples_seen", "batches", "updates")
+        seconds = ("first_step_s", "train_s", "data_wait_s", "total_s")
+        check_ranges(0, **{name: getattr(self, name) for name in (*counts, *seconds)})
         check_ranges(1, window_examples=self.window_examples)
         check_ranges(SHORTEST_S, window_durations_s=self.window_durations_s)
         if len(self.window_examples) != len(self.window_durations_s):
@@ -361,10 +237,7 @@ class ExecutionRecord:
 
     @property
     def accumulation_steps(self) -> int | None:
-        """Micro-batches of a replica's part of a full batch, a remainder counted as one.
-
-        None before it is known.
-        """
+        """Micro-batches of a replica's part of a full batch; None before it is known."""
         size = self.micro_batch_size
         return None if size is None else -(-self.replica_batch_size // size)
 
@@ -390,10 +263,7 @@ class ExecutionRecord:
 
     @property
     def joules_to_target(self) -> float | None:
-        """Energy of the GPUs in joules, where training ended when the target was met; else None.
-
-        It is that of the whole run: building graphs, validation and callbacks are in it.
-        """
+        """Energy of the GPUs in joules over a run that ended when it met its target; else None."""
         ended_there = (
             self.target is not None
             and cost_to_target(self.target, self.epochs[:-1]) is None
@@ -458,32 +328,20 @@ class ExecutionRecord:
     @property
     def noise_scale_curve(self) -> tuple[EpochNoiseScale, ...]:
         """Gradient noise scale by epoch, empty if it was not measured."""
-        return noise_scale_curve(self.epochs)
+        measured = [(e.epoch, *m) for e in self.epochs if (m := _moments(e))]
+        return tuple(
+            EpochNoiseScale(epoch, max(variance, 0.0) / norm if norm > 0 else None)
+            for epoch, variance, norm in measured
+        )
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
-        """Return the finite metrics that stand for the run: the reported ones.
-
-        Args:
-            metric: Name of the objective.
-            direction: `"max"` or `"min"`.
-
-        Returns:
-            Those of the best epoch where none were reported.
-        """
+        """Return the finite metrics that stand for the run: as reported, or of the best epoch."""
         best = self.best_epoch(metric, direction)
         metrics = self.reported or (best.metrics if best else {})
         return {n: v for n, v in metrics.items() if v is not None and math.isfinite(v)}
 
     def best_epoch(self, metric: str, direction: str) -> EpochRecord | None:
-        """Find the epoch with the best value of a metric.
-
-        Args:
-            metric: Name of the metric, as Keras gives it.
-            direction: `"max"` or `"min"`.
-
-        Returns:
-            The first best epoch; the last epoch when none has the metric; None without epochs.
-        """
+        """Find the first epoch with the best value of a metric, or the last where none has it."""
         finite = [(value, e) for e in self.epochs if (value := e.finite(metric)) is not None]
         if not finite:
             return self.epochs[-1] if self.epochs else None

@@ -15,83 +15,55 @@ USAGE_METRICS = ("joules_per_sample", "gpu_power_w", "gpu_utilization")
 
 @dataclasses.dataclass(frozen=True)
 class GpuSample:
-    """One reading of a GPU, or the mean of several; None for what the GPU does not tell.
+    """One reading of a GPU, or the mean of several; None for what the GPU does not tell."""
 
-    Attributes:
-        time_s: When it was read, in seconds from the start of the block.
-        utilization: Share of the driver's last sampling window in which some kernel ran, of this
-            or of another process, from 0 to 1.
-        memory_used_bytes: Memory in use or reserved, by all processes. TensorFlow reserves
-            almost all of it at its start: this is no measure of need. Where the `memory_source`
-            is TensorFlow, what its tensors hold.
-        power_w: Power of the board, in watts.
-        temperature_c: Temperature of the chip, in degrees Celsius.
-        sm_clock_mhz: Clock of the multiprocessors, in MHz.
-        memory_clock_mhz: Clock of the memory, in MHz.
-    """
-
-    time_s: float
+    time_s: float  # From the start of the block.
+    # Share of the driver's last sampling window in which some process ran a kernel, from 0 to 1.
     utilization: float | None = None
+    # In use or reserved, by all processes: TensorFlow reserves almost all of it at its start. Where
+    # the `memory_source` is TensorFlow, what its tensors hold.
     memory_used_bytes: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    sm_clock_mhz: float | None = None
+    power_w: float | None = None  # Of the board.
+    temperature_c: float | None = None  # Of the chip, in degrees Celsius.
+    sm_clock_mhz: float | None = None  # Of the multiprocessors.
     memory_clock_mhz: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuProcess:
-    """A process that holds memory of a GPU.
+    """A process that holds memory of a GPU."""
 
-    Attributes:
-        pid: Its number, that of the host: within a container it may be another one's.
-        memory_bytes: What it holds, None if the driver does not tell.
-        name: Its program, None where that cannot be seen.
-    """
-
-    pid: int
-    memory_bytes: int | None
-    name: str | None = None
+    pid: int  # That of the host: within a container it may be another one's.
+    memory_bytes: int | None  # What it holds, None if the driver does not tell.
+    name: str | None = None  # Its program, None where that cannot be seen.
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuUsage:
-    """What a block of work took of one GPU.
+    """What a block of work took of one GPU."""
 
-    Attributes:
-        name: Name of the product, None if the driver does not tell.
-        pci_bus_id: Where it sits, as `"00000000:01:00.0"`.
-        tensorflow_devices: TensorFlow's names of it, such as `("GPU:0",)`.
-        memory_total_bytes: Its memory, in bytes, None if unknown.
-        energy_j: Energy of the board over the block, in joules, by all processes.
-        energy_source: `"counter"` for the driver's energy counter, `"power"` for the integral of
-            the power readings, None where the energy is not known.
-        mean: The mean of all readings.
-        samples: The readings in order; where they were many, means of consecutive ones.
-        power_cap_w: Power that the driver lets the board take, in watts, None if not told.
-        throttle_reasons: What lowered the clocks in some reading, such as `("power cap",)`; None
-            if not told.
-        memory_source: `"driver"`, or `"tensorflow"` where the driver does not show the memory
-            that TensorFlow may take: on an instance of a GPU (MIG), and where GPU and host share
-            one memory.
-        mig: Whether TensorFlow has an instance of the GPU: all but the memory is then of the
-            whole board.
-        uuid: Name of the board in `nvidia-smi -L`, also where TensorFlow has an instance of it;
-            None if the driver does not tell.
-    """
-
-    name: str | None
-    pci_bus_id: str
-    tensorflow_devices: tuple[str, ...]
-    memory_total_bytes: int | None
-    energy_j: float | None
+    name: str | None  #: Name of the product, None if the driver does not tell.
+    pci_bus_id: str  #: Where it sits, as `"00000000:01:00.0"`.
+    tensorflow_devices: tuple[str, ...]  #: TensorFlow's names of it, such as `("GPU:0",)`.
+    memory_total_bytes: int | None  #: Its memory, in bytes, None if unknown.
+    energy_j: float | None  #: Energy of the board over the block, in joules, by all processes.
+    #: `"counter"` for the driver's energy counter, `"power"` for the integral of the power
+    #: readings, None where the energy is not known.
     energy_source: str | None
-    mean: GpuSample
+    mean: GpuSample  #: The mean of all readings.
+    #: The readings in order; where they were many, means of consecutive ones.
     samples: tuple[GpuSample, ...]
+    #: Power that the driver lets the board take, in watts, None if not told.
     power_cap_w: float | None = None
+    #: What lowered the clocks in some reading, such as `("power cap",)`; None if not told.
     throttle_reasons: tuple[str, ...] | None = None
+    #: `"driver"`, or `"tensorflow"` where the driver does not show the memory that TensorFlow may
+    #: take: on an instance of a GPU (MIG), and where GPU and host share one memory.
     memory_source: str = "driver"
+    #: Whether TensorFlow has an instance of the GPU: all but the memory is then of the whole board.
     mig: bool = False
+    #: Name of the board in `nvidia-smi -L`, also where TensorFlow has an instance of it; None if
+    #: the driver does not tell.
     uuid: str | None = None
 
     def __post_init__(self):
@@ -116,52 +88,33 @@ class GpuUsage:
 
 @dataclasses.dataclass(frozen=True)
 class HostSample:
-    """One reading of this process on its host, or the mean of several.
+    """One reading of this process on its host, or the mean of several."""
 
-    Attributes:
-        time_s: When it was read, in seconds from the start of the block.
-        cpu_cores_busy: Processor seconds a second since the reading before, of all threads; 1 is
-            one core. None for the first.
-        resident_bytes: Memory of the process that is in RAM, in bytes.
-    """
-
-    time_s: float
+    time_s: float  # From the start of the block.
+    # Processor seconds a second since the reading before, of all threads; None for the first.
     cpu_cores_busy: float | None = None
-    resident_bytes: float | None = None
+    resident_bytes: float | None = None  # Memory of the process that is in RAM.
 
 
 @dataclasses.dataclass(frozen=True)
 class HostUsage:
-    """What a block of work took of the host, in its own process, without child processes.
+    """What a block of work took of the host, in its own process, without child processes."""
 
-    Attributes:
-        cpu_s: Processor seconds, of all threads, None where the system does not tell.
-        mean: The mean of all readings.
-        samples: The readings, in step with those of the GPUs.
-    """
-
-    cpu_s: float | None
-    mean: HostSample
-    samples: tuple[HostSample, ...]
+    cpu_s: float | None  # Processor seconds of all threads, None where the system does not tell.
+    mean: HostSample  # Of all readings.
+    samples: tuple[HostSample, ...]  # In step with those of the GPUs.
 
 
 @dataclasses.dataclass(frozen=True)
 class UsageRecord:
-    """What a block of work took of the GPUs that TensorFlow uses, and of the host.
+    """What a block of work took of the GPUs that TensorFlow uses, and of the host."""
 
-    Attributes:
-        duration_s: Seconds of the block.
-        readings: How often the GPUs and the host were read.
-        host: The host.
-        gpus: The GPUs in TensorFlow's order, None where none could be read.
-        unavailable: Why `gpus` is None, in one line; None where it is not.
-    """
-
-    duration_s: float
-    readings: int
-    host: HostUsage
+    duration_s: float  #: Seconds of the block.
+    readings: int  #: How often the GPUs and the host were read.
+    host: HostUsage  #: The host.
+    #: The GPUs in TensorFlow's order, None where none could be read.
     gpus: tuple[GpuUsage, ...] | None = None
-    unavailable: str | None = None
+    unavailable: str | None = None  #: Why `gpus` is None, in one line; None where it is not.
 
     def __post_init__(self):
         if (self.gpus is None) != bool(self.unavailable):
@@ -207,20 +160,12 @@ class UsageRecord:
         return self.host.mean.resident_bytes
 
     def joules_per_sample(self, examples: int | None) -> float | None:
-        """Divide the energy of the GPUs by the examples trained on.
-
-        Args:
-            examples: How many examples, None if they were not counted.
-        """
+        """Divide the energy of the GPUs by the examples trained on, None if not counted."""
         energy_j = self.gpu_energy_j
         return energy_j / examples if energy_j is not None and examples else None
 
     def metrics(self, examples: int | None) -> dict[str, float]:
-        """Return the figures that stand among the metrics of a trial, those that are known.
-
-        Args:
-            examples: How many examples were trained on, None if they were not counted.
-        """
+        """Return the figures among the metrics of a trial that trained on so many examples."""
         figures = (self.joules_per_sample(examples), self.gpu_power_w, self.gpu_utilization)
         named = zip(USAGE_METRICS, figures, strict=True)
         return {name: value for name, value in named if value is not None}
@@ -228,9 +173,8 @@ class UsageRecord:
     def to_dataframe(self) -> "pd.DataFrame":
         """Make a table of the samples, one row a sample and GPU; without GPUs one a sample.
 
-        Returns:
-            The columns are `gpu` (TensorFlow's name) and those of `GpuSample`, where there are
-            GPUs, and those of `HostSample`.
+        Columns: `gpu` (TensorFlow's name) and those of `GpuSample`, where there are GPUs, and those
+        of `HostSample`.
         """
         import pandas as pd
 

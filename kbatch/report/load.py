@@ -26,17 +26,13 @@ def load_record(path: str | Path) -> "Reported":
     path = Path(path)
     if not path.is_file():
         return load_study(path)
-    kind = _kind(path)
+    try:
+        kind = shown(read_json(path)["kind"], str)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
     if kind not in _HOME_OF:
         raise RecordError(
             f"{path} holds a {kind}: a file must hold one of {', '.join(_HOME_OF)}. For a study "
             "give the folder of its search (`directory/project_name`)."
         )
     return read_record(getattr(importlib.import_module(_HOME_OF[kind]), kind), path)
-
-
-def _kind(path: Path) -> str:
-    try:
-        return shown(read_json(path)["kind"], str)
-    except (KeyError, TypeError) as error:
-        raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error

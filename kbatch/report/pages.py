@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -22,14 +22,6 @@ _NARROW_IN = 3.6
 _NARROW_TALLER = 1.15
 
 
-class Drawing(NamedTuple):
-    """A figure as elements of a page."""
-
-    wide: Markup | None  # For a desk and for print, None for a small figure.
-    narrow: Markup | None  # For a telephone, None where it cannot be read so narrow.
-    alt_text: str
-
-
 def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
     """Render a report as one HTML page."""
     return render_page(report_content(study_or_profiles), "report.html")
@@ -43,32 +35,21 @@ def render_page(content: ReportContent, template: str, **more: object) -> str:
         for place, section in enumerate(content.sections, start=1)
         for figure in section.figures
     }
-    return (
-        templates()
-        .get_template(template)
-        .render(
-            content=content,
-            drawings=drawings,
-            glyphs=Markup(page.glyphs()),
-            rules=Markup(page.rules()),
-            **more,
-        )
-    )
+    shared = {"glyphs": Markup(page.glyphs()), "rules": Markup(page.rules()), **more}
+    return templates().get_template(template).render(content=content, drawings=drawings, **shared)
 
 
-def _drawing(figure: Figure, page: SvgPage) -> Drawing:
-    """Draw a figure in the widths that its shape needs."""
-    alt_text = ""
-
-    def drawn(width_in: float, taller: float = 1.0) -> Markup:
-        nonlocal alt_text
-        axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
-        alt_text = str(axes.get_label())
-        return Markup(page.element(transparent_svg(axes)))
-
-    wide = drawn(WIDTH_IN) if figure.shape != "small" else None
-    narrow = drawn(_NARROW_IN, _NARROW_TALLER) if figure.shape != "wide" else None
-    return Drawing(wide, narrow, alt_text)
+def _drawing(figure: Figure, page: SvgPage) -> dict[str, Any]:
+    """Draw a figure, wide for a desk and for print, narrow for a telephone, None for neither."""
+    drawing: dict[str, Any] = {"wide": None, "narrow": None}
+    widths = {"wide": (WIDTH_IN, 1.0), "narrow": (_NARROW_IN, _NARROW_TALLER)}
+    left_out = {"small": "wide", "wide": "narrow"}.get(figure.shape)
+    for name, (width_in, taller) in widths.items():
+        if name != left_out:
+            axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
+            drawing[name] = Markup(page.element(transparent_svg(axes)))
+            drawing["alt_text"] = str(axes.get_label())
+    return drawing
 
 
 def markdown_files(
@@ -161,8 +142,8 @@ def write_report(
 
     Args:
         study_or_profiles: A `Study`, a `TrainingProfile`, an `InferenceProfile`, an
-            `InputPipelineProfile` or a `MaxBatchSizeResult`, or a list of them, which makes one
-            document with a section each.
+            `InputPipelineProfile`, a `MaxBatchSizeResult` or a `Recommendation`, or a list of them,
+            which makes one document with a section each.
         path: File to write, with suffix `.html` or `.md`.
 
     Returns:

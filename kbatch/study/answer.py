@@ -1,7 +1,7 @@
 """The answer of a study in sentences, made from its decision, or why it has none."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import Interval
@@ -17,14 +17,7 @@ from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import budget_text, executions_text
 from kbatch.study.decision import Decision, SizeChange, tolerance_text
 from kbatch.study.limits import binding_limits
-from kbatch.study.names import (
-    TrialNames,
-    at_most,
-    is_fraction,
-    metric_words,
-    outcome,
-    trial_names,
-)
+from kbatch.study.names import TrialNames, at_most, is_fraction, metric_words, outcome, trial_names
 from kbatch.study.study import SizeDecision, Study
 from kbatch.study.trial import TrialRecord
 
@@ -54,12 +47,14 @@ def answer(study: Study) -> Answer:
         for other in found.left_out
         if other.trial.objective_value == found.best.objective_value
     ]
-    tie = (
-        f"The same value was reached by batch size {_named(same, names)}: of tied trials, the one "
-        "with the smallest batch size is named. "
-        if same and found.trial is found.best
-        else ""
-    )
+    tie = ""
+    if same and found.trial is found.best:
+        ordered = sorted(same, key=lambda trial: (trial.batch_size, names.order(trial)))
+        tied = at_most(list(dict.fromkeys(map(names.name, ordered))))
+        tie = (
+            f"The same value was reached by batch size {join_words(tied)}: of tied trials, the one "
+            "with the smallest batch size is named. "
+        )
     given = bool(study.search and study.search.settings.get("baseline"))
     return Answer(
         headline=_headline(found, same, names, keep=given and found.baseline == found.batch_size),
@@ -111,27 +106,21 @@ def _baseline(study: Study, found: Decision) -> str | None:
     other = max(found.changes, key=lambda b: (b in found.tied, found.changes[b].speedup or 0.0))
     named = (found.trial.batch_size, found.best.batch_size)
     size = next((b for b in named if b in found.changes), other)
-    change = found.changes[size]
-    speed, metric = sooner_text(change), difference_text(found, change)
-    if change.speedup is not None and change.speedup < 1:
-        bounds = change.speedup_interval
-        bounds = bounds and Interval(1 / bounds.high, 1 / bounds.low)
-        speed = f"{format_number(1 / change.speedup, 2)}{in_brackets(bounds, 2)}"
-    number, _, between = speed.partition(" ")
-    compared = "longer" if (change.speedup or 1.0) < 1 else "sooner"
-    parts = [
-        f"{number} times {compared} {between}".rstrip() if speed else "",
-        f"{metric_words(found.best.objective.name)} {metric}" if metric else "",
-    ]
-    target = found.trial.target
-    at = (
-        f"to {target.metric} {setting(target.value)}"
-        if target
-        else (f"in {budget_text(study.conditions)} each")
-    )
+    change, target, parts = found.changes[size], found.trial.target, []
+    speedup, bounds, compared = change.speedup, change.speedup_interval, "sooner"
+    if speedup is not None:
+        if speedup < 1:
+            bounds = bounds and Interval(1 / bounds.high, 1 / bounds.low)
+            speedup, compared = 1 / speedup, "longer"
+        parts.append(f"{format_number(speedup, 2)} times {compared}{in_brackets(bounds, 2)}")
+    if metric := difference_text(found, change):
+        parts.append(f"{metric_words(found.best.objective.name)} {metric}")
+    at = f"in {budget_text(study.conditions)} each"
+    if target:
+        at = f"to {target.metric} {setting(target.value)}"
     alone = metric and found.executions == 1
     of = "; the interval of the metric is that of the validation examples alone" if alone else ""
-    return f"{found.baseline:,} -> {size:,}: {', '.join(filter(None, parts))}, {at}{of}."
+    return f"{found.baseline:,} -> {size:,}: {', '.join(parts)}, {at}{of}."
 
 
 def sooner_text(change: SizeChange) -> str:
@@ -167,10 +156,9 @@ def _speed(trials: Sequence[TrialRecord], found: Decision, names: TrialNames) ->
     fastest = max(among, key=lambda trial: trial.samples_per_second or 0.0)
     fastest_rate = fastest.samples_per_second or rate
     if fastest is own:
-        if own.objective.name == "samples_per_second":
-            return None
         them = " of them" if found.tied else ""
-        return f"It was also the fastest{them}, with {format_number(rate)} samples/s."
+        text = f"It was also the fastest{them}, with {format_number(rate)} samples/s."
+        return None if own.objective.name == "samples_per_second" else text
     named = ", ".join((f"batch size {fastest.batch_size:,}", *names.settings(fastest)))
     return (
         f"It trained at {format_number(rate)} samples/s, {percent(rate / fastest_rate)} of the "
@@ -199,11 +187,6 @@ def _compared(study: Study, names: TrialNames) -> str:
     )
 
 
-def _named(trials: Iterable[TrialRecord], names: TrialNames) -> str:
-    ordered = sorted(trials, key=lambda trial: (trial.batch_size, names.order(trial)))
-    return join_words(at_most(list(dict.fromkeys(names.name(trial) for trial in ordered))))
-
-
 def missing_reason(study: Study) -> str:
     """Word why no trial is the best, as the end of a sentence."""
     words = [outcome(trial) for trial in study.trials]
@@ -224,12 +207,10 @@ def what_to_do(study: Study) -> str:
         return "Search again with a smaller learning rate, or with a model that stays finite."
     if outcomes <= {"running", "interrupted"}:
         return "The search has not finished: run it again, and it goes on."
-    memory = (
-        " Those out of memory need a smaller `micro_batch_size`."
-        if "out of memory" in outcomes
-        else ""
-    )
-    return f"Read the failures below, fix their cause, then search again.{memory}"
+    advice = "Read the failures below, fix their cause, then search again."
+    if "out of memory" in outcomes:
+        advice += " Those out of memory need a smaller `micro_batch_size`."
+    return advice
 
 
 def _missing_objective(study: Study) -> str:

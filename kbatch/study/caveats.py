@@ -26,19 +26,15 @@ def caveats(study: Study) -> tuple[Note, ...]:
 
 
 def _note(
-    label: str, text: str, columns: Sequence[str] = (), trials: Iterable[TrialRecord] = ()
+    label: str, text: str, columns: tuple[str, ...] = (), trials: Iterable[TrialRecord] = ()
 ) -> Note:
     """Make a note about the numbers of trials in columns of their table; of all trials as none."""
-    return Note("", label, text, tuple(columns), tuple(trial.trial_id for trial in trials))
+    return Note("", label, text, columns, tuple(trial.trial_id for trial in trials))
 
 
 def _sizes(trials: Iterable[TrialRecord]) -> str:
     sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in trials)
     return f"{'batch sizes' if len(sizes) > 1 else 'batch size'} {join_words(sizes)}"
-
-
-def _completed(study: Study) -> list[TrialRecord]:
-    return [trial for trial in study.trials if trial.status == "completed"]
 
 
 def _missing(study: Study) -> Iterator[Note]:
@@ -122,11 +118,6 @@ _UNEVEN = 0.1
 _BUSY_LOAD_SHARE = 0.5
 
 
-def _quartile_spread(trial: TrialRecord) -> float:
-    known = [t for e in trial.executions if (t := e.throughput) is not None]
-    return max(((t.high - t.low) / t.median for t in known), default=0.0)
-
-
 def _unevenness(trial: TrialRecord) -> float:
     got, median = trial.samples_per_second, trial.window_samples_per_second
     return abs(got / median - 1) if got and median else 0.0
@@ -178,7 +169,10 @@ _SPEED_RULES = (
     ),
     _SpeedRule(
         "unstable timing",
-        lambda trial: _quartile_spread(trial) > _UNSTABLE_SPREAD,
+        lambda trial: any(
+            t is not None and (t.high - t.low) / t.median > _UNSTABLE_SPREAD
+            for t in (e.throughput for e in trial.executions)
+        ),
         lambda found: (
             f"Timing was not stable at {_sizes(found)}: the quartiles of samples/s lie more than "
             f"{percent(_UNSTABLE_SPREAD)} of the median apart. Repeat on an idle machine."
@@ -250,7 +244,8 @@ _FAVOURS = {
 
 def _budget(study: Study) -> Iterator[Note]:
     """Describe the budget of a study that compares batch sizes, and whom it favours."""
-    completed, conditions = _completed(study), study.conditions
+    completed = [trial for trial in study.trials if trial.status == "completed"]
+    conditions = study.conditions
     counted_all = all(trial.mean(lambda e: e.updates) is not None for trial in completed)
     if not conditions.epochs or not counted_all or len({t.batch_size for t in completed}) < 2:
         return
@@ -308,14 +303,6 @@ _FAR_BELOW = 0.1
 _AVERAGING_TIMES = 5
 
 
-class _Lag(NamedTuple):
-    below: float
-    training: float
-    validation: float
-    updates: int
-    memory: float
-
-
 def _lagging(study: Study) -> Iterator[Note]:
     """List the trials whose validation accuracy shows lagging statistics, not their training."""
     lags = [
@@ -326,22 +313,24 @@ def _lagging(study: Study) -> Iterator[Note]:
     if not lags:
         return
     trials = [trial for _, trial in lags]
-    most, trial = max(lags, key=lambda pair: pair[0].below)
+    most, trial = max(lags, key=lambda pair: pair[0][0])
+    _, training, validation, updates, memory = most
     where = f" at {trial.batch_size:,}" if len(lags) > 1 else ""
     yield _note(
         "lagging statistics",
         f"Training accuracy is far above validation accuracy at {_sizes(trials)} "
-        f"({format_number(most.training)} and {format_number(most.validation)}{where}), and "
-        "BatchNormalization's moving statistics lag: there were "
-        f"{pluralize(most.updates, 'update')}, and the statistics average over the last "
-        f"{format_number(most.memory)}, 1 / (1 - momentum). Before you compare these sizes, train "
-        "for more updates or lower the momentum of the layers.",
+        f"({format_number(training)} and {format_number(validation)}{where}), and "
+        f"BatchNormalization's moving statistics lag: there were {pluralize(updates, 'update')}, "
+        f"and the statistics average over the last {format_number(memory)}, 1 / (1 - momentum). "
+        "Before you compare these sizes, train for more updates or lower the momentum of the "
+        "layers.",
         ("quality",),
         trials,
     )
 
 
-def _lag(execution: ExecutionRecord) -> _Lag | None:
+def _lag(execution: ExecutionRecord) -> tuple[float, float, float, int, float] | None:
+    """Return how far validation is below training, both, the updates, and what is averaged over."""
     momenta = execution.scaling.batch_norm_momenta if execution.scaling else None
     slowest = max(momenta or (0.0,))
     updates = execution.updates
@@ -360,7 +349,7 @@ def _lag(execution: ExecutionRecord) -> _Lag | None:
         return None
     training, validation = max(pairs, key=lambda pair: pair[0] - pair[1])
     below = training - validation
-    return _Lag(below, training, validation, updates, memory) if below > _FAR_BELOW else None
+    return (below, training, validation, updates, memory) if below > _FAR_BELOW else None
 
 
 def _noise(study: Study) -> Iterator[Note]:

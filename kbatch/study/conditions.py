@@ -7,7 +7,7 @@ from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.document.numbers import count_range, pluralize, setting
 from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.training_run import ExecutionRecord
+from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.names import is_fraction
 from kbatch.study.trial import TrialRecord
 
@@ -93,12 +93,12 @@ def budget_text(conditions: Conditions) -> str:
 
 def end_text(execution: ExecutionRecord) -> str:
     """Describe what ends an execution, an empty text where it is the number of epochs."""
-    budget, target, limits = execution.budget, execution.target, []
-    if budget is not None and budget.train_s is not None:
+    budget, target, limits = execution.budget or Budget(), execution.target, []
+    if budget.train_s is not None:
         limits.append(f"{setting(budget.train_s)} s of training")
-    if budget is not None and budget.updates is not None:
+    if budget.updates is not None:
         limits.append(pluralize(budget.updates, "update"))
-    if budget is not None and budget.examples is not None:
+    if budget.examples is not None:
         limits.append(pluralize(budget.examples, "example"))
     if target is None:
         return " or ".join(limits)

@@ -32,10 +32,7 @@ def pair_runs(trials: Iterable[TrialRecord]) -> list[PairRun]:
 
 
 def learning_rate_table(study: Study) -> Table | None:
-    """Write the best learning rate of each size beside the rules', None where it was not searched.
-
-    Trials are those with the other hyperparameters of the trial to take.
-    """
+    """Write the best learning rate of each size beside the rules'; None if it was not searched."""
     decision = study.decide()
     best, scaling = decision.trial, decision.trial and decision.trial.executions[0].scaling
     if best is None or scaling is None or FACTOR_NAME not in best.hyperparameters:

@@ -24,24 +24,19 @@ class BindingLimit(NamedTuple):
 
 
 def binding_limits(study: Study) -> tuple[BindingLimit, ...]:
-    """Find which limits bind at the trial that the study decides for.
-
-    A trial is compared with those of larger batch sizes whose other settings are its own. Where
-    it waits for data its samples/s say nothing about the device, so nothing else is asked.
-    """
+    """Find which limits bind at the trial that the study decides for."""
+    # It is compared with those of larger batch sizes whose other settings are its own. Where it
+    # waits for data its samples/s say nothing about the device, so nothing else is asked.
     best = study.decide().trial
     if best is None:
         return ()
     names = trial_names(study.trials)
-    if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
-        return (
-            BindingLimit(
-                "input pipeline",
-                "The input pipeline binds: training waited for data "
-                f"{percent(best.data_wait_share or 0)} of its time at batch size "
-                f"{names.name(best)}.",
-            ),
+    if (waited := best.data_wait_share or 0) > MUCH_DATA_WAIT:
+        text = (
+            f"The input pipeline binds: training waited for data {percent(waited)} of its time at "
+            f"batch size {names.name(best)}."
         )
+        return (BindingLimit("input pipeline", text),)
     larger = [
         trial
         for trial in study.trials
@@ -56,9 +51,7 @@ def binding_limits(study: Study) -> tuple[BindingLimit, ...]:
 def _gradient_noise(best: TrialRecord) -> BindingLimit | None:
     """Noise binds where the batch is clearly larger than the noise scale."""
     scale = best.noise_scale
-    if scale is None or scale.value is None or scale.interval is None:
-        return None
-    if best.batch_size <= scale.interval.high:
+    if scale is None or scale.interval is None or best.batch_size <= scale.interval.high:
         return None
     return BindingLimit(
         "gradient noise",
@@ -112,12 +105,9 @@ def _saturation(best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimi
 
 def _updates(study: Study, best: TrialRecord, larger: Sequence[TrialRecord]) -> BindingLimit | None:
     """Updates bind where every larger batch was faster and, in the same epochs, learnt less."""
-    conditions = study.conditions
-    epochs = conditions.epochs
-    if conditions.ends or epochs is None or epochs[0] != epochs[1]:
-        return None
+    ends, epochs = study.conditions.ends, study.conditions.epochs
     completed = [trial for trial in larger if trial.status == "completed"]
-    if not completed or study.quality_metric != best.objective:
+    if ends or epochs is None or epochs[0] != epochs[1] or not completed:
         return None
     own_rates, own = best.samples_per_second_interval, best.objective_interval
     for trial in completed:
@@ -125,6 +115,8 @@ def _updates(study: Study, best: TrialRecord, larger: Sequence[TrialRecord]) -> 
         value = trial.objective_interval
         if not faster or not (_above(value, own) or _above(own, value)):
             return None
+    if study.quality_metric != best.objective:
+        return None
     fastest = max(trial.samples_per_second or 0.0 for trial in completed)
     gain = fastest / best.samples_per_second if best.samples_per_second else 1.0
     return BindingLimit(

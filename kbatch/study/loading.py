@@ -126,17 +126,11 @@ IDENTITY_NAME = "kbatch-search.json"
 
 @dataclasses.dataclass(frozen=True)
 class SearchIdentity:
-    """What decides the results of a search, written once when it begins.
+    """What decides the results of a search, written once when it begins."""
 
-    Attributes:
-        facts: What was given, as text by name; `"optimizer.epsilon"` is a part of `"optimizer"`.
-        hyperparameters: Values that the model of `facts` was built with.
-        notes: What a reader of the study must know, such as trials that were run again.
-    """
-
-    facts: Mapping[str, str]
-    hyperparameters: Mapping[str, bool | int | float | str | None]
-    notes: tuple[str, ...] = ()
+    facts: Mapping[str, str]  # What was given; "optimizer.epsilon" is a part of "optimizer".
+    hyperparameters: Mapping[str, bool | int | float | str | None]  # That the model was built with.
+    notes: tuple[str, ...] = ()  # What a reader must know, such as trials that were run again.
 
     def difference(self, present: "SearchIdentity") -> str | None:
         """Return how the present search differs from this one, None where it does not."""

@@ -84,13 +84,12 @@ def metric_words(name: str) -> str:
     >>> metric_words("val_accuracy")
     'validation accuracy'
     """
-    validated = name.startswith("val_")
     words = name.removeprefix("val_").replace("_", " ")
     if name == "samples_per_second":
         return "throughput"
     if name in COST_NAMES:
         return words
-    return f"validation {words}" if validated else f"training {words}"
+    return f"{'validation' if name.startswith('val_') else 'training'} {words}"
 
 
 def is_fraction(name: str) -> bool:

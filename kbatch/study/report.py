@@ -1,9 +1,9 @@
 """What a report says of a study."""
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
 
 from kbatch.document.numbers import count_range, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
@@ -29,9 +29,6 @@ from kbatch.study.figures.time_to_target import time_to_target_info
 from kbatch.study.learning_rates import learning_rate_table
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.table import lettered, marked_table, trial_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def study_section(study: Study) -> Section:
@@ -82,119 +79,75 @@ def _settings(study: Study) -> tuple[Fact, ...]:
 MOST_CURVES = 24
 
 
-class _Offer(NamedTuple):
-    """A figure that a study may have."""
-
-    name: str  # For the name of its file.
-    title: str
-    plot: "Callable[..., Axes]"
-    height_in: Callable[[int], float]  # For a number of trials.
-    columns: tuple[str, ...]  # Columns of the table whose numbers it shows.
-    # Whether a study with so many curves has the data; a `ValueError` says that it has not.
-    shown: Callable[[Study, int], object]
-    shape: Literal["alone", "small", "wide"] = "small"
-
-
-# That of the decision first.
-_OFFERS = (
-    _Offer(
-        "trials",
-        "Throughput and quality by batch size",
-        trials.plot_trials,
-        lambda rows: trials.HEIGHT_IN,
-        ("batch_size", "samples_per_second", "quality"),
-        lambda study, curves: True,
-        "alone",
-    ),
-    _Offer(
-        "pareto",
-        "Quality against throughput",
-        pareto.plot_pareto,
-        lambda rows: pareto.HEIGHT_IN,
-        ("samples_per_second", "quality"),
-        lambda study, curves: len(pareto_info(study).points) > 1,
-    ),
-    _Offer(
-        "learning-curves-updates",
+_SPEED = "samples_per_second"
+# Title, module, and the columns of the table whose numbers it shows; that of the decision first.
+_FIGURES = {
+    "trials": ("Throughput and quality by batch size", trials, ("batch_size", _SPEED, "quality")),
+    "pareto": ("Quality against throughput", pareto, (_SPEED, "quality")),
+    "learning-curves-updates": (
         "Learning curves over updates",
-        functools.partial(learning_curves.plot_learning_curves, against="updates"),
-        lambda rows: learning_curves.HEIGHT_IN,
+        learning_curves,
         ("quality", "updates"),
-        lambda study, curves: 0 < curves <= MOST_CURVES,
     ),
-    _Offer(
-        "learning-curves-seconds",
+    "learning-curves-seconds": (
         "Learning curves over training time",
-        functools.partial(learning_curves.plot_learning_curves, against="seconds"),
-        lambda rows: learning_curves.HEIGHT_IN,
-        ("quality", "samples_per_second"),
-        lambda study, curves: 0 < curves <= MOST_CURVES,
+        learning_curves,
+        ("quality", _SPEED),
     ),
-    _Offer(
-        "time-to-target",
-        "Time and updates to the target",
-        time_to_target.plot_time_to_target,
-        lambda rows: time_to_target.HEIGHT_IN,
-        ("updates", "samples_per_second"),
-        lambda study, curves: time_to_target_info(study).points,
-    ),
-    _Offer(
-        "goodput",
+    "time-to-target": ("Time and updates to the target", time_to_target, ("updates", _SPEED)),
+    "goodput": (
         "Goodput: throughput times statistical efficiency",
-        goodput.plot_goodput,
-        lambda rows: goodput.HEIGHT_IN,
-        ("samples_per_second", "noise_scale"),
-        lambda study, curves: goodput_info(study),
+        goodput,
+        (_SPEED, "noise_scale"),
     ),
-    _Offer(
-        "noise-scale",
-        "Gradient noise scale over training",
-        noise_scale.plot_noise_scale,
-        lambda rows: noise_scale.HEIGHT_IN,
-        ("noise_scale",),
-        lambda study, curves: len(noise_scale_info(study).curves) <= MOST_CURVES,
-    ),
-    _Offer(
-        "gpu-timeline",
-        "GPUs during the named trial",
-        gpu_timeline.plot_gpu_timeline,
-        lambda rows: gpu_timeline.HEIGHT_IN,
-        ("gpu",),
-        lambda study, curves: gpu_timeline_info(study),
-    ),
-    _Offer(
-        "ranking",
-        "Trials by their objective",
-        ranking.plot_ranking,
-        lambda rows: ranking.height_in(min(rows, ranking.MOST_ROWS)),
-        ("quality",),
-        lambda study, curves: sum(trial.status == "completed" for trial in study.trials) > 1,
-        "wide",
-    ),
-)
+    "noise-scale": ("Gradient noise scale over training", noise_scale, ("noise_scale",)),
+    "gpu-timeline": ("GPUs during the named trial", gpu_timeline, ("gpu",)),
+    "ranking": ("Trials by their objective", ranking, ("quality",)),
+}
+
+
+def _has_data(name: str, study: Study, curves: int) -> bool:
+    """Return whether a study has the data of a figure; a `ValueError` says what to measure."""
+    match name:
+        case "pareto":
+            return len(pareto_info(study).points) > 1
+        case "learning-curves-updates" | "learning-curves-seconds":
+            return 0 < curves <= MOST_CURVES
+        case "time-to-target":
+            return bool(time_to_target_info(study).points)
+        case "goodput":
+            return bool(goodput_info(study))
+        case "noise-scale":
+            return len(noise_scale_info(study).curves) <= MOST_CURVES
+        case "gpu-timeline":
+            return bool(gpu_timeline_info(study))
+        case "ranking":
+            return sum(trial.status == "completed" for trial in study.trials) > 1
+    return True
 
 
 def _figures(study: Study, notes: Sequence[Note], curves: int) -> tuple[Figure, ...]:
     """Offer the figures for which a study has the data."""
-
-    def shown(offer: _Offer) -> bool:
-        try:
-            return bool(offer.shown(study, curves))
-        except ValueError:  # It says what to measure for the figure, which the report leaves out.
-            return False
-
-    return tuple(
-        Figure(
-            name=offer.name,
-            title=offer.title,
-            height_in=offer.height_in(len(study.trials)),
-            draw=functools.partial(offer.plot, study),
-            notes=tuple(n for n in notes if n.mark and set(n.columns) & set(offer.columns)),
-            shape=offer.shape,
+    found = []
+    rows = min(len(study.trials), ranking.MOST_ROWS)
+    for name, (title, module, columns) in _FIGURES.items():
+        shown = False
+        with contextlib.suppress(ValueError):  # A report leaves out what was not measured.
+            shown = _has_data(name, study, curves)
+        if not shown:
+            continue
+        options = {"against": name.rpartition("-")[2]} if module is learning_curves else {}
+        plot = getattr(module, f"plot_{module.__name__.rpartition('.')[2]}")
+        figure = Figure(
+            name=name,
+            title=title,
+            height_in=getattr(module, "HEIGHT_IN", ranking.height_in(rows)),
+            draw=functools.partial(plot, study, **options),
+            notes=tuple(n for n in notes if n.mark and set(n.columns) & set(columns)),
+            shape="alone" if name == "trials" else "wide" if name == "ranking" else "small",
         )
-        for offer in _OFFERS
-        if shown(offer)
-    )
+        found.append(figure)
+    return tuple(found)
 
 
 def _left_out(curves: int) -> tuple[Note, ...]:

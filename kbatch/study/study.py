@@ -80,23 +80,14 @@ GOODPUT_NAME = "kbatch-goodput.json"
 
 @dataclasses.dataclass(frozen=True)
 class SizeDecision:
-    """Why a size was tried, or why no further one was.
+    """Why a size was tried, or why no further one was."""
 
-    Attributes:
-        batch_size: Size that came next, None where the search stopped.
-        kind: `"pilot"` for a first size that kbatch chose, `"given"` for one that it did not;
-            `"gain"`, `"no target yet"`; or `"separated"`, `"tie"`, `"all tried"`.
-        best: Size of the best run until then, None where none came to the target.
-        rival: The untried size that was most likely to be better, None without one.
-        probability: Probability that it is by more than 5 %, None without a model.
-        hyperparameters: The other hyperparameters, whose sizes are searched by themselves.
-    """
-
-    batch_size: int | None
-    kind: str
-    best: int | None = None
-    rival: int | None = None
-    probability: float | None = None
+    batch_size: int | None  # Size that came next, None where the search stopped.
+    kind: str  # As in `kbatch.analysis.next_size.NextSize`.
+    best: int | None = None  # Size of the best run until then, None where none met the target.
+    rival: int | None = None  # The untried size that was most likely to be better.
+    probability: float | None = None  # That it is by more than 5 %, None without a model.
+    # The others, whose sizes are searched by themselves.
     hyperparameters: Mapping[str, bool | int | float | str | None] = dataclasses.field(
         default_factory=dict
     )
@@ -104,23 +95,14 @@ class SizeDecision:
 
 @dataclasses.dataclass(frozen=True)
 class GoodputRecord:
-    """What a search by goodput measured before its trials, and decided between them.
+    """What a search by goodput measured before its trials, and decided between them."""
 
-    Attributes:
-        batch_sizes: The sizes to choose from, in examples.
-        update_times_s: Seconds of an update of each, from the throughput sweep.
-        extrapolated: Sizes whose seconds are those of the fitted line: they were not timed.
-        sweep_s: Seconds that the sweep took.
-        decisions: What was decided, in order.
-        sm_clocks_mhz: Median clock of the GPU in the sweep's rounds of each, in MHz, None where it
-            was not told; empty without a GPU that is read.
-    """
-
-    batch_sizes: tuple[int, ...]
-    update_times_s: tuple[float, ...]
-    extrapolated: tuple[int, ...]
+    batch_sizes: tuple[int, ...]  # The sizes to choose from.
+    update_times_s: tuple[float, ...]  # Of an update of each, from the throughput sweep.
+    extrapolated: tuple[int, ...]  # Sizes that were not timed: their seconds are the fitted line's.
     sweep_s: float
-    decisions: tuple[SizeDecision, ...] = ()
+    decisions: tuple[SizeDecision, ...] = ()  # In order.
+    # Median clock of the GPU in the rounds of each size; empty without a GPU that is read.
     sm_clocks_mhz: tuple[float | None, ...] = ()
 
     def __post_init__(self):
@@ -153,17 +135,11 @@ _FOR_DECISIONS = ("baseline", "tolerance", "confidence", "strategy", "max_execut
 
 @dataclasses.dataclass(frozen=True)
 class SearchRecord:
-    """What holds for all trials of a search.
+    """What holds for all trials of a search."""
 
-    Attributes:
-        settings: Arguments of the hypermodel, by name.
-        environment: Machine and software.
-        fallback: Why all trials train in float32 in place of their policy, None if they do not.
-    """
-
-    settings: Mapping[str, object]
+    settings: Mapping[str, object]  # Arguments of the hypermodel.
     environment: EnvironmentRecord
-    fallback: RunNote | None = None
+    fallback: RunNote | None = None  # Why all trials train in float32 in place of their policy.
 
     def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""
@@ -228,10 +204,9 @@ class Study(ShownRecord):
 
     @functools.cached_property
     def quality_metric(self) -> Objective | None:
-        """The metric that tells how well a model learned.
+        """The metric that tells how well a model learned: the objective, if it is one.
 
-        It is the objective, or a validation accuracy or the validation loss where the search
-        optimised throughput.
+        Else a validation accuracy, or the validation loss.
         """
         names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
         objective = self.objective
@@ -239,12 +214,13 @@ class Study(ShownRecord):
             return None
         if objective.name in names and not objective.name.startswith("samples_per_second"):
             return objective
-        accuracies = [n for n in names if "acc" in n]
-        ranked = sorted(accuracies, key=lambda n: not n.startswith("val_"))
-        if ranked:
-            return Objective(ranked[0], "max")
-        losses = [n for n in ("val_loss", "loss") if n in names]
-        return Objective(losses[0], "min") if losses else None
+        accuracies = sorted(
+            (n for n in names if "acc" in n), key=lambda n: not n.startswith("val_")
+        )
+        if accuracies:
+            return Objective(accuracies[0], "max")
+        loss = next((n for n in ("val_loss", "loss") if n in names), None)
+        return Objective(loss, "min") if loss else None
 
     # Every figure and text asks for them, and they go through all epochs.
     @functools.cached_property
@@ -307,16 +283,12 @@ class Study(ShownRecord):
         It is what keras-tuner means by the best; `decide` names the one to act on. None if no trial
         completed.
         """
-        return self._best
-
-    @functools.cached_property
-    def _best(self) -> TrialRecord | None:
-        scored = [
-            (t.objective.rank(value, batch_size=t.batch_size, trial_id=t.trial_id), t)
-            for t in self.trials
-            if t.status == "completed" and (value := t.objective_value) is not None
-        ]
-        return min(scored, key=lambda pair: pair[0])[1] if scored else None
+        ranks = {
+            trial.objective.rank(value, batch_size=trial.batch_size, trial_id=trial.trial_id): trial
+            for trial in self.trials
+            if trial.status == "completed" and (value := trial.objective_value) is not None
+        }
+        return ranks[min(ranks)] if ranks else None
 
     def to_dataframe(self, *, executions: bool = False) -> "pd.DataFrame":
         """Make a table of the trials.
@@ -360,14 +332,9 @@ class Study(ShownRecord):
         return pd.DataFrame(rows)
 
     def save(self, path: str | Path) -> None:
-        """Write the whole study to one JSON file that `load_study` reads.
+        """Write the whole study to one `.json` file that `load_study` reads.
 
-        Args:
-            path: File to write, with suffix `.json`.
-
-        Raises:
-            ValueError: If the suffix is another one.
-            OSError: If it cannot be written.
+        Raises `ValueError` for another suffix, `OSError` if it cannot be written.
         """
         path = Path(path)
         if path.suffix != ".json":

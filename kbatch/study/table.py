@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import FOLLOWERS, LearningRateScaling
@@ -24,22 +25,12 @@ from kbatch.study.names import (
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 
-_CellOf = Callable[[TrialRecord], Cell]
-# What was measured of GPUs: title, quantity, and how it is written.
-_GPU_FIGURES: tuple[
-    tuple[str, Callable[[ExecutionRecord], float | None], Callable[[float], str]], ...
-] = (
-    ("GPU utilization", lambda e: e.usage and e.usage.gpu_utilization, percent),
-    ("Joules per sample", lambda e: e.joules_per_sample, format_number),
-)
+# A column, and what makes its cells.
+_Made = tuple[Column, Callable[[TrialRecord], Cell]]
 
 
 def trial_table(study: Study) -> Table:
-    """Write the trials of a study as a table of texts.
-
-    A hyperparameter of the user's gets a column where it differs between trials, and so do the
-    noise scale and what was measured of the GPUs where they are known of any trial.
-    """
+    """Write the trials of a study as a table of texts, without columns that say nothing."""
     refuse_empty(study)
     trials, named = study.trials, study.decide().trial
     columns = _columns(study)
@@ -60,10 +51,19 @@ def trial_table(study: Study) -> Table:
     )
 
 
-def _columns(study: Study) -> list[tuple[Column, _CellOf]]:
-    """Return the columns that the trials have, each with what makes its cells."""
+def _columns(study: Study) -> list[_Made]:
     trials, quality = study.trials, study.quality_metric
     words = metric_words(quality.name) if quality else "quality metric"
+
+    def mean(of: Callable[[ExecutionRecord], float | None]) -> Callable[[TrialRecord], Any]:
+        return lambda trial: trial.mean(of)
+
+    gpu_shares = mean(lambda e: e.usage and e.usage.gpu_utilization)
+    gpus = (
+        _number("GPU utilization", gpu_shares, percent, "gpu"),
+        _number("Joules per sample", mean(lambda e: e.joules_per_sample), name="gpu"),
+    )
+    noise = (Column("Noise scale", True, "noise_scale"), _noise_scale)
     return [
         (
             Column("Batch size", True, "batch_size"),
@@ -71,15 +71,9 @@ def _columns(study: Study) -> list[tuple[Column, _CellOf]]:
         ),
         # Not last, where a narrow page or terminal cuts it.
         (Column("Status", False, "status"), lambda t: Cell(outcome(t))),
-        (
-            Column("Micro-batch", True, "micro_batch_size"),
-            lambda t: _cell(t, t.micro_batch_size, _whole),
-        ),
+        _number("Micro-batch", lambda t: t.micro_batch_size, _whole, "micro_batch_size"),
         (Column("Policy", False), lambda t: Cell(t.dtype_policy)),
-        (
-            Column("Learning rate", True, "learning_rate"),
-            lambda t: _cell(t, t.learning_rate, setting),
-        ),
+        _number("Learning rate", lambda t: t.learning_rate, setting, "learning_rate"),
         *(
             (Column(name, True), lambda t, name=name: _hyperparameter(t.hyperparameters.get(name)))
             for name in trial_names(trials).hyperparameters
@@ -91,23 +85,21 @@ def _columns(study: Study) -> list[tuple[Column, _CellOf]]:
         ),
         *_baseline_columns(study, words),
         *_target_columns(trials),
-        *(
-            [(Column("Noise scale", True, "noise_scale"), _noise_scale)]
-            if _any_noise_scale(trials)
-            else []
-        ),
-        (
-            Column("Updates", True, "updates"),
-            lambda t: _cell(t, t.mean(lambda e: e.updates), _whole),
-        ),
-        (Column("First step (s)", True), lambda t: _cell(t, t.mean(lambda e: e.first_step_s))),
-        (Column("Waiting for data", True), lambda t: _cell(t, t.data_wait_share, percent)),
-        *(
-            (Column(title, True, "gpu"), lambda t, of=of, write=write: _cell(t, t.mean(of), write))
-            for title, of, write in _GPU_FIGURES
-            if any(trial.mean(of) is not None for trial in trials)
-        ),
+        *([noise] if _any_noise_scale(trials) else []),
+        _number("Updates", mean(lambda e: e.updates), _whole, "updates"),
+        _number("First step (s)", mean(lambda e: e.first_step_s)),
+        _number("Waiting for data", lambda t: t.data_wait_share, percent),
+        *(one for one in gpus if any(one[1](trial).sort_key is not None for trial in trials)),
     ]
+
+
+def _number(
+    title: str,
+    of: Callable[[TrialRecord], float | None],
+    write: Callable[[float], str] = format_number,
+    name: str = "",
+) -> _Made:
+    return Column(title, True, name), lambda trial: _cell(trial, of(trial), write)
 
 
 def _whole(number: float) -> str:
@@ -140,7 +132,7 @@ def _quality(trial: TrialRecord, name: str | None) -> Cell:
     return Cell(_plus_minus(value, interval, 4), value)
 
 
-def _baseline_columns(study: Study, words: str) -> list[tuple[Column, _CellOf]]:
+def _baseline_columns(study: Study, words: str) -> list[_Made]:
     """Return what each size changes against the baseline, nothing where there is none."""
     found = study.decide()
     left_out = {other.trial.trial_id for other in found.left_out}
@@ -169,7 +161,7 @@ def _plus_minus(value: float, interval: Interval, digits: int) -> str:
     return f"{format_number(value, digits)} ± {format_number(half, 2)}"
 
 
-def _target_columns(trials: Iterable[TrialRecord]) -> list[tuple[Column, _CellOf]]:
+def _target_columns(trials: Iterable[TrialRecord]) -> list[_Made]:
     """Return the columns of what a target took, none where no trial has one."""
     targets = dict.fromkeys(trial.target for trial in trials if trial.target is not None)
     words = " or ".join(f"{target.metric} {setting(target.value)}" for target in targets)
@@ -272,11 +264,16 @@ def followed_text(scalings: Iterable[LearningRateScaling | None]) -> str:
 
 
 def lettered(notes: Iterable[Note], table: Table) -> tuple[Note, ...]:
-    """Letter the notes about columns of the table; the others follow without a letter."""
+    """Letter the notes about columns of the table a to z, aa, ab; the others follow without."""
     names = {column.name for column in table.columns}
     ordered = sorted(notes, key=lambda note: not names & set(note.columns))
+
+    def letter(index: int) -> str:
+        before = letter(index // 26 - 1) if index >= 26 else ""
+        return before + chr(ord("a") + index % 26)
+
     return tuple(
-        note._replace(mark=_letter(i)) if names & set(note.columns) else note
+        note._replace(mark=letter(i)) if names & set(note.columns) else note
         for i, note in enumerate(ordered)
     )
 
@@ -306,9 +303,3 @@ def marked_table(table: Table, notes: Sequence[Note]) -> Table:
         for row in table.rows
     )
     return table._replace(columns=tuple(columns), rows=rows)
-
-
-def _letter(index: int) -> str:
-    """Return a, b, ... z, aa, ab, ..."""
-    before = _letter(index // 26 - 1) if index >= 26 else ""
-    return before + chr(ord("a") + index % 26)

@@ -24,15 +24,10 @@ _PRECEDENCE = ("running", "interrupted", "out_of_memory", "failed")
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What the search optimised.
+    """What the search optimised."""
 
-    Attributes:
-        name: Name of the metric.
-        direction: `"max"` or `"min"`.
-    """
-
-    name: str
-    direction: str
+    name: str  # Of the metric.
+    direction: str  # "max" or "min".
 
     def __post_init__(self):
         check_direction(self.direction)
@@ -44,19 +39,12 @@ class Objective:
 
 @dataclasses.dataclass(frozen=True)
 class TrialRecord:
-    """One trial with all its executions.
+    """One trial with all its executions."""
 
-    Attributes:
-        trial_id: keras-tuner's identifier.
-        hyperparameters: Every hyperparameter's value.
-        objective: What the search optimised.
-        executions: The executions, in order.
-    """
-
-    trial_id: str
-    hyperparameters: Mapping[str, bool | int | float | str | None]
-    objective: Objective
-    executions: tuple[ExecutionRecord, ...]
+    trial_id: str  #: Keras-tuner's identifier.
+    hyperparameters: Mapping[str, bool | int | float | str | None]  #: Every hyperparameter's value.
+    objective: Objective  #: What the search optimised.
+    executions: tuple[ExecutionRecord, ...]  #: The executions, in order.
 
     def __post_init__(self):
         if not self.executions:

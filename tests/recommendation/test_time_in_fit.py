@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.recommendation.limits import TimeInFit
+from kbatch.recommendation.limits import TimedUpdate, TimeInFit, update_time_s
 
 SIZES = (1, 16, 32, 100, 256, 1000)
 
@@ -52,12 +52,12 @@ def test_other_times_are_refused(times_s):
 def test_parts_of_a_batch_take_their_own_time_and_what_fit_adds():
     beside = TimeInFit.through({32: 1e-4, 256: 1e-4})
     line = TimeInFit.through({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-6)
-    assert line.update_s(7e-3, 256, in_parts=False) == pytest.approx(8e-3)
-    assert line.update_s(4e-3, 256, in_parts=True) == pytest.approx(4.1e-3)
+    assert update_time_s(TimedUpdate(256, 256, 7e-3), line) == pytest.approx(8e-3)
+    assert update_time_s(TimedUpdate(256, 32, 4e-3), line) == pytest.approx(4.1e-3)
     # No update is faster than its data.
     slow = TimeInFit.through({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-4)
-    for in_parts in (False, True):
-        assert slow.update_s(4e-3, 256, in_parts=in_parts) == pytest.approx(25.6e-3)
+    for micro in (256, 32):
+        assert update_time_s(TimedUpdate(256, micro, 4e-3), slow) == pytest.approx(25.6e-3)
     # Where what is added is not known the whole batch's time is the least.
     plain = TimeInFit.through({32: 1e-3, 256: 8e-3})
-    assert plain.update_s(4e-3, 256, in_parts=True) == pytest.approx(8e-3)
+    assert update_time_s(TimedUpdate(256, 32, 4e-3), plain) == pytest.approx(8e-3)

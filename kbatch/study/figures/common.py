@@ -101,7 +101,7 @@ def none_completed(study: Study) -> str:
 
 
 def _counts(trials: Sequence[TrialRecord]) -> str:
-    counts = Counter(outcome(trial) for trial in trials)
+    counts = Counter(map(outcome, trials))
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 

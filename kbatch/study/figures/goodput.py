@@ -53,25 +53,21 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
     scale, interval, source = (
         (noise_scale, None, "as given") if noise_scale is not None else _measured_scale(study)
     )
-    trials = best_of_size(study)
-    rates = {
-        size: rate
-        for size, trial in trials.items()
-        if trial.status == "completed" and (rate := throughput_estimate(trial)) is not None
-    }
+    trials, rates = best_of_size(study), {}
+    for size, trial in trials.items():
+        if trial.status == "completed" and (rate := throughput_estimate(trial)) is not None:
+            rates[size] = rate
     if not rates:
+        received = none_completed(study)
         raise ValueError(
-            "Goodput needs the throughput of trials that completed. Received: "
-            f"{none_completed(study)}."
+            f"Goodput needs the throughput of trials that completed. Received: {received}."
         )
-    ends = (interval.low, interval.high) if interval else ()
-    curves = [
-        {
-            size: goodput(size, size / rate.value, noise_scale=end, base_batch_size=min(rates))
-            for size, rate in rates.items()
-        }
-        for end in (scale, *ends)
-    ]
+
+    def goodputs(scale: float) -> dict[int, float]:
+        fixed = {"noise_scale": scale, "base_batch_size": min(rates)}
+        return {b: goodput(b, b / rate.value, **fixed) for b, rate in rates.items()}
+
+    curves = [goodputs(end) for end in (scale, *(draw.ends(interval) or ()))]
     bests = [max(curve, key=lambda size, curve=curve: (curve[size], -size)) for curve in curves]
     points = []
     for size, rate in rates.items():
@@ -157,18 +153,8 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
     Goodput is throughput times statistical efficiency, (B_noise + M0) / (B_noise + B) with the
     smallest batch size M0 (Qiao et al. 2021, Pollux, OSDI): examples of that size per second.
 
-    Example:
-
-    >>> study = kbatch.load_study("results/digits")
-    >>> kbatch.plot_goodput(study).figure.savefig("goodput.png")
-
-    Args:
-        study: A study, from `load_study`.
-        ax: Axes to draw on; a new figure if None.
-        noise_scale: B_noise in examples; if None, the one measured in the best trial that has one.
-
-    Returns:
-        The Axes; their label, `get_label()`, describes the figure in sentences.
+    Takes and returns what `plot_trials` does, and `noise_scale`, B_noise in examples: if None, the
+    one measured in the best trial that has one.
 
     Raises:
         ValueError: If the study is empty, or the noise scale or the throughput is not known,

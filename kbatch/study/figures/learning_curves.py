@@ -26,11 +26,7 @@ from kbatch.study.trial import Objective, TrialRecord
 
 HEIGHT_IN = 3.8
 BUDGETS = ("updates", "examples", "seconds")
-_LABELS = {
-    "updates": "Updates",
-    "examples": "Training examples",
-    "seconds": "Training time (s)",
-}
+_LABELS = {"updates": "Updates", "examples": "Training examples", "seconds": "Training time (s)"}
 # The same beside each other in a narrow figure.
 _SHORT_LABELS = {"updates": "Updates", "examples": "Examples", "seconds": "Seconds"}
 # What fits in a row above the panels.
@@ -76,25 +72,19 @@ def learning_curves_info(study: Study) -> LearningCurvesInfo:
         for size, trial in best_of_size(study).items()
         if quality is not None and (points := _points(trial, quality.name))
     )
-    nothing, notes = "", [best_of_size_note(study)]
-    if curves:
-        notes.append("Training time has the tracing of the first step in it, but no validation.")
-        most = max(len(trial.executions) for trial in study.trials)
-        if most >= FEWEST_VALUES:
-            notes.append("Lines: mean over executions; bands: its 95 % interval.")
-        elif most > 1:
-            notes.append("Lines: mean over two executions, too few for an interval.")
-    elif any(trial.status == "completed" for trial in study.trials):
-        nothing = "n/a (no epoch of any trial has a metric of quality)"
-    else:
+    notes = [best_of_size_note(study)]
+    if not curves:
         nothing = none_completed(study)
-    return LearningCurvesInfo(
-        curves=curves,
-        quality=quality,
-        nothing=nothing,
-        notes=tuple(notes),
-        incomplete=incomplete_text(study) if curves else "",
-    )
+        if any(trial.status == "completed" for trial in study.trials):
+            nothing = "n/a (no epoch of any trial has a metric of quality)"
+        return LearningCurvesInfo((), quality, nothing, tuple(notes), "")
+    notes.append("Training time has the tracing of the first step in it, but no validation.")
+    most = max(len(trial.executions) for trial in study.trials)
+    if most >= FEWEST_VALUES:
+        notes.append("Lines: mean over executions; bands: its 95 % interval.")
+    elif most > 1:
+        notes.append("Lines: mean over two executions, too few for an interval.")
+    return LearningCurvesInfo(curves, quality, "", tuple(notes), incomplete_text(study))
 
 
 def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
@@ -146,22 +136,8 @@ def plot_learning_curves(
     large batches lose in the second and win in the third, they pay. Each curve is of the
     best trial of its batch size.
 
-    Example:
-
-    >>> study = kbatch.load_study("results/digits")
-    >>> kbatch.plot_learning_curves(study, against="seconds").figure.savefig("curves.png")
-
-    Args:
-        study: A study, from `load_study`.
-        ax: Axes whose place the panels take; a new figure if None.
-        against: One of `"updates"`, `"examples"` and `"seconds"` for a single panel; all three
-            if None.
-
-    Returns:
-        The first Axes; their label, `get_label()`, describes the figure in sentences.
-
-    Raises:
-        ValueError: If the study is empty, with what to run, or `against` is something else.
+    With `against` a single panel shows them against one of these. Takes, returns and raises what
+    `plot_trials` does.
     """
     if against not in (None, *BUDGETS):
         raise ValueError(
@@ -169,6 +145,7 @@ def plot_learning_curves(
             f"Received: against={against!r}."
         )
     info = learning_curves_info(study)
+    sizes = [curve.batch_size for curve in info.curves]
     (first,) = canvas.panels(ax, HEIGHT_IN)
     budgets = BUDGETS if against is None and info.curves else (against or BUDGETS[0],)
     panels, below, below_pt = [first], first, 36
@@ -180,8 +157,15 @@ def plot_learning_curves(
         canvas.tidy(panel)
         fits = canvas.label_room(panel) > len(_LABELS["examples"])
         panel.set_xlabel((_LABELS if fits else _SHORT_LABELS)[budget], fontsize=canvas.TEXT_PT)
+        for number, curve in enumerate(info.curves):
+            color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
+            places = [getattr(point, budget) for point in curve.points]
+            values = [point.value for point in curve.points]
+            draw.band(panel, places, [point.bar for point in curve.points], color)
+            panel.plot(places, values, color=color, linewidth=1.4)
+            look = (ALARM, "X") if curve.diverged else (color, marker)
+            draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
         if info.curves:
-            _draw_curves(panel, info.curves, budget)
             panel.set_xscale("log")
             plain_log_labels(panel.xaxis, short=len(budgets) > 1)
     if not info.curves or info.quality is None:
@@ -189,7 +173,7 @@ def plot_learning_curves(
         first.set_xticks([])
         canvas.write_message(first, info.nothing)
     else:
-        name_sizes(first, [curve.batch_size for curve in info.curves], most=_MOST_NAMES)
+        name_sizes(first, sizes, most=_MOST_NAMES)
         values = [point.value for curve in info.curves for point in curve.points]
         quality_axis(first, info.quality, values)
         title, most = f"{study.name}: learning by batch size", _TITLE_CHARACTERS
@@ -197,15 +181,3 @@ def plot_learning_curves(
         canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=most)
     write_conditions(below, study, *info.notes, alarm=info.incomplete, below_pt=below_pt)
     return first
-
-
-def _draw_curves(panel: Axes, curves: tuple[LearningCurve, ...], budget: str) -> None:
-    sizes = [curve.batch_size for curve in curves]
-    for number, curve in enumerate(curves):
-        color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
-        places = [getattr(point, budget) for point in curve.points]
-        values = [point.value for point in curve.points]
-        draw.band(panel, places, [point.bar for point in curve.points], color)
-        panel.plot(places, values, color=color, linewidth=1.4)
-        look = (ALARM, "X") if curve.diverged else (color, marker)
-        draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)

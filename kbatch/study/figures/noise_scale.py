@@ -100,22 +100,8 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     """Plot the gradient noise scale by epoch, and of the late half with its interval.
 
     Below the noise scale, twice the batch size nearly halves the updates that training needs;
-    above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162).
-
-    Example:
-
-    >>> study = kbatch.load_study("results/digits")
-    >>> kbatch.plot_noise_scale(study).figure.savefig("noise_scale.png")
-
-    Args:
-        study: A study, from `load_study`.
-        ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; their label, `get_label()`, describes the figure in sentences.
-
-    Raises:
-        ValueError: If the study is empty or no noise scale was measured, with what to run.
+    above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162). Takes and returns what
+    `plot_trials` does; raises `ValueError` also where no noise scale was measured.
     """
     info = noise_scale_info(study)
     (panel,) = canvas.panels(ax, HEIGHT_IN)

@@ -9,13 +9,7 @@ from kbatch.document.numbers import format_number, join_words, pluralize, settin
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, GRID, INK, MUTED, series_style
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import (
-    BARS,
-    PAIRS,
-    PlottedEstimate,
-    objective_estimate,
-    spreads,
-)
+from kbatch.study.conditions import BARS, PAIRS, PlottedEstimate, objective_estimate, spreads
 from kbatch.study.figures.common import objective_rank, tick_fraction, write_conditions
 from kbatch.study.names import (
     TrialNames,
@@ -161,23 +155,8 @@ def height_in(rows: int) -> float:
 def plot_ranking(study: Study, ax: Axes | None = None, *, most: int = MOST_ROWS) -> Axes:
     """Plot the trials ranked by their objective: settings as a table, values as dots.
 
-    Trials without a result stand last, with the reason.
-
-    Example:
-
-    >>> study = kbatch.load_study("results/digits")
-    >>> kbatch.plot_ranking(study, most=10).figure.savefig("ranking.png")
-
-    Args:
-        study: A study, from `load_study`.
-        ax: Axes whose place table and dots take; a new figure if None.
-        most: Most rows to show.
-
-    Returns:
-        The Axes of the dots; their label, `get_label()`, describes the figure in sentences.
-
-    Raises:
-        ValueError: If the study is empty, with what to run, or `most` is not positive.
+    Shows the first `most` trials; those without a result stand last, with the reason. Takes,
+    returns and raises what `plot_trials` does.
     """
     share = 1.0 if ax is None else canvas.width_share(ax)
     info = ranking_info(study, most=most, characters=int(share * _TABLE_CHARACTERS))

@@ -95,11 +95,11 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
             "One learning rate for all batch sizes: large ones may need more updates for it alone."
         )
     return TimeToTargetInfo(
-        target=aim,
-        points=tuple(points),
-        incomplete_sizes=tuple(incomplete),
-        fit=fit,
-        fit_text=_fit_text(fit, sum(point.met for point in points)),
+        aim,
+        tuple(points),
+        tuple(incomplete),
+        fit,
+        _fit_text(fit, sum(point.met for point in points)),
         nothing="" if points else none_completed(study),
         notes=tuple(notes),
         incomplete=incomplete_text(study) if points else "",
@@ -205,21 +205,8 @@ def plot_time_to_target(
     batch needs half the updates (Shallue et al. 2019, arXiv:1811.03600). The curve through the
     updates is S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162).
 
-    Example:
-
-    >>> study = kbatch.load_study("results/digits")
-    >>> kbatch.plot_time_to_target(study, target=0.95).figure.savefig("target.png")
-
-    Args:
-        study: A study, from `load_study`.
-        ax: Axes whose place the two panels take; a new figure if None.
-        target: Value of `study.quality_metric` to reach; the one of `StopAtTarget` if None.
-
-    Returns:
-        The Axes of the upper panel; their label, `get_label()`, describes the figure in sentences.
-
-    Raises:
-        ValueError: If the study is empty or has no target, with what to do.
+    The target is a value of `study.quality_metric`; if None, that of `StopAtTarget`. Takes and
+    returns what `plot_trials` does; raises `ValueError` also where there is no target.
     """
     info = time_to_target_info(study, target=target)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))

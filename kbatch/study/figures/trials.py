@@ -204,10 +204,10 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
 
     Args:
         study: A study, from `load_study`.
-        ax: Axes whose place the two panels take; a new figure if None.
+        ax: Axes to draw on, whose place several panels take; a new figure if None.
 
     Returns:
-        The Axes of the upper panel; their label, `get_label()`, describes the figure in sentences.
+        The first Axes; their label, `get_label()`, describes the figure in sentences.
 
     Raises:
         ValueError: If the study is empty, with what to run.
