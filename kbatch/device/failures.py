@@ -92,10 +92,8 @@ def failure_status(error: BaseException) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """Describe an exception in one line of at most 300 characters.
-
-    Keras's messages name the place in their first line and the cause in the next ones.
-    """
+    """Describe an exception in one line of at most 300 characters."""
+    # Keras's messages name the place in their first line and the cause in the next ones.
     lines = [COLOURS.sub("", line).strip() for line in str(error).splitlines()]
     text = " ".join([line for line in lines if line][:3])
     return f"{type(error).__name__}: {text}".strip(" :")[:300]

@@ -219,10 +219,8 @@ class GpuMonitor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop the thread, take the last sample and close NVML; a second time does nothing.
-
-        Where a reading raised, the GPUs are left out: the block itself has not failed.
-        """
+        """Stop the thread, take the last sample and close NVML; a second time does nothing."""
+        # Where a reading raised, the GPUs are left out: the block itself has not failed.
         if self._open is None:
             return
         opened, self._open = self._open, None

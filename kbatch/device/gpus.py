@@ -82,10 +82,7 @@ class GpuReading(NamedTuple):
 
 @contextlib.contextmanager
 def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
-    """Open the library for a block and list its GPUs.
-
-    NVML counts its users: blocks may be nested. A GPU that does not answer is left out.
-    """
+    """Open the library for a block, which may be nested, and list the GPUs that answer."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -119,10 +116,7 @@ def read_driver() -> NvmlDriver:
 
 
 def read_gpu(gpu: NvmlGpu) -> GpuReading:
-    """Read one GPU; what it does not support, or fails to tell now, is None.
-
-    A GPU without a handle is one that the library does not list: it tells nothing.
-    """
+    """Read one GPU; what it does not tell is None, and all of it without a handle."""
     if gpu.handle is None:
         return GpuReading(None, None, None, None, None, None, None)
 

@@ -62,12 +62,7 @@ def check_memory_limit(limit_bytes: int | None) -> int | None:
 
 
 def limited_cpu(limit_bytes: int) -> dict[str, str]:
-    """Return the environment in which the CPU's allocator has a limit.
-
-    In a process that starts TensorFlow under it, a batch somewhat too large raises
-    `ResourceExhaustedError`, and every byte is counted: the plain allocator counts large blocks
-    only.
-    """
+    """Return the environment in which the CPU's allocator has a limit, and counts every byte."""
     limit = str(limit_bytes // MEBIBYTE)
     return {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": limit}
 
@@ -99,10 +94,8 @@ def gpu_in_use() -> bool:
 
 
 def worker_device() -> dict[str, str]:
-    """Return the environment in which a worker process sees the first GPU of this one alone.
-
-    A worker knows nothing of `tf.config.set_visible_devices`, and would take memory of all GPUs.
-    """
+    """Return the environment in which a worker process sees the first GPU of this one alone."""
+    # A worker knows nothing of `tf.config.set_visible_devices`, and would take memory of all GPUs.
     if not tf.config.list_physical_devices("GPU"):
         return {}
     visible = tf.config.get_visible_devices("GPU")
@@ -110,10 +103,8 @@ def worker_device() -> dict[str, str]:
 
 
 def workers_on_device() -> int | None:
-    """Return how many workers share the device of this process; None outside `executor="local"`.
-
-    Where TensorFlow sees no GPU, those of the host share its processors, whatever GPUs it has.
-    """
+    """Return how many workers share the device of this process, None outside `executor="local"`."""
+    # Where TensorFlow sees no GPU, those of the host share its processors, whatever GPUs it has.
     text = os.environ.get(WORKERS_ON_DEVICE if gpu_visible() else WORKERS_ON_HOST, "")
     return int(text) if text.isdigit() else None
 
@@ -127,10 +118,7 @@ class DeviceMemory:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Bytes that TensorFlow may take of a GPU, less what others held; None on a CPU.
-
-        Where workers of a search share the GPU it is a worker's part, unless a limit was set.
-        """
+        """Bytes of a GPU that this process may take, or a worker's part of it; None on a CPU."""
         if self.device == "CPU:0":
             return None
         device = next(d for d in local_devices() if d.name.endswith(f"device:{self.device}"))
@@ -192,10 +180,7 @@ def usable_bytes(limit_bytes: int, *, total_bytes: int | None, workers: int) -> 
 
 
 def nvml_gpu() -> NvmlGpu | None:
-    """Return NVML's description of TensorFlow's first GPU, which is started; None if unreadable.
-
-    Its handle ends with this call.
-    """
+    """Return NVML's description of TensorFlow's first GPU, None if unreadable."""
     place = _place()
     with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
         return next((gpu for gpu in listed if gpu.pci_bus_id == place), None)
@@ -203,11 +188,8 @@ def nvml_gpu() -> NvmlGpu | None:
 
 
 def other_processes(*, on_any_gpu: bool = False) -> tuple[GpuProcess, ...]:
-    """List the processes beside this one that hold much memory of TensorFlow's first GPU.
-
-    None are listed where workers of a search share it, which have parts of their own, nor of a GPU
-    in instances (MIG), which have theirs.
-    """
+    """List the processes beside this one that hold much memory of TensorFlow's first GPU."""
+    # Workers of a search that share it have parts of their own, and so have instances (MIG).
     if not gpu_visible() or (workers_on_device() or 1) > 1:
         return ()
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
@@ -234,11 +216,8 @@ def _place() -> str | None:
 
 
 def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
-    """Find TensorFlow's names of its GPUs by PCI bus id; it starts them where it has not yet.
-
-    `tf.config.experimental.get_device_details` tells no bus id, the device list of the client
-    library does.
-    """
+    """Find TensorFlow's names of its GPUs by PCI bus id; it starts them where it has not yet."""
+    # `tf.config.experimental.get_device_details` tells no bus id.
     if not tf.config.list_logical_devices("GPU"):
         return {}
     return devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())
@@ -291,10 +270,7 @@ def reset_memory_use() -> None:
 
 
 def memory_use_bytes() -> int:
-    """Read the peak of the first GPU's memory, or the memory of this process without one.
-
-    TensorFlow reserves almost all of a GPU; this is what it needed of that.
-    """
+    """Read the peak of the first GPU's memory, or the memory of this process without one."""
     if tf.config.list_logical_devices("GPU"):
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
     return psutil.Process().memory_info().rss

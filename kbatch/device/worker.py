@@ -289,11 +289,9 @@ class Worker:
 
 
 def program_words(module: str, *arguments: str) -> tuple[str, ...]:
-    """Make the command that runs `main` of a module in a process that imports what this one does.
-
-    `python -m` searches the working directory before the standard library: a `pickle.py` that lies
-    there would run.
-    """
+    """Make the command that runs `main` of a module in a process of the same imports."""
+    # `python -m` searches the working directory before the standard library: a `pickle.py` there
+    # would run.
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     script_folder = None if script is None else os.path.dirname(os.path.abspath(script))
     path = inherited_path(sys.path, folder=os.getcwd(), script_folder=script_folder)
@@ -304,11 +302,9 @@ def program_words(module: str, *arguments: str) -> tuple[str, ...]:
 def inherited_path(
     path: Sequence[str], *, folder: str, script_folder: str | None = None
 ) -> list[str]:
-    """Order the import path for a process to start: the working directory follows Python's own.
-
-    It is on the path of `python -c`, `python -m` and notebooks, and must not hide a module of the
-    standard library. The folder of a script stays where it is, since the script runs from there.
-    """
+    """Order the import path for a process to start: the working directory follows Python's own."""
+    # The working directory must not hide a module of the standard library. A script runs from its
+    # folder, which stays where it is.
     kept, moved = [], []
     for entry in path:
         if isinstance(entry, str):

@@ -89,10 +89,7 @@ def pipeline_block(source: BatchSource, length: BlockLength) -> Block:
 
 
 def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) -> Block:
-    """Measure the train step alone, on batches that take turns: they may differ in shape.
-
-    Several steps are launched before the device is waited for, as in `fit`.
-    """
+    """Measure the train step alone, on batches that take turns, for they may differ in shape."""
     step.restore()
     began_s = time.perf_counter()
     step(batches[0])
@@ -111,10 +108,7 @@ def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) 
 
 
 def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength) -> Block:
-    """Measure training: batches are taken and trained on.
-
-    A step on a batch of new shapes may compile and is left out, unless no shape repeats.
-    """
+    """Measure training; a step on new shapes may compile and is left out, unless none repeats."""
     step.restore()
     _, counted, first_batch_s = _read(source, length, step)
     known = [one for one in counted if not one.new] or counted
@@ -231,11 +225,9 @@ class InputPass(NamedTuple):
     notes: tuple[str, ...]
 
     def counted(self, length: BlockLength, *, step_s: float = 0.0) -> BlockLength:
-        """Decide for all blocks of a pipeline whether whole epochs count.
-
-        They do where an epoch fits in a block at its longest, and either several of them do, or its
-        start is a part of it that must not be left out, such as a shuffle buffer that is filled.
-        """
+        """Decide for all blocks of a pipeline whether whole epochs count."""
+        # They do where an epoch fits in a block, and several do or its start must not be left out,
+        # such as a shuffle buffer that is filled.
         if self.epoch is None:
             return length
         epoch_s = self.epoch.duration_s + self.epoch.batches * step_s

@@ -96,12 +96,8 @@ def untried(changes: Sequence[Found], reason: str) -> tuple[UntriedRecord, ...]:
 def try_changes(
     changes: Sequence[Found], prepared: PreparedInput, *, even: bool, budget_s: float
 ) -> tuple[tuple[RemedyRecord, ...], tuple[UntriedRecord, ...]]:
-    """Train on each changed pipeline and on the original, in turn.
-
-    Three rounds are made in any case: changes for which there is no time are not tried, and one
-    that raises an error is left out from then on. Where short rounds are not `even` with a long
-    reading, blocks last as long as it.
-    """
+    """Train on each changed pipeline and on the original, in turn."""
+    # Three rounds are made in any case: changes for which there is no time are not tried.
     began_s, reading = time.perf_counter(), prepared.reading
     first_batch_s, block_s = reading.record.first_batch_s, reading.duration_s
     if even:
@@ -166,10 +162,7 @@ _THREADS = (
 
 
 def pipeline_changes(dataset: tf.data.Dataset) -> list[Found]:
-    """Find the changes that can be made to a pipeline from outside, and why others cannot.
-
-    Caching is apart, in `cached_pipeline`: it takes a pass over the data.
-    """
+    """Find the changes to a pipeline that can be made from outside, but for a cache."""
     pipeline, given, cores = Pipeline(dataset), dataset.options(), _cores()
     kinds = pipeline.kinds
     threads, unordered = tf.data.Options(), tf.data.Options()
@@ -267,12 +260,7 @@ _INSIDE = (
 
 
 def cached_pipeline(dataset: tf.data.Dataset, *, budget_bytes: int, budget_s: float) -> Found:
-    """Cache as much of a pipeline as gives the same elements in every pass.
-
-    That is what lies below the lowest shuffle or repeat; two passes over its first elements must
-    agree, else a map draws random numbers. One pass over all of it fills the cache, unless it takes
-    more memory or time on the way than there is.
-    """
+    """Cache the part of a pipeline that gives the same elements in every pass, if it fits."""
     try:
         found = _cached(Pipeline(dataset), budget_bytes=budget_bytes, budget_s=budget_s)
     except (tf.errors.OpError, InputError) as error:
@@ -410,11 +398,9 @@ _LONGER_QUEUE = 4
 
 
 def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Found]:
-    """Find the settings of a PyDataset to try: threads, processes and a longer queue.
-
-    Unless `timeout_s` is None, processes are waited for once so long: forked beside TensorFlow's
-    threads, they may never answer.
-    """
+    """Find the settings of a PyDataset to try: threads, processes and a longer queue."""
+    # Processes that were forked beside TensorFlow's threads may never answer: they are waited for
+    # once.
     workers = max(_FEWEST_WORKERS, _cores(), dataset.workers)
     alone = dataset.workers < 2 and not dataset.use_multiprocessing
     names = ("workers", "use_multiprocessing", "max_queue_size")

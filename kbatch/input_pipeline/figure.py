@@ -42,10 +42,7 @@ class InputPipelineInfo(NamedTuple):
 
 
 def input_pipeline_info(profile: InputPipelineProfile) -> InputPipelineInfo:
-    """Compute what the figure of an input pipeline shows.
-
-    Changes to the pipeline are shown where their gain is clear, the best three of them.
-    """
+    """Compute what the figure shows: of changes to the pipeline the best three clear gains."""
     spans = [span for span in profile.timeline if span.begin_s < _SECOND]
     gained = [remedy for remedy in profile.best_first if remedy.is_clear_gain][:_MOST_REMEDIES]
     rates = [

@@ -318,11 +318,7 @@ def gpu_busy(
     *,
     monitor: Callable[[], GpuMonitor] = GpuMonitor,
 ) -> tuple[dict[str, dict[str, float | None]], str | None]:
-    """Run a block of each contender, longer than NVML's sampling window, and read the first GPU.
-
-    Return the fields of a `RateRecord` on it, by name of the contender, and why no GPU was read.
-    Without one that can be read no block is run.
-    """
+    """Read the first GPU in a block of each contender: fields of its `RateRecord`, or why none."""
     found: dict[str, dict[str, float | None]] = {}
     for name, block in blocks.items():
         with monitor() as watch:

@@ -66,11 +66,8 @@ def input_verdict(
 
 
 def is_impossible(together: RoundEstimate) -> bool:
-    """Return whether both together ran faster than one of them alone, beyond the noise.
-
-    What was timed alone was disturbed then. Rounds too noisy for an interval above 1 count too
-    where their median is above it by more than 30 %.
-    """
+    """Return whether both together ran faster than one of them alone, beyond the noise."""
+    # What was timed alone was disturbed then.
     sure = together.interval is not None and together.interval.low > _IMPOSSIBLE_RATIO
     return sure or together.value > AGREEING_RATIO
 
@@ -90,17 +87,11 @@ def _side(interval: Interval, *, closest: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """The batch size from which on the pipeline is slower than the train step.
+    """The batch size from which on the pipeline is slower than the train step."""
 
-    Attributes:
-        batch_size: Examples, not rounded; without a value where c cannot be told from b.
-        never: Whether the pipeline surely takes less time an example than the step at every size.
-        step: The fitted time of the step, and whether it is a line at all.
-    """
-
-    batch_size: Ratio
-    never: bool
-    step: StepTime
+    batch_size: Ratio  # Not rounded; without a value where c cannot be told from b.
+    never: bool  # Whether the pipeline surely takes less time an example than the step.
+    step: StepTime  # Its fitted time, and whether that is a line at all.
 
 
 def crossing_batch_size(
@@ -108,9 +99,8 @@ def crossing_batch_size(
 ) -> Crossing | None:
     """Compute the batch size from which on the pipeline is the slower one.
 
-    Assumes that the step's time is a line over the batch size, and that the pipeline's time an
-    example is the same at every batch size. Errors of both are taken as independent, though a
-    machine that drifts slows both: then the interval is too wide rather than too narrow.
+    Errors of both sides are taken as independent. A machine that drifts slows both: then the
+    interval is too wide rather than too narrow.
     """
     pipeline = over_rounds(example_s)
     if pipeline is None or pipeline.interval is None:
@@ -123,16 +113,9 @@ def crossing_batch_size(
     # The variance that an interval of 95 % stands for, taken as symmetric in logarithms.
     half_width = math.log(pipeline.interval.high / pipeline.interval.low) / 2
     covariance[1, 1] += (pipeline.value * half_width / t_quantile(pipeline.rounds - 1)) ** 2
-    return Crossing(
-        ratio_of_estimates(
-            step.overhead_s,
-            margin_s,
-            covariance=covariance,
-            degrees_of_freedom=degrees_of_freedom,
-        ),
-        never=margin_s + quantile * math.sqrt(covariance[1, 1]) < 0,
-        step=step,
-    )
+    estimates = {"covariance": covariance, "degrees_of_freedom": degrees_of_freedom}
+    size = ratio_of_estimates(step.overhead_s, margin_s, **estimates)
+    return Crossing(size, margin_s + quantile * math.sqrt(covariance[1, 1]) < 0, step)
 
 
 BASES = ("whole epochs", "whole chunks", "part of the data")
@@ -145,22 +128,13 @@ _CHUNKS_SHARE = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class LongRun:
-    """What a long reading counted.
+    """What a long reading counted."""
 
-    Attributes:
-        basis: What was counted, one of `BASES`.
-        examples: Examples, of the first batch too.
-        duration_s: Seconds they took, with the start of the pipeline.
-        later_examples: Examples without those of the first batch; 0 where whole epochs or chunks
-            were counted.
-        later_s: Seconds they took after the first batch.
-    """
-
-    basis: str
-    examples: int
-    duration_s: float
-    later_examples: int
-    later_s: float
+    basis: str  # One of `BASES`.
+    examples: int  # Of the first batch too.
+    duration_s: float  # With the start of the pipeline.
+    later_examples: int  # Without the first batch; 0 where whole epochs or chunks were counted.
+    later_s: float  # After the first batch.
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -193,5 +167,4 @@ def long_run(
     if len(pauses) >= _FEWEST_PAUSES and whole:
         return between("whole chunks", first, last)
     all_s, later_s = float(times_s[-1]), float(times_s[-1] - times_s[0])
-    basis = "part of the data"
-    return LongRun(basis, int(rows.sum()), all_s, int(rows[1:].sum()), later_s)
+    return LongRun("part of the data", int(rows.sum()), all_s, int(rows[1:].sum()), later_s)

@@ -14,7 +14,13 @@ from kbatch.input_pipeline.rates import (
     is_impossible,
 )
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SHORTEST_S, SavedRecord, ShownRecord, check_ranges
+from kbatch.records.record import (
+    SHORTEST_S,
+    SavedRecord,
+    ShownRecord,
+    check_choice,
+    check_ranges,
+)
 from kbatch.records.usage import median_known
 
 if TYPE_CHECKING:
@@ -94,15 +100,10 @@ class RateRecord:
 
 @dataclasses.dataclass(frozen=True)
 class SmallerStepRecord:
-    """The train step alone on a smaller batch.
-
-    Attributes:
-        batch_size: Examples in the batch.
-        rate: What it did, in the rounds of the other contenders.
-    """
+    """The train step alone on a smaller batch."""
 
     batch_size: int
-    rate: RateRecord
+    rate: RateRecord  # In the rounds of the other contenders.
 
     def __post_init__(self):
         check_ranges(1, batch_size=self.batch_size)
@@ -110,20 +111,12 @@ class SmallerStepRecord:
 
 @dataclasses.dataclass(frozen=True)
 class LongRunRecord:
-    """One long reading of the pipeline alone, before the rounds.
-
-    Attributes:
-        counted: What it counted.
-        first_batch_s: Seconds from the start of the pipeline to its first batch.
-        training_s: Seconds of training as long, where rounds saw another rate; None if not
-            measured.
-        training_wait_s: Seconds of them spent waiting for a batch.
-    """
+    """One long reading of the pipeline alone, before the rounds."""
 
     counted: LongRun
-    first_batch_s: float
-    training_s: float | None = None
-    training_wait_s: float | None = None
+    first_batch_s: float  # From the start of the pipeline to its first batch.
+    training_s: float | None = None  # Of training as long, where rounds saw another rate.
+    training_wait_s: float | None = None  # Of these, waiting for a batch.
 
     @property
     def wait_share(self) -> float | None:
@@ -140,36 +133,22 @@ class LongRunRecord:
 
 @dataclasses.dataclass(frozen=True)
 class StepSpan:
-    """One step of training.
+    """One step of training."""
 
-    Attributes:
-        begin_s: Seconds from the start of the timeline to the request for a batch.
-        wait_s: Seconds until the batch arrived.
-        compute_s: Seconds of the train step after that.
-    """
-
-    begin_s: float
-    wait_s: float
-    compute_s: float
+    begin_s: float  # From the start of the timeline to the request for a batch.
+    wait_s: float  # Until the batch arrived.
+    compute_s: float  # Of the train step after that.
 
 
 @dataclasses.dataclass(frozen=True)
 class RemedyRecord:
-    """A change to the pipeline that was tried.
+    """A change to the pipeline that was tried."""
 
-    Attributes:
-        name: The change in a few words.
-        code: The line of code that makes it.
-        condition: What must hold for it, None if nothing must.
-        original: Training on the pipeline as it is.
-        changed: Training on the changed pipeline, in the same rounds.
-    """
-
-    name: str
-    code: str
-    condition: str | None
-    original: RateRecord
-    changed: RateRecord
+    name: str  # In a few words.
+    code: str  # The line that makes it.
+    condition: str | None  # What must hold for it, None if nothing must.
+    original: RateRecord  # Training on the pipeline as it is.
+    changed: RateRecord  # In the same rounds.
 
     @property
     def gain(self) -> RoundEstimate | None:
@@ -185,30 +164,19 @@ class RemedyRecord:
 
 @dataclasses.dataclass(frozen=True)
 class UntriedRecord:
-    """A change to the pipeline that was not tried.
+    """A change to the pipeline that was not tried."""
 
-    Attributes:
-        name: The change in a few words.
-        code: The line of code that would make it.
-        reason: Why it was not tried.
-    """
-
-    name: str
-    code: str
-    reason: str
+    name: str  # In a few words.
+    code: str  # The line that would make it.
+    reason: str  # Why it was not tried.
 
 
 @dataclasses.dataclass(frozen=True)
 class CostRecord:
-    """What a part of making a batch of arrays costs.
+    """What a part of making a batch of arrays costs."""
 
-    Attributes:
-        name: The part in a few words.
-        durations_s: Seconds a batch, one value a round.
-    """
-
-    name: str
-    durations_s: tuple[float, ...]
+    name: str  # In a few words.
+    durations_s: tuple[float, ...]  # A batch, one value a round.
 
     @property
     def batch_s(self) -> RoundEstimate | None:
@@ -264,8 +232,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     together_comparable: bool | None = None
 
     def __post_init__(self):
-        if self.source not in SOURCES:
-            raise ValueError(f"`source` must be one of {SOURCES}. Received: {self.source!r}.")
+        check_choice(SOURCES, source=self.source)
         rounds = {len(r.durations_s) for r in (self.pipeline, self.step, self.together)}
         if len(rounds) != 1:
             raise ValueError(
@@ -333,18 +300,16 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
     def crossing(self) -> Crossing | None:
         """The batch size from which on the pipeline is slower, None if too little was measured.
 
-        None too where the rounds are not `is_even`: their rate of the pipeline is not its own, and
-        where one was `disturbed`.
+        None too where the rounds are not `is_even`, or one was `disturbed`.
         """
         if not self.smaller_steps or not self.is_even or self.disturbed:
             return None
-        steps = [(s.batch_size, s.rate) for s in self.smaller_steps]
-        measured = [
-            (size, size * s)
-            for size, rate in [(self.batch_size, self.step), *steps]
-            for s in rate.example_s
+        steps = [
+            (self.batch_size, self.step),
+            *((s.batch_size, s.rate) for s in self.smaller_steps),
         ]
-        sizes, times_s = zip(*measured, strict=True) if measured else ((), ())
+        sizes = [size for size, rate in steps for _ in rate.example_s]
+        times_s = [size * s for size, rate in steps for s in rate.example_s]
         return crossing_batch_size(sizes, times_s, example_s=self.pipeline.example_s)
 
     @property

@@ -1,6 +1,8 @@
 """What limits training, in words and tables."""
 
-from kbatch.analysis.intervals import Interval, RoundEstimate
+import functools
+
+from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import format_number, in_brackets, interval_text, join_words, percent
 from kbatch.document.section import Fact, Figure, Note, Section, clocks_text, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
@@ -19,14 +21,11 @@ _FAR = 4
 def input_section(profile: InputPipelineProfile) -> Section:
     """Compute what a report says of an input pipeline."""
     # The figure has the headline too: it imports this module.
-    from kbatch.input_pipeline.figure import (
-        HEIGHT_IN,
-        input_pipeline_info,
-        plot_input_pipeline,
-    )
+    from kbatch.input_pipeline.figure import HEIGHT_IN, input_pipeline_info, plot_input_pipeline
 
     info = input_pipeline_info(profile)
-    gained = [r.name for r in profile.best_first[:1] if r.is_clear_gain]
+    title = "A second of training, and the rates behind the verdict"
+    draw = functools.partial(plot_input_pipeline, profile)
     changes = Table(
         "Changes that were tried, one at a time",
         (
@@ -36,15 +35,7 @@ def input_section(profile: InputPipelineProfile) -> Section:
             Column("Code", False),
             Column("Note", False),
         ),
-        tuple(
-            Row(
-                r.name,
-                "",
-                r.name in gained,
-                (Cell(r.name), *_gain_cells(r.gain), Cell(r.code), Cell(r.condition or "")),
-            )
-            for r in profile.best_first
-        ),
+        tuple(_change_row(r, best=i == 0) for i, r in enumerate(profile.best_first)),
         footnote="Training speed over that of the pipeline as it is, in the same rounds.",
         best_means="largest clear gain",
     )
@@ -63,14 +54,7 @@ def input_section(profile: InputPipelineProfile) -> Section:
         lead=(_certainty(profile),),
         details=tuple(_evidence(profile)),
         conditions=info.conditions,
-        figures=(
-            Figure(
-                name="input-pipeline",
-                title="A second of training, and the rates behind the verdict",
-                height_in=HEIGHT_IN,
-                draw=lambda ax: plot_input_pipeline(profile, ax),
-            ),
-        ),
+        figures=(Figure("input-pipeline", title, HEIGHT_IN, draw),),
         tables=tuple(table for table in (changes, untried) if table.rows),
         notes=tuple(Note("", "", note) for note in profile.notes),
         command=profile.environment.command,
@@ -100,12 +84,13 @@ def _certainty(profile: InputPipelineProfile) -> str:
     )
 
 
-def _gain_cells(gain: RoundEstimate | None) -> tuple[Cell, Cell]:
-    if gain is None:
-        return Cell("n/a (not measured)"), Cell("n/a (not measured)")
-    interval = gain.interval
-    span = Cell(_span(interval), interval.low) if interval else Cell("n/a (too few rounds)")
-    return Cell(format_number(gain.value), gain.value), span
+def _change_row(remedy: RemedyRecord, *, best: bool) -> Row:
+    times = span = Cell("n/a (not measured)")
+    if gain := remedy.gain:
+        times, span = Cell(format_number(gain.value), gain.value), Cell("n/a (too few rounds)")
+        span = Cell(_span(gain.interval), gain.interval.low) if gain.interval else span
+    cells = (Cell(remedy.name), times, span, Cell(remedy.code), Cell(remedy.condition or ""))
+    return Row(remedy.name, "", best and remedy.is_clear_gain, cells)
 
 
 def input_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
@@ -175,10 +160,9 @@ def headline(profile: InputPipelineProfile) -> str:
 
 def _evidence(profile: InputPipelineProfile) -> list[str]:
     """Return what was measured of the pipeline as it is, a line each."""
-    waiting = profile.wait_share
-    waits = (
-        "" if waiting is None else f"; {percent(waiting)} of each step is spent waiting for data"
-    )
+    waits = ""
+    if (waiting := profile.wait_share) is not None:
+        waits = f"; {percent(waiting)} of each step is spent waiting for data"
     lines = [
         f"Pipeline alone: {_rate(profile.pipeline)}.",
         f"Train step alone, batch size {profile.batch_size:,}: {_rate(profile.step)}.",
@@ -191,15 +175,14 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
     cores = profile.environment.cpu_count
     if most and profile.serial and most < _CONTENDED * profile.serial:
         wanted = (profile.pipeline.busy_cores or 0) + (profile.step.busy_cores or 0)
-        lines.append(
-            "Together they are slower than one after the other would be: pipeline and train step "
-            + (
-                "want the same cores."
-                if wanted >= _BUSY_SHARE * cores
-                else "hold each other up, and not for want of cores: Python code runs in one "
-                "thread at a time, and the batches of the rounds may differ."
-            )
+        why = (
+            "want the same cores."
+            if wanted >= _BUSY_SHARE * cores
+            else "hold each other up, and not for want of cores: Python code runs in one thread at "
+            "a time, and the batches of the rounds may differ."
         )
+        both = "Together they are slower than one after the other would be: pipeline and train step"
+        lines.append(f"{both} {why}")
     elif together and profile.serial and profile.overlapped:
         lines.append(
             f"With all work side by side it would be {format_number(profile.overlapped)}, one "
@@ -210,9 +193,8 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
     busy = [f"{name} {format_number(r.busy_cores, 2)}" for name, r in rates.items() if r.busy_cores]
     if busy:
         lines.append(f"Cores kept busy by this process, of {cores:,}: {join_words(busy)}.")
-    shares = {name: r.gpu_busy_share for name, r in rates.items()}
-    gpus = [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]
-    if gpus:
+    shares = [(name, r.gpu_busy_share) for name, r in rates.items()]
+    if gpus := [f"{name} {percent(share)}" for name, share in shares if share is not None]:
         lines.append(f"GPU busy: {join_words(gpus)}.")
     if apart := clocks_text((name, rates[name].clock_mhz) for name in ("step", "together")):
         lines.append(f"{apart}, which also affects these rates.")

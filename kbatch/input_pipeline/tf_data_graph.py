@@ -41,11 +41,8 @@ class Pipeline:
     def rebuilt(
         self, at: int, dataset: tf.data.Dataset, *, parallel: bool = False
     ) -> tf.data.Dataset | None:
-        """Put the stages above one of them on another dataset; None where one is not known.
-
-        They do the same work; where a shuffle has a seed, its order may be another. With `parallel`
-        maps make as many calls at a time as tf.data thinks best, in the same order.
-        """
+        """Put the stages above one of them on another dataset; None where one is not known."""
+        # Where a shuffle has a seed, its order may be another.
         ways = _AGAIN | ({"Map": _in_parallel} if parallel else {})
         for stage, kind in zip(self.stages[:at][::-1], self.kinds[:at][::-1], strict=True):
             if kind not in ways:
@@ -78,10 +75,7 @@ def is_stateless(stage: Any) -> bool:
 
 
 def has_operation(stage: Any, *words: str) -> bool:
-    """Return whether the function of a stage runs an operation whose kind has one of the words.
-
-    What Python code in it does, such as drawing random numbers, cannot be seen.
-    """
+    """Return whether the traced function of a stage runs an operation with one of the words."""
     traced = dataset_graph(stage)
     if traced is None:
         return False

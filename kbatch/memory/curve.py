@@ -32,14 +32,9 @@ def ascend_memory(
     guard_share: float = GUARD_SHARE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[MemoryRecord]:
-    """Probe sizes in ascending order as long as the next one is expected to fit; yield each record.
-
-    From two sizes on a line tells what to expect; before, the first size's memory beyond what is
-    held anyway in proportion. That takes what the first size needs whatever the batch for a part
-    of each example: before a size far from the first is refused for it, one between them is
-    probed, which has no record.
-    Once memory has run out, larger sizes are not run.
-    """
+    """Probe ascending sizes as long as the next one is expected to fit; yield each record."""
+    # A single size tells nothing of what it needs whatever the batch: before a far one is refused
+    # for it, one between them is probed, which has no record.
     began_s = clock()
     most_bytes = guard_share * limit_bytes
     measured: dict[int, float] = {}

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from kbatch.document.numbers import memory_text, percent, pluralize
 from kbatch.document.section import where_measured
-from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import ALARM, MUTED, series_style
@@ -47,10 +47,13 @@ def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
     window = f"{percent(low)} to {percent(high)}"
     task = "training" if result.training else "inference"
     runs: dict[str, list[tuple[int, float]]] = {kind: [] for kind in _KINDS}
+    below, above, confirming, out = _KINDS
     for probe in result.probes:
-        peak_bytes = probe.peak_memory_bytes
-        place = (probe.batch_size, limit_bytes if peak_bytes is None else peak_bytes)
-        runs[_kind(probe)].append(place)
+        kind, peak_bytes = out, probe.peak_memory_bytes
+        if peak_bytes is not None:
+            kind = below if probe.purpose == "search" else confirming
+            kind = above if probe.outcome == "above_window" else kind
+        runs[kind].append((probe.batch_size, limit_bytes if peak_bytes is None else peak_bytes))
     sizes = sorted({probe.batch_size for probe in result.probes})
     failed = ", ".join(f"{size:,}" for size, _ in sorted(set(runs[_OUT_OF_MEMORY])))
     line = ""
@@ -83,14 +86,6 @@ def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
         ),
         alt_text=" ".join(filter(None, sentences)),
     )
-
-
-def _kind(probe: ProbeRecord) -> str:
-    if probe.peak_memory_bytes is None:
-        return _OUT_OF_MEMORY
-    if probe.outcome == "above_window":
-        return _KINDS[1]
-    return _KINDS[0] if probe.purpose == "search" else _KINDS[2]
 
 
 def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:

@@ -10,13 +10,7 @@ from kbatch.device.environment import read_environment
 from kbatch.device.memory import FreeMemory, check_memory_limit
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
-from kbatch.memory.probe import (
-    Probes,
-    Reading,
-    limit_below_weights,
-    no_example_fits,
-    open_probes,
-)
+from kbatch.memory.probe import Probes, Reading, limit_below_weights, no_example_fits, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.memory.search import (
     REACHED_DATA,
@@ -44,9 +38,9 @@ def find_max_batch_size(
 ) -> MaxBatchSizeResult:
     """Find the largest batch whose memory lies in a window below the limit.
 
-    Real train steps are run in a worker process, five at each size, and TensorFlow's allocator
-    reports their peak. The size that is returned was run, once more in a fresh process and after
-    other sizes. On a CPU the worker's allocator gets the limit, and runs out as a GPU's does.
+    Real train steps run in a worker process, five at each size, and TensorFlow's allocator reports
+    their peak. The answer was run again in a fresh process and after other sizes. On a CPU the
+    worker's allocator gets the limit, and runs out as a GPU's does.
 
     Example:
 
@@ -125,19 +119,15 @@ def probe_max_batch(
     confirm: bool = True,
     largest_first: bool = False,
 ) -> MaxBatchSizeResult:
-    """Search with real probes; with `largest_first` the largest size ends it if it fits.
-
-    `confirm` runs the answer again, in a fresh process and after other sizes.
-    """
+    """Search with real probes; the largest may end it, and `confirm` runs the answer again."""
     experiment = _MaxBatch(probes, memory_window, max_batch_size)
     answer = (experiment.largest() if largest_first else None) or experiment.search()
-    for _ in range(_MOST_CONFIRMATIONS if confirm else 0):
-        if answer.batch_size is None or experiment.confirmed(answer.batch_size):
-            break
-        answer = experiment.search()
-    else:
-        if confirm:
+    refuted = 0
+    while confirm and answer.batch_size and not experiment.confirmed(answer.batch_size):
+        answer, refuted = experiment.search(), refuted + 1
+        if refuted == _MOST_CONFIRMATIONS:
             experiment.notes.append(_NOT_CONFIRMED)
+            break
     return experiment.record(answer)
 
 
@@ -187,8 +177,7 @@ class _MaxBatch:
             reading = self._measure(size, "search")
         except InputError:
             raise
-        except Exception:
-            # Whether that was want of memory, smaller batches that run tell; else they raise it.
+        except Exception:  # If it is not want of memory, smaller batches raise it too.
             self._probes.renew()
             return None
         if reading.rows < size or self._outcome(self._memory[size]) != "fits":
@@ -268,7 +257,6 @@ class _MaxBatch:
         return reading
 
     def _in_window(self, size: int) -> bool:
-        """Return whether the most bytes that a size took lie in the window."""
         memory, low = self._memory[size], self._window[0] * self._facts.limit_bytes
         return memory is not None and low <= memory <= self._most
 

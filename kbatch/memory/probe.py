@@ -34,7 +34,7 @@ from kbatch.memory.workload import Ran, Run, Workload
 from kbatch.records.usage import GpuProcess
 from kbatch.training.state import kept_state
 
-# Of what the host and its control group leave; the rest is for everything else.
+# Of what the host and its control group leave to all workers; the rest is for everything else.
 _SHARE_OF_HOST = 0.5
 _BESIDE_THEM = " Memory and speed were measured beside that: measure again on a free GPU."
 
@@ -109,11 +109,10 @@ class WorkerProbes:
             environment |= limited_cpu(limit_bytes)
         self.limit_bytes = limit_bytes  # None where only the worker knows it.
         self._worker = Worker(environment, functools.partial(_start, workload, limit_bytes))
-        self._facts: WorkloadFacts | None = None
+        self._facts: Any = None
         # Of all its processes: in a fresh one no smaller size has run.
         self._smallest_that_ran: float = math.inf
-        # Of this process alone.
-        self._ran_out = False
+        self._ran_out = False  # In the present process.
 
     def __enter__(self) -> Self:
         return self
@@ -124,15 +123,13 @@ class WorkerProbes:
     @property
     def facts(self) -> WorkloadFacts:
         """What the worker knew of the workload when it started."""
-        if self._facts is not None:
-            return self._facts
         try:
-            self._facts = found = self._worker.call(_Subject.facts)
+            self._facts = self._facts or self._worker.call(_Subject.facts)
         except Exception as error:
             if ran_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             raise
-        return found
+        return self._facts
 
     def read(self, batch_size: int) -> Reading:
         """Run one batch size."""
@@ -141,9 +138,7 @@ class WorkerProbes:
         try:
             reading = self._worker.call(_Subject.read, batch_size, worked)
         except Exception as error:
-            if device_is_lost(error) and self._ran_out:
-                # A size that ran out of memory before left the device so: it tells nothing of
-                # this one.
+            if device_is_lost(error) and self._ran_out:  # A size that ran before left it so.
                 self.renew()
                 return self.read(batch_size)
             if not ran_out_of_memory(error, smaller_worked=worked):
@@ -229,7 +224,7 @@ class _Subject:
             variables_bytes=run.variables_bytes,
             held_bytes=max(memory.held_bytes, run.variables_bytes),
             examples=run.examples,
-            notes=tuple(note for note in (run.note, beside) if note is not None),
+            notes=tuple(filter(None, (run.note, beside))),
             other_processes=others,
         )
 
@@ -271,12 +266,11 @@ class _Subject:
 def _start(workload: Workload, memory_limit_bytes: int | None) -> _Subject:
     if memory_limit_bytes is not None:
         limit_gpu(memory_limit_bytes)
-    memory = DeviceMemory()
+    memory = DeviceMemory()  # What is held before the model is built does not count.
     return _Subject(workload.start(), memory, memory_limit_bytes)
 
 
 def _host_bytes() -> int:
-    """Return how many bytes of the host a workload may take beside other workers of a search."""
     return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.memory.search import MemoryFit, fit_memory
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SavedRecord, ShownRecord, check_ranges
+from kbatch.records.record import SavedRecord, ShownRecord, check_choice, check_ranges
 from kbatch.records.usage import GpuProcess
 
 OUTCOMES = ("fits", "above_window", "out_of_memory")
@@ -38,11 +38,7 @@ class ProbeRecord:
     stopped_after: int | None = None
 
     def __post_init__(self):
-        if self.outcome not in OUTCOMES:
-            raise ValueError(
-                f"`outcome` must be one of {', '.join(OUTCOMES)}. "
-                f"Received: outcome={self.outcome!r}."
-            )
+        check_choice(OUTCOMES, outcome=self.outcome)
         check_ranges(1, batch_size=self.batch_size)
         check_ranges(
             0,
@@ -118,9 +114,8 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         """Most bytes seen at each size that fitted."""
         found: dict[int, int] = {}
         for probe in self.probes:
-            if probe.peak_memory_bytes is not None:
-                before = found.get(probe.batch_size, 0)
-                found[probe.batch_size] = max(before, probe.peak_memory_bytes)
+            if (peak := probe.peak_memory_bytes) is not None:
+                found[probe.batch_size] = max(found.get(probe.batch_size, 0), peak)
         return found
 
     @property
@@ -136,9 +131,9 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
     @property
     def spread(self) -> float | None:
         """Range of the peaks of `max_batch_size` as a share of the largest; None from one run."""
-        peaks = [p.peak_memory_bytes for p in self.probes if p.batch_size == self.max_batch_size]
-        known = [peak for peak in peaks if peak is not None]
-        return (max(known) - min(known)) / max(known) if len(known) > 1 else None
+        same = [probe for probe in self.probes if probe.batch_size == self.max_batch_size]
+        peaks = [p.peak_memory_bytes for p in same if p.peak_memory_bytes is not None]
+        return (max(peaks) - min(peaks)) / max(peaks) if len(peaks) > 1 else None
 
     @property
     def fit(self) -> MemoryFit | None:
@@ -171,13 +166,9 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatchLimit:
-    """The largest micro-batch that training is tried with from then on.
+    """The largest micro-batch that training is tried with from then on."""
 
-    Attributes:
-        micro_batch_size: The size, in examples.
-    """
-
-    micro_batch_size: int
+    micro_batch_size: int  # In examples.
 
 
 MEMORY_OUTCOMES = ("fits", "out_of_memory", "not_run")
@@ -206,10 +197,6 @@ class MemoryRecord:
     guarded: bool = False
 
     def __post_init__(self) -> None:
-        if self.outcome not in MEMORY_OUTCOMES:
-            raise ValueError(
-                f"`outcome` must be one of {', '.join(MEMORY_OUTCOMES)}. "
-                f"Received: outcome={self.outcome!r}."
-            )
+        check_choice(MEMORY_OUTCOMES, outcome=self.outcome)
         check_ranges(1, batch_size=self.batch_size)
         check_ranges(0, peak_bytes=self.peak_bytes)

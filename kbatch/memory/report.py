@@ -4,7 +4,7 @@ from kbatch.document.numbers import format_number, memory_text, percent, plurali
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.memory.figure import HEIGHT_IN, plot_memory
-from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.search import REACHED_DATA
 
 _OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory": "out of memory"}
@@ -17,8 +17,8 @@ def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
     return [
         (
             f"{probe.batch_size:,}",
-            "" if probe.peak_memory_bytes is None else memory_text(probe.peak_memory_bytes),
-            "" if (share := _share(probe, result)) is None else percent(share),
+            "" if (peak := probe.peak_memory_bytes) is None else memory_text(peak),
+            "" if peak is None else percent(peak / result.limit_bytes),
             _OUTCOMES[probe.outcome],
             format_number(probe.duration_s),
             probe.purpose,
@@ -27,35 +27,25 @@ def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
     ]
 
 
-def _share(probe: ProbeRecord, result: MaxBatchSizeResult) -> float | None:
-    peak = probe.peak_memory_bytes
-    return None if peak is None else peak / result.limit_bytes
-
-
 def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
     """Describe which batch fits, why it is this one, and how sure that is."""
     peak, limit, fit = result.peak_memory_bytes, result.limit_bytes, result.fit
     task = "training" if result.training else "inference"
-    beyond = ""
-    if result.reason == REACHED_DATA:
-        beyond = (
-            " To search beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
-        )
+    beyond = " To search beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
     lines = [
         f"Largest batch for {task}: {pluralize(result.max_batch_size, 'example')}, "
         f"{memory_text(peak)} of {memory_text(limit)} ({percent(peak / limit)}) on "
         f"{result.device} under {result.dtype_policy}.",
-        f"Why this one: {result.reason}.{beyond}",
+        f"Why this one: {result.reason}.{beyond if result.reason == REACHED_DATA else ''}",
     ]
     if fit is not None:
-        values = (
-            (fit.fixed_bytes, fit.fixed_error_bytes),
-            (fit.bytes_per_example, fit.bytes_per_example_error),
-        )
         fixed, each = (
             memory_text(max(value, 0.0))
             + ("" if error is None else f" (standard error {memory_text(error)})")
-            for value, error in values
+            for value, error in (
+                (fit.fixed_bytes, fit.fixed_error_bytes),
+                (fit.bytes_per_example, fit.bytes_per_example_error),
+            )
         )
         lines.append(
             f"Memory: {fixed} fixed, {each} per example; "
@@ -80,8 +70,7 @@ def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
             f"{memory_text(result.free_bytes)} were free, the largest free block "
             f"{memory_text(result.largest_free_block_bytes)}."
         )
-    slow = slow_steps_text(result)
-    return [*lines, *([] if slow is None else [slow]), *result.notes]
+    return [*lines, *filter(None, [slow_steps_text(result)]), *result.notes]
 
 
 def slow_steps_text(result: MaxBatchSizeResult) -> str | None:
@@ -140,7 +129,8 @@ def _rows(result: MaxBatchSizeResult) -> tuple[Row, ...]:
     rows = []
     for index, (probe, texts) in enumerate(zip(result.probes, probe_rows(result), strict=True)):
         peak, out = probe.peak_memory_bytes, probe.outcome == "out_of_memory"
-        keys = (probe.batch_size, peak, _share(probe, result), None, probe.duration_s, None)
+        share = None if peak is None else peak / result.limit_bytes
+        keys = (probe.batch_size, peak, share, None, probe.duration_s, None)
         cells = [Cell(t or "n/a (out of memory)", k) for t, k in zip(texts, keys, strict=True)]
         best = probe.batch_size == result.max_batch_size and not out
         rows.append(Row(str(index), "out_of_memory" if out else "", best, tuple(cells)))

@@ -199,11 +199,9 @@ class MemoryFit(NamedTuple):
 
 
 def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
-    """Fit a line by least squares, each size weighted by 1 / M(b)^2.
-
-    A measurement errs by a share of its value, so small sizes tell the fixed part and large ones
-    the slope.
-    """
+    """Fit a line by least squares, each size weighted by 1 / M(b)^2."""
+    # A measurement errs by a share of its value: small sizes tell the fixed part, large ones the
+    # slope.
     if len(memory_bytes) < 2:
         return None
     sizes = np.array(list(memory_bytes), float)

@@ -1,4 +1,4 @@
-"""What all records share: saving and loading, a notebook's view, and ranges of their numbers."""
+"""What all records share: saving and loading, a notebook's view, and checks of their fields."""
 
 import importlib
 from collections.abc import Sequence
@@ -48,3 +48,12 @@ def check_ranges(least: float, /, **numbers: float | Sequence[float] | None) -> 
         for number in (found,) if isinstance(found, (int, float)) else found:
             if number is not None and number < least:
                 raise ValueError(f"`{name}` must be at least {least}. Received: {name}={number}.")
+
+
+def check_choice(choices: Sequence[str], /, **fields: str) -> None:
+    """Check that fields of a record are among their choices."""
+    for name, found in fields.items():
+        if found not in choices:
+            raise ValueError(
+                f"`{name}` must be one of {', '.join(choices)}. Received: {name}={found!r}."
+            )

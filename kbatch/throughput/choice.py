@@ -55,13 +55,10 @@ def choose_micro_batch(times_s: Mapping[int, Mapping[int, float]]) -> MicroBatch
 
 
 def sizes_to_leave(times_s: Mapping[int, Mapping[int, float]]) -> frozenset[int]:
-    """Return which sizes need no further round, so that the others get its time.
-
-    After two rounds of all sizes the largest one and the fastest of the others go on by
-    themselves, until it is certain that the smaller one is faster, or that it does not gain 2 %.
-    What two rounds cannot tell apart is nearly as fast; whether the largest is beaten, which needs
-    no accumulation, is worth the rounds.
-    """
+    """Return which sizes need no further round, so that the others get its time."""
+    # After two rounds the largest size and its fastest rival go on alone, until the rival surely is
+    # faster or gains less than 2 %. Whether the largest, which needs no accumulation, is beaten is
+    # worth the rounds.
     if not times_s:
         raise ValueError("`times_s` must hold at least one size. Received: none.")
     rounds_s = {size: tuple(each.values()) for size, each in times_s.items()}
@@ -101,9 +98,7 @@ def micro_batch_candidates(batch_size: int, largest: int) -> tuple[int, ...]:
 
 
 def choice_for_smaller(batch_size: int, *, larger_batch_size: int, chosen: int) -> int | None:
-    """Return the choice for a batch size by that for a larger one, where it follows.
-
-    What a smaller micro-batch gains, by caches and cheaper allocations, grows with the batch. So a
-    batch that is no larger than the micro-batch chosen for a larger one goes through whole.
-    """
+    """Return the choice for a batch size by that for a larger one, where it follows."""
+    # What a smaller micro-batch gains grows with the batch: one that fits in the micro-batch of a
+    # larger batch goes whole.
     return batch_size if batch_size <= chosen <= larger_batch_size else None

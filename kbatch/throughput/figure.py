@@ -12,7 +12,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
-from kbatch.throughput.report import training_clocks
+from kbatch.throughput.report import line_text, training_clocks
 
 HEIGHT_IN = 7.0
 # A line looks curved on a logarithmic axis.
@@ -54,16 +54,12 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
         )
     line_s, answers, words = (), (), ""
     if profile.has_fit:
-        fit = profile.step_time
-        overhead, each = (
-            format_number(1e3 * max(s, 0.0)) for s in (fit.overhead_s, fit.per_example_s)
-        )
-        words = f"t = {overhead} ms + {each} ms x B"
+        fit, line = profile.step_time, f"t = {line_text(profile.step_time)}"
         if fit.holds is False:
             off = f"{100 * fit.line.departure.worst:.0f} %"
-            words = f"No line holds ({words} is off by up to {off})"
+            words = f"No line holds ({line} is off by up to {off})"
         else:
-            words = f"Fit: {words}"
+            words = f"Fit: {line}"
             if fit.overhead_s >= 0 and not any(point.accumulated for point in points):
                 ends = points[0].micro_batch_size, points[-1].micro_batch_size
                 places = np.geomspace(*ends, _LINE_POINTS)

@@ -133,10 +133,9 @@ def profile_training(
                 outcome="out_of_memory" if out else point.outcome,
                 peak_memory_bytes=record.peak_bytes,
             )
-    notes = [*memory.notes, *([run.note] if run.note else [])]
+    notes = [*memory.notes, run.note]
     if any(not sizes.config(size).whole for size in points):
-        note = PartsChecks().find(run.model, source).note
-        notes += [str(note)] if note else []
+        notes.append(PartsChecks().find(run.model, source).note)
     return TrainingProfile(
         model_name=run.model.name,
         dtype_policy=run.model.dtype_policy.name,
@@ -144,7 +143,7 @@ def profile_training(
         points=tuple(points.values()),
         memory_limit_bytes=memory.limit_bytes or None,
         duration_s=round(time.perf_counter() - began_s, 3),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(str(note) for note in notes if note)),
         environment=read_environment(),
         gpus=sweep.gpus,
     )

@@ -18,7 +18,13 @@ from kbatch.analysis.scaling_curve import (
 )
 from kbatch.memory.search import MemoryFit, fit_memory
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SHORTEST_S, SavedRecord, ShownRecord, check_ranges
+from kbatch.records.record import (
+    SHORTEST_S,
+    SavedRecord,
+    ShownRecord,
+    check_choice,
+    check_ranges,
+)
 from kbatch.records.usage import GpuUsage, median_known
 from kbatch.throughput.choice import MicroBatchChoice, choose_micro_batch
 
@@ -65,11 +71,7 @@ class TrainingPoint:
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.outcome not in POINT_OUTCOMES:
-            raise ValueError(
-                f"`outcome` must be one of {', '.join(POINT_OUTCOMES)}. "
-                f"Received: outcome={self.outcome!r}."
-            )
+        check_choice(POINT_OUTCOMES, outcome=self.outcome)
         if not 1 <= self.micro_batch_size <= self.batch_size:
             raise ValueError(
                 "A micro-batch has one example at least and its batch at most. Received: "
@@ -295,7 +297,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
     @property
     def _latency(self) -> Latency:
         points = self.measured
-        sizes = [p.micro_batch_size for p in points for _ in p.step_times_s]
+        sizes = [p.micro_batch_size for p in points for _ in p.rounds]
         if not self.has_fit:
             raise ValueError(
                 "A fit needs two measured micro-batch sizes with three rounds in all: measure "
@@ -306,19 +308,12 @@ class TrainingProfile(SavedRecord, ShownRecord):
 
 @dataclasses.dataclass(frozen=True)
 class TimedRounds:
-    """An update that was timed in rounds.
-
-    Attributes:
-        batch_size: In examples.
-        micro_batch_size: Examples that go through the device at once.
-        rounds: Number of each round that it was timed in.
-        durations_s: Seconds of the update in each of them.
-    """
+    """An update that was timed in rounds."""
 
     batch_size: int
     micro_batch_size: int
-    rounds: tuple[int, ...]
-    durations_s: tuple[float, ...]
+    rounds: tuple[int, ...]  # Number of each round that it was timed in.
+    durations_s: tuple[float, ...]  # Of the update in each of them.
 
     def __post_init__(self):
         if not self.rounds or len(self.rounds) != len(self.durations_s):

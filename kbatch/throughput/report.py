@@ -1,5 +1,8 @@
 """What is said of a training profile, in words and tables."""
 
+import functools
+
+from kbatch.analysis.line_fit import StepTime
 from kbatch.document.numbers import format_number, in_brackets, memory_text, percent, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, clocks_text, environment_facts
 from kbatch.document.tables import Cell, Column, Row, Table
@@ -17,11 +20,7 @@ _COLUMNS = (
 def training_section(profile: TrainingProfile) -> Section:
     """Compute what a report says of a training profile."""
     # The figure says the clocks too: it imports this module.
-    from kbatch.throughput.figure import (
-        HEIGHT_IN,
-        plot_training_profile,
-        training_profile_info,
-    )
+    from kbatch.throughput.figure import HEIGHT_IN, plot_training_profile, training_profile_info
 
     lines, environment = training_lines(profile), profile.environment
     headline, *details = lines[: len(lines) - len(profile.notes)]
@@ -30,23 +29,10 @@ def training_section(profile: TrainingProfile) -> Section:
     if profile.measured:
         info = training_profile_info(profile)
         chosen, conditions = profile.choice.micro_batch_size, info.conditions
-        figures = (
-            Figure(
-                name="training-profile",
-                title="Throughput, step time and memory by micro-batch size",
-                height_in=HEIGHT_IN,
-                draw=lambda ax: plot_training_profile(profile, ax),
-            ),
-        )
-    rows = tuple(
-        Row(
-            str(point.micro_batch_size),
-            "out_of_memory" if point.outcome == "out_of_memory" else "",
-            point.micro_batch_size == chosen,
-            _cells(point),
-        )
-        for point in profile.points
-    )
+        title = "Throughput, step time and memory by micro-batch size"
+        draw = functools.partial(plot_training_profile, profile)
+        figures = (Figure("training-profile", title, HEIGHT_IN, draw),)
+    rows = tuple(_row(point, chosen) for point in profile.points)
     best_means = "the fastest, or a larger one that ties"
     return Section(
         kind="training profile",
@@ -69,15 +55,17 @@ def training_section(profile: TrainingProfile) -> Section:
     )
 
 
-def _cells(point: TrainingPoint) -> tuple[Cell, ...]:
-    step_s, peak_bytes = point.step_time_s, point.peak_memory_bytes
-    return (
-        Cell(f"{point.micro_batch_size:,}", point.micro_batch_size),
+def _row(point: TrainingPoint, chosen: int | None) -> Row:
+    size, step_s, peak_bytes = point.micro_batch_size, point.step_time_s, point.peak_memory_bytes
+    cells = (
+        Cell(f"{size:,}", size),
         Cell(_rate(point) or "n/a", point.samples_per_second),
         Cell("n/a" if step_s is None else format_number(1000 * step_s), step_s),
         Cell("n/a" if peak_bytes is None else memory_text(peak_bytes), peak_bytes),
         Cell(point.reason or point.outcome),
     )
+    status = "out_of_memory" if point.outcome == "out_of_memory" else ""
+    return Row(str(size), status, size == chosen, cells)
 
 
 def training_lines(profile: TrainingProfile) -> list[str]:
@@ -93,8 +81,7 @@ def training_lines(profile: TrainingProfile) -> list[str]:
             f"Not measured: {pluralize(len(not_run), 'size')} from {first.micro_batch_size:,} on "
             f"({first.reason})."
         )
-    apart = training_clocks(profile)
-    if apart:
+    if apart := training_clocks(profile):
         lines.append(
             f"The GPU clock differed between sizes ({apart}), which also affects their times."
         )
@@ -132,9 +119,9 @@ def _saturation(profile: TrainingProfile) -> str:
     efficient, largest = profile.efficient, profile.measured[-1].micro_batch_size
     if efficient.batch_size is None:
         return "Where throughput saturates cannot be told: the noise hides how the time grows."
-    found = efficient.interval
-    between = f" ({found.low:,.0f} to {found.high:,.0f})" if found else ""
-    size = f"{efficient.batch_size:,}{between}"
+    size = f"{efficient.batch_size:,}"
+    if found := efficient.interval:
+        size += f" ({found.low:,.0f} to {found.high:,.0f})"
     if efficient.batch_size > largest:
         return (
             f"Throughput still grows at {largest:,}: 90 % of its peak is expected from about "
@@ -145,16 +132,19 @@ def _saturation(profile: TrainingProfile) -> str:
 
 def _fit(profile: TrainingProfile) -> str:
     fit = profile.step_time
-    line = (
-        f"Time of a micro-batch of B examples: {format_number(1e3 * max(fit.overhead_s, 0.0))} ms "
-        f"+ {format_number(1e3 * max(fit.per_example_s, 0.0))} ms x B"
-    )
+    line = f"Time of a micro-batch of B examples: {line_text(fit)}"
     if fit.holds is None:
         return f"{line} (two sizes cannot show whether it is a line)."
     if fit.holds:
         return f"{line}."
     worst = percent(fit.line.departure.worst)
     return f"{line} does not hold: measured times are up to {worst} off that line."
+
+
+def line_text(fit: StepTime) -> str:
+    """Write the fitted line a + b B."""
+    fixed, each = (format_number(1e3 * max(s, 0.0)) for s in (fit.overhead_s, fit.per_example_s))
+    return f"{fixed} ms + {each} ms x B"
 
 
 def _rate(point: TrainingPoint) -> str:

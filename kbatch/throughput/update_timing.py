@@ -59,9 +59,8 @@ class TrainingSweep:
         *,
         seed: int = 0,
     ):
-        self.rounds: TimingRounds[StepConfig] = TimingRounds(
-            timing, seed=seed, clock=time.perf_counter
-        )
+        clock = time.perf_counter
+        self.rounds: TimingRounds[StepConfig] = TimingRounds(timing, seed=seed, clock=clock)
         self.gpus: tuple[GpuUsage, ...] = ()
         self._steps = steps
         self._batch_of = batch_of
@@ -83,9 +82,8 @@ class TrainingSweep:
             times_s = [self.rounds.warm_ups[StepConfig(s, s)].call_s for s in tried[-2:]]
             if len(times_s) < 2 or self.rounds.too_slow_to_double(times_s[1]):
                 break
-            if self.rounds.late(SHARE_TO_WARM_UP) or is_saturated(
-                (tried[-2], tried[-1]), (times_s[0], times_s[1])
-            ):
+            saturated = is_saturated((tried[-2], tried[-1]), (times_s[0], times_s[1]))
+            if saturated or self.rounds.late(SHARE_TO_WARM_UP):
                 break
             warm_up = self.warm_up(StepConfig(size, size))
             tried = (*tried, size)
@@ -104,21 +102,16 @@ class TrainingSweep:
 
     def point(self, config: StepConfig, *, not_run: str | None = None) -> TrainingPoint:
         """Return what was found of a step."""
-        failure = self.rounds.failures.get(config)
-        blocks = self.rounds.blocks.get(config, [])
-        reason = not_run or "the time budget was spent"
-        empty = TrainingPoint(config.micro_batch_size, config.batch_size, "not_run", reason)
-        if failure is not None:
-            reason = failure_text(failure)
-            return dataclasses.replace(empty, outcome="out_of_memory", reason=reason)
-        if not blocks:
-            return empty
+        sizes = config.micro_batch_size, config.batch_size
+        if (failure := self.rounds.failures.get(config)) is not None:
+            return TrainingPoint(*sizes, "out_of_memory", failure_text(failure))
+        if not (blocks := self.rounds.blocks.get(config)):
+            return TrainingPoint(*sizes, "not_run", not_run or "the time budget was spent")
         warm_up = self.rounds.warm_ups[config]
         clocks_mhz, throttle_reasons = block_clocks(blocks)
-        return dataclasses.replace(
-            empty,
-            outcome="measured",
-            reason=None,
+        return TrainingPoint(
+            *sizes,
+            "measured",
             first_step_s=warm_up.first_call_s,
             warm_up_steps=len(warm_up.later_calls_s),
             steps=sum(len(block.durations_s) for block in blocks),
@@ -140,11 +133,11 @@ _ROUNDS_SHARE = 0.6
 
 
 class UpdateTimes(NamedTuple):
-    """Updates that were timed, by batch size, which were not and why, or why none was."""
+    """Updates that were timed, by batch size."""
 
     timings: tuple[TimedRounds, ...]
-    notes: tuple[str, ...]
-    reason: str | None
+    notes: tuple[str, ...]  # Which were not, and why.
+    reason: str | None  # Why none was.
 
 
 def time_updates(
@@ -162,7 +155,6 @@ def time_updates(
     first = fitting[0] if first not in fitting and fitting else first
     smaller = [size for size in reversed(fitting) if first is not None and size < first]
     plan = TimingPlan(budget_s, needed_calls=12, block_s=0.03, precision=0.02)
-    target: Any = model
     longest_s = _LONGEST_SHARE * budget_s
     with micro_batch_steps(model) as steps:
         sweep = TrainingSweep(steps, lambda size: batch_of(source, model, size), plan)
@@ -176,11 +168,10 @@ def time_updates(
                 most = max(whole, largest_whole)
                 yield [StepConfig(size, whole) for size in batch_sizes if size > most]
 
-        most_s = _BUILDING_SHARE * budget_s if target.jit_compile else math.inf
+        most_s = _BUILDING_SHARE * budget_s if model.jit_compile else math.inf
         notes = _build(sweep, groups(), longest_s=longest_s, most_built_s=most_s)
         if not all(config.whole for config in rounds.warm_ups):
-            note = checks.find(model, source, most=largest_whole).note
-            notes += [note] if note else []
+            notes += filter(None, [checks.find(model, source, most=largest_whole).note])
         slow = {c: w.call_s for c, w in rounds.warm_ups.items() if w.call_s > longest_s}
         for config in slow:
             rounds.withdraw(config)
@@ -218,8 +209,8 @@ def _build(
     notes, built_s, last_s = [], 0.0, 0.0
     for group in groups:
         for config in group:
-            warm_ups, reason = sweep.rounds.warm_ups, None
-            smaller_s = [w.call_s for c, w in warm_ups.items() if c.batch_size < config.batch_size]
+            warm_ups, reason, size = sweep.rounds.warm_ups, None, config.batch_size
+            smaller_s = [w.call_s for c, w in warm_ups.items() if c.batch_size < size]
             if max(smaller_s, default=0.0) > longest_s:
                 reason = (
                     "and larger ones were not timed: an update takes longer than "
@@ -236,13 +227,14 @@ def _build(
                     if sweep.warm_up(config, traced=True) is None:
                         reason = "ran out of memory."
                 except DataEnded as ended:
-                    found = f"the data have {ended.rows:,} examples"
-                    reason = f"and larger ones were not timed: {found}."
+                    reason = (
+                        f"and larger ones were not timed: the data have {ended.rows:,} examples."
+                    )
                 last_s = time.perf_counter() - began_s
                 built_s += last_s
             if reason is not None:
                 parts = "" if config.whole else f" in micro-batches of {config.micro_batch_size:,}"
-                notes.append(f"Batch size {config.batch_size:,}{parts} {reason}")
+                notes.append(f"Batch size {size:,}{parts} {reason}")
                 break
     return notes
 
@@ -271,13 +263,9 @@ def time_micro_batches(
     exact: bool = False,
     timing: TimingPlan = TIMING,
 ) -> tuple[tuple[TrainingPoint, ...], tuple[GpuUsage, ...]]:
-    """Time steps on a batch, whole and as micro-batches of half as many examples each time.
-
-    It goes down from the largest size and ends when two in a row are far slower than the fastest
-    so far: under XLA, where each size is compiled, the first that is slower. The sizes take turns;
-    after the first rounds the largest and the fastest of the others go on by themselves. What it
-    took of the GPUs is returned too.
-    """
+    """Time steps on a batch, whole and in ever smaller micro-batches, and the use of the GPUs."""
+    # It goes down until two sizes in a row are far slower than the fastest: under XLA, where each
+    # size is compiled, until the first that is slower.
     batch_size, compiled = rows_of(batch), bool(model.jit_compile)
     sizes = micro_batch_candidates(batch_size, largest)
     # Sizes below the whole batch share one graph, unless XLA compiles it.

@@ -38,11 +38,9 @@ class InputMeter:
             self._totals = tf.Variable(tf.zeros([5], tf.float64), trainable=False)
 
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Make a dataset of the same batches that counts them as they are taken.
-
-        The outermost step runs when a batch is asked for: it stamps the time, asks for the
-        batch, and stamps the time again. The largest batch is counted from zero.
-        """
+        """Make a dataset of the same batches that counts them as they are taken."""
+        # The time is stamped when a batch is asked for, and when it is there. The largest batch is
+        # counted from zero.
         self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1], tf.float64))
         requests = tf.data.Dataset.range(1).repeat().map(lambda _: tf.timestamp())
         counted = tf.data.Dataset.zip(requests, dataset).map(self._count)

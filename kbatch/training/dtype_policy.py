@@ -35,11 +35,9 @@ def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def dtype_policy_scope(policy: str) -> Iterator[None]:
-    """Set Keras's global dtype policy and put it back afterwards.
-
-    keras-tuner clears Keras's session before each build, which resets the policy: set before the
-    search, it would be lost in every trial. What half precision raises is a `PolicyUnsupported`.
-    """
+    """Set Keras's global dtype policy, and put it back; what half precision raises is named."""
+    # keras-tuner clears Keras's session before each build: a policy set before a search would be
+    # lost in every trial.
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -103,10 +101,7 @@ class PolicyUnsupported(ValueError):
 
 
 def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
-    """Copy a model; all layers get the policy, those with one of their own as well.
-
-    Layers that compute whole numbers or text, such as a hash or a vocabulary, keep their dtype.
-    """
+    """Copy a model; layers get the policy unless they compute whole numbers or text."""
     under_policy = functools.partial(_layer_under, policy=dtype_policy)
     try:
         # Layers that make others themselves leave them to the global policy.
@@ -222,11 +217,7 @@ def measure_policy_speeds(
     make_step: Callable[[str, int], Callable[[], object]] | None = None,
     policies: Sequence[str] = TIMED_POLICIES,
 ) -> tuple[PolicySpeed, ...]:
-    """Time a train step of a dense net under each policy, in turns.
-
-    Nearly all of the step is products of square matrices, where policies differ most. A net of
-    other layers, or one too small for the device, gains or loses less.
-    """
+    """Time a train step of a dense net, nearly all matrix products, under each policy in turns."""
     make_step = make_step or _train_step
     if width is None:
         width = 4096 if tf.config.list_physical_devices("GPU") else 512
@@ -249,11 +240,7 @@ def measure_policy_speeds(
 
 @functools.cache
 def float16_slowdown() -> float | None:
-    """Return how many times as long as in float32 a matrix product takes in float16 on the CPU.
-
-    It takes about half a second, starts TensorFlow's devices and is done once in a process. None
-    where there is a GPU.
-    """
+    """Return how many times as long as float32 a CPU takes in float16; None with a GPU."""
     if tf.config.list_physical_devices("GPU"):
         return None
     float32, float16 = measure_policy_speeds(

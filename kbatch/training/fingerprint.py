@@ -32,10 +32,7 @@ def model_fingerprint(model: keras.Model) -> str:
 
 
 def model_description(model: keras.Model) -> dict[str, Any]:
-    """Describe what a compiled model is and how it trains, equal in any process.
-
-    Names and seeds of layers are left out: Keras counts or draws those that are not given.
-    """
+    """Describe what a compiled model is and how it trains, equal in any process."""
     return _description(model, _DRAWN, of_layers=_DRAWN)
 
 
@@ -114,11 +111,8 @@ _TRACKING = ("_self_", "_kbatch_")
 
 
 def own_code(layer: keras.Layer) -> Any:
-    """Describe the code and the plain attributes of a layer or model that is not Keras's own.
-
-    Its `call` decides how often a part is applied, by constants, by attributes or by variables
-    around it, of which no configuration need tell.
-    """
+    """Describe the code and the plain attributes of a layer or model that is not Keras's own."""
+    # Its `call` decides how often a part is applied, of which no configuration need tell.
     seen: set[int] = set()
     if isinstance(layer, keras.layers.Lambda):  # Its configuration has no variables around it.
         return _described_value(layer.function, seen)

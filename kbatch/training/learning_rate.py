@@ -26,11 +26,7 @@ _STEPS = ("decay_steps", "first_decay_steps", "warmup_steps", "boundaries")
 
 
 def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
-    """Scale the learning rate of an optimizer in place.
-
-    A schedule's rates are scaled and its steps divided by kappa: it spans as many examples as
-    before.
-    """
+    """Scale the learning rate in place; a schedule spans as many examples as before."""
     if ratio == kappa == 1:
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -46,10 +42,8 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
 
 
 def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedule:
-    """Make a schedule of `ratio` times the rates over the same number of examples.
-
-    One of Keras's own stays one of Keras's own, so that a saved model loads without kbatch.
-    """
+    """Make a schedule of `ratio` times the rates over the same number of examples."""
+    # One of Keras's own stays one, so that a saved model loads without kbatch.
     if type(schedule).__module__.split(".")[0] != "keras":
         return _StretchedSchedule(schedule, ratio, kappa)
     changes = dict.fromkeys(_RATES, lambda rate: rate * ratio)
@@ -158,11 +152,7 @@ def scale_model(
 
 
 def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
-    """Build a model for its data, and scale the BatchNormalization layers that it gets then.
-
-    A layer that another one creates in its `build` is not there before. One without weights yet
-    that is not scaled is left to `fit`.
-    """
+    """Build a model for its data, and scale BatchNormalization layers made in a `build`."""
     scaling = scaling_of(model)
     if model.built or scaling is not None or user_step(model) is not None:
         build_ahead(model, dataset.element_spec)

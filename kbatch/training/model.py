@@ -52,11 +52,9 @@ def check_model(model: keras.Model) -> None:
 
 
 def build_ahead(model: Any, spec: Any) -> None:
-    """Build what the first step would, from the shapes of a batch.
-
-    A step that makes variables, such as those of metrics, is traced twice. A model that cannot be
-    built from shapes is left to its first step. A step of the user's own is traced, and not run.
-    """
+    """Build what the first step would from the shapes of a batch, if they are known."""
+    # A step that makes variables, such as those of metrics, is traced twice. One of the user's own
+    # is traced, and not run.
     specs, step = tf.nest.flatten(spec), user_step(model)
     known = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in specs)
     if (known or step is not None) and not model.run_eagerly:

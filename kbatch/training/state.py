@@ -75,10 +75,8 @@ class KeptState:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """List the optimizers that a model or a part of it has as attributes, or in one of them.
-
-    The RMSprop that `compile` makes where it is given none comes last, unless it is built.
-    """
+    """List the optimizers that a model or a part of it has as attributes, or in one of them."""
+    # The RMSprop that `compile` makes where it is given none comes last, unless it is built.
     held: list[Any] = [getattr(model, "optimizer", None)]
     for part in [] if model is None else layers_of(model):
         for value in vars(part).values():
@@ -92,10 +90,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def training_optimizers(model: Any) -> list[Any]:
-    """List the optimizers that train a model.
-
-    Keras's step has one; a part of the model, such as a teacher, may have been trained by another.
-    """
+    """List the optimizers that train a model; a part of it, such as a teacher, may have another."""
     own = getattr(model, "optimizer", None)
     if model is None or user_step(model) is None:
         return [] if own is None else [own]
@@ -149,10 +144,8 @@ def check_seed(seed: int | None) -> int | None:
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Seed Python, NumPy and Keras, and put the first two back afterwards.
-
-    TensorFlow's own global seed cannot be read; keras-tuner resets it before the next build.
-    """
+    """Seed Python, NumPy and Keras, and put the first two back afterwards."""
+    # TensorFlow's own global seed cannot be read; keras-tuner resets it before the next build.
     if seed is None:
         yield
         return

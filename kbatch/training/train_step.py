@@ -65,10 +65,7 @@ def wait_for(outputs: Any) -> None:
 
 @contextlib.contextmanager
 def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
-    """Lend the train step of a model.
-
-    A model without weights gets them from the batch, as in `fit`, and keeps them.
-    """
+    """Lend the train step of a model, which keeps the weights that it gets from the batch."""
     check_one_device(model)
     if user_step(model) is not None:
         build_ahead(model, each_part(tf.type_spec_from_value, batch))
@@ -104,10 +101,8 @@ def check_one_device(model: keras.Model) -> None:
 
 
 def held_on_device(batch: Any, *, widen: bool = False) -> Any:
-    """Copy a batch to the first GPU, where there is one; texts stay where they are.
-
-    TensorFlow keeps int32 on the host whatever device is named, and each step copies it.
-    """
+    """Copy a batch to the first GPU, where there is one; texts stay where they are."""
+    # TensorFlow keeps int32 on the host whatever device is named, and each step copies it.
     gpus = tf.config.list_logical_devices("GPU")
     if not gpus:
         return batch
@@ -124,11 +119,9 @@ def held_on_device(batch: Any, *, widen: bool = False) -> Any:
 
 
 def takes_int64(model: Any) -> bool:
-    """Return whether a model trains on int64 as it does on int32.
-
-    Keras casts inputs to the dtypes that were declared, and its losses and metrics cast targets.
-    What is the user's own may not: its int32 stays on the host.
-    """
+    """Return whether a model trains on int64 as it does on int32."""
+    # Keras casts inputs as declared, and its losses and metrics cast targets; what is the user's
+    # own may not.
     own = user_step(model) is not None or any(
         getattr(type(model), name) is not getattr(keras.Model, name)
         for name in ("compute_loss", "compute_metrics")

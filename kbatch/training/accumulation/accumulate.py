@@ -58,10 +58,7 @@ def accumulation_of(model: keras.Model) -> Accumulation | None:
 
 
 def varying_micro_batch(model: keras.Model) -> tf.Variable:
-    """Let the micro-batch size of a model change from step to step, without tracing again.
-
-    XLA compiles for one size: it does not allow that.
-    """
+    """Let the micro-batch size of a model vary without tracing again; XLA does not allow that."""
     step = _step_of(model)
     if step is None or model.jit_compile:
         raise ValueError(

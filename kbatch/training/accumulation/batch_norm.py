@@ -73,10 +73,7 @@ class BatchNormUpdate:
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Keep the statistics of each call of each layer in a forward pass.
-
-        The pass begins with the moving statistics from before the update.
-        """
+        """Keep the statistics of each call of each layer in a pass, begun as before the update."""
         graph = tf.compat.v1.get_default_graph()
         self._calls = [[] for _ in self._layers]
         with contextlib.ExitStack() as stack:

@@ -307,10 +307,8 @@ def wide(value: Any) -> np.ndarray:
 
 
 def _still_draws() -> contextlib.AbstractContextManager[None]:
-    """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all.
-
-    A draw depends on how many rows there are: a part never gets those that its rows have in whole.
-    """
+    """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all."""
+    # A draw depends on how many rows there are: a part never gets those of its rows in the whole.
     seeds = itertools.count(1)
 
     def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:

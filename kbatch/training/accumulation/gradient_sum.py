@@ -90,11 +90,9 @@ class MicroBatches(NamedTuple):
     def fold(
         self, add: Callable[[Any, Any], Any], sums: Any, *, fixed: bool, begun: Any = 0
     ) -> Any:
-        """Add micro-batches from row `begun` on one after the other: that is what saves the memory.
-
-        XLA wants one size in the loop (`fixed`), and compiles it also where it never runs: a size
-        that is in the batch. The rest, if there is one, follows the loop.
-        """
+        """Add micro-batches from row `begun` on, one after the other: that saves the memory."""
+        # XLA wants one size in the loop (`fixed`), one that is in the batch, for it compiles a loop
+        # that never runs too.
         end = self.rows // self.size * self.size if fixed else self.rows
 
         def one(start: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:

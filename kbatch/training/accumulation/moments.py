@@ -40,11 +40,9 @@ class MomentMeans:
         steps: Any,
         update: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
     ) -> dict[str, tf.Tensor]:
-        """Report the moments of an update of `rows` examples in `steps` parts beside the metrics.
-
-        `update(due)` makes the update and returns m and M of the scaled gradients: NaN and
-        anything where it is not due.
-        """
+        """Report the moments of an update of `rows` examples in `steps` parts, and the metrics."""
+        # `update(due)` makes the update and returns m and M of the scaled gradients: NaN where not
+        # due.
         epoch_begins = tf.equal(tf.convert_to_tensor(loss_tracker_of(model).count), 0.0)
         scale = model.optimizer.scale_loss(tf.ones([]))  # The update may move it.
         due = epoch_begins | tf.equal(tf.math.floormod(self._updates, self._every), 0.0)
@@ -60,11 +58,8 @@ class MomentMeans:
 
 
 def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """Sum the squares of all elements of all gradients, a float32 scalar.
-
-    float16 gradients are at most 65504 each, so their squares stay in float32's range before
-    the loss scale is divided out, and small ones do not vanish.
-    """
+    """Sum the squares of all elements of all gradients, as float32."""
+    # In float16 squares would overflow before the loss scale is divided out, or vanish.
     return tf.add_n([tf.zeros([]), *(_squares(g) for g in gradients if g is not None)])
 
 

@@ -100,12 +100,9 @@ def denominators(model: keras.Model, forward: tuple[Any, Any, Any]) -> tuple[tf.
 
 
 def need_counting(model: keras.Model) -> bool:
-    """Return whether a loss is divided by something other than the rows.
-
-    That is so for masks, whether from a layer or from a loss that ignores a class, for a
-    loss of the user's own, which may return fewer values than rows, for
-    `reduction="mean_with_sample_weight"`, and where a denominator is given.
-    """
+    """Return whether a loss is divided by something other than the rows."""
+    # By masks of layers or of a loss that ignores a class, by what a loss of the user's own
+    # returns, by weights, or as given.
     losses = [entry.loss for entry in output_losses_of(model)]
     return bool(losses) and (
         any(_given_denominator(model, index) for index in range(len(losses)))
@@ -175,11 +172,9 @@ def _share(
 def penalties(
     model: keras.Model, added_losses: list[Any], rows_share: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Weigh regularizers and losses from `add_loss`.
-
-    A scalar counts by the rows: a penalty on weights is the same for every micro-batch, and a
-    loss of the batch is taken to be a mean. A vector has a value a row, which Keras sums.
-    """
+    """Weigh regularizers and losses from `add_loss`."""
+    # A scalar is weighed by the rows: a penalty on weights is the same for every micro-batch, and a
+    # loss counts as a mean. Of a vector Keras sums the rows.
     found: list[tf.Tensor] = []
     for loss in added_losses:
         value: Any = aggregated_loss(model, loss)

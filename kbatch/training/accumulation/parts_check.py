@@ -115,11 +115,7 @@ class PartsCheck:
 
 
 def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
-    """Compare batches that go through a model whole and in parts.
-
-    Draws are held still and dropout is left out, which are no matter of parts; BatchNormalization
-    trains. Layers compute in float32, whatever their policy.
-    """
+    """Compare batches that go through whole and in parts, in float32 and without dropout."""
     own = user_step(model) is not None
     batches = _batches(rows if own else keras.utils.unpack_x_y_sample_weight(rows))
     count = len(parts_of(batches[0])[0])

@@ -84,10 +84,8 @@ class AccumulatingTrainStep(TrainStep):
 
 
 def accumulate_step(model: Any, step: Any, data: Any, size: int | tf.Variable) -> Any:
-    """Make an update by a step of the user's own, applied at the end, and return what it reports.
-
-    Of the results of metrics the last one counts, other values are means over rows.
-    """
+    """Make an update by a step of the user's own, applied at the end; return what it reports."""
+    # Of the results of metrics the last one counts, other values are means over rows.
     check_model(model)
     batch = cut(data, size)
 
@@ -243,12 +241,9 @@ class Update:
         return batch.fold(self._add, zeros, fixed=model.jit_compile)
 
     def halves(self) -> Sums:
-        """Add up the two halves of a batch that fits at once.
-
-        Both go through the model before a loss is taken, so that what masks and weights count is
-        known without another pass; they are not looped over, so that gradients stay as sparse as
-        they were.
-        """
+        """Add up the two halves of a batch that fits at once."""
+        # Both go through before a loss is taken, so that what masks and weights count is known.
+        # Without a loop, gradients stay sparse.
         model, batch = self.model, self.batch
         rows = batch.known_rows or batch.rows
         half = (rows + 1) // 2

@@ -43,11 +43,8 @@ def sum_sparse_gradients(model: keras.Model) -> keras.Model:
 
 
 def differ_in_parts(model: keras.Model) -> bool:
-    """Return whether Keras's optimizer may treat sparse gradients otherwise than their sum.
-
-    A layer of the user's own may look up rows as `Embedding` does. SGD is linear in the gradient,
-    as long as it is not clipped. A `train_step` of the user's own hands it what it likes.
-    """
+    """Return whether Keras's optimizer may treat sparse gradients otherwise than their sum."""
+    # SGD is linear in the gradient as long as it is not clipped.
     if user_step(model) is not None or not model.compiled:
         return False
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -92,10 +89,8 @@ class SummingTrainStep(TrainStep):
 
 
 def measure_moments(model: keras.Model, *, every: int) -> keras.Model:
-    """Make a compiled model measure the gradient moments, and leave its updates as they are.
-
-    They are reported as with `moments_every=every`. That halves train as the whole is to be known.
-    """
+    """Make a compiled model measure the gradient moments, and leave its updates as they are."""
+    # That halves train as the whole is to be known.
     return _HalvingTrainStep(model, every).install()
 
 

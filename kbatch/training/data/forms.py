@@ -162,11 +162,9 @@ def parts_of(nested: Any) -> list[Any]:
 
 
 def arrays_of(data: FitData) -> tuple[Any, int]:
-    """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their rows.
-
-    No tensor is made of an array: that would start TensorFlow's devices in this process, and a
-    worker process would find the GPU taken.
-    """
+    """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their rows."""
+    # No tensor is made of an array: that would start TensorFlow's devices, and a worker process
+    # would find the GPU taken.
     weight = data.sample_weight
     if data.class_weight is not None:
         if weight is not None:
@@ -220,12 +218,8 @@ def _array(leaf: Any) -> Any:
 
 
 def is_batched(spec: Any, model: keras.Model) -> bool:
-    """Return whether a dataset's elements are batches.
-
-    The shapes of its inputs are compared with those of the model's; as in Keras, a feature of
-    shape (rows,) fits an input of shape (rows, 1). Where the model has no inputs yet, a scalar
-    among the parts of an element tells examples, and a first axis of unknown length batches.
-    """
+    """Return whether a dataset's elements are batches."""
+    # As in Keras, a feature of shape (rows,) fits an input of shape (rows, 1).
     features: Any = spec[0] if isinstance(spec, tuple) else spec
     pairs = _paired(features, model)
     if pairs is None:
@@ -283,11 +277,8 @@ def _are_batches(spec: Any) -> bool:
 
 
 def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
-    """Make a dataset of batches of nested arrays.
-
-    Keras's own shuffling repeats one order in every epoch once a global seed is set; this one
-    draws another each time the dataset is iterated.
-    """
+    """Make a dataset of batches of nested arrays."""
+    # Keras's own shuffling repeats one order in every epoch once a global seed is set.
     # tf.data would pack a list into one tensor.
     arrays = keras.tree.lists_to_tuples(arrays)
     examples = keras.tree.flatten(arrays)[0].shape[0]

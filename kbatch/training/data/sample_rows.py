@@ -123,10 +123,7 @@ def sample_of(data: FitData) -> SampleRows | SampleElements:
 
 
 def dataset_rows(dataset: tf.data.Dataset, model: keras.Model) -> SampleRows:
-    """Take rows of a dataset for a model, which tells at once whether it has batches.
-
-    No element is kept whole that is a batch.
-    """
+    """Take rows of a dataset, whose elements the model tells from batches; none is kept whole."""
     batched = is_batched(dataset.element_spec, model)
     batches, examples = _read(dataset, batches=batched, examples=not batched)
     reading = batches or examples
