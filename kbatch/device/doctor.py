@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kbatch.document.numbers import gibibytes, pluralize
 from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.record import check_choice
 
 if TYPE_CHECKING:
     from kbatch.device.gpus import NvmlDriver, NvmlGpu
@@ -35,10 +36,7 @@ class Finding:
     command: str | None = None  # That mends it, where one does.
 
     def __post_init__(self) -> None:
-        if self.status not in STATUSES:
-            raise ValueError(
-                f"`status` must be one of {', '.join(STATUSES)}. Received: status={self.status!r}."
-            )
+        check_choice(STATUSES, status=self.status)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +76,12 @@ def package_findings(
     """Compare what is installed with what is required."""
     findings = []
     for line in requirements:
-        requirement = line.partition(";")[0].strip()
-        name, bound = _name(requirement), _lower_bound(requirement)
-        version = installed.get(name)
-        mend = f"pip install --upgrade '{requirement}'"
         if "extra ==" in line:
             continue
-        if version is None:
+        requirement = line.partition(";")[0].strip()
+        name, bound = _name(requirement), _lower_bound(requirement)
+        mend = f"pip install --upgrade '{requirement}'"
+        if (version := installed.get(name)) is None:
             text = f"not installed{_WHY.get(name, '')}"
             findings.append(Finding(name, "missing", text, mend))
         elif bound is not None and _release(version) < _release(bound):
@@ -283,12 +280,9 @@ def nvidia_findings(
 ) -> tuple[Finding, ...]:
     """Judge the GPUs."""
     seen = [device for device in devices if device.startswith("GPU")]
-    if seen:
-        first = Finding("GPU", "ok", f"TensorFlow sees {', '.join(seen)}")
+    if not seen:
+        findings = [_why_not(reading, build, variables), _nvml_finding(reading)]
     else:
-        first = _why_not(reading, build, variables)
-    findings = [first, _nvml_finding(reading)]
-    if seen:
         growth = variables.get("TF_FORCE_GPU_ALLOW_GROWTH", "")
         text = (
             f"TF_FORCE_GPU_ALLOW_GROWTH={growth}: TensorFlow takes GPU memory as it needs it"
@@ -296,9 +290,9 @@ def nvidia_findings(
             else "TensorFlow takes nearly all GPU memory at its start; where the GPU is shared, "
             "export TF_FORCE_GPU_ALLOW_GROWTH=true"
         )
-        findings.append(Finding("GPU growth", "ok", text))
-    findings.extend(_one_gpu_finding(one, build) for one in reading.gpus or ())
-    return tuple(findings)
+        sees = Finding("GPU", "ok", f"TensorFlow sees {', '.join(seen)}")
+        findings = [sees, _nvml_finding(reading), Finding("GPU growth", "ok", text)]
+    return (*findings, *(_one_gpu_finding(one, build) for one in reading.gpus or ()))
 
 
 def _why_not(
@@ -401,20 +395,16 @@ def _nvml_finding(reading: NvidiaReading) -> Finding:
     text = f"shows {pluralize(len(reading.gpus), 'GPU')}"
     if reading.driver and reading.driver.version:
         text = f"{text}, driver {reading.driver.version}"
-    if reading.driver and reading.driver.silent_gpus:
-        text = (
-            f"{text}; no answer from {', '.join(reading.driver.silent_gpus)}: restart the machine"
-        )
-        return Finding("NVML", "warning", text)
+    if reading.driver and (silent := ", ".join(reading.driver.silent_gpus)):
+        return Finding("NVML", "warning", f"{text}; no answer from {silent}: restart the machine")
     return Finding("NVML", "ok", text)
 
 
 def _one_gpu_finding(reading: ListedGpu, build: TensorFlowBuild) -> Finding:
     gpu, used = reading.gpu, reading.memory_used_bytes
     total, capability = gpu.memory_total_bytes, gpu.compute_capability
-    if total is None:
-        parts = ["the driver shows no memory of its own: TensorFlow's count is used"]
-    else:
+    parts = ["the driver shows no memory of its own: TensorFlow's count is used"]
+    if total is not None:
         parts = [gibibytes(total)]
     if gpu.mig:
         parts.append("split into instances (MIG): this memory and all power are the whole board's")
@@ -435,9 +425,8 @@ def _one_gpu_finding(reading: ListedGpu, build: TensorFlowBuild) -> Finding:
             f"({_dotted(newest)}): the driver compiles them at the first start, which may take "
             "half an hour, or fails; a newer TensorFlow has them"
         )
-    return Finding(
-        f"GPU {gpu.index}", "warning" if warnings else "ok", "; ".join([*parts, *warnings])
-    )
+    status = "warning" if warnings else "ok"
+    return Finding(f"GPU {gpu.index}", status, "; ".join([*parts, *warnings]))
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -485,10 +474,9 @@ def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | No
     if group_bytes is not None and group_bytes < total_bytes:
         text = f"{text}; the control group allows {gibibytes(group_bytes)}"
         available_bytes = min(available_bytes, group_bytes)
-    if available_bytes < _LEAST_FREE_BYTES:
-        text = f"{text}: a second process with TensorFlow needs 1 GiB"
-        return Finding("memory", "warning", text)
-    return Finding("memory", "ok", text)
+    if available_bytes >= _LEAST_FREE_BYTES:
+        return Finding("memory", "ok", text)
+    return Finding("memory", "warning", f"{text}: a second process with TensorFlow needs 1 GiB")
 
 
 def cpu_finding(cpu_count: int, quota: float | None, load: float | None) -> Finding:
@@ -508,6 +496,5 @@ def cpu_finding(cpu_count: int, quota: float | None, load: float | None) -> Find
 def variables_finding(variables: Mapping[str, str]) -> Finding:
     """Name the environment variables that change what is measured."""
     changed = [f"{name}={variables[name]}" for name in _VARIABLES if name in variables]
-    if not changed:
-        return Finding("variables", "ok", "none that change memory or speed")
-    return Finding("variables", "ok", f"these change memory or speed: {', '.join(changed)}")
+    text = f"these change memory or speed: {', '.join(changed)}"
+    return Finding("variables", "ok", text if changed else "none that change memory or speed")

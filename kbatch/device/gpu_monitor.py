@@ -89,15 +89,10 @@ class _HostTally:
     """Sums up what this process takes."""
 
     def __init__(self):
+        self.series = ThinnedSeries(columns=len(HostSample.__dataclass_fields__))
         self._process = psutil.Process()
-        self._series = ThinnedSeries(columns=len(HostSample.__dataclass_fields__))
         self._cpu_s: list[float | None] = []  # Of the first reading and of the last.
         self._last_s = 0.0
-
-    @property
-    def readings(self) -> int:
-        """How many readings there were."""
-        return self._series.readings
 
     def add(self, time_s: float) -> None:
         """Read this process at a time in seconds from the start."""
@@ -109,7 +104,7 @@ class _HostTally:
         last_cpu_s = self._cpu_s[-1] if self._cpu_s else None
         if cpu_s is not None and last_cpu_s is not None and time_s > self._last_s:
             busy = (cpu_s - last_cpu_s) / (time_s - self._last_s)
-        self._series.add((time_s, busy, resident_bytes))
+        self.series.add((time_s, busy, resident_bytes))
         self._cpu_s[1:] = [cpu_s]
         self._last_s = time_s
 
@@ -118,8 +113,8 @@ class _HostTally:
         first, last = self._cpu_s[0], self._cpu_s[-1]
         return HostUsage(
             cpu_s=None if first is None or last is None else last - first,
-            mean=_sample(HostSample, self._series.mean),
-            samples=tuple(_sample(HostSample, row) for row in self._series.means),
+            mean=_sample(HostSample, self.series.mean),
+            samples=tuple(_sample(HostSample, row) for row in self.series.means),
         )
 
 
@@ -240,7 +235,7 @@ class GpuMonitor:
                 self.unavailable = self.unavailable or text
             self.usage = UsageRecord(
                 duration_s=duration_s,
-                readings=self._host.readings,
+                readings=self._host.series.readings,
                 host=self._host.usage(),
                 gpus=tuple(tally.usage(duration_s) for tally in self._gpus) or None,
                 unavailable=self.unavailable,

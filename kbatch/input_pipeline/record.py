@@ -14,13 +14,7 @@ from kbatch.input_pipeline.rates import (
     is_impossible,
 )
 from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import (
-    SHORTEST_S,
-    SavedRecord,
-    ShownRecord,
-    check_choice,
-    check_ranges,
-)
+from kbatch.records.record import SHORTEST_S, SavedRecord, ShownRecord, check_choice, check_ranges
 from kbatch.records.usage import median_known
 
 if TYPE_CHECKING:
@@ -261,10 +255,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
 
     @property
     def disturbed(self) -> tuple[str, ...]:
-        """Which of `"pipeline"` and `"step"` ran slower alone than both together.
-
-        That cannot be: something else slowed them, so there is no verdict.
-        """
+        """Which of `"pipeline"` and `"step"` ran slower alone than together, which cannot be."""
         return tuple(name for name, ratio in self._together_over() if is_impossible(ratio))
 
     @property

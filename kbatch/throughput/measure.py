@@ -74,8 +74,7 @@ def profile_training(
             function `batch_size -> tf.data.Dataset`. A few rows are used, repeated into batches.
         y: Targets of arrays.
         batch_sizes: Micro-batch sizes in ascending order. None for powers of two as far as data,
-            memory and time allow, up to 4096, and on to 65536 while throughput still grows and the
-            measured memory says that they fit.
+            memory and time allow, up to 4096, or 65536 while throughput grows and memory suffices.
         batch_size: Examples of an optimizer update, for steps that accumulate over micro-batches
             of these sizes. None for Keras's own step, whose batch is the micro-batch.
         time_budget_s: Seconds for the steps; tracing, compiling and the start of the worker

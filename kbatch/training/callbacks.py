@@ -13,15 +13,11 @@ from kbatch.training.train_step import updates_made
 
 
 class BudgetCallback(keras.callbacks.Callback):
-    """Ends training once a budget is spent, counted by a search's clock or by itself.
-
-    Attributes:
-        budget: What training may spend.
-    """
+    """Ends training once a budget is spent, counted by a search's clock or by itself."""
 
     def __init__(self, budget: Budget, most: float):
         super().__init__()
-        self.budget = budget
+        self.budget = budget  # What training may spend.
         self._most = most
         self._count: TrainingClock | None = None
 

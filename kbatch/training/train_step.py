@@ -25,7 +25,7 @@ class BorrowedStep:
         self._state = state
         self._shapes: set[tuple[Any, ...]] = set()
         self._outputs: Any = ()
-        self._model.make_train_function()
+        model.make_train_function()
 
     def __call__(self, batch: Any) -> None:
         """Train on a batch, and wait for the device."""
@@ -166,8 +166,7 @@ class MicroBatchSteps:
 
     def __init__(self, model: keras.Model, *, moments_every: int, exact: bool):
         self._model: Any = model
-        self._moments_every = 0 if exact else moments_every
-        self._exact = exact
+        self._how = Accumulation(1, moments_every=0 if exact else moments_every, exact=exact)
         # A step of the user's own stays; one that accumulates gives way to those asked for.
         own = vars(model).get("train_step")
         known = accumulation_of(model) is None
@@ -188,15 +187,13 @@ class MicroBatchSteps:
         return run
 
     def _accumulating_graph(self, micro_batch_size: int) -> "_Graph":
-        model, known = self._model, self._accumulating
-        if known is not None:
-            return known
-        Accumulation(micro_batch_size, moments_every=self._moments_every, exact=self._exact).apply(
-            model
-        )
-        if model.jit_compile:
-            return _Graph(model.train_step)
-        self._accumulating = _Graph(model.train_step, varying_micro_batch(model))
+        if self._accumulating is not None:
+            return self._accumulating
+        self._how._replace(micro_batch_size=micro_batch_size).apply(self._model)
+        if self._model.jit_compile:
+            return _Graph(self._model.train_step)
+        size = varying_micro_batch(self._model)
+        self._accumulating = _Graph(self._model.train_step, size)
         return self._accumulating
 
     def _use(self, graph: "_Graph") -> None:

@@ -125,8 +125,7 @@ def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
             "Every part of a batch (inputs, targets, sample weights) must have the same number "
             f"of rows: check their first axes. Received: shapes={[p.shape for p in present]}."
         )
-    rows = row_count(present[0])
-    checks: list[Any] = []
+    rows, checks = row_count(present[0]), []
     if len(known) != 1:
         message = "Every part of a batch must have the same number of rows."
         checks = [tf.debugging.assert_equal(row_count(p), rows, message) for p in present[1:]]

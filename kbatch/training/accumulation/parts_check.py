@@ -31,12 +31,7 @@ from kbatch.library_internals import (
 )
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
-from kbatch.training.accumulation.compared_passes import (
-    STILL_UP_TO,
-    OwnPasses,
-    Pass,
-    Passes,
-)
+from kbatch.training.accumulation.compared_passes import STILL_UP_TO, OwnPasses, Pass, Passes
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, each_part, is_dataset, parts_of
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes, sample_of
@@ -163,9 +158,7 @@ def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCh
     if not np.isfinite(difference):
         reason = f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
         return PartsCheck(None, None, reason, count)
-    if difference <= EQUAL_UP_TO:
-        return PartsCheck(difference, where, None, count)
-    if not isinstance(passes, Passes):
+    if difference <= EQUAL_UP_TO or not isinstance(passes, Passes):
         return PartsCheck(difference, where, None, count)
     layer = passes.first_layer_apart(batches[0])
     if layer is None and where not in passes.sources:

@@ -94,7 +94,7 @@ class SampleElements(NamedTuple):
 
 
 def sample_of(data: FitData) -> SampleRows | SampleElements:
-    """Take a sample of arrays or of a dataset, which is neither consumed nor changed."""
+    """Take a sample of arrays or of a dataset, which is not changed."""
     x: Any = data.x
     if is_dataset(x):
         if data.y is not None:
@@ -135,7 +135,14 @@ def _read(
     dataset: tf.data.Dataset, *, batches: bool, examples: bool
 ) -> tuple[_Reading | None, _Reading | None]:
     """Read elements one after the other, as batches and as examples where that is wanted."""
-    _check_rows(dataset.element_spec)
+    for part in tf.nest.flatten(dataset.element_spec):
+        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+            kind = part.value_type.__name__
+            raise InputError(
+                f"No rows can be taken out of a {kind}: convert the data with `.to_tensor()` or "
+                "`tf.sparse.to_dense`. A search trains them in whole batches with "
+                f"`micro_batch_size=None`. Received: a dataset with a {kind}."
+            )
     as_batches, as_examples = (_Reading(None) if wanted else None for wanted in (batches, examples))
     empty = True
     for element in dataset.take(_ELEMENTS_LOOKED_AT):
@@ -146,18 +153,6 @@ def _read(
     if empty:
         raise InputError("The dataset is empty: give one that has elements. Received: no element.")
     return as_batches, as_examples
-
-
-def _check_rows(spec: Any) -> None:
-    """Check that the parts of an element have rows that can be taken and repeated."""
-    for part in tf.nest.flatten(spec):
-        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
-            kind = part.value_type.__name__
-            raise InputError(
-                f"No rows can be taken out of a {kind}: convert the data with `.to_tensor()` or "
-                "`tf.sparse.to_dense`. A search trains them in whole batches with "
-                f"`micro_batch_size=None`. Received: a dataset with a {kind}."
-            )
 
 
 def example_rows(example: Any) -> SampleRows:
@@ -207,11 +202,7 @@ def build_on(model: keras.Model, source: Source) -> None:
     """Build a model, its metrics and its optimizer from the shapes of its data."""
     known = rows_for(source, model)
     if isinstance(known, SampleRows):
-
-        def spec_of(leaf: Any) -> tf.TensorSpec:
-            return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-
-        spec = each_part(spec_of, known.rows)
+        spec = each_part(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), known.rows)
     elif model.built:
         return
     else:
