@@ -16,8 +16,8 @@ from memory_models import MB, WIDTH, conv_net, images, wide_net
 import kbatch
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.memory.find import data_source
-from kbatch.memory.probe import ProcessProbes, WorkerProbes
+from kbatch.memory.find import data_source, probe_max_batch
+from kbatch.memory.probe import ProcessProbes, WorkerProbes, open_probes
 from kbatch.memory.workload import Workload
 from kbatch.training.build_function import model_builder
 from kbatch.training.data.forms import FitData
@@ -50,9 +50,22 @@ def mlp():
     return models.mlp(jit_compile=False)
 
 
+# Half full, the allocator of so little memory is not fragmented yet. Each time that it has none
+# left it waits ten seconds for some: that happens once, in a test of its own.
+WINDOW = (0.4, 0.5)
+
+
 @pytest.fixture(scope="module")
-def found():
-    return kbatch.find_max_batch_size(wide_net, *models.rows(4000), memory_limit_bytes=64 * MB)
+def probes():
+    """As `find_max_batch_size` opens them: one worker for what is found and what runs out."""
+    load = Workload(wide_net, data_source(*models.rows(4000)), "float32")
+    with open_probes(load, memory_limit_bytes=64 * MB, memory_window=WINDOW) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def found(probes):
+    return probe_max_batch(probes, memory_window=WINDOW, max_batch_size=None)
 
 
 def test_the_answer_was_run_and_confirmed_in_a_fresh_process(found):
@@ -65,9 +78,9 @@ def test_the_answer_was_run_and_confirmed_in_a_fresh_process(found):
 def test_it_lies_in_the_window_or_says_why_not(found):
     share = found.peak_memory_bytes / found.limit_bytes
     assert found.limit_bytes == 64 * MB
-    assert found.in_window == (0.8 <= share <= 0.9)
+    assert found.in_window == (WINDOW[0] <= share <= WINDOW[1])
     assert found.in_window or "run out" in found.reason or "reach" in found.reason
-    assert share <= 0.9
+    assert share <= WINDOW[1]
     # A wide activation is held forward and its gradient backward, at the least.
     assert 4 * WIDTH * 2 <= found.fit.bytes_per_example < 4 * WIDTH * 8
     assert (found.device, found.dtype_policy, found.training) == ("CPU:0", "float32", True)
@@ -83,24 +96,15 @@ def test_weights_count_with_what_the_optimizer_keeps_of_them(found):
     assert found.weights_bytes == pytest.approx(3 * weights, abs=64)
 
 
-@pytest.fixture(scope="module")
-def probes():
-    load = Workload(wide_net, sample_of(FitData(*models.rows(64))), "float32")
-    with WorkerProbes(load, 100 * MB) as started:
-        yield started
-
-
-@pytest.mark.parametrize("size", [4000, 200_000], ids=["somewhat", "grossly"])
-def test_too_large_a_batch_is_out_of_memory_and_the_next_one_runs(probes, size):
-    assert probes.read(2).peak_bytes > 0
-    reading = probes.read(size)
+def test_too_large_a_batch_is_out_of_memory_and_the_next_one_runs(probes):
+    reading = probes.read(4000)
     assert reading.peak_bytes is None
     if reading.free is not None:
-        assert 0 < reading.free.largest_block_bytes <= reading.free.free_bytes <= 100 * MB
+        assert 0 < reading.free.largest_block_bytes <= reading.free.free_bytes <= 64 * MB
         assert reading.free.requested_bytes > 100_000
     again = probes.read(2)
     assert (again.rows, again.free) == (2, None)
-    assert 0 < again.peak_bytes < 50 * MB
+    assert 0 < again.peak_bytes < 32 * MB
 
 
 def kill(batch_size, after_first):

@@ -37,14 +37,15 @@ def test_a_batch_that_does_not_train_so_in_parts_is_noted():
 def profile():
     """Sizes, data and memory as they are found without being told."""
     lines = []
-    found = kbatch.profile_training(models.mlp, *DATA, time_budget_s=6.0, on_progress=lines.append)
+    data = models.rows(20)
+    found = kbatch.profile_training(models.mlp, *data, time_budget_s=5.0, on_progress=lines.append)
     assert any("measuring memory" in line for line in lines)
     assert any("after warming up" in line for line in lines)
     return found
 
 
 def test_by_default_powers_of_two_up_to_the_data_are_measured(profile):
-    assert [p.micro_batch_size for p in profile.points] == [1, 2, 4, 8, 16, 32, 64]
+    assert [p.micro_batch_size for p in profile.points] == [1, 2, 4, 8, 16]
     assert all(p.batch_size == p.micro_batch_size for p in profile.points)
     assert profile.measured
     assert all(len(p.rounds) >= 1 for p in profile.measured)
@@ -132,7 +133,7 @@ def test_what_runs_out_of_memory_is_a_result():
         *models.rows(64),
         batch_sizes=(4, 16, 4000, 8000),
         memory_limit_bytes=64 * memory_models.MB,
-        time_budget_s=60.0,
+        time_budget_s=30.0,
     )
     outcomes = [p.outcome for p in found.points]
     assert outcomes == ["measured", "measured", "out_of_memory", "not_run"]

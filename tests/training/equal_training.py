@@ -7,7 +7,7 @@ import numpy as np
 import small_models as models
 import tensorflow as tf
 
-import kbatch
+from kbatch.training.accumulation import Accumulation
 from kbatch.training.model import build_ahead
 
 MOMENTS = {"gradient_variance", "gradient_squared_norm"}
@@ -25,6 +25,14 @@ def built(model, *arrays):
     return model
 
 
+def accumulating(model, micro_batch_size, **settings):
+    """Let a model accumulate without the comparison at its first training.
+
+    Its two traces take as long as that of the step; `test_parts_check.py` is about it.
+    """
+    return Accumulation(micro_batch_size, **settings).apply(model)
+
+
 def batches_of_lengths(lengths, *arrays):
     """A dataset of batches of given lengths, which a step is traced once for."""
     rows = tf.data.Dataset.from_tensor_slices(tuple(part[: sum(lengths)] for part in arrays))
@@ -37,7 +45,7 @@ def trained(build, data, *, batch_size=32, micro_batch_size, epochs=1, eager=Fal
     keras.utils.set_random_seed(1)
     model = build()
     if micro_batch_size is not None:
-        kbatch.accumulate_gradients(model, micro_batch_size)
+        accumulating(model, micro_batch_size)
     if eager and not model.jit_compile:
         model.run_eagerly = True  # A few steps take less time than tracing one.
     if isinstance(data, tf.data.Dataset):

@@ -4,9 +4,7 @@ import keras
 import numpy as np
 import pytest
 import small_models as models
-from equal_training import assert_equal_training, built
-
-import kbatch
+from equal_training import accumulating, assert_equal_training, built
 
 X, Y = models.rows(94)
 
@@ -67,7 +65,7 @@ def test_the_backward_pass_overflows_no_sooner_than_that_of_the_whole_batch(poli
         )
         model = models.mlp(optimizer=optimizer, run_eagerly=micro_batch_size is None)
         if micro_batch_size:
-            kbatch.accumulate_gradients(model, micro_batch_size)
+            accumulating(model, micro_batch_size)
         built(model, X, Y).train_on_batch(X[:64], Y[:64])
         return int(optimizer.iterations)
 
@@ -80,7 +78,7 @@ def test_the_loss_scale_counts_updates_and_leaves_what_overflowed_out(policy):
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=2.0**14, dynamic_growth_steps=3
     )
-    model = built(kbatch.accumulate_gradients(models.mlp(optimizer=optimizer), 8), X, Y, X[:, 0])
+    model = built(accumulating(models.mlp(optimizer=optimizer), 8), X, Y, X[:, 0])
     x, y, ones = X[:32], Y[:32], np.ones(32, "float32")
     expected = np.mean(keras.losses.sparse_categorical_crossentropy(y, model(x)))
 

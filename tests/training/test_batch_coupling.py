@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
-from equal_training import assert_equal_weights, built
+from equal_training import accumulating, assert_equal_weights, built
 
 import kbatch
 
@@ -52,8 +52,7 @@ def test_moving_statistics_advance_as_one_update_of_the_whole_batch(rows, eager)
 
 
 def test_the_variance_holds_far_from_zero():
-    whole, parts = normalised(), normalised()
-    kbatch.accumulate_gradients(parts, 8)
+    whole, parts = normalised(), accumulating(normalised(), 8)
     far = X + 1e4
     for model in (whole, parts):
         model.run_eagerly = True
@@ -126,7 +125,7 @@ def trained_both_ways(build, micro_batch_size, *, run_eagerly=False):
         # A few steps of Keras's take less time than tracing one.
         model.run_eagerly = run_eagerly or size is None
         if size is not None:
-            kbatch.accumulate_gradients(model, size)
+            accumulating(model, size)
         built(model, X, Y).fit(X, Y, batch_size=32, shuffle=False, verbose=0)
         found.append(model)
     return found
@@ -157,7 +156,7 @@ def test_every_call_joins_its_own_statistics_over_the_parts(build):
 
 
 def test_calls_are_joined_in_a_model_that_runs_eagerly():
-    assert_equal_statistics(*trained_both_ways(subclassed, 5, run_eagerly=True))
+    assert_equal_statistics(*trained_both_ways(subclassed, 12, run_eagerly=True))
 
 
 def test_calls_inside_a_loop_average_what_the_parts_showed():
@@ -200,21 +199,19 @@ class OwnDice(keras.losses.Dice):
     ("build", "name"),
     [
         (normalised, r"norm \(BatchNormalization\)"),
-        (lambda: models.mlp(loss=keras.losses.Dice()), "the loss dice differed by"),
         (lambda: models.mlp(loss=OwnDice()), "the loss dice differed by"),
-        (lambda: models.mlp(loss="tversky"), "the loss tversky differed by"),
     ],
 )
 def test_what_is_coupled_is_named_before_the_first_update(build, name):
-    model = kbatch.accumulate_gradients(build(), 8)
+    model = kbatch.accumulate_gradients(build(), 16)
     # Dice of one-hot targets would be a mean over rows.
-    targets = Y if build is normalised else X[:, :3] > 0
+    x, targets = X[:32], Y[:32] if build is normalised else X[:32, :3] > 0
     model.run_eagerly = True
     with pytest.warns(UserWarning, match=name):
-        model.fit(X, targets, batch_size=32, verbose=0)
+        model.fit(x, targets, verbose=0)
     with warnings.catch_warnings():  # Once is enough.
         warnings.simplefilter("error")
-        model.fit(X, targets, batch_size=32, verbose=0)
+        model.fit(x, targets, verbose=0)
 
 
 class Batches(keras.utils.PyDataset):
@@ -237,18 +234,18 @@ class Batches(keras.utils.PyDataset):
 def test_no_form_of_data_is_left_out_or_loses_a_batch(data):
     model = normalised()
     model.run_eagerly = True
-    kbatch.accumulate_gradients(model, 8)
+    kbatch.accumulate_gradients(model, 16)
     with pytest.warns(UserWarning, match="norm"):
         model.fit(data(), verbose=0)
     assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 3
 
 
 def test_a_model_that_can_be_cut_needs_no_warning():
-    model = kbatch.accumulate_gradients(models.mlp(), 8)
+    model = kbatch.accumulate_gradients(models.mlp(), 16)
     model.run_eagerly = True
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.fit(X, Y, batch_size=32, verbose=0)
+        model.fit(X[:32], Y[:32], verbose=0)
 
 
 def test_a_batch_that_is_not_cut_is_not_compared():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
+from equal_training import accumulating
 from test_halving import IDS, masked
 
-import kbatch
 from kbatch.records.json_codec import read_record, write_record
 from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks, check_parts
 from kbatch.training.data.forms import FitData
@@ -114,14 +114,6 @@ def mean_of_known(y_true, y_pred):
     return keras.ops.mean(known_only(y_true, y_pred))
 
 
-class Coupled(layers.Layer):
-    """Compares rows in its `call`, by a product over all of them."""
-
-    def call(self, x):
-        scores = keras.ops.softmax(keras.ops.tensordot(x, x, axes=(1, 1)))
-        return x + keras.ops.matmul(scores, x)
-
-
 def orthogonal(x):
     """PointNet's regularizer, whose `tensordot` is between all rows."""
     x = keras.ops.reshape(x, (-1, 2, 2))
@@ -175,10 +167,9 @@ def augmented():
 
 
 def recurrent():
-    found = [layers.Bidirectional(layers.LSTM(3, dropout=0.2)), layers.Dense(3)]
-    model = keras.Sequential([layers.Input((4, 2)), *found])
-    model.compile("sgd", "mse")
-    return model
+    """Both ways and with dropout, on tokens that are masked."""
+    cell = layers.SimpleRNN(3, dropout=0.2, return_sequences=True)
+    return masked(layers.Bidirectional(cell))
 
 
 def transformer():
@@ -202,23 +193,19 @@ def two_outputs(**compile_arguments):
 @pytest.mark.parametrize(
     ("model", "rows"),
     [
-        (models.mlp, (X, Y)),
-        (lambda: through(Averaged()), (X, TARGETS)),
-        (lambda: through(layers.Dropout(0.5), layers.GaussianNoise(0.5)), (X, TARGETS)),
-        (lambda: through(Sampled()), (X, TARGETS)),
+        (lambda: through(Averaged(), layers.Dropout(0.5), Sampled()), (X, TARGETS)),
         (lambda: through(Trembling()), (X, TARGETS)),
         (lambda: through(loss=known_only), (X, MISSING)),
         (lambda: through(loss=known_only, run_eagerly=True), (X, MISSING)),
-        (masked, (IDS[:32] * (np.arange(6) <= np.arange(32)[:, None] % 6), IDS[:32] % 3)),
+        (recurrent, (IDS[:32] * (np.arange(6) <= np.arange(32)[:, None] % 6), IDS[:32] % 3)),
         (models.mlp, (X, Y, np.linspace(0, 1, 32))),
         (augmented, (IDS[:32, :, None, None] * np.ones((1, 1, 6, 1), "float32"), TARGETS)),
-        (recurrent, (X.reshape(32, 4, 2), TARGETS)),
         (transformer, (IDS[:32], IDS[:32, 0] % 3)),
         (two_outputs, (X, [TARGETS, TARGETS[:, :1]])),
     ],
     ids=[
-        *("plain", "mean", "dropout", "draws", "noise", "values", "eager"),
-        *("mask", "weights", "augmentation", "recurrent", "transformer", "outputs"),
+        *("mean and draws", "noise", "values", "eager"),
+        *("recurrent mask", "weights", "augmentation", "transformer", "outputs"),
     ],
 )
 def test_what_adds_up_is_equal(model, rows):
@@ -233,7 +220,6 @@ def test_what_adds_up_is_equal(model, rows):
         (lambda: through(Centred()), (X, TARGETS), "layer", r"centred\w* \(Centred\) depends"),
         (lambda: through(LaterCentred()), (X, TARGETS), "layer", "LaterCentred"),
         (lambda: through(layers.BatchNormalization()), (X, TARGETS), "layer", "batch_norm"),
-        (lambda: through(Coupled()), (X, TARGETS), "layer", r"\(Coupled\)"),
         (lambda: through(layers.SpectralNormalization(layers.Dense(4))), (X, TARGETS), None, ""),
         (lambda: through(loss=mean_of_known), (X, MISSING), "loss", "mean_of_known"),
         (lambda: models.mlp(loss="dice"), (X, TARGETS > 0), "loss", "dice"),
@@ -247,7 +233,7 @@ def test_what_adds_up_is_equal(model, rows):
         ),
     ],
     ids=[
-        *("sum", "batch", "later", "batch-norm", "tensordot", "spectral", "denominator", "ratio"),
+        *("sum", "batch", "later", "batch-norm", "spectral", "denominator", "ratio"),
         *("tokens", "contrastive", "regularizer"),
     ],
 )
@@ -257,6 +243,8 @@ def test_what_does_not_add_up_is_named(model, rows, source, named):
     assert check.reason is None
     assert source in (check.source, None)
     assert re.search(named, check.text), check
+    # A loss of the whole batch is what the exact mode repairs, whoever looks at it.
+    assert (check.exact_difference <= 1e-4) == (source == "loss"), check
 
 
 def test_a_layer_is_seen_whose_gate_a_move_has_taken_back():
@@ -315,6 +303,7 @@ def test_the_model_is_given_back_as_it_was():
         return through(layers.BatchNormalization(), Sampled(), layers.Dropout(0.5), metrics=["mae"])
 
     def trained(model):
+        model.run_eagerly = True
         history = model.fit(X, TARGETS, batch_size=8, shuffle=False, verbose=0).history
         return [*map(np.asarray, model.weights), *history.values()]
 
@@ -353,9 +342,9 @@ def test_an_update_of_the_sum_is_another_one_in_parts():
     steps = []
     for micro in (None, 16):
         keras.utils.set_random_seed(1)
-        model = through(Summed())
+        model = through(Summed(), run_eagerly=True)
         if micro:
-            kbatch.accumulate_gradients(model, micro)
+            accumulating(model, micro)
         before = np.array(model.layers[0].kernel)
         model.train_on_batch(X, TARGETS)
         steps.append(np.linalg.norm(np.array(model.layers[0].kernel) - before))
@@ -363,23 +352,18 @@ def test_an_update_of_the_sum_is_another_one_in_parts():
 
 
 def test_a_part_that_is_called_for_inference_does_not_keep_a_batch_whole():
-    checks, source = PartsChecks(), sample_of(FitData(X, TARGETS))
-    assert checks.find(for_inference(), source).equal
-    assert "BatchNormalization" in checks.find(through(layers.BatchNormalization()), source).text
+    assert PartsChecks().find(for_inference(), sample_of(FitData(X, TARGETS))).equal
 
 
 @pytest.mark.parametrize(
-    ("model", "rows", "repaired"),
+    "model",
     [
-        (lambda: through(loss=mean_of_known), (X, MISSING), True),
-        (lambda: through(loss=mean_of_known, run_eagerly=True), (X, MISSING), True),
-        (lambda: through(Sampled(), layers.Dropout(0.5), loss=mean_of_known), (X, MISSING), True),
-        (lambda: through(Centred()), (X, TARGETS), False),
-        (lambda: through(Summed()), (X, TARGETS), False),
+        lambda: through(loss=mean_of_known, run_eagerly=True),
+        lambda: through(Sampled(), layers.Dropout(0.5), loss=mean_of_known),
     ],
-    ids=["denominator", "eager", "draws", "batch", "sum"],
+    ids=["eager", "draws"],
 )
-def test_whether_the_exact_mode_repairs_it(model, rows, repaired):
-    check = check_parts(model(), rows)
+def test_the_exact_mode_repairs_a_loss_in_a_model_that_runs_eagerly_or_draws(model):
+    check = check_parts(model(), (X, MISSING))
     assert not check.equal
-    assert (check.exact_difference <= 1e-4) == repaired, check
+    assert check.exact_difference <= 1e-4, check

@@ -5,28 +5,30 @@ import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
+from equal_training import accumulating
 
-import kbatch
 from kbatch.training.clock import ReplicaMeter, TrainingClock, replica_count
 
 
-def trained(*, batch_size=32, epochs=2, micro_batch_size=None, **compile_arguments):
+def trained(*, batch_size=32, epochs=2, micro_batch_size=None, callbacks=(), **compile_arguments):
     model = models.mlp(**compile_arguments)
     if micro_batch_size is not None:
-        kbatch.accumulate_gradients(model, micro_batch_size)
+        accumulating(model, micro_batch_size)
     step = vars(model).get("train_step")
     meter = ReplicaMeter(model)
     # What is taken ahead of the steps must not count.
     data = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(batch_size).prefetch(9)
     with meter.counting(data) as data:
-        model.fit(data, epochs=epochs, verbose=0, callbacks=[TrainingClock(meter).last])
+        clock = TrainingClock(meter)
+        callbacks = [clock.last, *(callback(meter) for callback in callbacks)]
+        model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
     assert vars(model).get("train_step") == step
     return model, meter
 
 
 @pytest.mark.parametrize(
     ("batch_size", "micro_batch_size", "eager"),
-    [(8, None, True), (32, None, False), (32, 5, True), (94, 5, False)],
+    [(32, None, False), (47, 16, True), (94, 20, False)],
 )
 def test_it_counts_the_steps_and_their_rows(batch_size, micro_batch_size, eager):
     model, meter = trained(
@@ -51,9 +53,15 @@ def test_the_counts_go_on_and_the_largest_batch_begins_anew():
 
 
 def test_a_step_that_is_traced_counts_as_one_that_waited_for_nothing():
-    for epochs, waits in ((1, False), (2, True)):
-        _, meter = trained(batch_size=94, epochs=epochs)
-        assert (meter.read().wait_s > 0) == waits
+    waits = []
+
+    def reading(meter):
+        return keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: waits.append(meter.read().wait_s > 0)
+        )
+
+    trained(batch_size=94, callbacks=[reading])
+    assert waits == [False, True]
 
 
 @pytest.mark.parametrize("micro_batch_size", [pytest.param(None, marks=pytest.mark.slow), 8])
@@ -63,7 +71,8 @@ def test_it_changes_nothing_that_is_learned(micro_batch_size):
     keras.utils.set_random_seed(3)
     plain = models.mlp()
     if micro_batch_size is not None:
-        kbatch.accumulate_gradients(plain, micro_batch_size)
+        accumulating(plain, micro_batch_size)
+    plain.run_eagerly = True
     plain.fit(*models.rows(94), batch_size=32, shuffle=False, verbose=0)
     for mine, other in zip(metered.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-6)
