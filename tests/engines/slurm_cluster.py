@@ -86,7 +86,7 @@ def slurm_cluster():
             )
             stack.callback(_end, process)
         _wait_for_the_node(folder)
-        stack.callback(subprocess.run, ["scancel", "--user=root", "--full"], check=False)
+        stack.callback(_cancel_jobs)
         yield folder
 
 
@@ -117,15 +117,27 @@ def _free_port():
 
 
 def _wait_for_the_node(folder):
-    end_s = time.monotonic() + _START_S
-    while time.monotonic() < end_s:
-        state = subprocess.run(
-            ["sinfo", "--noheader", "--format=%T"], capture_output=True, text=True, check=False
-        )
-        if state.stdout.strip() == "idle":
-            return
+    if not _waited(lambda: _printed("sinfo", "--noheader", "--format=%T") == "idle", _START_S):
+        raise RuntimeError(f"SLURM did not start: {(folder / 'daemons.log').read_text()[-4000:]}")
+
+
+def _cancel_jobs():
+    """End what still runs: a job would outlive the daemons."""
+    _printed("scancel", "--user=root", "--full")
+    _waited(lambda: _printed("squeue", "--noheader") == "", _STOP_S)
+
+
+def _printed(*words):
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _waited(holds, most_s):
+    end_s = time.monotonic() + most_s
+    while not holds():
+        if time.monotonic() > end_s:
+            return False
         time.sleep(0.2)
-    raise RuntimeError(f"SLURM did not start: {(folder / 'daemons.log').read_text()[-4000:]}")
+    return True
 
 
 def _end(process):

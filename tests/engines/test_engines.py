@@ -63,10 +63,10 @@ def test_what_an_engine_loses_runs_once_more(engine, faults, tmp_path):
 @pytest.mark.parametrize("engine", ["slurm", "ray", "dask"], indirect=True)
 def test_a_killed_driver_is_started_again(engine, tmp_path):
     script = [sys.executable, faulty_search.__file__, engine, str(tmp_path)]
-    first = subprocess.run([*script, "16=kill_driver"], timeout=120, check=False)
+    first = subprocess.run([*script, "16=kill_driver"], timeout=600, check=False)
     assert first.returncode == -signal.SIGKILL
     assert statuses(kbatch.load_study(tmp_path / "search"))[8] == ["completed"]
-    second = subprocess.run(script, timeout=120, capture_output=True, text=True, check=False)
+    second = subprocess.run(script, timeout=600, capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stderr
     study = kbatch.load_study(tmp_path / "search")
     assert statuses(study) == ALL_COMPLETED
