@@ -13,12 +13,20 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 def pytest_collection_finish(session):
     _leave_out_of_collections()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
     # Each traced function is optimised before it first runs, which takes longer than the few
-    # steps of a test. The slow tests train through TensorFlow's optimisations.
-    slow = (item.get_closest_marker(name) for item in session.items for name in ("slow", "gpu"))
-    if "tensorflow" in sys.modules and not any(slow):
-        options = {"disable_meta_optimizer": True}
-        sys.modules["tensorflow"].config.optimizer.set_experimental_options(options)
+    # steps of a test. What must hold through TensorFlow's optimisations is in the slow tests of
+    # training, and in all that runs in a process of its own.
+    if "tensorflow" not in sys.modules:
+        return
+    optimizer = sys.modules["tensorflow"].config.optimizer
+    slow = item.get_closest_marker("slow") and item.path.parent.name == "training"
+    options = {"disable_meta_optimizer": not (slow or item.get_closest_marker("gpu"))}
+    if options.items() - optimizer.get_experimental_options().items():
+        optimizer.set_experimental_options(options)
 
 
 @pytest.fixture(scope="module", autouse=True)
