@@ -12,6 +12,8 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 
 def pytest_collection_finish(session):
+    # Tracing a function makes hundreds of thousands of objects, nearly all of which stay.
+    gc.set_threshold(100_000, 50, 100)
     _leave_out_of_collections()
 
 
@@ -29,11 +31,13 @@ def pytest_runtest_setup(item):
         optimizer.set_experimental_options(options)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def quick_collections():
-    """Keep what a module's tests left in TensorFlow out of the collections of the next ones."""
+    """Keep what a test left in TensorFlow out of the collections of the next ones."""
+    before = gc.get_stats()[0]["collections"]
     yield
-    _leave_out_of_collections()
+    if gc.get_stats()[0]["collections"] > before + 1:  # Most tests make few objects.
+        _leave_out_of_collections()
 
 
 def _leave_out_of_collections():
