@@ -36,14 +36,11 @@ def cancel_job(folder):
 
 
 def preempt_job(folder):
+    """The signal on which submitit puts the job into the queue again."""
     subprocess.run(["scancel", "--signal=USR2", os.environ["SLURM_JOB_ID"]], check=True)
 
 
-def requeue_job(folder):
-    subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
-
-
-FAULTS = {f.__name__: f for f in (kill_worker, kill_driver, cancel_job, preempt_job, requeue_job)}
+FAULTS = {f.__name__: f for f in (kill_worker, kill_driver, cancel_job, preempt_job)}
 
 
 class Faulty(keras_tuner.HyperModel):
