@@ -17,7 +17,8 @@ class StubFuture:
         self.cancelled = False
 
     def done(self):
-        return self._executor.open[self._executor.turn] is self
+        turn, waiting = self._executor.turn, self._executor.open
+        return turn is None or waiting[turn] is self
 
     def result(self):
         self._executor.open.remove(self)
@@ -30,7 +31,7 @@ class StubFuture:
 
 
 class StubExecutor:
-    """Ends the oldest of its tasks first, or the newest where `turn` is -1.
+    """Ends the oldest of its tasks first, the newest where `turn` is -1, or all at once for None.
 
     `outcomes` maps the number of a submission, from 0, to what stands in for its result, or is
     raised; `accuracy(batch_size, number)` is that of an execution.

@@ -169,6 +169,13 @@ def test_a_broken_executor_ends_the_search_which_goes_on_with_another(tmp_path):
     assert [future.cancelled for future in broken.open] == [True]
 
 
+def test_what_had_completed_when_an_executor_broke_is_kept(tmp_path):
+    with pytest.raises(RuntimeError, match="takes no more executions"):
+        search(tmp_path, Broken(turn=None, outcomes={0: BrokenProcessPool("terminated")}))
+    search(tmp_path, second := StubExecutor())
+    assert second.ran == [(8, 0)]
+
+
 def test_a_driver_that_died_runs_no_completed_execution_again(tmp_path):
     class Killed(StubExecutor):
         def submit(self, *arguments):
