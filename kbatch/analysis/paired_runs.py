@@ -34,6 +34,7 @@ from scipy import special
 
 from kbatch.analysis.intervals import Interval
 
+DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
 # The most executions of a forecast, and those for which a tolerance is advised.
 _MOST_ROUNDS = 10**6
 _MANY_ROUNDS = 40
@@ -78,23 +79,15 @@ def judge(
     *,
     larger_is_better: bool,
     tolerance: float,
-    confidence: float = 0.95,
+    confidence: float = DEFAULT_CONFIDENCE,
     looks: int = 1,
 ) -> Verdict:
     """Judge which candidates are within a tolerance of the best, and which is the fastest of them.
 
     A candidate with fewer executions than others has been dropped by a race: it stays in `worse`.
-    With one execution each nothing is certain, since what seeds do is not known.
-
-    Args:
-        candidates: In order of preference where nothing else decides: the smallest size first.
-        larger_is_better: Whether the objective is to be maximised.
-        tolerance: How much worse than the best still counts as equally good, in the metric's unit.
-        confidence: Probability with which a certain answer is right, at all looks.
-        looks: How often growing data are judged, this time included.
-
-    Raises:
-        ValueError: If a number cannot be used, or outcomes are of different blocks.
+    With one execution each nothing is certain, since what seeds do is not known. The smallest size
+    comes first, which is preferred where nothing else decides. `tolerance` is in the metric's unit;
+    a certain answer is right with `confidence` at all `looks` at growing data, this one included.
     """
     _check(candidates, tolerance, confidence, looks)
     counts = [len(candidate.values) for candidate in candidates]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kbatch.analysis.paired_runs import Candidate, Verdict, judge
+from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE, Candidate, Verdict, judge
 
 LOOKS = (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 # At so many looks in a row the validation set must be too small before the race gives up.
@@ -36,21 +36,14 @@ def race(
     *,
     larger_is_better: bool,
     tolerance: float,
-    confidence: float = 0.95,
+    confidence: float = DEFAULT_CONFIDENCE,
     max_executions: int | None = None,
 ) -> RaceState:
     """Find where a race is, and what it executes next.
 
     All follows from the executions there are: earlier looks are repeated, so that what has left the
-    race stays out.
-
-    Args:
-        candidates: All that could be trained, the smallest size first; without values where none
-            has been executed yet.
-        larger_is_better: Whether the objective is to be maximised.
-        tolerance: How much worse than the best still counts as equally good, in the metric's unit.
-        confidence: Probability with which a certain answer is right.
-        max_executions: Executions of all candidates together; None for 40 of each.
+    race stays out. Candidates come smallest size first, without values where none was executed
+    yet; `max_executions` is of all together, None for 40 of each. See `judge` for the rest.
     """
     counts = [len(candidate.values) for candidate in candidates]
     looks = race_looks(len(candidates), max_executions)

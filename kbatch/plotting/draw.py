@@ -24,6 +24,7 @@ _LABEL_EM, _LINE_EM = 0.62, 1.25
 # Between a mark and its label; half the width of a mark.
 _GAP_PT = 5.0
 _MARK_PT = 4.0
+RING_PT = 11.0  # From the middle of a ring to its label.
 # Of more marks of a series, those that cover each other are drawn once, and their bars as one: a
 # page of thousands would be heavy and slow. Marks cover each other in a cell of this grid over
 # their range, which is about a point wide.
@@ -202,6 +203,14 @@ def text(
         path_effects=[withStroke(linewidth=2.5, foreground=PAPER)],
         parse_math=False,
     )
+
+
+def panel_shares(panel: Axes, words: str) -> tuple[float, float]:
+    """Return what a bold text beside a ring takes of a panel's width and height, about."""
+    lines = words.split("\n")
+    width_pt, height_pt = 72 * figure_of(panel).get_size_inches() * panel.get_position().size
+    height = RING_PT + TEXT_PT * _LINE_EM * len(lines)
+    return TEXT_PT * _LABEL_EM * max(map(len, lines)) / width_pt, min(0.6, height / height_pt)
 
 
 def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -> None:

@@ -1,7 +1,5 @@
 """The strategy "race": executions of all batch sizes in rounds, until the answer is certain."""
 
-import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,9 @@ from kbatch.search.trial_files import readable_trials
 from kbatch.study.decision import (
     candidates_of,
     comparable_trials,
+    count_race_looks,
     decide,
-    race_looks_of,
+    raced_trials,
     tolerance_in_units,
 )
 from kbatch.study.trial import TrialRecord
@@ -75,7 +74,7 @@ class RaceStrategy:
         """Return the values of the trials to execute once more, in order; none at the end."""
         trials = {in_grid(space, t.hyperparameters): t for t in readable_trials(self._project)}
         known, counts = {in_grid(space, values): values for values in tried}, {}
-        racing = {key: kept for key, trial in trials.items() if (kept := _unfailed(trial))}
+        racing = {in_grid(space, t.hyperparameters): t for t in raced_trials(trials.values())}
         for values in grid(space):
             key = in_grid(space, values)
             # One whose record cannot be read is not run for ever.
@@ -116,7 +115,7 @@ class RaceStrategy:
             trials,
             tolerance=self._tolerance,
             confidence=self._confidence,
-            looks=max(1, len(race_looks_of(self._trials(), self._most))),
+            looks=count_race_looks(self._trials(), self._most),
         )
         size = f"batch size {found.batch_size:,}"
         end = _ENDS.get(state.ended or "", "")
@@ -140,13 +139,4 @@ class RaceStrategy:
         return trials, state
 
     def _trials(self) -> list[TrialRecord]:
-        found = (_unfailed(trial) for trial in readable_trials(self._project))
-        return [trial for trial in found if trial is not None]
-
-
-def _unfailed(trial: TrialRecord) -> TrialRecord | None:
-    """Return a trial with the executions that completed, None where it failed or has none."""
-    kept = tuple(itertools.takewhile(lambda e: e.status == "completed", trial.executions))
-    if not kept or trial.status in ("failed", "out_of_memory"):
-        return None
-    return dataclasses.replace(trial, executions=kept)
+        return raced_trials(readable_trials(self._project))

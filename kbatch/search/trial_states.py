@@ -21,7 +21,7 @@ from kbatch.records.json_codec import (
     write_whole_file,
 )
 from kbatch.study.loading import RECORD_NAME, load_study
-from kbatch.study.study import SearchRecord, Study
+from kbatch.study.study import SearchRecord, Study, as_compared
 from kbatch.study.trial import TrialRecord
 
 if sys.platform != "win32":
@@ -153,7 +153,8 @@ def open_trials(project: Path) -> set[str]:
     files = [file.parent / RECORD_NAME for file in project.glob(f"trial_*/{CHECKPOINT_NAME}")]
     trials = [trial for file in files if (trial := load_if_readable(TrialRecord, file))]
     search = load_if_readable(SearchRecord, project / RECORD_NAME)
-    decision = Study(project.name, tuple(trials), search).decide()
+    study = as_compared(Study(project.name, tuple(trials), search))
+    decision = study.decide()
     best = None if decision.best is None else decision.best.objective_value
     if best is None or decision.tolerance is None:
         return set()
@@ -163,7 +164,7 @@ def open_trials(project: Path) -> set[str]:
     others = set() if raced else {one.trial.trial_id for one in uncompared}
     return {
         trial.trial_id
-        for trial in trials
+        for trial in study.trials
         if trial.status == "completed"
         and (value := trial.objective_value) is not None
         and (

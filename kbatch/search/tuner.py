@@ -12,6 +12,7 @@ import keras
 import keras_tuner
 from keras_tuner.engine.trial import TrialStatus
 
+from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE
 from kbatch.device.failures import device_is_lost
 from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
@@ -145,7 +146,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         *,
         strategy: Literal["grid", "race", "goodput"] = "grid",
         tolerance: float | None = None,
-        confidence: float = 0.95,
+        confidence: float = DEFAULT_CONFIDENCE,
         max_executions: int | None = None,
         baseline: int | None = None,
         executions_per_trial: int = 1,
@@ -169,7 +170,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if max_executions is not None:
             check_count(max_executions, "max_executions", least=1)
         chosen = {"tolerance": tolerance, "max_executions": max_executions}
-        chosen |= {"confidence": confidence if confidence != 0.95 else None}
+        chosen |= {"confidence": confidence if confidence != DEFAULT_CONFIDENCE else None}
         chosen |= {"strategy": "race" if strategy == "race" else None}
         hypermodel.for_decisions = {n: v for n, v in chosen.items() if v is not None}
         if baseline is not None:

@@ -18,7 +18,7 @@ from kbatch.study.conditions import budget_text, executions_text
 from kbatch.study.decision import Decision, SizeChange, tolerance_text
 from kbatch.study.limits import binding_limits
 from kbatch.study.names import TrialNames, at_most, is_fraction, metric_words, outcome, trial_names
-from kbatch.study.study import SizeDecision, Study
+from kbatch.study.study import SizeDecision, Study, as_compared
 from kbatch.study.trial import TrialRecord
 
 
@@ -60,7 +60,7 @@ def answer(study: Study) -> Answer:
         headline=_headline(found, same, names, keep=given and found.baseline == found.batch_size),
         certainty=f"{tie}{found.reason}{_left_out(found)}",
         baseline=_baseline(study, found),
-        speed=_speed(study.trials, found, names),
+        speed=_speed(as_compared(study).trials, found, names),
         limit=" ".join(limit.text for limit in binding_limits(study)) or None,
         compared=compared,
     )
@@ -84,6 +84,8 @@ def _headline(found: Decision, same: list[TrialRecord], names: TrialNames, *, ke
         return f"{who} has a {words} {near}, on these validation examples."
     if others := [size for size in found.tied if size != found.batch_size and not found.certain]:
         named = join_words(at_most([f"{size:,}" for size in others]))
+        if len(others) > 2 and not found.worse and not found.left_out:
+            named = "the others"
         return f"{who} had the best {words}, {number}, but is not told apart from {named}."
     tied = f", tied with {pluralize(len(same), 'other trial')}" if same else ""
     return f"{who} had the best {words}{', ' if keep else ': '}{number}{tied}."
@@ -155,7 +157,7 @@ def _speed(trials: Sequence[TrialRecord], found: Decision, names: TrialNames) ->
     among = [trial for trial in completed if trial.batch_size in found.tied] or completed
     fastest = max(among, key=lambda trial: trial.samples_per_second or 0.0)
     fastest_rate = fastest.samples_per_second or rate
-    if fastest is own:
+    if fastest.trial_id == own.trial_id:
         them = " of them" if found.tied else ""
         text = f"It was also the fastest{them}, with {format_number(rate)} samples/s."
         return None if own.objective.name == "samples_per_second" else text

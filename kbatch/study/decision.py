@@ -6,8 +6,9 @@ execution and validation example by validation example: see `kbatch.analysis.pai
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
 from kbatch.analysis.joint_search import FACTOR_NAME
-from kbatch.analysis.paired_runs import Candidate, Verdict, judge
+from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE, Candidate, Verdict, judge
 from kbatch.analysis.race import first_executions, race_looks
 from kbatch.document.numbers import join_words, setting
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
@@ -40,12 +41,19 @@ class LeftOut(NamedTuple):
 
 
 class SizeChange(NamedTuple):
-    """What another batch size changes against the baseline."""
+    """What another batch size changes against the baseline.
 
-    speedup: float | None  # Training time of the baseline over that of this size; None if unknown.
-    speedup_interval: Interval | None  # Of 95 % confidence; None where there is none.
-    # Objective of this size minus that of the baseline, in the metric's unit. None where the
-    # objective is a time, or training ended at a target, where metrics are alike by design.
+    Attributes:
+        speedup: Training time of the baseline over that of this size; None if unknown.
+        speedup_interval: Its interval of 95 % confidence, None where there is none.
+        difference: Objective of this size minus that of the baseline, in the metric's unit. None
+            where the objective is a time, or training ended at a target, where metrics are alike
+            by design.
+        difference_interval: Its interval of 95 % confidence, None where there is none.
+    """
+
+    speedup: float | None
+    speedup_interval: Interval | None
     difference: float | None
     difference_interval: Interval | None
 
@@ -93,7 +101,7 @@ class Decision:
     executions_needed: int | None = None
     smallest_tolerance: float | None = None
     tolerance: float | None = None
-    confidence: float = 0.95
+    confidence: float = DEFAULT_CONFIDENCE
     executions: int = 0
     unpaired: str = ""
     baseline: int | None = None
@@ -111,6 +119,17 @@ class Comparable(NamedTuple):
 
     trials: tuple[TrialRecord, ...]
     left_out: tuple[LeftOut, ...] = ()
+
+
+def raced_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials of a race with the executions that completed, without those that failed."""
+    found = []
+    for trial in trials:
+        kept = tuple(itertools.takewhile(lambda e: e.status == "completed", trial.executions))
+        if kept and trial.status not in ("failed", "out_of_memory"):
+            whole = len(kept) == len(trial.executions)
+            found.append(trial if whole else dataclasses.replace(trial, executions=kept))
+    return found
 
 
 def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
@@ -153,11 +172,7 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
 
 
 def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[Candidate], str]:
-    """Make the candidates of trials that may be compared, at most so many executions of each.
-
-    Returns:
-        The candidates, and why they are not paired by validation example, empty where they are.
-    """
+    """Make candidates of so many executions of each; say why they are not paired by example."""
     runs = [trial.executions[:executions] for trial in trials]
     unpaired = _unpaired_reason([run for each in runs for run in each], trials[0].objective)
     timed = not any(_ends_by_time(run) for each in runs for run in each)
@@ -181,13 +196,14 @@ def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[
     return found, unpaired
 
 
-def race_looks_of(trials: Sequence[TrialRecord], max_executions: int | None) -> tuple[int, ...]:
-    """Return the looks of a race of the trials with the settings of the best mean."""
-    raced = comparable_trials(trials).trials
+def count_race_looks(trials: Sequence[TrialRecord], max_executions: int | None) -> int:
+    """Count the looks of a race of the trials with the settings of the best mean, at least 1."""
+    counted = raced_trials(trials)
+    raced = comparable_trials(counted).trials
     ids = {trial.trial_id for trial in raced}
-    spent = sum(len(trial.executions) for trial in trials if trial.trial_id not in ids)
+    spent = sum(len(trial.executions) for trial in counted if trial.trial_id not in ids)
     most = None if max_executions is None else max_executions - spent
-    return race_looks(len(raced), most) if len(raced) > 1 else ()
+    return max(1, len(race_looks(len(raced), most))) if len(raced) > 1 else 1
 
 
 def decide(
@@ -196,19 +212,13 @@ def decide(
     tolerance: float | None = None,
     confidence: float,
     baseline: int | None = None,
-    looks: int = 1,
+    looks: int = 0,
 ) -> Decision:
-    """Decide which batch size to take.
+    """Decide which batch size to take: see `Study.decide`.
 
-    Args:
-        trials: The trials of a study.
-        tolerance: What counts as equally good, in the metric's unit; None for 0.01 of a metric
-            between 0 and 1, and 1 % of the best for a loss, a cost or a throughput.
-        confidence: Probability that a certain answer is right, above 0.5 and below 1.
-        baseline: The batch size to compare with.
-        looks: How often a race looked at the data.
+    `looks` is how often a race may look at the data, 0 where the trials were not raced.
     """
-    found = comparable_trials(trials)
+    found = comparable_trials(raced_trials(trials) if looks else trials)
     check_tolerance(tolerance, confidence, found.trials[0].objective.name if found.trials else "")
     if not found.trials:
         return Decision(None, None, None, confidence=confidence)
@@ -222,9 +232,9 @@ def decide(
         larger_is_better=objective.direction == "max",
         tolerance=tolerance,
         confidence=confidence,
-        looks=looks,
+        looks=max(1, looks),
     )
-    rounds, compared, behind = _in_step(found.trials, judged)
+    rounds, compared, behind = _in_step(found.trials, judged, raced=looks > 0)
     candidates, unpaired = candidates_of(compared, rounds)
     verdict = judged(candidates)
     sizes = [trial.batch_size for trial in compared]
@@ -366,24 +376,29 @@ def _is_fraction(objective: Objective, best: float) -> bool:
 
 
 def _in_step(
-    trials: Sequence[TrialRecord], judged: Callable[[list[Candidate]], Verdict]
+    trials: Sequence[TrialRecord],
+    judged: Callable[[list[Candidate]], Verdict],
+    *,
+    raced: bool,
 ) -> tuple[int, list[TrialRecord], list[TrialRecord]]:
     """Return the executions to compare, the trials that have them, and those that are behind.
 
     A trial that was worse when it stopped, as one that a race dropped, is not behind.
     """
-    rounds = sorted(len(trial.executions) for trial in trials)[-2:][0]
-    compared, behind = [], []
-    for trial in trials:
-        own = len(trial.executions)
-        then = [other for other in trials if len(other.executions) >= own]
-        if own >= rounds or (
-            own > 1 and then.index(trial) in judged(candidates_of(then, own)[0]).worse
-        ):
-            compared.append(trial)
-        else:
-            behind.append(trial)
-    return rounds, compared, behind
+    counts = [len(trial.executions) for trial in trials]
+    rounds, behind = sorted(counts)[-2:][0], []
+    for k, own in enumerate(counts):
+        if own < rounds:
+            then = [j for j, count in enumerate(counts) if count >= own]
+            candidates, _ = candidates_of([trials[j] for j in then], own)
+            if own == 1 or then.index(k) not in judged(candidates).worse:
+                behind.append(k)
+    # In a race some have not had their turn in the last round: all count by the rounds before.
+    if raced and any(counts[k] == rounds - 1 for k in behind):
+        rounds -= 1
+        behind = [k for k in behind if counts[k] < rounds]
+    compared = [trial for k, trial in enumerate(trials) if k not in behind]
+    return rounds, compared, [trials[k] for k in behind]
 
 
 def training_seconds(run: ExecutionRecord) -> float | None:

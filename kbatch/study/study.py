@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.records.record import ShownRecord
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.conditions import Conditions, conditions_of
-from kbatch.study.decision import Decision, decide, race_looks_of
+from kbatch.study.decision import Decision, count_race_looks, decide, raced_trials
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -257,19 +258,18 @@ class Study(ShownRecord):
         settings: Mapping[str, Any] = self.search.settings if self.search else {}
         if tolerance is None:
             tolerance = settings.get("tolerance")
-        sure: float = settings.get("confidence", 0.95) if confidence is None else confidence
+        known: float = settings.get("confidence", DEFAULT_CONFIDENCE)
+        sure = known if confidence is None else confidence
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
             baseline = settings.get("baseline") or settings.get("base_batch_size")
-            completed = [trial for trial in self.trials if trial.status == "completed"]
-            raced = settings.get("strategy") == "race"
-            looks = race_looks_of(completed, settings.get("max_executions")) if raced else ()
+            raced, most = settings.get("strategy") == "race", settings.get("max_executions")
             self._decisions[tolerance, sure] = decide(
                 self.trials,
                 tolerance=tolerance,
                 confidence=sure,
                 baseline=baseline,
-                looks=max(1, len(looks)),
+                looks=count_race_looks(self.trials, most) if raced else 0,
             )
         return self._decisions[tolerance, sure]
 
@@ -340,6 +340,15 @@ class Study(ShownRecord):
         if path.suffix != ".json":
             raise ValueError(f"`path` must end in `.json`. Received: path={str(path)!r}.")
         write_record(self, path)
+
+
+def as_compared(study: Study) -> Study:
+    """Return the study with what is compared: of a race the executions that completed."""
+    if study.search is None or study.search.settings.get("strategy") != "race":
+        return study
+    raced = {trial.trial_id: trial for trial in raced_trials(study.trials)}
+    trials = tuple(raced.get(trial.trial_id, trial) for trial in study.trials)
+    return dataclasses.replace(study, trials=trials)
 
 
 def refuse_empty(study: Study) -> None:

@@ -22,7 +22,7 @@ from kbatch.study.names import (
     trial_names,
     value_text,
 )
-from kbatch.study.study import Study, refuse_empty
+from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import TrialRecord
 
 # A column, and what makes its cells.
@@ -32,7 +32,8 @@ _Made = tuple[Column, Callable[[TrialRecord], Cell]]
 def trial_table(study: Study) -> Table:
     """Write the trials of a study as a table of texts, without columns that say nothing."""
     refuse_empty(study)
-    trials, named = study.trials, study.decide().trial
+    # An execution that a race was interrupted in shows in the status alone.
+    trials, named = as_compared(study).trials, study.decide().trial
     columns = _columns(study)
     return Table(
         title="Trials",
@@ -41,11 +42,11 @@ def trial_table(study: Study) -> Table:
         rows=tuple(
             Row(
                 trial.trial_id,
-                trial.status,
-                trial is named,
+                whole.status,
+                named is not None and trial.trial_id == named.trial_id,
                 tuple(cell_of(trial) for _, cell_of in columns),
             )
-            for trial in trials
+            for whole, trial in zip(study.trials, trials, strict=True)
         ),
         footnote=_footnote(trials),
     )
@@ -54,6 +55,7 @@ def trial_table(study: Study) -> Table:
 def _columns(study: Study) -> list[_Made]:
     trials, quality = study.trials, study.quality_metric
     words = metric_words(quality.name) if quality else "quality metric"
+    outcomes = {trial.trial_id: outcome(trial) for trial in trials}
 
     def mean(of: Callable[[ExecutionRecord], float | None]) -> Callable[[TrialRecord], Any]:
         return lambda trial: trial.mean(of)
@@ -70,7 +72,7 @@ def _columns(study: Study) -> list[_Made]:
             lambda t: Cell(f"{t.batch_size:,}", t.batch_size),
         ),
         # Not last, where a narrow page or terminal cuts it.
-        (Column("Status", False, "status"), lambda t: Cell(outcome(t))),
+        (Column("Status", False, "status"), lambda t: Cell(outcomes[t.trial_id])),
         _number("Micro-batch", lambda t: t.micro_batch_size, _whole, "micro_batch_size"),
         (Column("Policy", False), lambda t: Cell(t.dtype_policy)),
         _number("Learning rate", lambda t: t.learning_rate, setting, "learning_rate"),

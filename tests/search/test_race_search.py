@@ -3,21 +3,26 @@
 from pathlib import Path
 
 import keras
+import keras_tuner
 import pytest
 import searches
 import small_models as models
+import tensorflow as tf
 
 import kbatch
 from kbatch.search.trial_states import read_trial_states
 
 
-def race(directory, hypermodel=None, *, callbacks=(), **arguments):
+def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, **arguments):
     """A race with a tolerance that ends it at its first look, whatever is learnt."""
     return searches.quick(
         directory,
         hypermodel or searches.stock(),
         kbatch.BatchSizeTuner,
-        fit={"validation_data": models.rows(64, seed=1), "callbacks": list(callbacks)},
+        fit={
+            "validation_data": validation_data or models.rows(64, seed=1),
+            "callbacks": list(callbacks),
+        },
         **({"objective": "val_accuracy", "strategy": "race", "tolerance": 0.9} | arguments),
     )
 
@@ -63,6 +68,7 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         race(tmp_path, callbacks=[Stopping()])
     before = kbatch.load_study(tmp_path / "search").trials
+    assert kbatch.load_study(tmp_path / "search").decide().executions == 1
     # Two rounds, of which the last execution was cut off.
     assert [len(trial.executions) for trial in before] == [2, 2, 2]
     assert before[2].status != "completed"
@@ -89,6 +95,46 @@ def test_a_size_that_fails_is_out(tmp_path):
     tuner = race(tmp_path, searches.stock(failing))
     assert seeds(tuner) == {8: [0, 1, 2], 16: [0], 32: [0, 1, 2]}
     assert kbatch.load_study(tuner).decide().certain
+
+
+class RunsOut(keras.callbacks.Callback):
+    """Lets some trainings of batch size 16 run out of memory: they have 6 steps of 94 rows."""
+
+    def __init__(self, *which):
+        super().__init__()
+        self.which, RunsOut.begun = which, 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.params["steps"] == 6 and batch == 0:
+            RunsOut.begun += 1
+            if RunsOut.begun in self.which:
+                self.model.train_function = self.run_out
+
+    def run_out(self, *_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+
+def ranked():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+    return model
+
+
+def test_a_size_out_of_memory_is_out_and_a_metric_that_is_no_mean_is_raced_by_seeds(tmp_path):
+    tuner = race(
+        tmp_path,
+        searches.stock(ranked),
+        callbacks=[RunsOut(2)],
+        objective=keras_tuner.Objective("val_auc", "max"),
+        data=models.rows(94, classes=2),
+        validation_data=models.rows(64, seed=1, classes=2),
+    )
+    study = kbatch.load_study(tuner)
+    assert seeds(tuner) == {8: [0, 1, 2], 16: [0, 1], 32: [0, 1, 2]}
+    assert [trial.status for trial in study.trials] == ["completed", "out_of_memory", "completed"]
+    decision = study.decide()
+    assert (decision.certain, decision.executions) == (True, 3)
+    assert "over executions alone: val_auc is no mean over validation examples" in decision.reason
 
 
 def with_rate(hp):

@@ -121,6 +121,21 @@ def test_the_mean_over_blocks_is_the_metric_of_the_best_epoch(form):
     assert outcomes.key == trained().outcomes().key if form == "batches" else True
 
 
+def test_copies_of_the_best_weights_count_in_no_total():
+    class Slow(keras.callbacks.Callback):
+        """Lets the copy of the first epoch take a thousand seconds."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            timed.best_epoch.copy_s += 1000.0 * (epoch == 0)
+
+    model = small_models.stock()
+    timed = Timed(model, searches.plan(16, objective=VAL_LOSS))
+    with timed:
+        model.fit(*rows(48), validation_data=VALIDATION, verbose=0, callbacks=[Slow()])
+    assert timed.best_epoch.copy_s > 1000.0
+    assert -1000.0 < timed.total_s < 0.0
+
+
 def test_a_part_of_the_data_is_what_validation_took():
     split = trained(validation_data=None, validation_split=0.25).outcomes()
     assert (split.examples, split.reason) == (12, None)

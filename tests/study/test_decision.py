@@ -83,6 +83,16 @@ def test_a_faster_size_that_is_one_image_worse_is_tied():
     )
 
 
+def test_where_all_are_tied_the_headline_names_none():
+    sizes = (16, 32, 64, 128)
+    tied = make_study(
+        *(runs(s, *(scattered((s, k), 30 + (s > 16)) for k in range(3))) for s in sizes)
+    )
+    assert answer(tied).headline.endswith(", but is not told apart from the others.")
+    some = make_study(*tied.trials, runs(256, *[range(300)] * 3))
+    assert answer(some).headline.endswith(", but is not told apart from 32, 64 and 128.")
+
+
 def test_a_slow_size_that_three_executions_do_not_tell_apart_is_said_to_be_tied():
     wrong = {16: 30, 64: 31, 128: 31, 256: 95}
     study = make_study(
@@ -188,6 +198,50 @@ def test_fewer_executions_are_left_out_unless_they_were_worse():
     assert [(o.trial, o.why) for o in found.left_out] == [(behind, "fewer executions")]
     # Of one size that is ahead, what the others have counts.
     assert make_study(many(16, 2000), many(32, 2005, executions=3)).decide().executions == 3
+
+
+def cut_off(trial):
+    """The trial with one more execution, which was interrupted after a poor epoch."""
+    last = dataclasses.replace(
+        make_execution(trial.batch_size, accuracies=(0.1,)), status="interrupted"
+    )
+    return dataclasses.replace(trial, executions=(*trial.executions, last))
+
+
+def test_of_a_size_that_a_race_was_interrupted_in_the_executions_before_count():
+    trials = [many(16, 2000, executions=4), many(32, 2005, executions=4, rate=2000.0)]
+    fast = many(64, 2010, executions=3, rate=3000.0)
+    dropped = many(256, 9000, executions=2, rate=9000.0)
+    study = make_study(*trials, cut_off(fast), dropped, search=make_search(strategy="race"))
+    found = study.decide()
+    assert (found.executions, found.batch_size, found.certain) == (3, 64, True)
+    assert (found.worse, found.left_out) == ((256,), ())
+    assert found.trial.objective_value == pytest.approx(fast.objective_value)
+    (row,) = [row for row in trial_table(study).rows if row.best]
+    assert [row.cells[0].text, row.cells[1].text, row.status] == ["64", *["interrupted"] * 2]
+    assert any(f"{fast.objective_value:.4f}" in cell.text for cell in row.cells)
+    named = trials_info(study).named
+    assert (named.batch_size, named.status) == (64, "completed")
+    assert named.quality.value == pytest.approx(fast.objective_value)
+    assert answer(study).speed.startswith("It was also the fastest of them")
+    # In a grid its other executions are still to come.
+    assert make_study(*trials, cut_off(fast)).decide().tied == (16, 32)
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_in_a_round_of_a_race_that_has_not_ended_all_count_by_the_one_before(done):
+    trials = [many(16, 2000, executions=done + 1), many(32, 2005, executions=done + 1)]
+    last = many(64, 2010, executions=done, rate=3000.0)
+    search = make_search(strategy="race")
+    assert make_study(*trials, last, search=search).decide().executions == done
+    assert make_study(*trials, cut_off(last), search=search).decide().tied == (16, 32, 64)
+
+
+def test_a_size_that_failed_in_a_race_is_out():
+    failed = make_trial(64, *many(64, 100).executions, make_execution(64, status="failed"))
+    trials = many(16, 2000), many(32, 2005)
+    study = make_study(*trials, failed, search=make_search(strategy="race"))
+    assert study.decide().tied == (16, 32)
 
 
 def test_a_loss_is_compared_by_its_share_and_downwards():

@@ -139,6 +139,35 @@ def test_the_label_stands_on_the_free_side_of_the_best_point(direction, side):
     assert label.get_verticalalignment() == side
 
 
+@pytest.mark.parametrize("size", [16, 32, 128])
+@pytest.mark.parametrize("name", ["val_accuracy", "val_loss", "samples_per_second"])
+def test_the_label_covers_no_bar(size, name):
+    objective = Objective(name, "min" if name == "val_loss" else "max")
+    trials = []
+    for place in (16, 32, 64, 128):
+        # The others have wider bars on either side of the best.
+        spread = (0.0, 0.001, 0.002) if place == size else (-0.03, 0.0, 0.02)
+        value = 0.6 if (place == size) == (name != "val_loss") else 0.59
+        runs = [
+            make_execution(place, accuracies=(value + d,), rate=1e4 * (value + d)) for d in spread
+        ]
+        trials.append(make_trial(place, *runs, objective=objective))
+    failed = make_trial(256, status="out_of_memory", objective=objective)
+    drawn = panels(make_study(*trials, failed))
+    drawn[0].figure.draw_without_rendering()
+    kinds = "best,", "fastest within"
+    ((panel, label),) = [(p, t) for p in drawn for t in p.texts if t.get_text().startswith(kinds)]
+    box = label.get_window_extent()
+    assert panel.get_window_extent().y0 < box.y0 < box.y1 < panel.get_window_extent().y1
+    (bars,) = panel.collections
+    for segment in bars.get_segments():
+        (x, low), (_, high) = panel.transData.transform(segment)
+        assert not (box.x0 < x < box.x1 and low < box.y1 and high > box.y0)
+    for other in panel.texts:
+        if other is not label and "memory" in other.get_text():
+            assert not other.get_window_extent().overlaps(box)
+
+
 def test_a_failed_trial_is_marked_at_the_bottom_edge():
     study = make_study(
         make_trial(32), make_trial(64, status="failed"), make_trial(128, status="out_of_memory")

@@ -31,13 +31,14 @@ from kbatch.study.figures.common import (
     trial_series,
 )
 from kbatch.study.names import metric_words, outcome, trial_names
-from kbatch.study.study import Study, refuse_empty
+from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective
 
 HEIGHT_IN = 5.4
 _LABEL_CHARACTERS = 44
 _LABEL_LINES = 5
 _MISSING_CHARACTERS = 8
+_LABEL_GAP = 0.03  # To what stands beside it, as a share of the panel's width.
 
 
 class TrialPoint(NamedTuple):
@@ -90,6 +91,7 @@ class TrialsInfo(NamedTuple):
 def trials_info(study: Study) -> TrialsInfo:
     """Compute what the figure of the trials shows."""
     refuse_empty(study)
+    study = as_compared(study)
     quality, names, decided = study.quality_metric, trial_names(study.trials), study.decide()
     series = trial_series(study.trials, names)
     placed = places(study.trials, series)
@@ -281,17 +283,18 @@ def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) 
         draw.guide(panel, named.place)
         if estimate:
             draw.ring(panel, named.place, estimate.value)
-    panel, estimate = upper, named.samples_per_second
-    if not info.by_throughput:
-        panel, estimate = lower, named.quality
-    if estimate is None:
+    panel, field = (upper, "samples_per_second") if info.by_throughput else (lower, "quality")
+    if getattr(named, field) is None:
         return
     low, high = panel.get_xlim()
-    share = math.log(named.place / low) / math.log(high / low)
-    side = "left" if share < 0.25 else "right" if share > 0.75 else "center"
+
+    def share(place: float) -> float:
+        return math.log(place / low) / math.log(high / low)
+
+    at = share(named.place)
+    side = "left" if at < 0.25 else "right" if at > 0.75 else "center"
     right_pt = {"left": -6, "right": 6, "center": 0}[side]
     above = info.by_throughput or info.objective.direction == "max"
-    va, up_pt = ("bottom", 11) if above else ("top", -11)
     text, characters = named_label(info), round(canvas.width_share(panel) * _LABEL_CHARACTERS)
     if len(text) > characters:
         # The number in a line of its own.
@@ -300,5 +303,21 @@ def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) 
         if len(lines) > _LABEL_LINES:
             lines = [*lines[: _LABEL_LINES - 1], "…:"]
         text = "\n".join((*(shortened(line, characters) for line in lines), number))
-    place = (named.place, estimate.value)
-    draw.text(panel, text, place, (right_pt, up_pt), ha=side, va=va, bold=True)
+    # Beyond the bars that it would else cover; the panel makes room.
+    width, height = draw.panel_shares(panel, text)
+    start = at - {"left": 0.0, "right": 1.0, "center": 0.5}[side] * width
+    spans = [
+        estimate.bar or (estimate.value, estimate.value)
+        for point in info.completed
+        if (estimate := getattr(point, field))
+        and start - _LABEL_GAP <= share(point.place) <= start + width + _LABEL_GAP
+    ]
+    bottom, top = panel.get_ylim()
+    if above:
+        end = max(high for _, high in spans)
+        panel.set_ylim(top=max(top, bottom + (end - bottom) / (1 - height)))
+    else:
+        end = min(low for low, _ in spans)
+        panel.set_ylim(bottom=min(bottom, top - (top - end) / (1 - height)))
+    va, up_pt = ("bottom", draw.RING_PT) if above else ("top", -draw.RING_PT)
+    draw.text(panel, text, (named.place, end), (right_pt, up_pt), ha=side, va=va, bold=True)
