@@ -182,6 +182,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             joint=hypermodel.learning_rate_scaling == "joint",
             isolate=isolate or executor is not None,
             executions_per_trial=executions_per_trial,
+            max_executions=max_executions,
             distribution_strategy=distribution_strategy,
         )
         check_executor(executor, max_parallel)

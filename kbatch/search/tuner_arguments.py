@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
 
 _STRATEGIES = ("grid", "race", "goodput")
@@ -15,6 +16,7 @@ def check_strategy(
     joint: bool,
     isolate: bool,
     executions_per_trial: int,
+    max_executions: int | None,
     distribution_strategy: Any,
 ) -> None:
     """Check that a strategy exists, and can be used with the other arguments of a tuner."""
@@ -50,7 +52,14 @@ def check_strategy(
             'too many: take "sqrt" or "linear", or `strategy="grid"`. Received: '
             'learning_rate_scaling="joint".'
         )
-    if (joint or strategy == "race") and executions_per_trial != 1:
+    adaptive = joint or strategy == "race"
+    if max_executions is not None and not adaptive:
+        raise InputError(
+            '`max_executions` limits a race, or a search with `learning_rate_scaling="joint"`: '
+            'give `strategy="race"`, or `executions_per_trial` for the others. Received: '
+            f"max_executions={max_executions}, strategy={strategy!r}."
+        )
+    if adaptive and executions_per_trial != 1:
         raise ValueError(
             f"A {'joint search' if joint else 'race'} decides how often each trial trains: leave "
             "out `executions_per_trial`, and limit all of them together by `max_executions`. "

@@ -1,5 +1,6 @@
 """Searches by a race: real trainings of one epoch."""
 
+import threading
 from pathlib import Path
 
 import keras
@@ -10,6 +11,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
+from kbatch.errors import InputError
 from kbatch.search.trial_states import read_trial_states
 
 
@@ -137,6 +139,34 @@ def test_a_size_out_of_memory_is_out_and_a_metric_that_is_no_mean_is_raced_by_se
     assert "over executions alone: val_auc is no mean over validation examples" in decision.reason
 
 
+class Locked:
+    """A build function that cannot be sent: its memory is measured in this process."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+
+    def __call__(self):
+        return models.mlp()
+
+
+def test_a_size_that_runs_out_late_goes_on_with_half_the_micro_batch(tmp_path):
+    auto = {"micro_batch_size": "auto", "memory_limit_bytes": 10**8}
+    tuner = race(tmp_path, searches.stock(Locked(), (8, 16), **auto), callbacks=[RunsOut(2)])
+    (_, first), (_, second), (_, third) = (
+        [trial.executions[k] for trial in kbatch.load_study(tuner).trials] for k in range(3)
+    )
+    sizes = [run.micro_batch_size for run in (first, second, third)]
+    assert (sizes, second.examples_seen) == ([16, 8, 8], 94)
+    assert kbatch.load_study(tuner).decide().certain
+
+
+def test_a_generator_to_validate_on_is_refused_before_anything_trains(tmp_path):
+    batches = (models.rows(8, seed=k) for k in range(9))
+    with pytest.raises(ValueError, match=r"validation_data.*from_generator.*Received: a generator"):
+        race(tmp_path, validation_data=batches)
+    assert len(list(batches)) == 9
+
+
 def with_rate(hp):
     model = models.stock()
     model.optimizer.learning_rate = hp.Choice("rate", [0.001, 0.01])
@@ -167,6 +197,11 @@ def test_what_no_race_can_use_is_refused(changed, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         race(tmp_path, **changed)
     assert not list(tmp_path.glob("search/trial_*"))
+
+
+def test_executions_are_limited_only_where_the_search_counts_them(tmp_path):
+    with pytest.raises(InputError, match=r'`max_executions`.*strategy="race".*max_executions=9'):
+        race(tmp_path, strategy="grid", max_executions=9)
 
 
 def test_joint_learning_rates_are_too_many_for_a_race(tmp_path):

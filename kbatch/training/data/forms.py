@@ -1,6 +1,6 @@
 """Training data in batches of one size, whatever form it was given in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -77,6 +77,11 @@ def in_batches(
             f"{examples} training examples."
         )
     validation: Any = data.validation_data
+    if isinstance(validation, Iterator):
+        raise InputError(
+            "An iterator as `validation_data` is used up by the first trial: give arrays, or what "
+            f"`tf.data.Dataset.from_generator` makes. Received: a {type(validation).__name__}."
+        )
     if gives_batches(validation):
         validation = batches_of(validation, model, validation_batch_size)
     return Batches(dataset.prefetch(tf.data.AUTOTUNE), validation)
