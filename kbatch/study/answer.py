@@ -17,7 +17,7 @@ from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import budget_text, executions_text
 from kbatch.study.decision import Decision, SizeChange, tolerance_text
 from kbatch.study.limits import binding_limits
-from kbatch.study.names import TrialNames, at_most, is_fraction, metric_words, outcome, trial_names
+from kbatch.study.names import MOST_NAMED, TrialNames, at_most, is_fraction, metric_words, outcome, trial_names
 from kbatch.study.study import SizeDecision, Study, as_compared
 from kbatch.study.trial import TrialRecord
 
@@ -84,7 +84,7 @@ def _headline(found: Decision, same: list[TrialRecord], names: TrialNames, *, ke
         return f"{who} has a {words} {near}, on these validation examples."
     if others := [size for size in found.tied if size != found.batch_size and not found.certain]:
         named = join_words(at_most([f"{size:,}" for size in others]))
-        if len(others) > 2 and not found.worse and not found.left_out:
+        if len(others) > MOST_NAMED and not found.worse and not found.left_out:
             named = "the others"
         return f"{who} had the best {words}, {number}, but is not told apart from {named}."
     tied = f", tied with {pluralize(len(same), 'other trial')}" if same else ""

@@ -9,7 +9,7 @@ from kbatch.document.numbers import format_number, in_brackets, join_words, sett
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
-_MOST_NAMED = 5
+MOST_NAMED = 5
 
 
 class TrialNames(NamedTuple):
@@ -64,8 +64,8 @@ def _rank(value: bool | int | float | str | None) -> tuple[int, float, str]:
 
 def at_most(names: Sequence[str]) -> list[str]:
     """Return the first five names, and how many there are more."""
-    more = len(names) - _MOST_NAMED
-    return [*names[:_MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])]
+    more = len(names) - MOST_NAMED
+    return [*names[:MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])]
 
 
 def outcome(trial: TrialRecord) -> str:

@@ -109,9 +109,9 @@ def test_a_tie_is_told_with_how_it_was_decided():
     assert "tied" not in answer(make_study()).headline
 
 
-def test_many_tied_trials_are_counted():
+def test_many_tied_trials_are_the_others():
     study = make_study(*(make_trial(size) for size in range(16, 24)))
-    assert "not told apart from 17, 18, 19, 20, 21 and 2 more." in answer(study).headline
+    assert answer(study).headline.endswith(", but is not told apart from the others.")
 
 
 def test_two_executions_are_too_few_for_an_interval_of_one_trial():

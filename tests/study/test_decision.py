@@ -84,13 +84,16 @@ def test_a_faster_size_that_is_one_image_worse_is_tied():
 
 
 def test_where_all_are_tied_the_headline_names_none():
-    sizes = (16, 32, 64, 128)
+    sizes = (16, 32, 64, 128, 256, 512, 1024)
     tied = make_study(
         *(runs(s, *(scattered((s, k), 30 + (s > 16)) for k in range(3))) for s in sizes)
     )
     assert answer(tied).headline.endswith(", but is not told apart from the others.")
-    some = make_study(*tied.trials, runs(256, *[range(300)] * 3))
-    assert answer(some).headline.endswith(", but is not told apart from 32, 64 and 128.")
+    some = make_study(*tied.trials, runs(2048, *[range(300)] * 3))
+    counted = ", but is not told apart from 32, 64, 128, 256, 512 and 1 more."
+    assert answer(some).headline.endswith(counted)
+    few = make_study(*tied.trials[:4])
+    assert answer(few).headline.endswith(", but is not told apart from 32, 64 and 128.")
 
 
 def test_a_slow_size_that_three_executions_do_not_tell_apart_is_said_to_be_tied():
