@@ -24,7 +24,8 @@ demo: .venv/demo.stamp
 docs/images/trials.png: .venv/demo.stamp
 	$(BIN)/kbatch demo && cp kbatch-demo/trials.png $@
 
-# The pictures of the guides, from the studies in docs/data; `measure` behind it makes those again.
+# The pictures of the guides, from the studies in docs/data; docs/figures.py says how to make
+# those again.
 figures: .venv/demo.stamp
 	$(BIN)/python docs/figures.py
 

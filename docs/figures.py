@@ -1,8 +1,8 @@
 """The figures of the guide on noise scale and goodput, from runs of kbatch.
 
-PYTHONPATH=benchmarks python docs/figures.py measure     trains, some minutes on two cores;
-                                                        writes docs/data
-python docs/figures.py             draws docs/images from docs/data
+PYTHONPATH=benchmarks python docs/figures.py measure    trains, some minutes on two cores; writes
+                                                        docs/data; needs scikit-learn
+python docs/figures.py                                  draws docs/images from docs/data
 """
 
 import sys

