@@ -63,7 +63,7 @@ def search(x, y, directory, *, batch_sizes=SIZES, seconds=300):
     return kbatch.load_study(tuner)
 
 
-def tell(study, directory):
+def show(study, directory):
     columns = ["batch_size", "micro_batch_size", "samples_per_second", "seconds_to_target"]
     print(study.to_dataframe()[columns])
     kbatch.plot_trials(study).figure.savefig(f"{directory}/trials.png", bbox_inches="tight")
@@ -73,4 +73,4 @@ def tell(study, directory):
 
 if __name__ == "__main__":
     directory = sys.argv[1] if len(sys.argv) > 1 else "cifar10-results"
-    tell(search(*load(), directory), directory)
+    show(search(*load(), directory), directory)

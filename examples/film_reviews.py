@@ -51,7 +51,7 @@ def search(x, y, directory, *, batch_sizes=SIZES, epochs=3):
     return kbatch.load_study(tuner)
 
 
-def tell(study, directory):
+def show(study, directory):
     columns = ["batch_size", "hp/learning_rate", "samples_per_second", "val_accuracy"]
     print(study.to_dataframe()[columns])
     kbatch.plot_trials(study).figure.savefig(f"{directory}/trials.png", bbox_inches="tight")
@@ -61,4 +61,4 @@ def tell(study, directory):
 
 if __name__ == "__main__":
     directory = sys.argv[1] if len(sys.argv) > 1 else "reviews-results"
-    tell(search(*load(), directory), directory)
+    show(search(*load(), directory), directory)

@@ -57,7 +57,7 @@ def search(x, y, directory, *, batch_sizes=SIZES, epochs=8):
     return kbatch.load_study(tuner)
 
 
-def tell(study, directory):
+def show(study, directory):
     print(study.to_dataframe()[["batch_size", "samples_per_second", "val_accuracy"]])
     kbatch.plot_trials(study).figure.savefig(f"{directory}/trials.png", bbox_inches="tight")
     kbatch.write_report(study, f"{directory}/report.html")
@@ -66,4 +66,4 @@ def tell(study, directory):
 
 if __name__ == "__main__":
     directory = sys.argv[1] if len(sys.argv) > 1 else "mnist-results"
-    tell(search(*load(), directory), directory)
+    show(search(*load(), directory), directory)

@@ -36,7 +36,7 @@ def reviews(count, length, vocabulary):
 
 def check(module, study, tmp_path, capsys):
     assert {trial.status for trial in study.trials} == {"completed"}
-    module.tell(study, tmp_path)
+    module.show(study, tmp_path)
     assert "samples_per_second" in capsys.readouterr().out
     assert (tmp_path / "trials.png").stat().st_size > 10_000
     assert (tmp_path / "report.html").stat().st_size > 10_000

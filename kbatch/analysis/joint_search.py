@@ -218,7 +218,7 @@ class PairModel(NamedTuple):
         )
 
     def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "PairModel":
-        """Add runs that show what is expected of them: means stay, what they tell is known."""
+        """Add pending runs at their expected value: means stay, variances shrink."""
         counts, covariance = self.counts.copy(), self.covariance
         for i in (self.pairs.index(pair) for pair in pairs if pair in self.pairs):
             counts[i] += 1

@@ -103,9 +103,8 @@ def add_distribute(commands: Any) -> None:
 
 def _run_distribute(options: argparse.Namespace) -> None:
     raise ValueError(
-        "`kbatch distribute` is gone: give the tuner an executor, "
+        "`kbatch distribute` was removed: give the tuner an executor, "
         '`BatchSizeTuner(..., executor="local")` for the GPUs or cores of this host, or one of '
         "Ray, Dask or SLURM for several hosts, and run the script once, as `python search.py`. "
-        "Received: "
-        f"kbatch distribute {' '.join(options.words)}."
+        f"Received: kbatch distribute {' '.join(options.words)}."
     )

@@ -1,4 +1,4 @@
-"""The commands that read a study: `report`, `plot`, `export`, and `demo`, which makes one."""
+"""Commands that read a study, `report`, `view`, `plot`, `export`, and `demo`, which makes one."""
 
 import argparse
 from pathlib import Path
@@ -45,7 +45,7 @@ def add_view(commands: Any) -> None:
         type=Path,
         nargs="+",
         metavar="DIR",
-        help="project directory of a search, running or ended; several stand on one page",
+        help="project directory of a search, running or ended; several are shown on one page",
     )
     view.add_argument(
         "--port", type=int, default=8642, metavar="N", help="port; 0 for a free one (%(default)s)"

@@ -26,7 +26,7 @@ _HEADERS = {
 }
 
 
-class SearchProgress(NamedTuple):
+class SearchStatus(NamedTuple):
     """How far a search is."""
 
     name: str
@@ -137,7 +137,7 @@ def _study_or_none(project: Path) -> Study | None:
         return None
 
 
-def progress_of(project: Path, study: Study | None) -> SearchProgress:
+def progress_of(project: Path, study: Study | None) -> SearchStatus:
     """Say how many trials of a search have ended, which run, and which failed."""
     trials = () if study is None else study.trials
     names, running = trial_names(trials), []
@@ -160,7 +160,7 @@ def progress_of(project: Path, study: Study | None) -> SearchProgress:
     times = [file.stat().st_mtime for file in project.glob(f"trial_*/{RECORD_NAME}")]
     if times:
         text += f". Last record at {datetime.fromtimestamp(max(times)):%H:%M:%S}"
-    return SearchProgress(
+    return SearchStatus(
         name=project.name if study is None else study.name,
         text=f"{text}.",
         failures=tuple(f"{names.name(t)}: {outcome(t)}, {t.failure}" for t in failed),

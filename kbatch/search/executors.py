@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from kbatch.device.gpus import device_environments, usable_gpus
 from kbatch.device.worker import Worker, WorkerDied
 
-# By these an engine ends a job: for another one, for its time, or with its host.
+# Signals by which an engine ends a job: preemption, time limit, shutdown.
 _ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -34,7 +34,7 @@ class Task(NamedTuple):
 
 
 class TaskResult(NamedTuple):
-    """What a task leaves, in plain types, so that nothing of the worker's is unpickled."""
+    """The result of a task, in plain types, so that nothing of the worker's is unpickled."""
 
     files: dict[str, bytes]  # What it wrote in the project directory, by relative path.
     # "completed"; "failed", which its record says too; "mistake", which ends the search;
@@ -46,7 +46,7 @@ class TaskResult(NamedTuple):
 
 
 def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskResult:
-    """Run a task in a process of its own, in a folder that goes with it; an engine calls it.
+    """Run a task in a process of its own, in a temporary folder; an engine calls it.
 
     `search` is the pickled tuner with what its `search` was given. `worker` starts the process,
     None for one in the environment of this process.
@@ -102,7 +102,7 @@ class LocalExecutor:
         return self._threads.submit(self._run, function, arguments)
 
     def close(self) -> None:
-        """End what runs and what waits."""
+        """Cancel queued tasks and end running ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         while self._running:  # One may just be starting its process.
             for worker in list(self._running):

@@ -72,11 +72,11 @@ class ParallelTrials:
         self._tuner, self._project = tuner, Path(tuner.project_dir)
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
-        self._most = max_parallel or (self._own.workers if self._own else sys.maxsize)
+        self._max_open = max_parallel or (self._own.workers if self._own else sys.maxsize)
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[_OpenTrial] = []  # Those whose execution was submitted.
         # A trial with an execution that completed: it has found what decides for the others.
-        self._known: str | None = None
+        self._first_completed: str | None = None
         self._mistake: str | None = None  # In what was given: no other trial would fare better.
 
     def __enter__(self) -> "ParallelTrials":
@@ -91,8 +91,8 @@ class ParallelTrials:
 
     def sweep(self, tuner: Any) -> GoodputRecord:
         """Time an update of each batch size, in a task of its own."""
-        self._search = self._packed()
-        future = self._submitted(Task(self._sent(())))
+        self._search = self._pickle_search()
+        future = self._submit(Task(self._files_for(())))
         while not future.done():
             time.sleep(_CHECK_S)
         result = future.result()
@@ -108,19 +108,20 @@ class ParallelTrials:
 
     def run(self) -> None:
         """Run all trials that the oracle hands out."""
-        self._search = self._packed()
+        self._search = self._pickle_search()
         trials = readable_trials(self._project)
-        self._known = next((trial.trial_id for trial in trials if _completed(trial)), None)
+        completed = (trial.trial_id for trial in trials if _completed(trial))
+        self._first_completed = next(completed, None)
         waiting: _OpenTrial | None = None  # For the trial whose noise scale it needs.
         while True:
-            while len(self._open) < self._most and not (self._open and self._first_decides()):
-                one, waiting = waiting or self._begun(), None
+            while len(self._open) < self._max_open and not (self._open and self._first_decides()):
+                one, waiting = waiting or self._open_next_trial(), None
                 if one is None:
                     break
                 if self._needs_base(one):
                     waiting = one
                     break
-                self._go_on(one)
+                self._submit_next(one)
             if not self._open:
                 return
             self._show_counts()
@@ -129,13 +130,13 @@ class ParallelTrials:
                 time.sleep(_CHECK_S)
             # All that has completed is written before more is asked of an executor that may fail.
             self._open = [one for one in self._open if one not in ended]
-            again = [one for one in ended if self._take(one)]
+            again = [one for one in ended if self._record_result(one)]
             if self._mistake is not None:
                 raise keras_tuner.errors.FatalValueError(self._mistake)
             for one in again:
-                self._go_on(one)
+                self._submit_next(one)
 
-    def _begun(self) -> _OpenTrial | None:
+    def _open_next_trial(self) -> _OpenTrial | None:
         """Open the next trial; None where there is none, or results decide on it."""
         oracle = self._tuner.oracle
         taken, number = oracle.ongoing_trials, 0
@@ -150,23 +151,23 @@ class ParallelTrials:
         self._tuner.on_trial_begin(trial)
         return _OpenTrial(trial, files, completed, self._tuner._time_cap_s, time.monotonic())
 
-    def _go_on(self, one: _OpenTrial) -> None:
+    def _submit_next(self, one: _OpenTrial) -> None:
         """Submit the next execution of a trial, or end the trial."""
         number, executions = one.completed + 1, one.files.executions
         if number > executions:
-            self._close(one)
+            self._end_trial(one)
             return
         # What is left, as a process sees it that knows of so many executions a trial.
         left = self._tuner.oracle.remaining_trials() * executions / number
-        sent = self._sent(self._read_by(one.trial))
+        sent = self._files_for(self._trials_to_send(one.trial))
         if (one.files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
             sent[f"{one.files.folder.name}/{CHECKPOINT_NAME}"] = b""
         task = Task(sent, one.trial.trial_id, number, left, one.time_cap_s, attempt=one.lost)
-        one.future = self._submitted(task)
+        one.future = self._submit(task)
         self._open.append(one)
 
-    def _take(self, one: _OpenTrial) -> bool:
-        """Take the result of an execution; return whether the trial goes on."""
+    def _record_result(self, one: _OpenTrial) -> bool:
+        """Record the result of an execution; return whether the trial continues."""
         files, trial, hypermodel = one.files, one.trial, self._tuner.hypermodel
         try:
             result = one.future.result()
@@ -177,12 +178,12 @@ class ParallelTrials:
             what = f"{type(error).__name__}: {error}".strip(" :")
             if one.lost == 1:
                 size = f"batch size {trial.hyperparameters.get('batch_size')}"
-                said = f"The executor lost a run of {size}, which starts again: {what}"
+                said = f"The executor lost an execution of {size}, which is submitted again: {what}"
                 self._tuner._progress.say(said)
                 return True
             gone = RuntimeError(f"The executor lost this execution twice, last by {what}")
             files.record_failure(hypermodel, trial.hyperparameters, gone)
-            self._close(one)
+            self._end_trial(one)
             return False
         one.lost = 0
         self._write(result)
@@ -198,15 +199,15 @@ class ParallelTrials:
             files.record_failure(hypermodel, trial.hyperparameters, died)
         record = files.record()
         if record is not None and _completed(record):
-            self._known = self._known or trial.trial_id
+            self._first_completed = self._first_completed or trial.trial_id
         one.completed += result.status == "completed"
         if record is not None and record.status == "completed" and one.completed < files.executions:
             return True
         trial.message = result.text if result.status == "failed" else None
-        self._close(one, result.host)
+        self._end_trial(one, result.host)
         return False
 
-    def _close(self, one: _OpenTrial, host: str = "") -> None:
+    def _end_trial(self, one: _OpenTrial, host: str = "") -> None:
         """End a trial by its record."""
         self._tuner._show_begun(
             one.trial,
@@ -226,13 +227,14 @@ class ParallelTrials:
         )
 
     def _first_decides(self) -> bool:
-        """Return whether one execution must complete first, since it decides for all.
+        """Return whether the first execution must complete alone: it decides for all others.
 
         It finds the micro-batch size, and whether the model can train under a policy of halves.
         """
         hypermodel = self._tuner.hypermodel
         falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
-        return self._known is None and (hypermodel.micro_batch_size == "auto" or falls_back)
+        decides = hypermodel.micro_batch_size == "auto" or falls_back
+        return decides and self._first_completed is None
 
     def _needs_base(self, one: _OpenTrial) -> bool:
         """Return whether a trial must wait for the noise scale of one that runs."""
@@ -243,7 +245,7 @@ class ParallelTrials:
             for other in self._open
         )
 
-    def _read_by(self, trial: Any) -> list[str]:
+    def _trials_to_send(self, trial: Any) -> list[str]:
         """List the trials whose records an execution reads, its own first."""
         base = self._tuner.hypermodel.base_batch_size
         others = [
@@ -255,9 +257,11 @@ class ParallelTrials:
         ]
         bases = [one for one in others if one.hyperparameters.get("batch_size") == base]
         named = [one.trial_id for one in (trial, *others[:_COMPARED], *bases)]
-        return list(dict.fromkeys([*named, *([self._known] if self._known else [])]))
+        if self._first_completed is not None:
+            named.append(self._first_completed)
+        return list(dict.fromkeys(named))
 
-    def _sent(self, trial_ids: Iterable[str]) -> dict[str, bytes]:
+    def _files_for(self, trial_ids: Iterable[str]) -> dict[str, bytes]:
         """Read what a task needs of the project directory."""
         folders = [self._project / f"trial_{trial_id}" for trial_id in trial_ids]
         paths = [
@@ -272,23 +276,26 @@ class ParallelTrials:
         for name, content in result.files.items():
             path = Path(name)
             if path.is_absolute() or ".." in path.parts:
-                raise InputError(f"A worker may write to the project directory. Received: {name}.")
+                raise InputError(
+                    "A task may return only files inside the project directory: use the same "
+                    f"version of kbatch on all workers. Received: {name}."
+                )
             # The oracle's own, and the environment of the first execution that completed.
-            kept = path.name == STATE_NAME or (name == RECORD_NAME and self._known is not None)
-            if not kept:
+            earlier = self._first_completed is not None and name == RECORD_NAME
+            if path.name != STATE_NAME and not earlier:
                 write_whole_file(self._project / path, content)
 
-    def _submitted(self, task: Task) -> Any:
+    def _submit(self, task: Task) -> Any:
         try:
             return self._executor.submit(run_task, self._search, task)
         except Exception as error:  # Whatever the engine raises.
             raise RuntimeError(
-                "The executor takes no more executions: start it again, then the same script, and "
-                f"the search in {self._project} goes on from what has completed. Received: "
+                "The executor accepts no more tasks: restart it and run the same script again; "
+                f"the search in {self._project} continues from what has completed. Received: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _packed(self) -> Any:
+    def _pickle_search(self) -> Any:
         """Pickle the tuner, without its trials, and the data: once for all tasks."""
         folder = (self._project / _DATA_FOLDER).resolve()
         shutil.rmtree(folder, ignore_errors=True)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import keras_tuner
 import numpy as np
+from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import failure_status, failure_text, failure_traceback
@@ -25,10 +26,14 @@ from kbatch.records.notes import RunNote
 from kbatch.records.outcomes import Outcomes
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.records.usage import USAGE_METRICS
-from kbatch.study.loading import RECORD_NAME
-from kbatch.study.study import SearchRecord
+from kbatch.study.answer import missing_reason, what_to_do
+from kbatch.study.loading import RECORD_NAME, load_study
+from kbatch.study.names import outcome
+from kbatch.study.study import SearchRecord, Study
 from kbatch.study.trial import Objective, TrialRecord
 
+# Causes of failed trials that an error names.
+_MOST_CAUSES = 5
 # What kbatch measures is of the whole run, and stands in the record already, in full.
 _MEASURED = ("samples_per_second", *COST_NAMES, *USAGE_METRICS)
 
@@ -265,3 +270,48 @@ def trial_files(callbacks: Any) -> TrialFiles | None:
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):
             return TrialFiles(callback.tuner, callback.trial)
     return None
+
+
+def reopen_trials(tuner: Any) -> list[str]:
+    """Set the trials that lack their record or executions to run again; return what to report."""
+    found = []
+    for trial in tuner.oracle.ended_trials:
+        files = TrialFiles(tuner, trial)
+        record = files.record()
+        if record is None:
+            # Its result is in no study.
+            trial.status = TrialStatus.RUNNING
+            found.append(
+                f"Trial {trial.trial_id} ended, but its {RECORD_NAME} was missing or damaged: "
+                "it was run again."
+            )
+            continue
+        if files.objective != record.objective:
+            raise ValueError(
+                f"The project directory {tuner.project_dir} holds a search with another "
+                "objective: give another `project_name`, or `overwrite=True` to start over. "
+                f"Received: objective={files.objective}, there: {record.objective}."
+            )
+        completed = sum(run.status == "completed" for run in record.executions)
+        # Further executions were asked for.
+        if completed < files.executions and trial.status == TrialStatus.COMPLETED:
+            trial.status = TrialStatus.RUNNING
+    return found
+
+
+def no_best_trial(project: Path) -> str:
+    """Say why a project has no best trial, and what to do."""
+    try:
+        study = load_study(project)
+    except FileNotFoundError:
+        study = Study(project.name, ())
+    if not study.trials:
+        return f"There is no best trial: call `search` first. Received: no trial in {project}."
+    causes = [f"batch size {t.batch_size}: {t.failure or outcome(t)}" for t in study.trials]
+    more = len(causes) - _MOST_CAUSES
+    causes = [*causes[:_MOST_CAUSES], *([f"{more} more"] if more > 0 else [])]
+    return (
+        f"There is no best trial: {missing_reason(study)}. {what_to_do(study)} Trials that failed "
+        "are kept as results: give another `project_name`, or `overwrite=True`, to run them again. "
+        f"Received: {'; '.join(causes)}."
+    )

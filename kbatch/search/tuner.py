@@ -37,15 +37,12 @@ from kbatch.search.trial_files import (
     TrialFiles,
     check_local,
     compare_settings,
+    no_best_trial,
     recorded_search,
+    reopen_trials,
     write_needed,
 )
-from kbatch.search.trial_process import (
-    IsolatedTrials,
-    explored_space,
-    run_executions,
-    trial_result,
-)
+from kbatch.search.trial_process import IsolatedTrials, explored_space, run_executions, trial_result
 from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, decided_trials, search_lock
 from kbatch.search.tuner_arguments import (
     check_count,
@@ -53,14 +50,11 @@ from kbatch.search.tuner_arguments import (
     check_executor,
     check_strategy,
 )
-from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.decision import check_tolerance
-from kbatch.study.loading import RECORD_NAME, SearchIdentity, load_study, read_identity
-from kbatch.study.names import outcome
-from kbatch.study.study import GoodputRecord, Study
+from kbatch.study.loading import RECORD_NAME, SearchIdentity, read_identity
+from kbatch.study.study import GoodputRecord
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
-_MOST_CAUSES = 5
 _GPU_IN_USE = (
     "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
     "process of each trial gets what that leaves, which may be too little for any. Restart the "
@@ -345,7 +339,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._show_begun(trial)
 
     def on_trial_end(self, trial: Any) -> None:
-        """Keep the result of a trial and shows it; keras-tuner calls it."""
+        """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
         self._progress.trial_ends(TrialFiles(self, trial).record())
         self._say_news()
@@ -360,7 +354,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 self._progress.say(text)
         self._say_news()
         if not self.oracle.get_best_trials(1):
-            self._progress.say(_no_best_trial(Path(self.project_dir)))
+            self._progress.say(no_best_trial(Path(self.project_dir)))
 
     def save(self) -> None:
         """Do nothing: the trials' own files are the state."""
@@ -369,27 +363,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Read the trials of the project directory."""
         compare_settings(Path(self.project_dir), self.hypermodel.settings)
         self.oracle.reload()
-        for trial in self.oracle.ended_trials:
-            files = TrialFiles(self, trial)
-            record = files.record()
-            if record is None:
-                # Its result is in no study.
-                trial.status = TrialStatus.RUNNING
-                self._found.append(
-                    f"Trial {trial.trial_id} ended, but its {RECORD_NAME} was missing or damaged: "
-                    "it was run again."
-                )
-                continue
-            if files.objective != record.objective:
-                raise ValueError(
-                    f"The project directory {self.project_dir} holds a search with another "
-                    "objective: give another `project_name`, or `overwrite=True` to start over. "
-                    f"Received: objective={files.objective}, there: {record.objective}."
-                )
-            completed = sum(run.status == "completed" for run in record.executions)
-            # Further executions were asked for.
-            if completed < self.executions_per_trial and trial.status == TrialStatus.COMPLETED:
-                trial.status = TrialStatus.RUNNING
+        self._found += reopen_trials(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display, the processes and the executor behind where a copy travels."""
@@ -451,7 +425,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _show_begun(self, trial: Any, **beside: Any) -> None:
         unknown = bool(self._goodput or self._adaptive)
-        # The running one is left.
+        # It counts the trial that runs.
         self._progress.trial_begins(
             trial.hyperparameters.values,
             ended=None if unknown else len(self.oracle.ended_trials),
@@ -471,7 +445,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _best_trials(self, number: int) -> list[Any]:
         found = self.oracle.get_best_trials(10**6)
         if not found:
-            raise RuntimeError(_no_best_trial(Path(self.project_dir)))
+            raise RuntimeError(no_best_trial(Path(self.project_dir)))
         decided = decided_trials(Path(self.project_dir))
         return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
@@ -540,21 +514,3 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 yield
         finally:
             self._isolated = self._parallel = None
-
-
-def _no_best_trial(project: Path) -> str:
-    """Say why a project has no best trial, and what to do."""
-    try:
-        study = load_study(project)
-    except FileNotFoundError:
-        study = Study(project.name, ())
-    if not study.trials:
-        return f"There is no best trial: call `search` first. Received: no trial in {project}."
-    causes = [f"batch size {t.batch_size}: {t.failure or outcome(t)}" for t in study.trials]
-    more = len(causes) - _MOST_CAUSES
-    causes = [*causes[:_MOST_CAUSES], *([f"{more} more"] if more > 0 else [])]
-    return (
-        f"There is no best trial: {missing_reason(study)}. {what_to_do(study)} Trials that failed "
-        "are kept as results: give another `project_name`, or `overwrite=True`, to run them again. "
-        f"Received: {'; '.join(causes)}."
-    )

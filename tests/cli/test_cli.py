@@ -150,7 +150,7 @@ def test_the_example_is_the_script_that_the_demo_runs(tmp_path):
     assert (tmp_path / "example" / "trials.png").stat().st_size > 10_000
 
 
-def test_output_that_cannot_be_written_is_told_in_a_line(tmp_path):
+def test_output_that_cannot_be_written_is_reported_in_one_line(tmp_path):
     records_factory.make_study().save(tmp_path / "study.json")
     words = [sys.executable, "-m", "kbatch", "export", "study.json"]
     with open("/dev/full", "w") as full:

@@ -129,7 +129,10 @@ def test_a_lost_execution_is_tried_once_more_and_nothing_else_is_lost(tmp_path, 
     assert (lost.attempt, again.attempt) == (0, 1)
     assert len(executor.ran) == 9
     assert set(statuses(found).values()) == {"completed"}
-    assert "lost a run of batch size 16, which starts again: EOFError" in capsys.readouterr().out
+    assert (
+        "lost an execution of batch size 16, which is submitted again: EOFError"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("outcome", [EOFError("gone"), concurrent.futures.CancelledError(), 3])
@@ -159,7 +162,9 @@ class Broken(StubExecutor):
 
 def test_a_broken_executor_ends_the_search_which_goes_on_with_another(tmp_path):
     broken = Broken(turn=-1, outcomes={1: BrokenProcessPool("terminated")})
-    with pytest.raises(RuntimeError, match=r"start it again, then the same script.*BrokenProcess"):
+    with pytest.raises(
+        RuntimeError, match=r"restart it and run the same script again.*BrokenProcess"
+    ):
         search(tmp_path, broken)
     # The newest two had ended, and are kept.
     second = StubExecutor()
@@ -170,7 +175,7 @@ def test_a_broken_executor_ends_the_search_which_goes_on_with_another(tmp_path):
 
 
 def test_what_had_completed_when_an_executor_broke_is_kept(tmp_path):
-    with pytest.raises(RuntimeError, match="takes no more executions"):
+    with pytest.raises(RuntimeError, match="accepts no more tasks"):
         search(tmp_path, Broken(turn=None, outcomes={0: BrokenProcessPool("terminated")}))
     search(tmp_path, second := StubExecutor())
     assert second.ran == [(8, 0)]
