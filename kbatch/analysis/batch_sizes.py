@@ -8,12 +8,16 @@ LARGEST_SIZE = 2**53
 
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:
-    """List the powers of two from `low` to `high`, both included and in examples, ascending.
+    """List the powers of two from `low` to `high`, both included, ascending.
 
     Example:
 
     >>> powers_of_two(16, 100)
     (16, 32, 64)
+
+    Args:
+        low: Smallest batch size, in examples.
+        high: Largest batch size, in examples.
 
     Raises:
         TypeError: If a bound is no integer.

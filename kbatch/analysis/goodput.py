@@ -31,11 +31,15 @@ def statistical_efficiency(
 ) -> float:
     """Compute the progress of an example relative to that at a base batch size.
 
-    Assumes a learning rate that suits each size. B, B_noise and M0 are in examples; it is 1 at the
-    base batch size and above 1 below it.
+    Assumes a learning rate that suits each size. It is 1 at the base batch size and above 1 below.
 
     >>> statistical_efficiency(192, noise_scale=64, base_batch_size=64)
     0.5
+
+    Args:
+        batch_size: B, in examples.
+        noise_scale: B_noise, in examples.
+        base_batch_size: M0, in examples.
 
     Raises:
         ValueError: If a size is not positive or the noise scale is negative or not finite.
@@ -51,10 +55,16 @@ def goodput(
     """Compute the throughput times the statistical efficiency, in examples of size M0 per second.
 
     Ratios of goodput between batch sizes do not depend on `base_batch_size`; times to a target
-    are inversely proportional to it. B, B_noise and M0 are in examples.
+    are inversely proportional to it.
 
     >>> goodput(192, 0.5, noise_scale=64, base_batch_size=64)
     192.0
+
+    Args:
+        batch_size: B, in examples.
+        step_time_s: Time of a step of B examples, in seconds.
+        noise_scale: B_noise, in examples.
+        base_batch_size: M0, in examples.
 
     Raises:
         ValueError: If a size or the time is not positive, or the noise scale is negative.

@@ -231,11 +231,22 @@ def learning_rate_scaling(
     >>> learning_rate_scaling(1e-3, 0.99, batch_size=256, base_batch_size=64, rule="sqrt")
     LearningRateScaling(rule='sqrt', ..., kappa=4.0, learning_rate=0.002, beta_2=0.9606)
 
-    Takes what `scale_learning_rate` does, and what else suits `base_batch_size`: `beta_2`, the
-    decay of the second moment of an Adam-like optimizer (None for SGD), the weight decay and the
-    momenta of BatchNormalization layers. Those named in `follow_batch_size` keep their timescale in
-    examples, under a rule or none; the others stay as they are. The scaled learning rate is
-    multiplied by `factor`, above 0. If `adaptive` is None, it is whether there is a `beta_2`.
+    Args:
+        learning_rate: Learning rate that suits `base_batch_size`.
+        beta_2: Decay of the second moment that suits it, for an Adam-like optimizer; None for SGD.
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that they were chosen for, in examples.
+        rule: `"linear"`, `"sqrt"`, `"noise"` or None, which leaves the learning rate as it is.
+        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
+        adaptive: Whether the optimizer is Adam-like; if None, where there is a `beta_2`.
+        weight_decay: Weight decay that suits it; None without one.
+        batch_norm_momenta: Momenta of BatchNormalization layers that suit it.
+        follow_batch_size: Which of `"beta_2"`, `"weight_decay"` and `"batch_norm_momentum"` keep
+            their timescale in examples, under a rule or none; the others stay as they are.
+        factor: What the scaled learning rate is multiplied by, above 0.
+
+    Raises:
+        ValueError: If the rule is unknown, or a batch size or the noise scale out of range.
     """
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     if adaptive is None:

@@ -210,8 +210,17 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
     """Plot samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
-    bought. Targets that were checked are vertical lines. Takes, returns and raises what
-    `plot_inference_throughput` does.
+    bought. Targets that were checked are vertical lines.
+
+    Args:
+        profile: A profile, from `profile_inference`.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If nothing was timed.
     """
     info = inference_info(profile)
     (panel,) = canvas.panels(ax, FIGURES["operating_curve"][1])
@@ -273,8 +282,15 @@ def path_ratios(profile: InferenceProfile) -> tuple[PathRatio, ...]:
 def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot how many times as fast as the first call path each other one is, by batch size.
 
-    Takes and returns what `plot_inference_throughput` does; the profile needs several call paths
-    or policies, else it raises `ValueError`, with what to measure.
+    Args:
+        profile: A profile with several call paths or policies.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If there is nothing to compare, with what to measure.
     """
     info, ratios = inference_info(profile), path_ratios(profile)
     panel = _panel(profile, "paths", ax, [ratio.batch_size for ratio in ratios])
@@ -335,8 +351,15 @@ def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
 def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot the peak memory by batch size, the fitted line and the limit.
 
-    Takes and returns what `plot_inference_throughput` does; raises `ValueError` if no memory was
-    measured.
+    Args:
+        profile: A profile whose memory was measured.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If no memory was measured.
     """
     found = memory_series(profile)
     sizes = {size for one in found for size in (*one.peak_bytes, *one.failed, *one.guarded)}
@@ -381,9 +404,17 @@ def tail_bounds(profile: InferenceProfile) -> dict[tuple[int, float], QuantileBo
 def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot upper bounds of the latency's quantiles by batch size, for the first call path.
 
-    A quantile is shown only where enough calls were made; elsewhere the figure says how many more
-    it needs. Takes and returns what `plot_inference_throughput` does; raises `ValueError` if there
-    are no single calls.
+    A quantile is shown where enough calls were made; elsewhere the figure says how many it lacks.
+
+    Args:
+        profile: A profile, from `profile_inference`.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If there are no single calls.
     """
     bounds, notes = tail_bounds(profile), []
     panel = _panel(profile, "tails", ax, [size for size, _ in bounds])
@@ -429,9 +460,17 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
     """Plot each round's distance from the median of its batch size, in order of time.
 
     The band is the noise floor of the A/A test: smaller differences of two settings mean nothing.
-    A few rounds that lie far beyond the others are triangles at the edge, and the caption
-    names the farthest. Takes and returns what `plot_inference_throughput` does; raises `ValueError`
-    if nothing was timed on the first call path.
+    A few rounds far beyond the others are triangles at the edge; the caption names the farthest.
+
+    Args:
+        profile: A profile, from `profile_inference`.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If nothing was timed on the first call path.
     """
     deviations, floor = noise_deviations(profile), profile.noise_floor
     panel = _panel(profile, "noise", ax, deviations)

@@ -143,6 +143,9 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
         Blocks that a neighbour on the machine slowed are left out where two groups of blocks can be
         told apart, so that the fit is that of the model.
+
+        Raises:
+            ValueError: If too little was measured.
         """
         timings = self.answering
         kept = zip(timings, self._calm, strict=True)
@@ -167,17 +170,29 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def knee(self) -> InferenceAnswer:
-        """The batch size of the largest throughput over latency."""
+        """The batch size of the largest throughput over latency.
+
+        Raises:
+            ValueError: If too little was measured, or the noise hides it.
+        """
         return self._answer(knee_batch_size(self.latency), "largest throughput over latency")
 
     @property
     def efficient(self) -> InferenceAnswer:
-        """The smallest batch size with 90 % of the peak throughput."""
+        """The smallest batch size with 90 % of the peak throughput.
+
+        Raises:
+            ValueError: If too little was measured, or the noise hides it.
+        """
         return self._answer(efficient_batch_size(self.latency), "90 % of the peak throughput")
 
     @property
     def fastest(self) -> InferenceAnswer:
-        """The measured batch size of the largest throughput."""
+        """The measured batch size of the largest throughput.
+
+        Raises:
+            ValueError: If too little was measured.
+        """
         return self._answer(fastest_batch_size(self.latency), "largest measured throughput")
 
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
@@ -185,6 +200,10 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
         A target that `profile_inference` checked by fresh calls gets the size that was verified;
         any other one is read off the fit, not verified, and kept to what those calls showed.
+
+        Args:
+            latency_ms: The target, in milliseconds.
+            quantile: Share of the calls that keep to it, in (0, 1).
 
         Raises:
             ValueError: If the target is below the latency of the smallest batch, or too few calls
@@ -267,11 +286,17 @@ class InferenceProfile(SavedRecord, ShownRecord):
         )
 
     def latency_quantile(self, quantile: float) -> Latency:
-        """Fit a quantile of the latency, in (0, 1).
+        """Fit a quantile of the latency.
 
         Only sizes with enough calls take part. Their calls are cut into groups in order of time,
-        each long enough to show the quantile, and each gives one value. Bulk prediction, where no
-        batch is timed by itself, has none.
+        each long enough to show the quantile, and each gives one value.
+
+        Args:
+            quantile: Which quantile, in (0, 1).
+
+        Raises:
+            ValueError: If fewer than two sizes have the calls that it needs, or the path is bulk
+                prediction, where no batch is timed by itself.
         """
         return _fit_quantile(self.answering, quantile, ())
 
@@ -280,8 +305,10 @@ class InferenceProfile(SavedRecord, ShownRecord):
     ) -> "InferenceProfile":
         """Return the part of the profile with one call path, one policy, or both.
 
-        The A/A test goes with the path and policy that it was made with. Raises `ValueError` if the
-        profile holds none such.
+        The A/A test goes with the path and policy that it was made with.
+
+        Raises:
+            ValueError: If the profile holds none such.
         """
 
         def wanted(one: TimingRecord | TargetCheck | TwinRecord) -> bool:
@@ -316,7 +343,11 @@ class InferenceProfile(SavedRecord, ShownRecord):
         )
 
     def predict_memory_bytes(self, batch_size: int) -> float:
-        """Estimate the memory of a batch from the fitted line, in bytes."""
+        """Estimate the memory of a batch from the fitted line, in bytes.
+
+        Raises:
+            ValueError: If the memory of fewer than two sizes was measured.
+        """
         if (fit := self.memory_fit) is None:
             raise ValueError(
                 "A line needs the memory of two batch sizes: profile with `measure_memory=True`. "

@@ -23,30 +23,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class RateRecord:
-    """What one of the contenders did in each round.
+    """What one of the contenders did in each round."""
 
-    Attributes:
-        examples: Examples in each round.
-        durations_s: Seconds of each round.
-        wait_s: Seconds of each round spent waiting for a batch; empty where nothing else was
-            done.
-        cpu_s: Processor seconds of this process in each round, over all cores; those of worker
-            processes are not in it. Empty if not measured.
-        gpu_busy_share: Share of the time in which some kernel ran on the GPU, from 0 to 1, in a
-            block of its own after the rounds; None if not measured.
-        sm_clock_mhz: Median clock of the GPU while it was busy there, in MHz; None if unknown.
-        sm_clocks_mhz: Clock of the GPU at the end of each round, in MHz, None where it was not
-            read; empty without a GPU that is read.
-        throttle_reasons: What lowered the clock there, such as `("power cap",)`, in the same way.
-    """
-
-    examples: tuple[int, ...]
-    durations_s: tuple[float, ...]
+    examples: tuple[int, ...]  #: Examples in each round.
+    durations_s: tuple[float, ...]  #: Seconds of each round.
+    #: Seconds of each round spent waiting for a batch; empty where nothing else was done.
     wait_s: tuple[float, ...] = ()
+    #: Processor seconds of this process in each round, over all cores; those of worker processes
+    #: are not in it. Empty if not measured.
     cpu_s: tuple[float, ...] = ()
+    #: Share of the time in which some kernel ran on the GPU, from 0 to 1, in a block of its own
+    #: after the rounds; None if not measured.
     gpu_busy_share: float | None = None
+    #: Median clock of the GPU while it was busy there, in MHz; None if unknown.
     sm_clock_mhz: float | None = None
+    #: Clock of the GPU at the end of each round, in MHz, None where it was not read; empty without
+    #: a GPU that is read.
     sm_clocks_mhz: tuple[float | None, ...] = ()
+    #: What lowered the clock there, such as `("power cap",)`, in the same way.
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
 
     def __post_init__(self):

@@ -13,28 +13,22 @@ OUTCOMES = ("fits", "above_window", "out_of_memory")
 
 @dataclasses.dataclass(frozen=True)
 class ProbeRecord:
-    """One batch size that was run.
+    """One batch size that was run."""
 
-    Attributes:
-        batch_size: Examples in the batch.
-        peak_memory_bytes: Most bytes held at once over its steps after the first, None where
-            memory ran out. In older records over all steps.
-        outcome: One of `OUTCOMES`.
-        duration_s: Seconds that it took, tracing included.
-        purpose: "search", or "fresh process" and "mixed sizes" for runs that confirm the answer.
-        step_s: Seconds of a train step after the first, None where none was timed.
-        first_step_peak_memory_bytes: Most bytes held at once in the first step, which also
-            compiles and tries algorithms; None where it was not told apart.
-        stopped_after: Train steps after which it ended since they were slow, None where all ran.
-    """
-
-    batch_size: int
+    batch_size: int  #: Examples in the batch.
+    #: Most bytes held at once over its steps after the first, None where memory ran out. In older
+    #: records over all steps.
     peak_memory_bytes: int | None
-    outcome: str
-    duration_s: float
+    outcome: str  #: One of `OUTCOMES`.
+    duration_s: float  #: Seconds that it took, tracing included.
+    #: "search", or "fresh process" and "mixed sizes" for runs that confirm the answer.
     purpose: str = "search"
+    #: Seconds of a train step after the first, None where none was timed.
     step_s: float | None = None
+    #: Most bytes held at once in the first step, which also compiles and tries algorithms; None
+    #: where it was not told apart.
     first_step_peak_memory_bytes: int | None = None
+    #: Train steps after which it ended since they were slow, None where all ran.
     stopped_after: int | None = None
 
     def __post_init__(self):
@@ -176,25 +170,16 @@ MEMORY_OUTCOMES = ("fits", "out_of_memory", "not_run")
 
 @dataclasses.dataclass(frozen=True)
 class MemoryRecord:
-    """The memory of one batch size.
+    """The memory of one batch size."""
 
-    Attributes:
-        dtype_policy: Under which policy, or `"int8"`.
-        batch_size: Examples in the batch.
-        outcome: One of `MEMORY_OUTCOMES`.
-        reason: Why it was not run, None where it was.
-        peak_bytes: Most bytes held at once, weights included; None where it is not known.
-        predicted_bytes: What smaller sizes let expect, None for the first.
-        guarded: Whether it was not run because it would need too much.
-    """
-
-    dtype_policy: str
-    batch_size: int
-    outcome: str
-    reason: str | None = None
+    dtype_policy: str  #: Under which policy, or `"int8"`.
+    batch_size: int  #: Examples in the batch.
+    outcome: str  #: One of `MEMORY_OUTCOMES`.
+    reason: str | None = None  #: Why it was not run, None where it was.
+    #: Most bytes held at once, weights included; None where it is not known.
     peak_bytes: int | None = None
-    predicted_bytes: float | None = None
-    guarded: bool = False
+    predicted_bytes: float | None = None  #: What smaller sizes let expect, None for the first.
+    guarded: bool = False  #: Whether it was not run because it would need too much.
 
     def __post_init__(self) -> None:
         check_choice(MEMORY_OUTCOMES, outcome=self.outcome)

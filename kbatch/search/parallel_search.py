@@ -227,10 +227,7 @@ class ParallelTrials:
         )
 
     def _first_decides(self) -> bool:
-        """Return whether the first execution must complete alone: it decides for all others.
-
-        It finds the micro-batch size, and whether the model can train under a policy of halves.
-        """
+        """Return whether the first execution must complete alone: it decides for all others."""
         hypermodel = self._tuner.hypermodel
         falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
         decides = hypermodel.micro_batch_size == "auto" or falls_back

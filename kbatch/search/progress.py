@@ -224,10 +224,7 @@ class SearchProgress:
         at_once: int = 1,
         where: str = "",
     ) -> None:
-        """Show that a trial begins.
-
-        With `took_s`, prepare the line of one that ran so long beside others.
-        """
+        """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
         if ended is None or left is None:
             self._name = trial_name(values, None, None) + where
         else:

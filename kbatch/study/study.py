@@ -334,7 +334,12 @@ class Study(ShownRecord):
     def save(self, path: str | Path) -> None:
         """Write the whole study to one `.json` file that `load_study` reads.
 
-        Raises `ValueError` for another suffix, `OSError` if it cannot be written.
+        Args:
+            path: File to write, with suffix `.json`.
+
+        Raises:
+            ValueError: If the suffix is another one.
+            OSError: If it cannot be written.
         """
         path = Path(path)
         if path.suffix != ".json":

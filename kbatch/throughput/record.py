@@ -31,37 +31,27 @@ POINT_OUTCOMES = ("measured", "out_of_memory", "not_run")
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPoint:
-    """The train steps of one micro-batch size.
+    """The train steps of one micro-batch size."""
 
-    Attributes:
-        micro_batch_size: Examples that go through the device at once.
-        batch_size: Examples of a step, which makes one optimizer update: as many where the step is
-            Keras's own, more where it accumulates over micro-batches.
-        outcome: One of `POINT_OUTCOMES`.
-        reason: Why it was not measured, or left the rounds before others; None otherwise.
-        first_step_s: Seconds of the first step, with tracing and compiling.
-        warm_up_steps: Steps after it that do not count.
-        steps: Steps that count.
-        rounds: Number of each round that it was timed in.
-        step_times_s: Median seconds of a step in each of them.
-        peak_memory_bytes: Most bytes held at once in training, weights and optimizer included;
-            None where it is not known.
-        sm_clocks_mhz: Clock of the GPU at the end of its turn in each round, in MHz, None where it
-            was not told; empty without a GPU that is read.
-        throttle_reasons: What lowered the clock there, such as `("power cap",)`, in the same way.
-    """
-
-    micro_batch_size: int
+    micro_batch_size: int  #: Examples that go through the device at once.
+    #: Examples of a step, which makes one optimizer update: as many where the step is Keras's own,
+    #: more where it accumulates over micro-batches.
     batch_size: int
-    outcome: str
+    outcome: str  #: One of `POINT_OUTCOMES`.
+    #: Why it was not measured, or left the rounds before others; None otherwise.
     reason: str | None = None
-    first_step_s: float | None = None
-    warm_up_steps: int = 0
-    steps: int = 0
-    rounds: tuple[int, ...] = ()
-    step_times_s: tuple[float, ...] = ()
+    first_step_s: float | None = None  #: Seconds of the first step, with tracing and compiling.
+    warm_up_steps: int = 0  #: Steps after it that do not count.
+    steps: int = 0  #: Steps that count.
+    rounds: tuple[int, ...] = ()  #: Number of each round that it was timed in.
+    step_times_s: tuple[float, ...] = ()  #: Median seconds of a step in each of them.
+    #: Most bytes held at once in training, weights and optimizer included; None where it is not
+    #: known.
     peak_memory_bytes: int | None = None
+    #: Clock of the GPU at the end of its turn in each round, in MHz, None where it was not told;
+    #: empty without a GPU that is read.
     sm_clocks_mhz: tuple[float | None, ...] = ()
+    #: What lowered the clock there, such as `("power cap",)`, in the same way.
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
 
     def __post_init__(self) -> None:

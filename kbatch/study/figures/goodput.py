@@ -153,8 +153,13 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
     Goodput is throughput times statistical efficiency, (B_noise + M0) / (B_noise + B) with the
     smallest batch size M0 (Qiao et al. 2021, Pollux, OSDI): examples of that size per second.
 
-    Takes and returns what `plot_trials` does, and `noise_scale`, B_noise in examples: if None, the
-    one measured in the best trial that has one.
+    Args:
+        study: A study, from `load_study`.
+        ax: Axes to draw on; a new figure if None.
+        noise_scale: B_noise in examples; if None, the one measured in the best trial that has one.
+
+    Returns:
+        The Axes; `get_label()` describes the figure.
 
     Raises:
         ValueError: If the study is empty, or the noise scale or the throughput is not known,

@@ -138,15 +138,22 @@ def alt_text(info: GpuTimelineInfo) -> str:
 def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | None = None) -> Axes:
     """Plot utilization, memory and power of each GPU over time.
 
-    Takes a `GpuMonitor` whose block has ended, its `usage`, or a study: its decided trial is shown,
-    or the first one with readings. Takes `ax` and returns Axes as `plot_trials` does; raises
-    `ValueError` if no GPU was read, with the reason and what to do.
-
     Example:
 
     >>> with kbatch.GpuMonitor() as monitor:
     ...     model.fit(x, y)
     >>> kbatch.plot_gpu_timeline(monitor).figure.savefig("gpu.png")
+
+    Args:
+        watched: A `GpuMonitor` whose block has ended, its `usage`, or a study: its decided trial is
+            shown, or the first one with readings.
+        ax: Axes whose place the panels take; a new figure if None.
+
+    Returns:
+        The first Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If no GPU was read, with the reason and what to do.
     """
     info = gpu_timeline_info(watched)
     count = len(info.panels)

@@ -136,8 +136,16 @@ def plot_learning_curves(
     large batches lose in the second and win in the third, they pay. Each curve is of the
     best trial of its batch size.
 
-    With `against` a single panel shows them against one of these. Takes, returns and raises what
-    `plot_trials` does.
+    Args:
+        study: A study, from `load_study`.
+        ax: Axes whose place the panels take; a new figure if None.
+        against: What to show them against, in a single panel; if None, all three.
+
+    Returns:
+        The first Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If the study is empty, with what to run, or `against` is something else.
     """
     if against not in (None, *BUDGETS):
         raise ValueError(

@@ -100,8 +100,17 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     """Plot the gradient noise scale by epoch, and of the late half with its interval.
 
     Below the noise scale, twice the batch size nearly halves the updates that training needs;
-    above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162). Takes and returns what
-    `plot_trials` does; raises `ValueError` also where no noise scale was measured.
+    above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162).
+
+    Args:
+        study: A study, from `load_study`.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If the study is empty or no noise scale was measured, with what to do.
     """
     info = noise_scale_info(study)
     (panel,) = canvas.panels(ax, HEIGHT_IN)

@@ -138,7 +138,17 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     """Plot the quality of each trial against its throughput, with the Pareto front as steps.
 
     A filled mark stands for a trial that no other one beats in both, a hollow one for the others.
-    Marks are labelled with the batch size. Takes, returns and raises what `plot_trials` does.
+    Marks are labelled with the batch size.
+
+    Args:
+        study: A study, from `load_study`.
+        ax: Axes to draw on; a new figure if None.
+
+    Returns:
+        The Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If the study is empty, with what to run.
     """
     info = pareto_info(study)
     (panel,) = canvas.panels(ax, HEIGHT_IN)

@@ -155,8 +155,18 @@ def height_in(rows: int) -> float:
 def plot_ranking(study: Study, ax: Axes | None = None, *, most: int = MOST_ROWS) -> Axes:
     """Plot the trials ranked by their objective: settings as a table, values as dots.
 
-    Shows the first `most` trials; those without a result stand last, with the reason. Takes,
-    returns and raises what `plot_trials` does.
+    Trials without a result stand last, with the reason.
+
+    Args:
+        study: A study, from `load_study`.
+        ax: Axes whose place the table and the dots take; a new figure if None.
+        most: How many rows to show at most.
+
+    Returns:
+        The Axes of the dots; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If the study is empty, with what to run, or `most` is not positive.
     """
     share = 1.0 if ax is None else canvas.width_share(ax)
     info = ranking_info(study, most=most, characters=int(share * _TABLE_CHARACTERS))

@@ -205,8 +205,16 @@ def plot_time_to_target(
     batch needs half the updates (Shallue et al. 2019, arXiv:1811.03600). The curve through the
     updates is S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162).
 
-    The target is a value of `study.quality_metric`; if None, that of `StopAtTarget`. Takes and
-    returns what `plot_trials` does; raises `ValueError` also where there is no target.
+    Args:
+        study: A study, from `load_study`.
+        ax: Axes whose place the panels take; a new figure if None.
+        target: Value of `study.quality_metric` to reach; the one of `StopAtTarget` if None.
+
+    Returns:
+        The first Axes; `get_label()` describes the figure.
+
+    Raises:
+        ValueError: If the study is empty or has no target, with what to do.
     """
     info = time_to_target_info(study, target=target)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))

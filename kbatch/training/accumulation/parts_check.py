@@ -48,26 +48,19 @@ _SMALLEST_SHARE = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class PartsCheck:
-    """Whether the parts of a batch add up to the whole: its loss terms and its gradient.
+    """Whether the parts of a batch add up to the whole: its loss terms and its gradient."""
 
-    Attributes:
-        difference: Largest difference of a loss term, over its size; where none of them differs,
-            of a variable's gradient, over its norm. None where it could not be computed.
-        where: The loss term or variable that differs most, None without a difference.
-        reason: Why it could not be computed, else None.
-        rows: Examples of each batch that was compared.
-        source: What differs first: a "layer", the "loss" of an output, an "added" loss, or None.
-        layer: The first layer whose values depend on other rows, with its class.
-        exact_difference: As `difference`, where the parts go through in the exact mode; None
-            where parts do not differ without it, or where it could not be computed.
-    """
-
+    #: Largest difference of a loss term, over its size; where none of them differs, of a variable's
+    #: gradient, over its norm. None where it could not be computed.
     difference: float | None
-    where: str | None
-    reason: str | None
-    rows: int
+    where: str | None  #: The loss term or variable that differs most, None without a difference.
+    reason: str | None  #: Why it could not be computed, else None.
+    rows: int  #: Examples of each batch that was compared.
+    #: What differs first: a "layer", the "loss" of an output, an "added" loss, or None.
     source: str | None = None
-    layer: str | None = None
+    layer: str | None = None  #: The first layer whose values depend on other rows, with its class.
+    #: As `difference`, where the parts go through in the exact mode; None where parts do not differ
+    #: without it, or where it could not be computed.
     exact_difference: float | None = None
 
     def __post_init__(self):
