@@ -130,6 +130,11 @@ def load_texts() -> tuple[np.ndarray, np.ndarray]:
         for path in sorted((library / name).rglob("*.py"))
         for text in _functions(path.read_text(encoding="utf-8"))
     ]
+    if not texts:
+        raise FileNotFoundError(
+            "The demo on texts reads Python's own sources, which are not here: use the demo on "
+            f"images. Received: no functions in {library}."
+        )
     counts = Counter(token for tokens, _ in texts for token in tokens)
     # 0 is padding and 1 every rarer token.
     known = {token: i for i, (token, _) in enumerate(counts.most_common(VOCABULARY - 2), start=2)}

@@ -1,5 +1,6 @@
 """A page on this machine that follows searches while they run, from their files alone."""
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -57,9 +58,9 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
 
         def do_GET(self):
             """Send the page, or its version."""
-            place = server.server_address[1]
             # Another page's script may reach this address under a name of its own.
-            if self.headers.get("Host") not in (f"{HOST}:{place}", f"localhost:{place}"):
+            name = (self.headers.get("Host") or "").partition(":")[0]
+            if name not in (HOST, "localhost"):
                 self.send_error(403)
             elif self.path == "/":
                 self._send(pages.current(), "text/html")
@@ -75,7 +76,8 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
             for name, value in (headers | _HEADERS).items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(data)
+            with contextlib.suppress(ConnectionError):  # The browser has gone on.
+                self.wfile.write(data)
 
         def log_message(self, format: str, *arguments: object) -> None:
             """Print nothing: the page asks every two seconds."""
@@ -157,7 +159,10 @@ def progress_of(project: Path, study: Study | None) -> SearchStatus:
         text += f", {len(failed)} without a result"
     if running:
         text += f"; running: {join_words(at_most(running))}"
-    times = [file.stat().st_mtime for file in project.glob(f"trial_*/{RECORD_NAME}")]
+    times = []
+    for file in project.glob(f"trial_*/{RECORD_NAME}"):
+        with contextlib.suppress(FileNotFoundError):  # Deleted meanwhile.
+            times.append(file.stat().st_mtime)
     if times:
         text += f". Last record at {datetime.fromtimestamp(max(times)):%H:%M:%S}"
     return SearchStatus(

@@ -87,7 +87,8 @@ class LocalExecutor:
 
     def __init__(self, workers: int | None = None):
         gpus, cores = usable_gpus(), len(os.sched_getaffinity(0))
-        self.workers = workers or len(gpus) or max(1, cores // 2)
+        most = len(gpus) or max(1, cores // 2)
+        self.workers = min(workers or most, most)
         self._environments: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         for variables in device_environments(self.workers, gpus):
             threads = str(max(1, cores // self.workers))
@@ -111,12 +112,14 @@ class LocalExecutor:
 
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         variables = self._environments.get()
-        worker = Worker(variables)
-        self._running.add(worker)
         try:
-            return function(*arguments, worker)
+            worker = Worker(variables)
+            self._running.add(worker)
+            try:
+                return function(*arguments, worker)
+            finally:
+                self._running.discard(worker)
         finally:
-            self._running.discard(worker)
             self._environments.put(variables)
 
 

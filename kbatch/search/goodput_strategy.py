@@ -84,14 +84,15 @@ class GoodputStrategy:
         self,
         space: keras_tuner.HyperParameters,
         tried: Iterable[Values],
-        pending: Sequence[Values] = (),
+        pending: Sequence[Values] | None = (),
     ) -> Iterator[Values]:
         """Return the values of the next trial; none when the search is at its end."""
         known = list(tried)
-        for decision, values in self._decisions(space, pending):
+        for decision, values in self._decisions(space, pending or ()):
             # One whose record cannot be read is not run for ever.
             if values is not None and values not in known:
-                self._keep(decision)
+                if pending is not None:
+                    self._keep(decision)
                 yield values
                 return
 

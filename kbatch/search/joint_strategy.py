@@ -67,7 +67,7 @@ class JointStrategy:
         self,
         space: keras_tuner.HyperParameters,
         tried: Iterable[Values],
-        pending: Sequence[Values] = (),
+        pending: Sequence[Values] | None = (),
     ) -> Iterator[Values]:
         """Return the values of the next execution; none when the search is at its end."""
         known = list(tried)
@@ -82,7 +82,7 @@ class JointStrategy:
         space: keras_tuner.HyperParameters,
         values: Values,
         tried: Iterable[Values],
-        pending: Sequence[Values] = (),
+        pending: Sequence[Values] | None = (),
     ) -> int:
         """Return how many executions a trial that is handed out is to have."""
         own = other_hyperparameters(values)
@@ -102,7 +102,7 @@ class JointStrategy:
         return self._ended
 
     def _decisions(
-        self, space: keras_tuner.HyperParameters, pending: Sequence[Values] = ()
+        self, space: keras_tuner.HyperParameters, pending: Sequence[Values] | None = ()
     ) -> Iterator[tuple[NextPair, list[PairRun], Values]]:
         """Return what to do for each combination of the other hyperparameters, with its values."""
         trials = readable_trials(self._project)
@@ -122,7 +122,7 @@ class JointStrategy:
                 most=self._most,
                 pending=[
                     (one["batch_size"], one[FACTOR_NAME])
-                    for one in pending
+                    for one in pending or ()
                     if other_hyperparameters(one) == other_hyperparameters(values)
                 ],
             )

@@ -27,7 +27,9 @@ Key = frozenset[tuple[str, str]]
 
 
 def untried_in_grid(
-    space: keras_tuner.HyperParameters, tried: Iterable[Values], pending: Sequence[Values] = ()
+    space: keras_tuner.HyperParameters,
+    tried: Iterable[Values],
+    pending: Sequence[Values] | None = (),
 ) -> Iterator[Values]:
     """Return the combinations of a space that no trial has, in the order of the grid.
 
@@ -100,7 +102,7 @@ def _key(values: Values) -> Key:
 
 
 Strategy = Callable[
-    [keras_tuner.HyperParameters, Iterable[Values], Sequence[Values]], Iterator[Values]
+    [keras_tuner.HyperParameters, Iterable[Values], Sequence[Values] | None], Iterator[Values]
 ]
 
 # Metrics that keras-tuner takes for errors, to be minimised.
@@ -130,7 +132,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
     a row, the next one comes.
 
     `strategy` returns the values still to try, for the space, the values of all trials and those of
-    the trials that run; those of a trial that ended for one more execution of it.
+    the trials that run, None where they are only counted; those of a trial that ended for one more
+    execution of it.
     """
 
     def __init__(self, objective: Any, strategy: Strategy, *, keep_checkpoints: int):
@@ -188,7 +191,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def remaining_trials(self) -> int:
         """Count the trials that have not ended, as far as the space is known."""
-        untried = self._strategy(self.get_space(), self._tried(), ())
+        untried = self._strategy(self.get_space(), self._tried(), None)
         return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
 
     def save(self) -> None:

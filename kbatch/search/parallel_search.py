@@ -1,5 +1,6 @@
 """A search whose executions are tasks of an executor, several at a time."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -84,7 +85,8 @@ class ParallelTrials:
 
     def __exit__(self, *error: object) -> None:
         for one in self._open:
-            one.future.cancel()
+            with contextlib.suppress(Exception):  # Of an engine that is gone.
+                one.future.cancel()
         if self._own is not None:
             self._own.close()
         shutil.rmtree(self._project / _DATA_FOLDER, ignore_errors=True)
@@ -92,10 +94,12 @@ class ParallelTrials:
     def sweep(self, tuner: Any) -> GoodputRecord:
         """Time an update of each batch size, in a task of its own."""
         self._search = self._pickle_search()
-        future = self._submit(Task(self._files_for(())))
-        while not future.done():
-            time.sleep(_CHECK_S)
-        result = future.result()
+        try:
+            result = self._sweep_result(attempt=0)
+        except (Exception, CancelledError) as error:  # Whatever the engine raises: tried once more.
+            said = f"The executor lost the throughput sweep, which is submitted again: {error}"
+            self._tuner._progress.say(said)
+            result = self._sweep_result(attempt=1)
         if result.status == "unsupported":
             raise PolicyUnsupported(result.text)
         if result.status == "died":
@@ -106,9 +110,21 @@ class ParallelTrials:
             raise InputError(result.text)
         return found
 
+    def _sweep_result(self, attempt: int) -> TaskResult:
+        future = self._submit(Task(self._files_for(()), attempt=attempt))
+        try:
+            while not future.done():
+                time.sleep(_CHECK_S)
+            return future.result()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                future.cancel()
+            raise
+
     def run(self) -> None:
         """Run all trials that the oracle hands out."""
         self._search = self._pickle_search()
+        self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
         trials = readable_trials(self._project)
         completed = (trial.trial_id for trial in trials if _completed(trial))
         self._first_completed = next(completed, None)

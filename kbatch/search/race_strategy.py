@@ -69,16 +69,17 @@ class RaceStrategy:
         self,
         space: keras_tuner.HyperParameters,
         tried: Iterable[Values],
-        pending: Sequence[Values] = (),
+        pending: Sequence[Values] | None = (),
     ) -> Iterator[Values]:
         """Return the values of the trials to execute once more, in order; none at the end."""
         trials = {in_grid(space, t.hyperparameters): t for t in readable_trials(self._project)}
         known, counts = {in_grid(space, values): values for values in tried}, {}
         racing = {in_grid(space, t.hyperparameters): t for t in raced_trials(trials.values())}
+        running = {in_grid(space, values) for values in pending or ()}
         for values in grid(space):
             key = in_grid(space, values)
-            # One whose record cannot be read is not run for ever.
-            if key in racing or not (key in trials or key in known):
+            # One whose record cannot be read is not run for ever. All wait for one that runs.
+            if key in racing or key in running or not (key in trials or key in known):
                 executions = len(racing[key].executions) if key in racing else 0
                 counts[key] = executions, known.get(key, values)
         fewest = min((count for count, _ in counts.values()), default=LOOKS[0])

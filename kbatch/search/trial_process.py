@@ -142,6 +142,8 @@ def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
     hypermodel._take_over(recorded_search(project))
     tuner.executions_per_trial, tuner._time_cap_s = task.executions, task.time_cap_s
     trial = oracle.trials.get(task.trial_id)
+    if trial is None and task.trial_id is not None:
+        return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
         if trial is None:
             data: dict[str, Any] = {"arguments": arguments, "keywords": keywords}

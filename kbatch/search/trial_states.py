@@ -175,6 +175,22 @@ def open_trials(project: Path) -> set[str]:
     }
 
 
+# Of locks that this process holds. A child that is forked, as those of a pool are, would keep them
+# when this process is killed, and the search could not go on.
+_held: set[int] = set()
+
+
+def _close_held() -> None:
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_held)
+
+
 @contextlib.contextmanager
 def search_lock(project: Path) -> Iterator[None]:
     """Hold the lock of a project directory.
@@ -190,6 +206,7 @@ def search_lock(project: Path) -> Iterator[None]:
     except OSError:
         yield
         return
+    _held.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -205,9 +222,9 @@ def search_lock(project: Path) -> Iterator[None]:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
-        # A child that was forked meanwhile has the same lock: closing alone would leave it there.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
+        _held.discard(descriptor)
         os.close(descriptor)
 
 

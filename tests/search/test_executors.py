@@ -101,8 +101,9 @@ def test_trials_wait_for_the_noise_scale_of_their_base(tmp_path):
     assert executor.log == [(8, 0, 0), (16, 0, 0), (32, 0, 1), (64, 0, 2)]
 
 
-def test_the_executions_of_a_round_of_a_race_run_beside_each_other(tmp_path):
-    executor = StubExecutor(accuracy=lambda size, number: size / 100 + number / 1000)
+@pytest.mark.parametrize("turn", [0, -1])
+def test_the_executions_of_a_round_of_a_race_run_beside_each_other(tmp_path, turn):
+    executor = StubExecutor(turn=turn, accuracy=lambda size, number: size / 100 + number / 1000)
     search(tmp_path, executor, strategy="race", tolerance=0.1)
     assert executor.most_open == 4
     rounds = [number for _, number in executor.ran]
@@ -199,6 +200,34 @@ def test_a_driver_that_died_runs_no_completed_execution_again(tmp_path):
     assert set(statuses(found).values()) == {"completed"}
 
 
+def test_the_same_tuner_goes_on_after_an_interruption(tmp_path):
+    class Interrupted(StubExecutor):
+        def submit(self, *arguments):
+            if len(self.tasks) == 2:
+                self.tasks.append(None)
+                raise KeyboardInterrupt
+            return super().submit(*arguments)
+
+    found = tuner(tmp_path, executor := Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        found.search(*models.rows(94), epochs=1, verbose=0)
+    executor.open.clear()  # They were cancelled.
+    found.search(*models.rows(94), epochs=1, verbose=0)
+    assert statuses(found) == dict.fromkeys(SIZES, "completed")
+
+
+def test_an_engine_that_is_gone_is_named_also_where_it_cancels_nothing(tmp_path):
+    class Gone(Broken):
+        def submit(self, *arguments):
+            future = super().submit(*arguments)
+            future.cancel = lambda: 1 / 0
+            return future
+
+    with pytest.raises(RuntimeError, match="accepts no more tasks"):
+        search(tmp_path, Gone(turn=-1, outcomes={1: BrokenProcessPool("terminated")}))
+    assert not (tmp_path / "search" / ".kbatch-data").exists()
+
+
 def test_a_mistake_ends_the_search_and_what_had_completed_is_kept(tmp_path):
     executor = StubExecutor(turn=-1, outcomes={1: TaskResult({}, "mistake", "no such metric")})
     with pytest.raises(ValueError, match="no such metric"):
@@ -289,6 +318,21 @@ def test_the_workers_of_this_host_share_its_devices_and_end_with_the_executor(mo
     with pytest.raises(WorkerDied):
         running.result(60)
     assert waiting.cancelled()
+
+
+def test_no_more_workers_than_devices_share_this_host(monkeypatch):
+    monkeypatch.setattr("kbatch.search.executors.usable_gpus", lambda: ("GPU-a", "GPU-b"))
+    assert [LocalExecutor(most).workers for most in (None, 1, 8)] == [2, 1, 2]
+
+
+def test_a_worker_that_cannot_start_leaves_its_device_to_the_next(monkeypatch, tmp_path):
+    executor = LocalExecutor(1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
+    with pytest.raises(FileNotFoundError):
+        executor.submit(lambda worker: 1).result(60)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert executor.submit(lambda worker: 1).result(60) == 1
+    executor.close()
 
 
 class Ends:

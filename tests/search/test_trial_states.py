@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 
 import keras_tuner
 import numpy as np
@@ -7,7 +9,7 @@ from keras_tuner.src.engine.trial import Trial
 
 from kbatch.records.json_codec import RecordError
 from kbatch.search.oracle import BatchSizeOracle
-from kbatch.search.trial_states import read_trial_states, write_trial_state
+from kbatch.search.trial_states import read_trial_states, search_lock, write_trial_state
 
 
 def trial(number, score=0.5):
@@ -107,3 +109,22 @@ def test_a_trial_without_a_score_is_not_among_the_best(tmp_path, score):
     oracle._set_project_dir(str(tmp_path.parent), tmp_path.name)
     oracle.reload()
     assert [t.trial_id for t in oracle.get_best_trials(3)] == ["0002", "0000"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_child_of_a_killed_search_does_not_keep_its_lock(tmp_path):
+    """A pool of `concurrent.futures` forks its workers, which outlive a driver that is killed."""
+    waiting, ending = os.pipe()
+    driver = os.fork()
+    if driver == 0:
+        with search_lock(tmp_path):
+            if os.fork() == 0:
+                os.close(ending)
+                os.read(waiting, 1)  # Until the test ends.
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(driver, 0)
+    with search_lock(tmp_path):
+        pass
+    os.close(ending)
+    os.close(waiting)
