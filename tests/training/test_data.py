@@ -178,3 +178,9 @@ def test_data_that_cannot_be_batched_is_refused_with_what_to_give(case):
     data, message = REFUSED[case]
     with pytest.raises(InputError, match=message):
         batches_of(data)
+
+
+def test_validation_data_that_the_first_trial_would_use_up_are_refused():
+    data = FitData(X, Y, validation_data=iter([(X, Y)]))
+    with pytest.raises(InputError, match=r"used up by the first trial.*Received: a list_iterator"):
+        batches_of(data)
