@@ -68,7 +68,7 @@ def test_python_functions(tmp_path, capsys):
     assert len(x) > 2000
     assert set(y) == set(range(len(module.PACKAGES)))
     assert 0.2 < (x == 0).mean() < 0.6  # Padding, which is masked.
-    study = module.search(x[:300], y[:300], tmp_path, batch_sizes=(64, 256), epochs=1)
+    study = module.search(x[:400], y[:400], tmp_path, batch_sizes=(64, 256), epochs=1)
     check(module, study, tmp_path, capsys)
 
 
